@@ -1,0 +1,37 @@
+"""What users may see go wrong. Every message says what was found, what was expected and what to do."""
+
+
+class LlamaError(Exception):
+    """Base of every error that a user can cause or mend; a door prints it in one line and exits with 2."""
+
+
+class ConfigError(LlamaError):
+    """config.json is missing, malformed, absurd, or names something that is not supported."""
+
+
+class CheckpointError(LlamaError):
+    """A weight file or index is missing, truncated, corrupt, or does not fit the config."""
+
+
+class TokenizerError(LlamaError):
+    """A tokenizer is missing, malformed, or disagrees with the model; or text cannot be encoded."""
+
+
+class TemplateError(LlamaError):
+    """A chat template is missing, refused a conversation, or tried what the sandbox forbids."""
+
+
+class OptionsError(LlamaError):
+    """One or more options are unknown or out of range; the message lists all of them."""
+
+
+class BackendError(LlamaError):
+    """A backend, device or dtype is not available on this machine."""
+
+
+class ContextError(LlamaError):
+    """A prompt does not fit the context, is empty, or holds token ids outside the vocabulary."""
+
+
+class SessionError(LlamaError):
+    """A saved session is damaged or belongs to another model."""
