@@ -1,0 +1,256 @@
+"""A folder or a hub id -> config, tokenizer, template and named tensors, nothing copied.
+
+`open_checkpoint` checks everything that can be checked without reading weights: the config, the headers of all weight
+files, and that every tensor the config calls for is there with its shape, and no other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import LlamaConfig, read_json, show
+from ..errors import CheckpointError, ConfigError
+from . import hub
+from .safetensors import SafetensorsFile, Tensor
+
+if TYPE_CHECKING:
+    from ..template import ChatTemplate
+    from ..tokenizer import Tokenizer
+
+__all__ = ["GUIDE_PATH", "Checkpoint", "Tensor", "open_checkpoint"]
+
+GUIDE_PATH = Path(__file__).resolve().parents[2] / "guide"  # the model that ships in the package
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# Left over in early conversions: frequencies that the config defines anyway
+_HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
+_CONVERT = (
+    'convert it once where you trust it: python -c "from transformers import AutoModelForCausalLM as M; '
+    "M.from_pretrained('DIR').save_pretrained('NEW_DIR')\""
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened model: everything a backend needs to load it. Opening reads headers only.
+
+    name: as the user gave it. path: the folder. tensors: every tensor of `config.tensor_shapes()`, and no other.
+    generation_config: generation_config.json as it is, {} where there is none. nbytes: of all tensors together.
+    """
+
+    name: str
+    path: Path
+    config: LlamaConfig
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    generation_config: dict[str, Any] = field(repr=False)
+    nbytes: int
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, loaded at the first use.
+
+        Raises:
+            TokenizerError: none there, malformed, or larger than the model's vocabulary.
+        """
+        from ..tokenizer import load_tokenizer
+
+        return load_tokenizer(self.path, self.config)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template, or None where the model has none; loaded at the first use.
+
+        Raises:
+            TemplateError: there is one, but it is not a template.
+        """
+        from ..template import load_template
+
+        return load_template(self.path, self.tokenizer)
+
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every token that ends an answer: of config.json, generation_config.json and the tokenizer together."""
+        from ..tokenizer import has_tokenizer
+
+        ids = set(self.config.eos_token_ids)
+        ids.update(_generation_eos(self.generation_config, self.path, self.config.vocab_size))
+        if has_tokenizer(self.path):
+            ids.update(self.tokenizer.eos_ids)
+        return frozenset(ids)
+
+    @cached_property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text: the tokenizer's, else config.json's."""
+        from ..tokenizer import has_tokenizer
+
+        if has_tokenizer(self.path) and self.tokenizer.bos_id is not None:
+            return self.tokenizer.bos_id
+        return self.config.bos_token_id
+
+    @property
+    def dtype(self) -> str:
+        """The width the weights are stored in: that of the embedding."""
+        return self.tensors["model.embed_tokens.weight"].dtype
+
+
+def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None = None) -> Checkpoint:
+    """Opens a model.
+
+    Args:
+        name: a folder, a hub id ("org/name"), or "guide" or None for the model that ships in this package. An
+            existing folder wins over everything else.
+        revision: branch, tag or commit; hub ids only.
+
+    Raises:
+        CheckpointError: not found, no weights, weights truncated, corrupt, or not what the config describes.
+        ConfigError: config.json is missing, malformed or not supported.
+    """
+    label = "guide" if name is None else os.fspath(name)
+    if name is None or (label == "guide" and not Path(label).is_dir()):
+        folder, config = GUIDE_PATH, None
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: the model that ships is not there; install mlx_llama again, or name a model")
+    elif hub.is_hub_id(label):
+        # settings first: a model that cannot be run is refused before gigabytes travel
+        folder = hub.fetch(label, revision, hub.SETTINGS)
+        config = LlamaConfig.from_file(folder)
+        folder = hub.fetch(label, revision, hub.SETTINGS + hub.WEIGHTS)
+    else:
+        if revision is not None:
+            raise CheckpointError(f"model {label}: is a path, and only hub ids have a revision; leave it away")
+        folder, config = _local(label), None
+    config = config or LlamaConfig.from_file(folder)
+    tensors = _select(_weights(folder), config, folder)
+    generation = folder / "generation_config.json"
+    return Checkpoint(
+        name=label,
+        path=folder,
+        config=config,
+        tensors=tensors,
+        generation_config=read_json(generation, ConfigError) if generation.exists() else {},
+        nbytes=sum(tensor.nbytes for tensor in tensors.values()),
+    )
+
+
+def _local(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        kind = "GGUF is not supported yet; " if path.suffix == ".gguf" else ""
+        raise CheckpointError(f"{path}: is a file, expected a folder with config.json and weights; {kind}name the folder")
+    raise CheckpointError(
+        f"{path}: no such folder, and not a hub id (which look like org/name); check the path, or use `guide`, "
+        "the model that ships"
+    )
+
+
+def _weights(folder: Path) -> dict[str, tuple[SafetensorsFile, str]]:
+    """{tensor name: (its file, its name there)} from one file or from the shards of an index."""
+    single, index = folder / _SINGLE, folder / _INDEX
+    if single.exists():
+        file = SafetensorsFile(single)
+        return {name: (file, name) for name in file.names}
+    if not index.exists():
+        pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+        if pickles or (folder / "pytorch_model.bin.index.json").exists():
+            found = pickles[0] if pickles else "pytorch_model.bin.index.json"
+            raise CheckpointError(
+                f"{folder}: holds {found} but no {_SINGLE}; pickle is never read, since it can run code: {_CONVERT}"
+            )
+        raise CheckpointError(f"{folder}: holds neither {_SINGLE} nor {_INDEX}; fetch the model again, weights included")
+
+    weight_map = read_json(index, CheckpointError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map is {show(weight_map)}, expected {{tensor: file}}; fetch it again")
+    files: dict[str, SafetensorsFile] = {}
+    found: dict[str, tuple[SafetensorsFile, str]] = {}
+    for name, shard in weight_map.items():
+        # a shard lies beside its index and nowhere else: no separators, no parent, no drive
+        if not isinstance(shard, str) or not re.fullmatch(r"[\w-][\w.-]*\.safetensors", shard):
+            raise CheckpointError(
+                f"{index}: weight_map[{show(name)}] is {show(shard)}, expected the plain name of a .safetensors file "
+                "in the same folder; fetch the index again"
+            )
+        if shard not in files:
+            if not (folder / shard).exists():
+                raise CheckpointError(
+                    f"{index}: names the shard {shard}, which is not in {folder}; fetch the missing file"
+                )
+            files[shard] = SafetensorsFile(folder / shard)
+        if name not in files[shard].names:
+            raise CheckpointError(f"{index}: says that {shard} holds {show(name)}, which it does not; fetch both again")
+        found[name] = (files[shard], name)
+    for shard, file in files.items():
+        for name in file.names:
+            if name not in found and not _HARMLESS.fullmatch(name):
+                raise CheckpointError(f"{folder / shard}: holds {show(name)}, which {_INDEX} does not list; fetch both again")
+    return found
+
+
+def _select(weights: dict[str, tuple[SafetensorsFile, str]], config: LlamaConfig, folder: Path) -> dict[str, Tensor]:
+    """The tensors the config calls for, after a look at names and shapes."""
+    expected = config.tensor_shapes()
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    if config.tie_word_embeddings and head in weights:
+        # tied: one matrix, which some writers save under both names and some under the head's alone
+        spare = weights.pop(head)
+        weights.setdefault(embedding, spare)
+    missing = [name for name in expected if name not in weights]
+    if missing:
+        hint = ""
+        if missing[0] == head:
+            hint = " (config.json says tie_word_embeddings false)"
+        elif missing[0].endswith(".bias"):
+            hint = " (config.json asks for it with attention_bias or mlp_bias)"
+        raise CheckpointError(
+            f"{folder}: tensor {missing[0]} {list(expected[missing[0]])} is missing{hint}{_more(missing)}; "
+            "the weights and config.json do not belong together, fetch both again"
+        )
+    extra = [name for name in weights if name not in expected and not _HARMLESS.fullmatch(name)]
+    if extra:
+        file, name = weights[extra[0]]
+        raise CheckpointError(
+            f"{file.path}: tensor {show(extra[0])} {show(list(file.shape(name)))} is not part of the model that config.json "
+            f"describes{_more(extra)}; the weights and config.json do not belong together"
+        )
+    for name, shape in expected.items():
+        file, stored = weights[name]
+        if file.shape(stored) != shape:
+            raise CheckpointError(
+                f"{file.path}: tensor {name} has shape {list(file.shape(stored))}, config.json calls for {list(shape)}; "
+                "the weights and config.json do not belong together"
+            )
+    tensors = {}
+    for name in expected:
+        file, stored = weights[name]
+        tensor = file.tensor(stored)
+        tensors[name] = tensor if stored == name else Tensor(name, *_rest(tensor))
+    return tensors
+
+
+def _rest(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.bits, tensor._map, tensor._offset
+
+
+def _more(names: list[str]) -> str:
+    return f", and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _generation_eos(raw: dict[str, Any], folder: Path, vocab: int) -> list[int]:
+    value = raw.get("eos_token_id")
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    for one in values:
+        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocab:
+            raise ConfigError(
+                f"{folder / 'generation_config.json'}: eos_token_id is {show(value)}, expected token ids from 0 to "
+                f"{vocab - 1}; correct the file"
+            )
+    return values

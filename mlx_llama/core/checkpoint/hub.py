@@ -1,0 +1,74 @@
+"""Hub ids: told from paths without the network, fetched through huggingface_hub into its shared cache."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ..config import show
+from ..errors import CheckpointError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+SETTINGS = ("*.json", "*.jinja", "tokenizer.model")
+WEIGHTS = ("*.safetensors",)
+# Other people's formats that live beside the model in some repositories: Meta's and Mistral's originals, subfolders
+_SKIP = ("*/*", "consolidated*")
+
+
+def is_hub_id(name: str | os.PathLike) -> bool:
+    """Whether a model's name is a hub id ("org/name") rather than a path; decided from the name and the disk alone.
+
+    An existing path is a path; so is what is absolute, starts with "." or "~", ends in a separator, has a backslash,
+    or has more than one slash.
+    """
+    if not isinstance(name, str):
+        return False
+    if Path(name).expanduser().exists():
+        return False
+    return _HUB_ID.fullmatch(name) is not None and ".." not in name and "--" not in name
+
+
+def fetch(name: str, revision: str | None = None, patterns: tuple[str, ...] = SETTINGS + WEIGHTS) -> Path:
+    """The local folder of a hub model, downloaded when the cache lacks it (progress bar on stderr).
+
+    With HF_HUB_OFFLINE=1, or when the hub cannot be reached, the cache alone answers.
+
+    Raises:
+        CheckpointError: not on the hub, gated, no such revision, no network and not in the cache, disk full.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    where = f"{name}@{revision}" if revision else name
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_SKIP)
+            )
+        )
+    except errors.GatedRepoError:
+        reason = "access is gated; accept its licence on huggingface.co, then run `hf auth login`"
+    except errors.RevisionNotFoundError:
+        reason = f"has no revision {show(revision)}; leave the revision away or name one that exists"
+    except errors.RepositoryNotFoundError:
+        reason = "not found on the hub, or private; check the spelling, or run `hf auth login`"
+    except errors.LocalEntryNotFoundError:
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+        cause = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        remedy = "unset it" if offline else "check the network"
+        reason = f"not in the local cache and {cause}; {remedy}, or give the path of a folder"
+    except errors.HFValidationError as e:
+        reason = f"not a hub id ({_first_line(e)}); write org/name, or the path of a folder"
+    except errors.HfHubHTTPError as e:
+        reason = f"the hub refused ({_first_line(e)}); try again later"
+    except OSError as e:
+        reason = f"download failed ({_first_line(e)}); check the network and the free space, then try again"
+    except Exception as e:  # httpx has error classes of its own, and is not ours to import
+        reason = f"the hub cannot be reached ({type(e).__name__}: {_first_line(e)}); check the network"
+    raise CheckpointError(f"model {where}: {reason}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__

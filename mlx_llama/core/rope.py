@@ -1,0 +1,92 @@
+"""Rotary position embeddings: from a config to angles, once, in float64, for every backend alike.
+
+Pair i of a head turns by position * frequency[i]. Halves are paired as Hugging Face's checkpoints expect: element i
+with element i + head_dim/2. Formulas follow transformers' modeling_rope_utils.py, which computes them in float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .config import LlamaConfig, RopeConfig
+
+
+def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None) -> tuple[np.ndarray, float]:
+    """The angle per position of every pair, in radians, and the factor on cos and sin.
+
+    Args:
+        config: any rope type of core.config.ROPE_TYPES.
+        seq_len: tokens in the sequence so far, new ones included; only type "dynamic" looks at it.
+
+    Returns:
+        frequencies: float64 [head_dim / 2].
+        attention_factor: 1.0 except for type "yarn" (arXiv 2309.00071).
+    """
+    rope, dim = config.rope, config.head_dim
+    exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
+    if rope.type == "dynamic":  # reddit's NTK-aware scaling: stretch the base as the sequence outgrows the training
+        trained = config.max_position_embeddings
+        length = max(seq_len or trained, trained)
+        stretch = (rope.factor * length / trained) - (rope.factor - 1)
+        return (rope.theta * stretch ** (dim / (dim - 2))) ** -exponents, 1.0
+    frequencies = rope.theta**-exponents
+    if rope.type == "linear":
+        return frequencies / rope.factor, 1.0
+    if rope.type == "llama3":
+        return _llama3(frequencies, rope), 1.0
+    if rope.type == "yarn":
+        return _yarn(frequencies, rope, dim), _yarn_attention_factor(rope)
+    return frequencies, 1.0
+
+
+def length_dependent(config: LlamaConfig) -> bool:
+    """True where the frequencies change as the sequence grows (type "dynamic", past max_position_embeddings)."""
+    return config.rope.type == "dynamic"
+
+
+def tables(
+    config: LlamaConfig, positions_start: int, count: int, seq_len: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines for `count` positions from `positions_start` on, attention factor included.
+
+    Returns:
+        cos, sin: float32 [count, head_dim / 2]; angles are formed in float64, so that position 100 000 is as exact
+        as position 1.
+    """
+    frequencies, factor = inverse_frequencies(config, seq_len)
+    angles = np.arange(positions_start, positions_start + count, dtype=np.float64)[:, None] * frequencies
+    return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
+
+
+def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
+    """Long wavelengths are stretched by the factor, short ones kept, those between blended (Llama 3.1)."""
+    turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)  # within the trained context
+    blend = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
+    return frequencies * (blend + (1.0 - blend) / rope.factor)
+
+
+def _yarn(frequencies: np.ndarray, rope: RopeConfig, dim: int) -> np.ndarray:
+    def pair_with(turns: float) -> float:  # the pair that makes so many turns within the trained context
+        return dim * math.log(rope.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # transformers' guard against a division by zero
+    ramp = np.clip((np.arange(dim // 2, dtype=np.float64) - low) / (high - low), 0.0, 1.0)
+    return frequencies * ((1.0 - ramp) + ramp / rope.factor)
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale(1.0)

@@ -1,0 +1,256 @@
+"""Toy models for the tests: ordinary Hugging Face folders, made in milliseconds, the same for the same arguments.
+
+    folder = make_checkpoint(tmp_path / "toy", dtype="bfloat16", shards=2, num_key_value_heads=1)
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SENTENCES = (
+    "Once upon a time there was a little llama who lived on a hill.",
+    "The llama could speak, and every day she told the children a story.",
+    "Hello world, this is a test of the tokenizer; it has numbers 0123456789 and more.",
+    "What is the capital of France? The capital of France is Paris.",
+    "You are a helpful assistant. User: hi! Assistant: hello, how can I help you today?",
+    "def add(a, b):\n    return a + b\n",
+    "Ein Vogel saß auf dem Dach, così è la vita, ça va très bien.",
+)
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] }}"
+    "{{ eos_token + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+
+# https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/tokenizer.json, the split pattern
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_SPECIALS = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+)
+
+
+@functools.cache
+def sentencepiece_model(vocab_size: int = 384, user_defined: tuple[str, ...] = ()) -> bytes:
+    """A tokenizer.model as Llama 2 has it: BPE, byte fallback, digits split, identity normalisation, <s> is 1."""
+    import sentencepiece
+
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(line for text in SENTENCES for line in text.splitlines()),
+        model_writer=out,
+        model_type="bpe",
+        vocab_size=vocab_size,
+        byte_fallback=True,
+        split_digits=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        character_coverage=0.99,
+        user_defined_symbols=list(user_defined),
+        num_threads=1,
+        minloglevel=2,
+    )
+    return out.getvalue()
+
+
+def sentencepiece_merges(model: bytes) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """(vocabulary, merges) of a sentencepiece BPE model, best merge first."""
+    import sentencepiece
+
+    sp = sentencepiece.SentencePieceProcessor(model_proto=model)
+    vocab = {sp.id_to_piece(i): i for i in range(sp.get_piece_size())}
+    merges = []
+    for piece, rank in vocab.items():
+        if sp.is_byte(rank) or sp.is_control(rank) or sp.is_unknown(rank):
+            continue
+        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        pairs = [(a, b) for a, b in pairs if a in vocab and b in vocab]
+        merges += [(rank, vocab[a], vocab[b], a, b) for a, b in pairs]
+    return vocab, [(a, b) for *_, a, b in sorted(merges)]
+
+
+@functools.cache
+def llama2_json(metaspace: str | None = None) -> str:
+    """A tokenizer.json as Llama 2 has it: normalizer Prepend and Replace, or pre-tokenizer Metaspace(metaspace)."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    vocab, merges = sentencepiece_merges(sentencepiece_model())
+    fast = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    if metaspace is None:
+        fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        fast.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=metaspace, split=False)
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    fast.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
+    )
+    fast.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ("<unk>", "<s>", "</s>")])
+    return fast.to_str()
+
+
+@functools.cache
+def byte_level_json(vocab_size: int = 384) -> str:
+    """A tokenizer.json as Llama 3 has it: byte-level BPE, its split pattern, special tokens above the vocabulary."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    fast = Tokenizer(models.BPE(ignore_merges=True))
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    fast.decoder = decoders.ByteLevel()
+    size = vocab_size - len(LLAMA3_SPECIALS)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    fast.train_from_iterator(
+        SENTENCES, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    )
+    fast.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in LLAMA3_SPECIALS])
+    bos = LLAMA3_SPECIALS[0]
+    fast.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(
+                single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, fast.token_to_id(bos))]
+            ),
+        ]
+    )
+    return fast.to_str()
+
+
+def make_tokenizer(folder: Path, kind: str = "sentencepiece", **settings: Any) -> Path:
+    """Writes tokenizer files into `folder`; `settings` go into tokenizer_config.json (None leaves one out).
+
+    kind: "sentencepiece" (tokenizer.model), "llama2" (the same as tokenizer.json), "bytelevel" (Llama 3).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = {"chat_template": CHAT_TEMPLATE, "tokenizer_class": "LlamaTokenizer"}
+    config |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True, "legacy": False}
+    if kind == "sentencepiece":
+        (folder / "tokenizer.model").write_bytes(sentencepiece_model())
+    elif kind == "llama2":
+        (folder / "tokenizer.json").write_text(llama2_json(), encoding="utf-8")
+    elif kind == "bytelevel":
+        (folder / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
+        config = {"chat_template": CHAT_TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+        config |= {"bos_token": LLAMA3_SPECIALS[0], "eos_token": LLAMA3_SPECIALS[4]}
+    else:
+        raise ValueError(kind)
+    config |= settings
+    config = {name: value for name, value in config.items() if value is not None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def config_fields(**fields: Any) -> dict[str, Any]:
+    """A tiny config.json as a dict: 2 layers, width 64, 4 heads of 16 over 2 key-value heads, 384 tokens."""
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 384,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_act": "silu",
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    if fields.get("architectures") == ["MistralForCausalLM"]:
+        config["model_type"] = "mistral"
+    return config | fields
+
+
+def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """float32 weights for a config, by Hugging Face names: std 0.1, norms around 1."""
+    from mlx_llama.core.config import LlamaConfig
+
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in LlamaConfig.from_dict(config).tensor_shapes().items():
+        noise = 0.1 * rng.standard_normal(shape, dtype=np.float32)
+        tensors[name] = noise + np.float32(1.0) if "norm" in name else noise
+    return tensors
+
+
+def to_bfloat16(x: np.ndarray) -> np.ndarray:
+    """float32 -> bfloat16 bit patterns (uint16), rounded to nearest even. Finite numbers only."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:
+    """A safetensors file from {name: (dtype code, shape, bytes)}."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, (code, shape, data) in tensors.items():
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, start + len(data)]}
+        start += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, _, data in tensors.values():
+            file.write(data)
+
+
+def encode_tensor(x: np.ndarray, dtype: str) -> tuple[str, tuple[int, ...], bytes]:
+    if dtype == "bfloat16":
+        return "BF16", x.shape, to_bfloat16(x).tobytes()
+    code = {"float32": "F32", "float16": "F16"}[dtype]
+    return code, x.shape, x.astype(dtype).tobytes()
+
+
+def make_checkpoint(
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    shards: int = 1,
+    seed: int = 0,
+    tokenizer: bool | str = True,
+    **fields: Any,
+) -> Path:
+    """A random model as a Hugging Face folder; `fields` replace those of `config_fields`.
+
+    tokenizer: False for none, True for sentencepiece, or a kind of `make_tokenizer`.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = config_fields(torch_dtype=dtype, **fields)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {name: encode_tensor(x, dtype) for name, x in random_tensors(config, seed).items()}
+    if shards == 1:
+        write_safetensors(folder / "model.safetensors", tensors)
+    else:
+        names, weight_map = list(tensors), {}
+        for i in range(shards):
+            file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+            mine = names[i::shards]
+            write_safetensors(folder / file, {name: tensors[name] for name in mine})
+            weight_map |= dict.fromkeys(mine, file)
+        total = sum(len(data) for _, _, data in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    if tokenizer:
+        make_tokenizer(folder, "sentencepiece" if tokenizer is True else tokenizer)
+    return folder
