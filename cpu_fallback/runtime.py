@@ -1,0 +1,65 @@
+"""NumPy computes at once, so launching and reading cost nothing; the names are here because the engine calls them."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from mlx_llama.core.errors import BackendError
+
+NAME = "cpu"
+
+
+def has_gpu() -> bool:
+    """False: NumPy has no GPU."""
+    return False
+
+
+def pick_device(device: str | None = None) -> str:
+    """The device to run on: "cpu". Raises BackendError for "gpu"."""
+    if device == "gpu":
+        raise BackendError("the cpu backend has no GPU: use --backend mlx or --backend cuda, or leave out --device")
+    return "cpu"
+
+
+def device_name(device: str) -> str:
+    """A name for receipts."""
+    return "NumPy on the CPU"
+
+
+def runs_ahead(device: str) -> bool:
+    """Whether step n+1 may be launched before token n is read: no, it would delay token n."""
+    return False
+
+
+def pick_dtype(dtype: str, stored: str, device: str) -> np.dtype:
+    """The dtype of activations: float32, whatever width the weights are `stored` in. Raises BackendError for others."""
+    if dtype not in ("auto", "float32"):
+        raise BackendError(f"the cpu backend computes in float32 (16-bit weights stay 16-bit in memory), not {dtype}: "
+                           f"leave out --dtype, or use --backend mlx or cuda")
+    return np.dtype(np.float32)
+
+
+def launch(*arrays: np.ndarray) -> None:
+    """Hand work to the device without waiting: NumPy has already done it."""
+
+
+def read(token: np.ndarray) -> int:
+    """The token [1, 1] as an int: the single evaluation point."""
+    return int(token[0, 0])
+
+
+def to_numpy(array: np.ndarray) -> np.ndarray:
+    """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
+    return np.array(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype)
+
+
+def peak_memory(device: str) -> int:
+    """Most bytes this process has had in memory."""
+    if sys.platform == "win32":
+        return 0  # no resource module: unknown
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

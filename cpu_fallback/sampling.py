@@ -1,0 +1,65 @@
+"""Logits to token: penalties, temperature, filters, Gumbel noise, argmax."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlx_llama.core import rng
+from mlx_llama.core.options import GenerationOptions
+
+
+class Sampler:
+    """Draws one token per call; all it knows of the past comes with the call.
+
+    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of the logits plus
+    core.rng's noise, which draws from their softmax. Everything in float32.
+    """
+
+    def __init__(self, options: GenerationOptions, device: str = "cpu"):
+        self.options = o = options
+        penalised = o.repetition_penalty != 1 or o.presence_penalty or o.frequency_penalty
+        self.window = o.repetition_context_size if penalised else 0
+        self.bias_ids = np.array(list(o.logit_bias), np.int64)
+        self.bias = np.array(list(o.logit_bias.values()), np.float32)
+
+    def __call__(self, logits: np.ndarray, position: int, recent: np.ndarray | None = None) -> np.ndarray:
+        """logits: [1, V]; position: of the token to be sampled; recent: int32 [1, window], -1 where there is none.
+
+        Returns the token, int32 [1, 1].
+        """
+        o = self.options
+        scores = self.processed(logits[0].astype(np.float32), recent)
+        if o.temperature > 0:
+            scores += rng.gumbel(o.seed, position, len(scores))
+        return np.argmax(scores).astype(np.int32).reshape(1, 1)
+
+    def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
+        """Scores [V] after bias, penalties, temperature and filters; -inf where filtered out."""
+        o = self.options
+        if len(self.bias):
+            scores = scores.copy()
+            scores[self.bias_ids] += self.bias
+        if self.window:
+            scores = self._penalised(scores, recent[0])
+        if o.temperature == 0:
+            return scores
+        scores = scores / np.float32(o.temperature)
+        if 0 < o.top_k < len(scores):
+            scores[scores < np.partition(scores, -o.top_k)[-o.top_k]] = -np.inf
+        if o.top_p < 1:
+            ordered = np.sort(scores)[::-1]
+            shares = np.exp(ordered - ordered[0])
+            shares /= shares.sum()
+            before = np.cumsum(shares) - shares  # probability of all likelier tokens; 0 for the first, which stays
+            scores[scores < ordered[before < np.float32(o.top_p)][-1]] = -np.inf
+        if o.min_p > 0:
+            scores[scores < scores.max() + np.float32(np.log(o.min_p))] = -np.inf
+        return scores
+
+    def _penalised(self, scores: np.ndarray, recent: np.ndarray) -> np.ndarray:
+        o = self.options
+        counts = np.bincount(recent + 1, minlength=len(scores) + 1)[1:].astype(np.float32)  # -1 falls out
+        penalty = np.float32(o.repetition_penalty)
+        repeated = np.where(scores > 0, scores / penalty, scores * penalty)
+        scores = np.where(counts > 0, repeated - np.float32(o.presence_penalty), scores)
+        return scores - counts * np.float32(o.frequency_penalty)

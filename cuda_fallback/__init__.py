@@ -1,0 +1,1 @@
+"""The Llama in torch: for NVIDIA GPUs; runs on torch's CPU device too."""

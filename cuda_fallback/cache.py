@@ -1,0 +1,130 @@
+"""The one owner of sequence state: keys, values and tokens so far, rope tables and the mask of the current call."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+import numpy as np
+import torch
+
+from mlx_llama.core import rope
+from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.positions import Positions
+
+from . import runtime
+
+
+class Cache(Positions):
+    """Keys and values of all layers for up to `capacity` positions, preallocated and grown in steps.
+
+    keys, values: one array [B, G, allocated, D] per layer; tokens: int32 [B, allocated].
+    """
+
+    def __init__(self, config: LlamaConfig, capacity: int, dtype: torch.dtype = torch.float32,
+                 device: torch.device = torch.device("cpu")):
+        super().__init__(config, capacity)
+        self.dtype = dtype
+        self.device = device
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything and give the storage back."""
+        self.length = 0
+        self.allocated = 0
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.tokens: torch.Tensor | None = None
+        self.rope: tuple[torch.Tensor, torch.Tensor] | None = None  # of the current call's positions
+        self.mask: torch.Tensor | str | None = None  # of the current call
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage held for keys, values and tokens."""
+        return sum(array.nbytes for array in self.arrays())
+
+    def arrays(self) -> list[torch.Tensor]:
+        """All that the next call depends on: what to launch after a chunk of the prompt."""
+        return [*self.keys, *self.values] + ([] if self.tokens is None else [self.tokens])
+
+    def begin(self, tokens: torch.Tensor, index_pos: int) -> None:
+        """Make room for `tokens` [B, T] at `index_pos` and prepare their rope table and mask. Raises ContextError."""
+        B, T = tokens.shape
+        allocated = self.room_for(index_pos, T)
+        if allocated > self.allocated:
+            self._grow(B, allocated)
+        self.check_batch(B, self.tokens.shape[0])
+        if rope.length_dependent(self.config):
+            self.rope = self._on_device(*rope.tables(self.config, index_pos, T, index_pos + T))
+        else:
+            self.rope = tuple(part[index_pos:index_pos + T] for part in self._tables)
+        self.tokens[:, index_pos:index_pos + T] = tokens
+        if T == 1:
+            self.mask = None
+        elif index_pos == 0 and not (self.config.sliding_window and self.config.sliding_window < T):
+            self.mask = "causal"
+        else:
+            (self.mask,) = self._on_device(self.visible(index_pos, T))
+        self._end = index_pos + T
+
+    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new rows [B, G, T, D] of a layer; returns its visible keys and values [B, G, L, D], new ones last."""
+        first, start, end = self.first_visible(self.length), self.length, self._end
+        self.keys[layer][:, :, start:end] = key
+        self.values[layer][:, :, start:end] = value
+        return self.keys[layer][:, :, first:end], self.values[layer][:, :, first:end]
+
+    def end(self) -> None:
+        """Count the rows that `append` stored in every layer. Before this a failed call has changed nothing."""
+        self.length = self._end
+
+    def recent(self, window: int) -> torch.Tensor:
+        """The last `window` tokens, int32 [B, window], filled with -1 in front where there are fewer."""
+        tokens = self.tokens[:, max(0, self.length - window):self.length]
+        return torch.nn.functional.pad(tokens, (window - tokens.shape[1], 0), value=-1)
+
+    def trim(self, length: int) -> None:
+        """Keep the first `length` positions. Raises ContextError if there are fewer."""
+        self.check_trim(length)
+        self.length = length
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything as neutral arrays: tokens int32 [B, length]; keys, values float32 [layers, B, G, length, D]."""
+        if self.length == 0:
+            return {}
+        return {
+            "tokens": runtime.to_numpy(self.tokens[:, :self.length]),
+            "keys": np.stack([runtime.to_numpy(array[:, :, :self.length]) for array in self.keys]),
+            "values": np.stack([runtime.to_numpy(array[:, :, :self.length]) for array in self.values]),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over what `state` gave, on any backend. Raises ContextError when it does not fit this model."""
+        self.check_state(state)
+        self.reset()
+        if not state:
+            return
+        B, length = state["tokens"].shape
+        self._grow(B, self.room_for(0, length))
+        self.tokens[:, :length] = torch.from_numpy(state["tokens"])
+        for layer, (key, value) in enumerate(zip(state["keys"], state["values"])):
+            self.keys[layer][:, :, :length] = torch.from_numpy(key)
+            self.values[layer][:, :, :length] = torch.from_numpy(value)
+        self.length = length
+
+    def _on_device(self, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.from_numpy(array).to(self.device) for array in arrays)
+
+    def _grow(self, batch: int, allocated: int) -> None:
+        c = self.config
+        shape = (batch, c.num_key_value_heads, allocated, c.head_dim)
+        for arrays in (self.keys, self.values):
+            old = arrays[:]
+            arrays[:] = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(c.num_hidden_layers)]
+            for new, kept in zip(arrays, old):
+                new[:, :, :self.length] = kept[:, :, :self.length]
+        tokens = torch.zeros((batch, allocated), dtype=torch.int32, device=self.device)
+        if self.tokens is not None:
+            tokens[:, :self.length] = self.tokens[:, :self.length]
+        self.tokens = tokens
+        self._tables = self._on_device(*rope.tables(c, 0, allocated, None))
+        self.allocated = allocated

@@ -1,0 +1,109 @@
+"""The Llama in torch (Touvron et al. 2023, arXiv 2302.13971; Llama 2, arXiv 2307.09288)."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from mlx_llama.core.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.positions import checked_tokens
+
+from . import runtime
+from .cache import Cache
+from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
+from .sampling import Sampler
+
+
+class Llama:
+    """Embedding, blocks, final norm and projection to the vocabulary. Immutable once loaded."""
+
+    def __init__(self, config: LlamaConfig, embedding: Embedding, blocks: tuple[Block, ...], norm: RMSNorm,
+                 head: Linear, dtype: torch.dtype, device: torch.device = torch.device("cpu")):
+        self.config = config
+        self.embedding = embedding
+        self.blocks = blocks
+        self.norm = norm
+        self.head = head
+        self.dtype = dtype
+        self.device = device
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu")) -> Llama:
+        """Build the model; weights keep their stored width. Raises BackendError for a dtype it cannot honour."""
+        config, tensors = checkpoint.config, checkpoint.tensors
+        activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
+
+        def tensor(stored: Tensor) -> torch.Tensor:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to weights
+                bits = torch.from_numpy(stored.bits)
+            return bits.view(torch.bfloat16) if stored.dtype == "bfloat16" else bits
+
+        def matrix(*names: str) -> torch.Tensor:
+            parts = [tensors[name] for name in names]
+            if len(parts) == 1 and device.type == "cpu" and parts[0].dtype == str(activations).removeprefix("torch."):
+                return tensor(parts[0])  # mapped, not copied
+            rows = [part.shape[0] for part in parts]
+            fused = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=activations, device=device)
+            for target, part in zip(fused.split(rows), parts):
+                target.copy_(tensor(part))
+                part.release()
+            return fused
+
+        def linear(prefix: str, *names: str) -> Linear:
+            biases = [key for name in names if (key := f"{prefix}{name}.bias") in tensors]
+            return Linear(matrix(*(f"{prefix}{name}.weight" for name in names)), matrix(*biases) if biases else None)
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(matrix(f"{name}.weight"), config.rms_norm_eps)
+
+        blocks = []
+        for i in range(config.num_hidden_layers):
+            layer = f"model.layers.{i}."
+            blocks.append(Block(
+                norm(f"{layer}input_layernorm"),
+                Attention(config, i, linear(f"{layer}self_attn.", "q_proj", "k_proj", "v_proj"),
+                          linear(f"{layer}self_attn.", "o_proj")),
+                norm(f"{layer}post_attention_layernorm"),
+                MLP(linear(f"{layer}mlp.", "gate_proj", "up_proj"), linear(f"{layer}mlp.", "down_proj")),
+            ))
+        embedding = Embedding(matrix("model.embed_tokens.weight"))
+        head = Linear(embedding.weight) if config.tie_word_embeddings else linear("", "lm_head")
+        return cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device)
+
+    def make_cache(self, capacity: int) -> Cache:
+        """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
+        return Cache(self.config, capacity, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(self, tokens: torch.Tensor, index_pos: int, cache: Cache, *, every: bool = False, probe=None) -> torch.Tensor:
+        """Logits after `tokens`, whose keys and values are appended to the cache.
+
+        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to
+        cache.length. Returns logits [B, V] of the last position, with `every` [B, T, V]. probe(name, array) is called at
+        every checkpoint of the model. Raises ContextError when the call does not continue the cache or does not fit.
+        """
+        tokens = torch.as_tensor(checked_tokens(tokens, self.config.vocab_size)).to(self.device)
+        cache.begin(tokens, index_pos)
+        x = self.embedding(tokens)
+        if probe:
+            probe("embedding", x)
+        for block in self.blocks:
+            x = block(x, cache, probe)
+        cache.end()
+        if not every:
+            x = x[:, -1:]
+        x = self.norm(x)
+        logits = self.head(x)
+        if probe:
+            probe("norm", x)
+            probe("logits", logits)
+        return logits if every else logits[:, -1]
+
+    @torch.inference_mode()
+    def step(self, token: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
+        """The next token, int32 [1, 1], still on the device: forward over `token` [1, T] and sampling as one unit."""
+        logits = self.forward(token, index_pos, cache)
+        return sampler(logits, cache.length, cache.recent(sampler.window) if sampler.window else None)

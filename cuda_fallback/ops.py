@@ -1,0 +1,49 @@
+"""The arithmetic of a Llama, one function each, in torch's own operations."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def embed(weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Rows of the embedding. weight: [V, E]; tokens: int32 [B, T]; returns [B, T, E]."""
+    return F.embedding(tokens, weight)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x @ weight.T + bias. x: [..., K]; weight: [N, K]; bias: [N]; returns [..., N]."""
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x**2) + eps) * weight over the last axis, accumulated in float32 (Zhang and Sennrich 2019)."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
+
+    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2]; returns [B, H, T, D] in x's dtype.
+    """
+    cosine, sine = table
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
+
+
+def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
+              mask: torch.Tensor | str | None = None) -> torch.Tensor:
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
+
+    query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for all, "causal" for
+    a prompt from position 0 (T = L). Returns [B, H, T, D].
+    """
+    causal = isinstance(mask, str)
+    return F.scaled_dot_product_attention(query, keys, values, None if causal else mask, is_causal=causal, scale=scale,
+                                          enable_gqa=query.shape[1] != keys.shape[1])
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; returns [..., F]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up

@@ -1,0 +1,69 @@
+"""torch queues kernels on the GPU as they are called; reading a token is the one place that waits for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mlx_llama.core.errors import BackendError
+
+NAME = "cuda"
+
+
+def has_gpu() -> bool:
+    """True where torch sees an NVIDIA (or ROCm) GPU."""
+    return torch.cuda.is_available()
+
+
+def pick_device(device: str | None = None) -> torch.device:
+    """The device to run on: "gpu", "cpu", or None for the GPU. Raises BackendError when there is no GPU."""
+    if device == "cpu":
+        return torch.device("cpu")
+    if not has_gpu():
+        raise BackendError("torch sees no CUDA GPU here: use --device cpu to run the cuda backend on torch's CPU device, "
+                           "or --backend cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def device_name(device: torch.device) -> str:
+    """A name for receipts."""
+    return "torch on the CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Whether step n+1 may be launched before token n is read: on a GPU; on the CPU torch computes at once."""
+    return device.type != "cpu"
+
+
+def pick_dtype(dtype: str, stored: str, device: torch.device) -> torch.dtype:
+    """The dtype of activations and weights: the `stored` one, unless told otherwise. Raises BackendError."""
+    chosen = getattr(torch, stored if dtype == "auto" else dtype)
+    if chosen == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise BackendError(f"{torch.cuda.get_device_name(device)} has no bfloat16: use --dtype float16")
+    return chosen
+
+
+def launch(*arrays: torch.Tensor) -> None:
+    """Hand work to the device without waiting: torch queued it when the operations were called."""
+
+
+def read(token: torch.Tensor) -> int:
+    """The token [1, 1] as an int: the single evaluation point."""
+    return token.item()
+
+
+def to_numpy(array: torch.Tensor) -> np.ndarray:
+    """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
+    array = array.detach().cpu()
+    return (array.float() if array.is_floating_point() else array).numpy().copy()
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes allocated on the GPU; on the CPU, most bytes this process has had in memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

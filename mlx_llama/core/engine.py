@@ -1,0 +1,217 @@
+"""Prefill and decode: the only caller of `launch` and `read`, and the one place that decides when to stop.
+
+Per decoded token there is exactly one step, one launch and one read. On a device that works by itself, step n+1 is
+launched before token n is read; the one step too many at the end leaves no trace, because the caller's cache is trimmed
+to the tokens that were shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import rope
+from .backend import Backend, Cache, Model
+from .errors import ContextError, OptionsError
+from .options import GenerationOptions, Resolved
+from .tokenizer import Tokenizer
+
+
+@dataclass
+class Completion:
+    """An answer and its receipt. Times in seconds.
+
+    finish_reason: "eos" (an end token), "stop" (a stop string), "length" (max_tokens), "context" (the context is
+    full), "interrupted" (the consumer left).
+    """
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)  # generated ids, the end token included
+    finish_reason: str = "interrupted"
+    stop: str | None = None  # the stop string that matched
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt, already in the cache
+    prefill_seconds: float = 0.0  # until the first token was read
+    decode_seconds: float = 0.0  # from the first token to the last
+    launches: int = 0  # steps launched; one more than tokens where a step ran ahead of an end token
+    waits: int = 0  # tokens read
+    backend: str = ""
+    device: str = ""
+    dtype: str = ""
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)  # per option: "user", "checkpoint" or "default"
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def prompt_tps(self) -> float:
+        """Prompt tokens processed (not reused) per second."""
+        return (self.prompt_tokens - self.reused_tokens) / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens per second after the first."""
+        return (len(self.tokens) - 1) / self.decode_seconds if self.decode_seconds and len(self.tokens) > 1 else 0.0
+
+    @property
+    def evaluations_per_token(self) -> float:
+        """Waits for the device per token generated; the engine aims at exactly 1."""
+        return self.waits / len(self.tokens) if self.tokens else 0.0
+
+    def __str__(self) -> str:
+        return self.text
+
+    def receipt(self) -> dict[str, Any]:
+        """Everything but the text, for `--jsonl` and `--stats`."""
+        fields = {name: value for name, value in asdict(self).items() if name != "text"}
+        rates = ("prompt_tps", "decode_tps", "evaluations_per_token")
+        return fields | {name: round(getattr(self, name), 3) for name in rates}
+
+    def summary(self) -> str:
+        """A few lines for people."""
+        return (
+            f"prompt: {self.prompt_tokens} tokens, {self.reused_tokens} reused, {self.prompt_tps:.1f} tokens/s, "
+            f"first token after {self.prefill_seconds:.3f} s\n"
+            f"decode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason {self.finish_reason}\n"
+            f"evaluations per token: {self.evaluations_per_token:g} ({self.launches} launched, {self.waits} read)\n"
+            f"backend: {self.backend} ({self.device}, {self.dtype}), seed {self.seed}"
+        )
+
+
+class Stops:
+    """Finds stop strings in streamed text and holds back what might be the start of one."""
+
+    def __init__(self, stops: tuple[str, ...]):
+        self.stops = stops
+        self.held = ""
+        self.matched: str | None = None
+
+    def push(self, piece: str) -> str:
+        """Text that is safe to show; once `matched` is set, the text before the earliest stop string."""
+        text = self.held + piece
+        found = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
+            at, self.matched = min(found)
+            self.held = ""
+            return text[:at]
+        keep = max((n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+        self.held = text[len(text) - keep:]
+        return text[:len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back and never became a stop string."""
+        held, self.held = self.held, ""
+        return held
+
+
+class Engine:
+    """One model on one backend. Holds no sequence state: that is the caller's cache."""
+
+    def __init__(self, backend: Backend, model: Model, tokenizer: Tokenizer, eos: frozenset[int], context: int):
+        self.backend = backend
+        self.model = model
+        self.tokenizer = tokenizer
+        self.eos = eos
+        self.context = context  # positions, prompt and answer together
+
+    def check_prompt(self, tokens: list[int]) -> None:
+        """Raises ContextError for an empty prompt, one that leaves no room for an answer, and foreign token ids."""
+        if not tokens:
+            raise ContextError("the prompt is empty and this model has no BOS token to start from: give some text")
+        if len(tokens) >= self.context:
+            raise ContextError(f"the prompt has {len(tokens)} tokens and the context holds {self.context}, answer "
+                               f"included: shorten the prompt or raise --ctx-size")
+        vocabulary = self.model.config.vocab_size
+        foreign = next((token for token in tokens if not 0 <= token < vocabulary), None)
+        if foreign is not None:
+            raise ContextError(f"token id {foreign} is outside the vocabulary of {vocabulary}")
+
+    def check_options(self, options: GenerationOptions) -> None:
+        """Raises OptionsError for a logit bias on a token outside the vocabulary."""
+        vocabulary = self.model.config.vocab_size
+        foreign = next((token for token in options.logit_bias if token >= vocabulary), None)
+        if foreign is not None:
+            raise OptionsError(f"option logit_bias: token id {foreign} is outside the vocabulary of {vocabulary}")
+
+    def prefill(self, tokens: list[int], cache: Cache, chunk: int) -> None:
+        """Append `tokens` to the cache in chunks, one evaluation each; nothing is projected to the vocabulary on a
+        lazy device, one row per chunk on an eager one."""
+        for start in range(0, len(tokens), chunk):
+            self.model.forward(np.array([tokens[start:start + chunk]], np.int32), cache.length, cache)
+            self.backend.launch(*cache.arrays())
+
+    def tokens(self, prompt: list[int], cache: Cache, resolved: Resolved, completion: Completion) -> Iterator[int]:
+        """Token ids that follow `prompt`, which continues what the cache holds.
+
+        Stops after an end token, after max_tokens, or when the context is full, and sets completion.finish_reason.
+        The cache may hold one position more than the tokens yielded: trim it to what was shown.
+        """
+        options = resolved.options
+        sampler = self.backend.sampler(options)
+        limit = min(options.max_tokens, self.context - cache.length - len(prompt))
+        chunk = len(prompt) if rope.length_dependent(self.model.config) else options.prefill_step_size
+        # The last chunk and the first token are one step, so that no weights are read twice.
+        rest = (len(prompt) - 1) // chunk * chunk
+        started = time.perf_counter()
+        self.prefill(prompt[:rest], cache, chunk)
+        pending = self._launch_step(np.array([prompt[rest:]], np.int32), cache, sampler, completion)
+        for count in range(1, limit + 1):
+            current, pending = pending, None
+            if self.backend.runs_ahead and count < limit:
+                pending = self._launch_step(current, cache, sampler, completion)
+            token = self.backend.read(current)
+            completion.waits += 1
+            now = time.perf_counter()
+            if count == 1:
+                completion.prefill_seconds, first = now - started, now
+            completion.decode_seconds = now - first
+            completion.tokens.append(token)
+            if token in self.eos:
+                completion.finish_reason = "eos"
+            elif count == limit:
+                completion.finish_reason = "length" if limit == options.max_tokens else "context"
+            yield token
+            if token in self.eos:
+                return
+            if pending is None and count < limit:
+                pending = self._launch_step(current, cache, sampler, completion)
+
+    def pieces(self, prompt: list[int], cache: Cache, resolved: Resolved, completion: Completion) -> Iterator[str]:
+        """Text that follows `prompt`, in pieces of whole characters, stop strings never shown. Fills `completion`."""
+        options = resolved.options
+        completion.backend, completion.device = self.backend.name, self.backend.device_name
+        completion.dtype = str(self.model.dtype).split(".")[-1]
+        completion.seed, completion.options = options.seed, options.model_dump()
+        completion.origins = dict(resolved.origins)
+        decoder, stops = self.tokenizer.stream(), Stops(options.stop)
+        if options.max_tokens == 0:
+            completion.finish_reason = "length"
+            return
+        for token in self.tokens(prompt, cache, resolved, completion):
+            piece = stops.push(decoder.push(token) if token not in self.eos else "")
+            if stops.matched:
+                completion.finish_reason, completion.stop = "stop", stops.matched
+            if piece:
+                completion.text += piece
+                yield piece
+            if stops.matched:
+                return
+        tail = stops.push(decoder.finish())
+        if stops.matched:
+            completion.finish_reason, completion.stop = "stop", stops.matched
+        else:
+            tail += stops.finish()
+        if tail:
+            completion.text += tail
+            yield tail
+
+    def _launch_step(self, token: Any, cache: Cache, sampler: Any, completion: Completion) -> Any:
+        following = self.model.step(token, cache.length, cache, sampler)
+        # The cache's tokens are part of the launch, or their updates would pile up as a graph nobody evaluates.
+        self.backend.launch(following, cache.arrays()[-1])
+        completion.launches += 1
+        return following

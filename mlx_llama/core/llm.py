@@ -1,0 +1,114 @@
+"""What `mlx_llama.load` returns: one model with its tokenizer and template, ready to generate."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from . import backend as backends
+from .checkpoint import Checkpoint, open_checkpoint
+from .engine import Completion, Engine
+from .errors import ContextError, TemplateError
+from .options import resolve
+from .session import Sequence, Session, Stream
+from .template import ChatTemplate, builtin_template, encode_messages
+
+Prompt = str | list[dict[str, str]] | list[int]
+
+
+class LLM:
+    """A loaded model. `generate`, `stream`, `chat` and `logits` are what scripts need."""
+
+    def __init__(self, checkpoint: Checkpoint, backend: backends.Backend, model: backends.Model,
+                 template: ChatTemplate | None, context: int):
+        self.checkpoint = checkpoint
+        self.backend = backend
+        self.model = model
+        self.template = template
+        self.tokenizer = checkpoint.tokenizer
+        self.engine = Engine(backend, model, self.tokenizer, checkpoint.eos_token_ids, context)
+
+    def generate(self, prompt: Prompt, **options: Any) -> Completion:
+        """The whole answer to `prompt`; `print` shows its text. Takes and raises what `stream` does."""
+        return self.stream(prompt, **options).finish()
+
+    def stream(self, prompt: Prompt, **options: Any) -> Stream:
+        """The answer to `prompt` in pieces of text.
+
+        prompt: a text is continued as it is (an empty one starts from BOS), messages go through the chat template, a
+        list of ints is taken as token ids. options: see core.options.GenerationOptions. Each call starts cold.
+
+        Raises OptionsError, ContextError, TemplateError, TokenizerError, before anything is computed.
+        """
+        resolved = resolve(options, self.checkpoint.generation_config,
+                           str(self.checkpoint.path / "generation_config.json"))
+        self.engine.check_options(resolved.options)
+        tokens = self.encode(prompt)
+        self.engine.check_prompt(tokens)
+        completion = Completion()
+        return Stream(Sequence(self.engine).pieces(tokens, resolved, completion), completion)
+
+    def chat(self, system: str | None = None, **options: Any) -> Session:
+        """A conversation: `send` or `stream` each question. Raises TemplateError for a model without a template."""
+        return Session(self.engine, self.require_template(), self.checkpoint.generation_config, self.checkpoint.name,
+                       system, options)
+
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        """Logits after each of `tokens`: float32 [T, V]. Raises ContextError."""
+        if len(tokens) == 0:
+            raise ContextError("logits needs at least one token")
+        if len(tokens) > self.engine.context:
+            raise ContextError(f"{len(tokens)} tokens do not fit the context of {self.engine.context}")
+        cache = self.model.make_cache(len(tokens))
+        return self.backend.runtime.to_numpy(self.model.forward([list(tokens)], 0, cache, every=True))[0]
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt as `stream` understands it."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_bos=True)
+        if all(isinstance(token, (int, np.integer)) for token in prompt):
+            return [int(token) for token in prompt]
+        return encode_messages(self.tokenizer, self.require_template(), prompt)
+
+    def require_template(self) -> ChatTemplate:
+        """The chat template. Raises TemplateError that says how to give one."""
+        if self.template is None:
+            raise TemplateError(f"{self.checkpoint.name}: this model has no chat template: give one with --template "
+                                f"(a name such as chatml, llama2, llama3, or a .jinja file), or continue plain text "
+                                f"with --ignore-chat-template")
+        return self.template
+
+
+def load(model: str | os.PathLike | None = None, backend: str = "auto", device: str | None = None, dtype: str = "auto",
+         *, revision: str | None = None, ctx_size: int | str | None = None, template: str | None = None) -> LLM:
+    """Load a model.
+
+    model: a folder or a Hugging Face hub id; None is the small guide model in this package. backend: "auto" (MLX on
+    Apple silicon, CUDA where torch sees a GPU, else NumPy), "mlx", "cpu" or "cuda". device: None, "gpu" or "cpu".
+    dtype: "auto" (as stored), "float32", "float16" or "bfloat16". revision: of a hub id. ctx_size: positions the context
+    may hold. template: a name or a .jinja file, instead of the checkpoint's.
+
+    Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError.
+    """
+    chosen = backends.select(backend, device)
+    checkpoint = open_checkpoint(model, revision)
+    context = _context(checkpoint, ctx_size)
+    chat_template = builtin_template(template) if template else checkpoint.template
+    return LLM(checkpoint, chosen, chosen.load(checkpoint, dtype), chat_template, context)
+
+
+def _context(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
+    made_for = checkpoint.config.max_position_embeddings
+    if checkpoint.config.rope.type == "dynamic":
+        made_for = int(made_for * (checkpoint.config.rope.factor or 1))
+    if ctx_size is None:
+        return made_for
+    try:
+        context = int(ctx_size)
+    except (TypeError, ValueError):
+        context = 0
+    if not 1 <= context <= made_for:
+        raise ContextError(f"--ctx-size {ctx_size}: {checkpoint.name} was made for 1 to {made_for} positions")
+    return context

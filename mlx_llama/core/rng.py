@@ -1,0 +1,77 @@
+"""The random numbers that every backend reproduces bit for bit.
+
+A counter-based generator has no state to lose: the noise for one candidate token is a function of the seed, the
+position of the token being sampled and the candidate's vocabulary index. Sampling is then `argmax(logits + noise)` with
+Gumbel noise, which draws from softmax(logits) (Gumbel 1954; Maddison, Tarlow and Minka 2014, "A* sampling").
+
+Generator: Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as
+1, 2, 3"), key = the 64-bit seed's low and high word, counter = (vocabulary index, position); the first output word
+counts. `threefry2x32` below is the definition; each backend repeats it in its own integer arithmetic.
+
+From bits to noise there is no logarithm on the device: logarithms differ in the last bit between libraries, and one bit
+can change a token. Instead k + 1, with k the word's upper 24 bits, is converted to float32 (exactly), its exponent and
+leading 11 bits of mantissa index a table that was computed once in float64. The table is fine where it matters: the
+upper tail of the noise is resolved to 1/2048 of an octave of its probability, down to 2**-24.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+TABLE_SHIFT = 12  # a float32 has 23 bits of mantissa; the upper 11 are kept
+TABLE_OFFSET = 127 << (23 - TABLE_SHIFT)  # the index of 1.0
+
+
+def split_seed(seed: int) -> tuple[int, int]:
+    """The two 32-bit words (low, high) of a seed in [0, 2**64): the generator's key."""
+    return seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
+
+
+def threefry2x32(key: tuple[int, int], counter0: np.ndarray, counter1: int) -> np.ndarray:
+    """First output word of Threefry-2x32-20.
+
+    key: two 32-bit words; counter0: uint32 [N]; counter1: one 32-bit word. Returns uint32 [N].
+    """
+    keys = (np.uint32(key[0]), np.uint32(key[1]), np.uint32(key[0] ^ key[1] ^ PARITY))
+    x0 = counter0 + keys[0]
+    x1 = np.full_like(counter0, (counter1 + key[1]) & 0xFFFFFFFF)
+    high = np.empty_like(x1)
+    for group in range(5):
+        for rotation in ROTATIONS[group % 2]:
+            x0 += x1
+            np.right_shift(x1, np.uint32(32 - rotation), out=high)
+            x1 <<= np.uint32(rotation)
+            x1 |= high
+            x1 ^= x0
+        x0 += keys[(group + 1) % 3]
+        x1 += np.uint32((int(keys[(group + 2) % 3]) + group + 1) & 0xFFFFFFFF)
+    return x0
+
+
+def table_index(words: np.ndarray) -> np.ndarray:
+    """Index into `gumbel_table` for each 32-bit word. words: uint32 [N]; returns int32 [N]."""
+    k = (words >> np.uint32(8)).astype(np.float32) + np.float32(1)
+    return (k.view(np.int32) >> TABLE_SHIFT) - TABLE_OFFSET
+
+
+@functools.lru_cache(maxsize=1)
+def gumbel_table() -> np.ndarray:
+    """Gumbel noise per bucket, float32 [49153], falling: -log(-log(1 - v)) at the middle v of the words in the bucket."""
+    edges = (np.arange(24 * 2048 + 2, dtype=np.int32) + TABLE_OFFSET) << TABLE_SHIFT
+    # Bucket i holds the integers k with edges[i] <= k + 1 < edges[i + 1]; small buckets hold one or none.
+    first = np.ceil(edges.view(np.float32).astype(np.float64)) - 1
+    last = np.minimum(np.maximum(first[1:] - 1, first[:-1]), 2.0**24 - 1)
+    v = ((first[:-1] + last) / 2 + 0.5) * 2.0**-24
+    table = -np.log(-np.log1p(-v))
+    table.flags.writeable = False
+    return table.astype(np.float32)
+
+
+def gumbel(seed: int, position: int, count: int) -> np.ndarray:
+    """Noise for `count` candidates of the token at `position`: float32 [count]. The definition that backends meet."""
+    words = threefry2x32(split_seed(seed), np.arange(count, dtype=np.uint32), position)
+    return gumbel_table()[table_index(words)]

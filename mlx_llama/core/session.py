@@ -1,0 +1,244 @@
+"""A conversation: its messages, and the cache that makes each turn prefill only what is new."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .backend import Cache
+from .engine import Completion, Engine
+from .errors import ContextError, SessionError
+from .options import Resolved, resolve, validated
+from .rope import length_dependent
+from .template import ChatTemplate, encode_messages
+
+FORMAT = "mlx_llama session"
+VERSION = 1
+ROLES = ("user", "assistant", "system")
+
+
+class Stream:
+    """Pieces of text as they are generated; `completion` fills up while they come, and is final after the last."""
+
+    def __init__(self, pieces: Iterator[str], completion: Completion):
+        self._pieces = pieces
+        self.completion = completion
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop generating; what was shown stays."""
+        self._pieces.close()
+
+    def finish(self) -> Completion:
+        """Generate to the end and return the completion."""
+        for _ in self:
+            pass
+        return self.completion
+
+
+class Sequence:
+    """One cache and the tokens it holds: continues any prompt from the longest common prefix."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.cache: Cache = engine.model.make_cache(engine.context)
+        self.held: list[int] = []
+
+    def pieces(self, prompt: list[int], resolved: Resolved, completion: Completion) -> Iterator[str]:
+        """Text that follows `prompt`. However it ends, cache and `held` agree afterwards."""
+        self.engine.check_prompt(prompt)
+        reused = self._reusable(prompt)
+        self.cache.trim(reused)
+        self.held = self.held[:reused]
+        completion.prompt_tokens, completion.reused_tokens = len(prompt), reused
+        try:
+            yield from self.engine.pieces(prompt[reused:], self.cache, resolved, completion)
+        finally:
+            # A step may have run ahead of the last token shown, or have been cut short: keep what is known.
+            known = prompt + completion.tokens
+            self.cache.trim(min(self.cache.length, len(known)))
+            self.held = known[:self.cache.length]
+
+    def _reusable(self, prompt: list[int]) -> int:
+        common = 0
+        for held, wanted in zip(self.held, prompt):
+            if held != wanted:
+                break
+            common += 1
+        config = self.engine.model.config
+        if length_dependent(config) and len(prompt) > config.max_position_embeddings:
+            return 0  # keys were rotated for a shorter sequence
+        return min(common, len(prompt) - 1)  # the last token must run again to give logits
+
+
+class Session:
+    """A chat with one model. `messages` is the whole conversation; old turns leave the context, never this list."""
+
+    def __init__(self, engine: Engine, template: ChatTemplate, generation_config: dict[str, Any], model: str,
+                 system: str | None = None, options: dict[str, Any] | None = None):
+        self.engine = engine
+        self.template = template
+        self.generation_config = generation_config
+        self.model = model
+        self.system = system
+        self.options = dict(options or {})  # what the user gave; each call may add to it
+        self.messages: list[dict[str, str]] = []
+        self.dropped = 0  # messages at the front that no longer fit the context
+        self.last: Completion | None = None
+        self.sequence = Sequence(engine)
+        self.resolved()  # bad options are an error now, not at the first question
+
+    def resolved(self, **options: Any) -> Resolved:
+        """The options in force. Raises OptionsError."""
+        resolved = resolve({**self.options, **options}, self.generation_config)
+        self.engine.check_options(resolved.options)
+        return resolved
+
+    def send(self, text: str, **options: Any) -> Completion:
+        """Ask and wait for the whole answer. Raises as `stream`."""
+        return self.stream(text, **options).finish()
+
+    def stream(self, text: str, **options: Any) -> Stream:
+        """Ask; the answer comes in pieces. The turn joins `messages` when the stream ends or is left.
+
+        Raises OptionsError, TemplateError or ContextError before anything has changed.
+        """
+        resolved = self.resolved(**options)
+        question = {"role": "user", "content": text}
+        prompt, dropped = self._fit([*self.messages, question], resolved)
+        completion = Completion()
+        if dropped > self.dropped:
+            completion.notices.append(
+                f"the conversation outgrew the context of {self.engine.context} tokens: the oldest "
+                f"{dropped} messages are no longer seen by the model" + (", the system prompt stays" if self.system else ""))
+        return Stream(self._run(question, prompt, dropped, resolved, completion), completion)
+
+    def _run(self, question: dict[str, str], prompt: list[int], dropped: int, resolved: Resolved,
+             completion: Completion) -> Iterator[str]:
+        try:
+            yield from self.sequence.pieces(prompt, resolved, completion)
+        finally:
+            # An answer cut off before its first character leaves the conversation as it was.
+            if completion.text or completion.finish_reason != "interrupted":
+                self.messages += [question, {"role": "assistant", "content": completion.text}]
+                self.dropped = dropped
+            self.last = completion
+
+    def regenerate(self, **options: Any) -> Stream:
+        """Answer the last question again, in place of its answer. Raises SessionError when there is none."""
+        if not self.messages:
+            raise SessionError("there is no answer to generate again: ask something first")
+        before = list(self.messages)
+        question = self.messages[-2]["content"]
+        self.messages = self.messages[:-2]
+        try:
+            stream = self.stream(question, **options)
+        except BaseException:
+            self.messages = before
+            raise
+        return Stream(self._or_restore(stream, before), stream.completion)
+
+    def _or_restore(self, stream: Stream, before: list[dict[str, str]]) -> Iterator[str]:
+        try:
+            yield from stream
+        finally:
+            stream.close()
+            if len(self.messages) < len(before):
+                self.messages = before
+
+    def clear(self) -> None:
+        """Forget the conversation; the system prompt and the options stay."""
+        self.messages, self.dropped, self.last = [], 0, None
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the conversation as JSON, whole or not at all. Raises SessionError."""
+        path = Path(path).expanduser()
+        content = {"format": FORMAT, "version": VERSION, "model": self.model, "system": self.system,
+                   "options": _plain(self.options), "dropped": self.dropped, "messages": self.messages}
+        try:
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump(content, file, ensure_ascii=False, indent=1)
+                os.replace(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        except (OSError, UnicodeEncodeError) as error:
+            raise SessionError(f"{path}: cannot be written: {error}") from None
+
+    def load(self, path: str | os.PathLike) -> list[str]:
+        """Take over a saved conversation; returns notices for the user. Raises SessionError, and then nothing of the
+        current conversation has changed."""
+        content = _read(Path(path).expanduser())
+        options = content["options"]
+        self.engine.check_options(resolve(options, self.generation_config).options)
+        notices = []
+        if content["model"] != self.model:
+            notices.append(f"this conversation was held with {content['model']!r}, it goes on with {self.model!r}")
+        self.messages, self.dropped = content["messages"], content["dropped"]
+        self.system, self.options, self.last = content["system"], options, None
+        return notices
+
+    def _fit(self, messages: list[dict[str, str]], resolved: Resolved) -> tuple[list[int], int]:
+        """The prompt's tokens and how many of the oldest messages had to be left out of it."""
+        # A quarter of the context stays free for the answer, less if a shorter answer was asked for.
+        room = self.engine.context - max(1, min(resolved.options.max_tokens, self.engine.context // 4))
+        for dropped in range(self.dropped, len(messages), 2):
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            prompt = encode_messages(self.engine.tokenizer, self.template, system + messages[dropped:])
+            if len(prompt) <= room:
+                return prompt, dropped
+        # The newest question alone may use the room kept for the answer, as long as one token is left.
+        if len(prompt) >= self.engine.context:
+            raise ContextError(f"this message makes a prompt of {len(prompt)} tokens and the context holds "
+                               f"{self.engine.context}, answer included: shorten it or raise --ctx-size")
+        return prompt, dropped
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as JSON can hold them."""
+    return json.loads(validated(options).model_dump_json(include=set(options)))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a saved session, every field checked. Raises SessionError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SessionError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise SessionError(f"{path}: is not a saved session (not JSON: {error})") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise SessionError(f"{path}: is not a saved session (no \"format\": {FORMAT!r})")
+    if content.get("version") != VERSION:
+        raise SessionError(f"{path}: version is {content.get('version')!r}, this program reads {VERSION}")
+    messages = content.get("messages")
+    if not isinstance(messages, list) or len(messages) % 2:
+        raise SessionError(f"{path}: messages must be a list of questions and answers in turn")
+    for i, message in enumerate(messages):
+        role = ("user", "assistant")[i % 2]
+        if not isinstance(message, dict) or message.get("role") != role or not isinstance(message.get("content"), str):
+            raise SessionError(f"{path}: messages[{i}] must have the role {role!r} and a text as content")
+    dropped = content.get("dropped", 0)
+    if type(dropped) is not int or not 0 <= dropped <= len(messages) or dropped % 2:
+        raise SessionError(f"{path}: dropped is {dropped!r}, it must be an even count of the {len(messages)} messages")
+    for name, kind in (("system", (str, type(None))), ("model", str), ("options", dict)):
+        if not isinstance(content.get(name), kind):
+            raise SessionError(f"{path}: {name} is {content.get(name)!r:.40}, which is not a "
+                               f"{'text' if name != 'options' else 'table'}")
+    try:
+        validated(content["options"], str(path))
+    except Exception as error:
+        raise SessionError(str(error)) from None
+    messages = [{"role": message["role"], "content": message["content"]} for message in messages]
+    return {**content, "messages": messages, "dropped": dropped}

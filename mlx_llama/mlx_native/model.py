@@ -1,0 +1,106 @@
+"""The Llama in MLX (Touvron et al. 2023, arXiv 2302.13971; Llama 2, arXiv 2307.09288)."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_llama.core.checkpoint import Checkpoint
+from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.positions import checked_tokens
+
+from . import runtime
+from .cache import Cache
+from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
+from .sampling import Sampler
+
+
+class Llama:
+    """Embedding, blocks, final norm and projection to the vocabulary. Immutable once loaded."""
+
+    def __init__(self, config: LlamaConfig, embedding: Embedding, blocks: tuple[Block, ...], norm: RMSNorm,
+                 head: Linear, dtype: mx.Dtype, device: mx.Device = mx.Device(mx.cpu)):
+        self.config = config
+        self.embedding = embedding
+        self.blocks = blocks
+        self.norm = norm
+        self.head = head
+        self.dtype = dtype
+        self.device = device
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu)) -> Llama:
+        """Build the model; weights keep their stored width. Raises BackendError for a dtype it cannot honour."""
+        config, tensors = checkpoint.config, checkpoint.tensors
+        activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
+
+        def matrix(*names: str) -> mx.array:
+            parts = [tensors[name] for name in names]
+            kinds = {part.dtype for part in parts}
+            bits = [part.bits if len(kinds) == 1 else part.float32() for part in parts]
+            array = mx.array(bits[0] if len(bits) == 1 else np.concatenate(bits))
+            if kinds == {"bfloat16"}:
+                array = array.view(mx.bfloat16)
+            array = array.astype(activations)
+            mx.eval(array)  # one tensor at a time, so that at most one is in memory twice
+            for part in parts:
+                part.release()
+            return array
+
+        def linear(prefix: str, *names: str) -> Linear:
+            biases = [key for name in names if (key := f"{prefix}{name}.bias") in tensors]
+            return Linear(matrix(*(f"{prefix}{name}.weight" for name in names)), matrix(*biases) if biases else None)
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(matrix(f"{name}.weight"), config.rms_norm_eps)
+
+        with mx.stream(device):
+            blocks = []
+            for i in range(config.num_hidden_layers):
+                layer = f"model.layers.{i}."
+                blocks.append(Block(
+                    norm(f"{layer}input_layernorm"),
+                    Attention(config, i, linear(f"{layer}self_attn.", "q_proj", "k_proj", "v_proj"),
+                              linear(f"{layer}self_attn.", "o_proj")),
+                    norm(f"{layer}post_attention_layernorm"),
+                    MLP(linear(f"{layer}mlp.", "gate_proj", "up_proj"), linear(f"{layer}mlp.", "down_proj")),
+                ))
+            embedding = Embedding(matrix("model.embed_tokens.weight"))
+            head = Linear(embedding.weight) if config.tie_word_embeddings else linear("", "lm_head")
+            return cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device)
+
+    def make_cache(self, capacity: int) -> Cache:
+        """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
+        return Cache(self.config, capacity, self.dtype, self.device)
+
+    def forward(self, tokens: mx.array, index_pos: int, cache: Cache, *, every: bool = False, probe=None) -> mx.array:
+        """Logits after `tokens`, whose keys and values are appended to the cache.
+
+        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to
+        cache.length. Returns logits [B, V] of the last position, with `every` [B, T, V]. probe(name, array) is called at
+        every checkpoint of the model. Raises ContextError when the call does not continue the cache or does not fit.
+        """
+        with mx.stream(self.device):
+            tokens = mx.array(checked_tokens(tokens, self.config.vocab_size))
+            cache.begin(tokens, index_pos)
+            x = self.embedding(tokens)
+            if probe:
+                probe("embedding", x)
+            for block in self.blocks:
+                x = block(x, cache, probe)
+            cache.end()
+            if not every:
+                x = x[:, -1:]
+            x = self.norm(x)
+            logits = self.head(x)
+            if probe:
+                probe("norm", x)
+                probe("logits", logits)
+            return logits if every else logits[:, -1]
+
+    def step(self, token: mx.array, index_pos: int, cache: Cache, sampler: Sampler) -> mx.array:
+        """The next token, int32 [1, 1], still on the device: forward over `token` [1, T] and sampling as one unit."""
+        logits = self.forward(token, index_pos, cache)
+        with mx.stream(self.device):
+            recent = cache.recent(sampler.window) if sampler.window else None
+        return sampler(logits, cache.length, recent)

@@ -1,0 +1,48 @@
+"""The arithmetic of a Llama, one function each; MLX's fused kernels where it has them."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def embed(weight: mx.array, tokens: mx.array) -> mx.array:
+    """Rows of the embedding. weight: [V, E]; tokens: int32 [B, T]; returns [B, T, E]."""
+    return weight[tokens]
+
+
+def linear(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+    """x @ weight.T + bias. x: [..., K]; weight: [N, K]; bias: [N]; returns [..., N]."""
+    return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
+
+
+def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+    """x / sqrt(mean(x**2) + eps) * weight over the last axis, accumulated in float32 (Zhang and Sennrich 2019)."""
+    return mx.fast.rms_norm(x, weight, eps)
+
+
+def rope(x: mx.array, table: tuple[mx.array, float, int]) -> mx.array:
+    """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
+
+    x: [B, H, T, D]; table: the periods (1 / inverse frequency, in tokens per radian) as float32 [D/2], the factor on
+    cosine and sine, and the position of the first row; returns [B, H, T, D].
+    """
+    periods, factor, index_pos = table
+    if factor != 1:
+        x = factor * x
+    return mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=index_pos, freqs=periods)
+
+
+def attention(query: mx.array, keys: mx.array, values: mx.array, scale: float,
+              mask: mx.array | str | None = None) -> mx.array:
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
+
+    query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for all, "causal" where
+    the last query is at the last key. Returns [B, H, T, D].
+    """
+    return mx.fast.scaled_dot_product_attention(query, keys, values, scale=scale, mask=mask)
+
+
+def swiglu(gate_up: mx.array) -> mx.array:
+    """silu(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; returns [..., F]."""
+    gate, up = mx.split(gate_up, 2, axis=-1)
+    return gate * mx.sigmoid(gate) * up

@@ -1,0 +1,58 @@
+"""MLX builds a graph lazily; `launch` hands it to the device, `read` is the one place that waits for a token."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_llama.core.errors import BackendError
+
+NAME = "mlx"
+
+
+def has_gpu() -> bool:
+    """True where MLX has a GPU: Metal on Apple silicon, or MLX's CUDA build."""
+    return mx.is_available(mx.gpu)
+
+
+def pick_device(device: str | None = None) -> mx.Device:
+    """The device to run on: "gpu", "cpu", or None for the GPU where there is one. Raises BackendError for no GPU."""
+    if device == "gpu" and not has_gpu():
+        raise BackendError("MLX has no GPU here (Metal needs Apple silicon, CUDA the package mlx[cuda13]): "
+                           "use --device cpu, or leave it out")
+    return mx.Device(mx.gpu if device != "cpu" and has_gpu() else mx.cpu)
+
+
+def device_name(device: mx.Device) -> str:
+    """A name for receipts."""
+    return "MLX on the CPU" if device.type == mx.cpu else f"MLX on {mx.device_info(device).get('device_name', 'the GPU')}"
+
+
+def runs_ahead(device: mx.Device) -> bool:
+    """Whether step n+1 may be launched before token n is read: yes, MLX evaluates on a thread of its own."""
+    return True
+
+
+def pick_dtype(dtype: str, stored: str, device: mx.Device) -> mx.Dtype:
+    """The dtype of activations and weights: the `stored` one, unless told otherwise."""
+    return getattr(mx, stored if dtype == "auto" else dtype)
+
+
+def launch(*arrays: mx.array) -> None:
+    """Hand the arrays' graphs to the device, do not wait."""
+    mx.async_eval(*arrays)
+
+
+def read(token: mx.array) -> int:
+    """The token [1, 1] as an int: the single evaluation point."""
+    return token.item()
+
+
+def to_numpy(array: mx.array) -> np.ndarray:
+    """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
+    return np.array(array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array)
+
+
+def peak_memory(device: mx.Device) -> int:
+    """Most bytes that MLX has had allocated."""
+    return mx.get_peak_memory()
