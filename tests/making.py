@@ -236,6 +236,8 @@ def make_checkpoint(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer == "bytelevel":
+        fields = {"bos_token_id": 379, "eos_token_id": [380, 383]} | fields
     config = config_fields(torch_dtype=dtype, **fields)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     tensors = {name: encode_tensor(x, dtype) for name, x in random_tensors(config, seed).items()}
