@@ -36,7 +36,7 @@ class Llama:
         def matrix(*names: str) -> np.ndarray:
             parts = [tensors[name] for name in names]
             if len(parts) == 1:
-                return parts[0].bits  # mapped, not copied
+                return np.require(parts[0].bits, requirements="A")  # mapped; copied only from an unaligned file
             kinds = {part.dtype for part in parts}
             bits = [part.bits if len(kinds) == 1 else part.float32() for part in parts]
             fused = np.empty((sum(map(len, bits)), bits[0].shape[1]), bits[0].dtype)

@@ -63,3 +63,8 @@ def peak_memory(device: str) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def bandwidth(device: str) -> float | None:
+    """Bytes per second that the device's memory gives; None: the host's memory, which the bench measures itself."""
+    return None

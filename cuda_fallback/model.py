@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import torch
 
 from mlx_llama.core.checkpoint import Checkpoint, Tensor
@@ -38,7 +39,7 @@ class Llama:
         def tensor(stored: Tensor) -> torch.Tensor:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to weights
-                bits = torch.from_numpy(stored.bits)
+                bits = torch.from_numpy(np.require(stored.bits, requirements="A"))
             return bits.view(torch.bfloat16) if stored.dtype == "bfloat16" else bits
 
         def matrix(*names: str) -> torch.Tensor:

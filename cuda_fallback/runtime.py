@@ -67,3 +67,19 @@ def peak_memory(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def bandwidth(device: torch.device) -> float | None:
+    """Bytes per second that the device's memory gives; None: the host's memory, which the bench measures itself."""
+    if device.type == "cpu":
+        return None
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    target.copy_(source)
+    start.record()
+    for _ in range(5):
+        target.copy_(source)  # reads and writes every byte once
+    end.record()
+    end.synchronize()
+    return 5 * 2 * source.nbytes / (start.elapsed_time(end) / 1e3)

@@ -379,33 +379,29 @@ def _rope(read: _Reader, positions: int, head_dim: int) -> RopeConfig:
         name = "rope_type" if rope.get("rope_type", None) else "type"
         rope.fail(name, kind, f"one of {', '.join(ROPE_TYPES)}")
 
-    def theta() -> float:
-        where = rope if rope.get("rope_theta", None) is not None else read
-        # at 1 and below the "wavelengths" of the pairs no longer differ
-        return where.number("rope_theta", 10000.0, low=1.0, high=1e15) if "rope_theta" in where.raw else 10000.0
-
-    values: dict[str, Any] = {"type": kind, "theta": theta()}
+    where = rope if rope.get("rope_theta", None) is not None else read
+    # at 1 all pairs would turn alike
+    values: dict[str, Any] = {"type": kind, "theta": where.number("rope_theta", 10000.0, low=1.0, high=1e15)}
     if kind == "default":
         return RopeConfig(**values)
-    if kind == "yarn" and rope.get("factor", None) is None:
-        pass  # worked out below from the two lengths, as DeepSeek's files want it
-    else:
-        values["factor"] = rope.number("factor", low=0.0)
-        if values["factor"] < 1:
-            rope.fail("factor", values["factor"], "at least 1, the ratio of the new context to the old")
-    if kind == "dynamic" and head_dim < 4:
-        read.fail("head_dim", head_dim, "at least 4 for rope type dynamic")
     if kind in ("llama3", "yarn"):
         # the outer field wins in transformers, for the sake of models that keep it there
-        outside = read if read.get("original_max_position_embeddings", None) is not None else rope
-        values["original_max_position_embeddings"] = outside.integer("original_max_position_embeddings", positions)
+        where = read if read.get("original_max_position_embeddings", None) is not None else rope
+        values["original_max_position_embeddings"] = where.integer("original_max_position_embeddings", positions)
+    if kind == "yarn" and rope.get("factor", None) is None:  # DeepSeek's files leave it to the two lengths
+        values["factor"] = positions / values["original_max_position_embeddings"]
+    else:
+        values["factor"] = rope.number("factor", low=0.0)
+    if values["factor"] < 1:
+        rope.fail("factor", values["factor"], "at least 1, the ratio of the new context to the old")
+    if kind == "dynamic" and head_dim < 4:
+        read.fail("head_dim", head_dim, "at least 4 for rope type dynamic")
     if kind == "llama3":
         low, high = rope.number("low_freq_factor", low=0.0), rope.number("high_freq_factor", low=0.0)
         if high <= low:
             rope.fail("high_freq_factor", high, f"above low_freq_factor ({low:g})")
         values |= {"low_freq_factor": low, "high_freq_factor": high}
     if kind == "yarn":
-        values.setdefault("factor", positions / values["original_max_position_embeddings"])
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
             values[name] = None if rope.get(name, None) in (None, 0) else rope.optional(name, low=0.0)
         for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import mlx.core as mx
 import numpy as np
 
@@ -56,3 +58,16 @@ def to_numpy(array: mx.array) -> np.ndarray:
 def peak_memory(device: mx.Device) -> int:
     """Most bytes that MLX has had allocated."""
     return mx.get_peak_memory()
+
+
+def bandwidth(device: mx.Device) -> float | None:
+    """Bytes per second that the device's memory gives; None: the host's memory, which the bench measures itself."""
+    if device.type == mx.cpu:
+        return None
+    with mx.stream(device):
+        source = mx.zeros(1 << 28, mx.float32)
+        mx.eval(source, source + 1)
+        started = time.perf_counter()
+        for _ in range(5):
+            mx.eval(source + 1)  # reads and writes every byte once
+        return 5 * 2 * source.nbytes / (time.perf_counter() - started)

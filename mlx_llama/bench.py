@@ -1,0 +1,150 @@
+"""python -m mlx_llama.bench: speed and memory of one model on one backend.
+
+Decoding one token reads every weight once and computes little, so its bound is the memory: the bytes a token must read
+(weight matrices, one row of the embedding, the cache so far) over the bandwidth. The bench measures that bandwidth in
+the same run, before and after each repetition because it drifts on shared machines, and prints which share of it
+decoding reached. A prompt reuses each weight for all its tokens and is bound by arithmetic instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from . import cli
+from .core import options
+from .core.backend import Backend, Model, select
+from .core.checkpoint import Checkpoint, open_checkpoint
+from .core.engine import Completion, Engine
+from .core.errors import OptionsError
+
+
+def host_bandwidth(nbytes: int = 512 << 20) -> float:
+    """Bytes per second that all cores together read from memory: the best of several passes over `nbytes`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parts = np.array_split(np.ones(nbytes // 4, np.float32), cores)
+    best = 0.0
+    with ThreadPoolExecutor(cores) as pool:
+        for _ in range(4):
+            started = time.perf_counter()
+            list(pool.map(lambda part: np.dot(part, part), parts))
+            best = max(best, nbytes / (time.perf_counter() - started))
+    return best
+
+
+def bytes_per_token(checkpoint: Checkpoint, model: Model, nbytes_per_value: int, position: int) -> int:
+    """What decoding the token at `position` must read: every matrix, one row of the embedding, keys and values."""
+    c = checkpoint.config
+    weights = sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
+    if not c.tie_word_embeddings:
+        weights -= (c.vocab_size - 1) * c.hidden_size
+    cache = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * position
+    return weights * nbytes_per_value + cache * (model.dtype.itemsize if hasattr(model.dtype, "itemsize") else model.dtype.size)
+
+
+def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, generate: int,
+            repetitions: int) -> dict[str, Any]:
+    """Load the model and time it. Returns the figures by name: seconds, tokens per second, bytes, shares."""
+    started = time.perf_counter()
+    model = backend.load(checkpoint, dtype)
+    load_seconds = time.perf_counter() - started
+    engine = Engine(backend, model, None, frozenset(), checkpoint.config.max_position_embeddings)
+    tokens = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, prompt).tolist()
+    resolved = options.resolve({"max_tokens": generate, "temperature": 0.0})
+    engine.check_prompt(tokens + [0] * generate)
+    width = np.dtype(checkpoint.dtype).itemsize if checkpoint.dtype != "bfloat16" else 2
+    if dtype != "auto" and backend.name != "cpu":
+        width = 4 if dtype == "float32" else 2
+    needed = bytes_per_token(checkpoint, model, width, prompt + generate // 2)
+
+    def once(count: int) -> Completion:
+        completion = Completion(prompt_tokens=prompt)
+        cache = model.make_cache(prompt + count)
+        resolved_now = resolved if count == generate else options.resolve({"max_tokens": count, "temperature": 0.0})
+        for _ in engine.tokens(tokens, cache, resolved_now, completion):
+            pass
+        return completion
+
+    once(min(2, generate))  # first use of every shape: page faults, kernels to compile
+    probe = backend.runtime.bandwidth(backend.device) is None
+    runs = []
+    for _ in range(repetitions):
+        before = host_bandwidth() if probe else backend.runtime.bandwidth(backend.device)
+        completion = once(generate)
+        after = host_bandwidth() if probe else backend.runtime.bandwidth(backend.device)
+        runs.append((completion, (before + after) / 2))
+    median = lambda values: statistics.median(list(values))  # noqa: E731
+    return {
+        "model": checkpoint.name, "backend": backend.name, "device": backend.device_name,
+        "dtype": str(model.dtype).split(".")[-1], "stored": checkpoint.dtype,
+        "weights_bytes": checkpoint.nbytes, "prompt": prompt, "generate": generate, "repetitions": repetitions,
+        "load_seconds": load_seconds,
+        "prompt_tps": median(run.prompt_tps for run, _ in runs),
+        "first_token_seconds": median(run.prefill_seconds for run, _ in runs),
+        "decode_tps": median(run.decode_tps for run, _ in runs),
+        "decode_tps_range": [min(run.decode_tps for run, _ in runs), max(run.decode_tps for run, _ in runs)],
+        "evaluations_per_token": median(run.evaluations_per_token for run, _ in runs),
+        "bytes_per_token": needed,
+        "bandwidth": median(bandwidth for _, bandwidth in runs),
+        "bandwidth_share": median(run.decode_tps * needed / bandwidth for run, bandwidth in runs),
+        "peak_memory_bytes": backend.runtime.peak_memory(backend.device),
+    }
+
+
+def report(figures: dict[str, Any]) -> str:
+    """The figures for people."""
+    f = figures
+    low, high = f["decode_tps_range"]
+    return "\n".join([
+        f"{f['model']}: {f['weights_bytes'] / 1e9:.2f} GB of {f['stored']} weights on {f['backend']} "
+        f"({f['device']}, {f['dtype']})",
+        f"load                 {f['load_seconds']:8.2f} s",
+        f"prompt, {f['prompt']:5} tokens {f['prompt_tps']:8.1f} tokens/s, first token after "
+        f"{f['first_token_seconds']:.2f} s",
+        f"decode, {f['generate']:5} tokens {f['decode_tps']:8.1f} tokens/s ({low:.1f} to {high:.1f} over "
+        f"{f['repetitions']} runs), {f['evaluations_per_token']:g} evaluation per token",
+        f"bandwidth            {f['bandwidth'] / 1e9:8.1f} GB/s measured; decoding reads "
+        f"{f['bytes_per_token'] / 1e9:.2f} GB per token, {f['bandwidth_share']:.0%} of the bound",
+        f"peak memory          {f['peak_memory_bytes'] / 1e9:8.2f} GB, "
+        f"{f['peak_memory_bytes'] / f['weights_bytes']:.2f} times the weights",
+    ])
+
+
+def parser() -> options.Parser:
+    """The command line; -p, -n and -r as in llama-bench."""
+    result = options.Parser(prog="python -m mlx_llama.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
+    result.add_argument("--prompt-tokens", "-p", type=int, default=128, help="length of the prompt (default: 128)")
+    result.add_argument("--generate-tokens", "-n", type=int, default=64, help="tokens to decode (default: 64)")
+    result.add_argument("--repetitions", "-r", type=int, default=3, help="runs; the medians are printed (default: 3)")
+    result.add_argument("--json", action="store_true", help="print the figures as JSON")
+    result.add_argument("--debug", action="store_true", help="show tracebacks")
+    group = result.add_argument_group("model")
+    for flag in ("--model", "--device", "--revision"):
+        group.add_argument(flag, default=None)
+    for flag in ("--backend", "--dtype"):
+        group.add_argument(flag, default="auto")
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    """Run the door; returns the exit code. Raises LlamaError."""
+    given = parser().parse_args(arguments)
+    for name in ("prompt_tokens", "generate_tokens", "repetitions"):
+        least = 2 if name == "generate_tokens" else 1
+        if getattr(given, name) < least:
+            raise OptionsError(f"--{name.replace('_', '-')} {getattr(given, name)}: must be at least {least}")
+    figures = measure(open_checkpoint(given.model, given.revision), select(given.backend, given.device), given.dtype,
+                      given.prompt_tokens, given.generate_tokens, given.repetitions)
+    print(json.dumps(figures, indent=1) if given.json else report(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

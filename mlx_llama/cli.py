@@ -1,0 +1,54 @@
+"""What every door shares: one-line errors, exit codes, and streams that stand what people do to them.
+
+Exit codes: 0 done, 2 a user error (one line on stderr), 130 interrupted, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from .core.errors import LlamaError
+
+
+def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> int:
+    """Call a door's `main` and turn what goes wrong into a line and an exit code; `--debug` shows the traceback."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        # A model may write any character; a terminal that has no sign for it gets an escape, not a crash.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        return main(arguments) or 0
+    except LlamaError as error:
+        if "--debug" in arguments:
+            raise
+        say(f"error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has gone (`| head`): point stdout at nothing, or Python complains again when it closes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def say(text: str) -> None:
+    """A line for the user on stderr, where it is never part of an answer."""
+    print(" ".join(text.split("\n")) if text.startswith("error: ") else text, file=sys.stderr, flush=True)
+
+
+def read_text(path: str) -> str:
+    """The text of a file, or of standard input for "-". Raises LlamaError when it cannot be read or is not UTF-8."""
+    try:
+        if path == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        name = "standard input" if path == "-" else path
+        raise LlamaError(f"{name}: is not UTF-8 (byte {error.start}: {error.reason}): convert it, for example with "
+                         f"iconv -t UTF-8") from None
+    except OSError as error:
+        raise LlamaError(f"{path}: cannot be read: {error.strerror}") from None
