@@ -64,7 +64,7 @@ def fetch(name: str, revision: str | None = None, patterns: tuple[str, ...] = SE
         reason = f"the hub refused ({_first_line(e)}); try again later"
     except OSError as e:
         reason = f"download failed ({_first_line(e)}); check the network and the free space, then try again"
-    except Exception as e:  # httpx has error classes of its own, and is not ours to import
+    except Exception as e:  # errors of its HTTP library, which changes from year to year
         reason = f"the hub cannot be reached ({type(e).__name__}: {_first_line(e)}); check the network"
     raise CheckpointError(f"model {where}: {reason}") from None
 
