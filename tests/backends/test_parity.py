@@ -78,10 +78,8 @@ def test_sixteen_bit_weights_at_float32(dtype, load):
     assert relative_error(got, transformers_logits("llama2-grouped", dtype)) < 1e-4
 
 
-# mlx-lm has no biases on Llama's output projection under attention_bias, no dynamic rope that depends on the length,
-# and reads only the old rope spelling of some types; transformers judges those.
-@pytest.mark.parametrize("feature", [f for f in FEATURES if f not in (
-    "dynamic-rope", "new-rope-spelling", "mistral-sliding", "yarn-rope")])
+# mlx-lm's Llama reads neither rope_parameters nor a Mistral's sliding_window; transformers judges those.
+@pytest.mark.parametrize("feature", [f for f in FEATURES if f not in ("new-rope-spelling", "mistral-sliding")])
 def test_logits_are_those_of_mlx_lm(feature, load):
     mx = pytest.importorskip("mlx.core")
     from mlx_lm.utils import load_model

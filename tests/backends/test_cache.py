@@ -1,0 +1,130 @@
+"""The cache: one owner of all state, grown in steps, trimmed, moved between backends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backends.conftest import relative_error
+from making import make_checkpoint
+
+from mlx_llama.core.errors import ContextError
+
+
+@pytest.fixture(scope="module")
+def model(load, tmp_path_factory):
+    folder = make_checkpoint(tmp_path_factory.mktemp("cache") / "m", max_position_embeddings=1024)
+    return load(folder)
+
+
+def ids(length: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 384, (1, length)).astype(np.int32)
+
+
+def test_growth_is_in_steps_and_keeps_what_was_there(model):
+    model, to_numpy = model
+    cache, sizes = model.make_cache(700), set()
+    for start in range(0, 600, 10):
+        got = to_numpy(model.forward(ids(600)[:, start:start + 10], start, cache))
+        sizes.add(cache.nbytes)
+    per_position = 2 * 2 * 2 * 16 * 4 + 4  # keys and values, layers, heads, head_dim, float32; a token id
+    assert sizes == {256 * per_position, 512 * per_position, 700 * per_position}
+    fresh = model.make_cache(700)
+    assert relative_error(got, to_numpy(model.forward(ids(600), 0, fresh))) < 1e-4
+
+
+def test_trim_then_continue_is_as_if_the_rest_never_was(model):
+    model, to_numpy = model
+    cache = model.make_cache(64)
+    model.forward(ids(20), 0, cache)
+    model.forward(ids(9, seed=5), 20, cache)
+    cache.trim(13)
+    got = to_numpy(model.forward(ids(20)[:, 13:], 13, cache))
+    never = model.make_cache(64)
+    model.forward(ids(20), 0, never)
+    never.trim(13)
+    assert got.tobytes() == to_numpy(model.forward(ids(20)[:, 13:], 13, never)).tobytes()
+    cold = model.make_cache(64)
+    assert relative_error(got, to_numpy(model.forward(ids(20), 0, cold))) < 1e-5
+
+
+def test_a_call_that_fails_changes_nothing(model):
+    model, to_numpy = model
+    cache = model.make_cache(30)
+    model.forward(ids(10), 0, cache)
+
+    def fail(name, array):
+        if name == "1.query":
+            raise RuntimeError("in the middle of a layer")
+
+    with pytest.raises(RuntimeError):
+        model.forward(ids(5, seed=9), 10, cache, probe=fail)
+    assert cache.length == 10
+    got = to_numpy(model.forward(ids(15)[:, 10:], 10, cache))
+    fresh = model.make_cache(30)
+    model.forward(ids(15)[:, :10], 0, fresh)
+    assert got.tobytes() == to_numpy(model.forward(ids(15)[:, 10:], 10, fresh)).tobytes()
+
+
+@pytest.mark.parametrize("other", ["cpu", "mlx", "cuda"])
+def test_state_moves_to_any_backend(other, model):
+    from machine import open_backend
+
+    model, to_numpy = model
+    target = open_backend(other)
+    cache = model.make_cache(40)
+    model.forward(ids(20), 0, cache)
+    state = cache.state()
+    assert state["tokens"].tolist() == ids(20).tolist()
+    assert state["keys"].shape == state["values"].shape == (2, 1, 2, 20, 16)
+    restored = model.make_cache(40)
+    moved = target.model.Cache(model.config, 40, target.runtime.pick_dtype("float32", "float32", target.device),
+                               target.device)
+    moved.restore(state)
+    restored.restore(moved.state())
+    got = to_numpy(model.forward(ids(3, seed=4), 20, restored))
+    assert got.tobytes() == to_numpy(model.forward(ids(3, seed=4), 20, cache)).tobytes()
+
+
+def test_recent_tokens(model):
+    model, to_numpy = model
+    cache = model.make_cache(64)
+    model.forward(ids(6), 0, cache)
+    assert to_numpy(cache.recent(4)).tolist() == ids(6)[:, 2:].tolist()
+    assert to_numpy(cache.recent(8)).tolist() == [[-1, -1, *ids(6)[0].tolist()]]
+    cache.trim(3)
+    assert to_numpy(cache.recent(2)).tolist() == ids(6)[:, 1:3].tolist()
+
+
+def test_what_does_not_fit_or_continue_is_refused(model):
+    model, _ = model
+    with pytest.raises(ContextError, match="at least 1"):
+        model.make_cache(0)
+    cache = model.make_cache(8)
+    model.forward(ids(5), 0, cache)
+    for tokens, at, message in ((ids(4), 5, "9 positions do not fit the cache's capacity of 8"),
+                                (ids(1), 4, "index_pos is 4 but the cache holds 5"),
+                                ([[384]], 5, "token id 384 is outside the vocabulary of 384"),
+                                ([[-1]], 5, "token id -1 is outside"),
+                                ([[1], [2]], 5, "a batch of 2"),
+                                ([[]], 5, "tokens must be integers"), ([[1, 2], [3]], 5, "one length"),
+                                ([[0.5]], 5, "must be integers")):
+        with pytest.raises(ContextError, match=message):
+            model.forward(tokens, at, cache)
+        assert cache.length == 5
+    with pytest.raises(ContextError, match="cannot trim to 6"):
+        cache.trim(6)
+    state = cache.state()
+    with pytest.raises(ContextError, match="at most 4"):
+        model.make_cache(4).restore(state)
+    with pytest.raises(ContextError, match="another model"):
+        model.make_cache(8).restore({**state, "keys": state["keys"][:1]})
+
+
+def test_reset_gives_the_storage_back(model):
+    model, _ = model
+    cache = model.make_cache(8)
+    model.forward(ids(5), 0, cache)
+    assert cache.nbytes > 0
+    cache.reset()
+    assert cache.length == 0 and cache.nbytes == 0 and cache.state() == {}

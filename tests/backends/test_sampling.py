@@ -1,0 +1,126 @@
+"""Sampling on every backend: the filters are transformers', the penalties mlx-lm's, the noise core.rng's to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlx_llama.core import rng
+from mlx_llama.core.options import resolve
+
+V = 1000
+
+
+@pytest.fixture(scope="module")
+def arrays(backend):
+    """NumPy -> this backend's array."""
+    if backend.name == "mlx":
+        import mlx.core as mx
+
+        return mx.array
+    if backend.name == "cuda":
+        import torch
+
+        return lambda array: torch.from_numpy(np.array(array)).to(backend.device)
+    return lambda array: array
+
+
+@pytest.fixture(scope="module")
+def sampler(backend):
+    return lambda **options: backend.sampler(resolve({"seed": 1, **options}).options)
+
+
+def logits(seed: int = 0) -> np.ndarray:
+    return (3 * np.random.default_rng(seed).standard_normal(V)).astype(np.float32)
+
+
+FILTERS = [
+    dict(temperature=0.7), dict(top_k=5), dict(top_k=1), dict(top_k=V + 5), dict(top_p=0.9), dict(top_p=0.01),
+    dict(min_p=0.05), dict(min_p=1.0), dict(temperature=1.7, top_k=50, top_p=0.8, min_p=0.02),
+    dict(temperature=0.3, top_k=3, top_p=0.5),
+]
+
+
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_filters_are_those_of_transformers(options, seed, sampler, arrays, backend):
+    import torch
+    from transformers import (LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper,
+                              TopPLogitsWarper)
+
+    o = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **options}
+    judges = LogitsProcessorList([TemperatureLogitsWarper(o["temperature"])])
+    judges += [TopKLogitsWarper(o["top_k"])] if o["top_k"] else []
+    judges += [TopPLogitsWarper(o["top_p"])] if o["top_p"] < 1 else []
+    judges += [MinPLogitsWarper(o["min_p"])] if o["min_p"] else []
+    wanted = judges(None, torch.from_numpy(logits(seed))[None])[0].numpy()
+    got = backend.runtime.to_numpy(sampler(**o).processed(arrays(logits(seed))))
+    assert (np.isneginf(got) == np.isneginf(wanted)).all()
+    kept = np.isfinite(wanted)
+    np.testing.assert_allclose(got[kept], wanted[kept], rtol=1e-6)
+
+
+def test_penalties_and_bias_are_those_of_mlx_lm(sampler, arrays, backend):
+    mx = pytest.importorskip("mlx.core")
+    from mlx_lm.sample_utils import make_logits_processors
+
+    history = np.array([5, 7, 7, 900, 3, 3, 3, 0], np.int32)
+    bias = {0: 2.5, 999: -4.0}
+    with mx.stream(mx.cpu):
+        wanted = mx.array(logits())[None]
+        for judge in make_logits_processors(
+                logit_bias=bias, repetition_penalty=1.3, repetition_context_size=6, presence_penalty=0.4,
+                presence_context_size=6, frequency_penalty=0.2, frequency_context_size=6):
+            wanted = judge(mx.array(history), wanted)
+        wanted = np.array(wanted[0])
+    chosen = sampler(logit_bias=bias, repetition_penalty=1.3, repetition_context_size=6, presence_penalty=0.4,
+                     frequency_penalty=0.2)
+    assert chosen.window == 6
+    got = backend.runtime.to_numpy(chosen.processed(arrays(logits()), arrays(history[None, -6:])))
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_missing_history_is_no_token(sampler, arrays, backend):
+    chosen = sampler(repetition_penalty=2.0, frequency_penalty=1.0, repetition_context_size=4)
+    got = backend.runtime.to_numpy(chosen.processed(arrays(logits()), arrays(np.full((1, 4), -1, np.int32))))
+    np.testing.assert_array_equal(got, logits())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 0xDEADBEEF12345678, 2**64 - 1])
+@pytest.mark.parametrize("position", [1, 77, 131071])
+def test_noise_is_equal_to_the_bit(seed, position, sampler, arrays, backend):
+    import importlib
+
+    gumbel = getattr(importlib.import_module(type(sampler()).__module__), "gumbel", None)
+    if gumbel is None:  # NumPy calls the definition itself: then its sampler must
+        flat = sampler(temperature=1.0, seed=seed)
+        assert backend.read(flat(np.zeros((1, V), np.float32), position)) == rng.gumbel(seed, position, V).argmax()
+        return
+    indices = np.arange(V, dtype=np.uint32 if backend.name == "mlx" else np.int32)
+    got = backend.runtime.to_numpy(gumbel(seed, position, arrays(rng.gumbel_table()), arrays(indices)))
+    assert got.tobytes() == rng.gumbel(seed, position, V).tobytes()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_tokens_are_the_definitions(temperature, sampler, arrays, backend):
+    """argmax of the processed logits plus the noise of the token's position."""
+    for position in range(1, 20):
+        scores = logits(position)
+        wanted = scores if not temperature else scores / np.float32(temperature) + rng.gumbel(1, position, V)
+        token = sampler(temperature=temperature)(arrays(scores[None]), position)
+        assert tuple(token.shape) == (1, 1)
+        assert backend.read(token) == int(np.argmax(wanted))
+
+
+def test_sampled_tokens_follow_the_softmax(sampler, arrays, backend):
+    scores = np.array([[1.0, 0.0, 2.0, -1.0, 0.5]], np.float32)
+    draw, n = sampler(temperature=0.5), 3000
+    counts = np.bincount([backend.read(draw(arrays(scores), position)) for position in range(n)], minlength=5)
+    shares = np.exp(scores[0] / 0.5) / np.exp(scores[0] / 0.5).sum()
+    assert ((counts - n * shares) ** 2 / (n * shares)).sum() < 18.5  # 4 degrees of freedom, p = 0.001
+
+
+def test_a_filtered_token_is_never_drawn(sampler, arrays, backend):
+    draw = sampler(temperature=2.0, top_k=3)
+    allowed = set(np.argsort(logits())[-3:].tolist())
+    assert {backend.read(draw(arrays(logits()[None]), position)) for position in range(200)} == allowed
