@@ -1,0 +1,49 @@
+"""Counts launches and waits at the framework's own entry points, not by our bookkeeping."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+
+
+@contextlib.contextmanager
+def counted(backend, monkeypatch):
+    """Yields a Counter of "launch" and "wait" while the block runs."""
+    count: Counter = Counter()
+
+    def counting(kind, owner, name):
+        original = getattr(owner, name)
+
+        def wrapper(*args, **kwargs):
+            count[kind] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    if backend.name == "mlx":
+        import mlx.core as mx
+
+        counting("launch", mx, "async_eval")
+        for name in ("eval", "synchronize"):
+            counting("wait", mx, name)
+        for name in ("item", "tolist", "__array__", "__bool__", "__int__", "__float__", "__index__", "__buffer__",
+                     "__dlpack__"):
+            if hasattr(mx.array, name):
+                counting("wait", mx.array, name)
+        yield count
+        return
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        # Operations whose result's size depends on the data wait for the device in secret.
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.overloadpacket in (torch.ops.aten.nonzero, torch.ops.aten.masked_select,
+                                           torch.ops.aten._unique2, torch.ops.aten.repeat_interleave):
+                count["wait"] += 1
+            return function(*args, **(kwargs or {}))
+
+    for name in ("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"):
+        counting("wait", torch.Tensor, name)
+    with Watch():
+        yield count

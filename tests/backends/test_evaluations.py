@@ -1,0 +1,61 @@
+"""A decoded token costs one launch and one wait, counted at the framework's entry points."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.evaluations import counted
+from mlx_llama import load
+
+
+@pytest.fixture
+def llm(backend, toy):
+    if backend.name == "cpu":
+        pytest.skip("NumPy computes at once: there is nothing to launch or wait for")
+    return load(toy, backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu", dtype="float32")
+
+
+OPTIONS = [dict(), dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
+                        logit_bias={5: 1.0}, seed=3)]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["greedy", "everything"])
+def test_one_launch_and_one_wait_per_token(options, llm, backend, monkeypatch):
+    n = 20
+    llm.generate("Once upon", max_tokens=2, **options)  # tables are built at the first use
+    with counted(backend, monkeypatch) as count:
+        completion = llm.generate("Once upon", max_tokens=n, **options)
+    assert len(completion.tokens) == n
+    assert count["wait"] == completion.waits == n
+    assert completion.launches == n
+    if backend.name == "mlx":
+        assert count["launch"] == n
+
+
+def test_a_stray_wait_in_the_model_is_seen(llm, backend, monkeypatch):
+    """The counter above does count: one hidden .item() per layer shows."""
+    import importlib
+
+    ops = importlib.import_module(type(llm.model).__module__.replace(".model", ".ops"))
+    original = ops.swiglu
+
+    def leaky(gate_up):
+        gate_up.sum().item()
+        return original(gate_up)
+
+    monkeypatch.setattr(ops, "swiglu", leaky)
+    with counted(backend, monkeypatch) as count:
+        llm.generate("Once upon", max_tokens=5)
+    assert count["wait"] == 5 + 5 * 2
+
+
+def test_the_next_step_is_launched_before_the_token_is_read(llm, backend, monkeypatch):
+    if not backend.runs_ahead:
+        pytest.skip(f"{backend.device_name} computes at once")
+    events: list[str] = []
+    for name in ("launch", "read"):
+        original = getattr(backend.runtime, name)
+        monkeypatch.setattr(backend.runtime, name,
+                            lambda *a, name=name, original=original: (events.append(name), original(*a))[1])
+    llm.generate("Once upon", max_tokens=4)
+    assert events == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]
