@@ -338,7 +338,9 @@ class _FastTokenizer(Tokenizer):
         highest = max(self.vocab_size - 1, max(added, default=0))
         self._check_size(highest, config)
         self._resolve(settings, config, library.token_to_id, library.id_to_token)
-        self.adds_bos = self._adds_bos(settings)
+        # the file's post-processor decides, as in transformers, whatever add_bos_token says beside it
+        starts = library.encode("", add_special_tokens=True).ids[:1]
+        self.adds_bos = self.bos_id is not None and starts == [self.bos_id]
         self._newline = self._ids("\n", True)
 
     def _follow_llama_class(self, settings: Mapping[str, Any], config: LlamaConfig) -> None:
@@ -408,15 +410,6 @@ class _FastTokenizer(Tokenizer):
                 "Replace, ByteFallback, Fuse and Strip; use another model"
             )
 
-    def _adds_bos(self, settings: Mapping[str, Any]) -> bool:
-        if self.bos_id is None:
-            return False
-        explicit = settings.get("add_bos_token")
-        if isinstance(explicit, bool):
-            return explicit
-        with self._lock:
-            return self._library.encode("", add_special_tokens=True).ids[:1] == [self.bos_id]
-
     def _ids(self, text: str, parse_special: bool) -> list[int]:
         with self._lock:  # the flag belongs to the library's object, which threads may share
             self._library.encode_special_tokens = not parse_special
@@ -482,7 +475,8 @@ class _SentencePieceTokenizer(Tokenizer):
         if "eos_token" not in settings and sp.eos_id() >= 0:
             self.named["eos_token"] = settings["eos_token"] = sp.id_to_piece(sp.eos_id())
         self._scheme = prefix_scheme(settings)
-        self._strip = "one" if self._sp.decode([self._sp.piece_to_id(_SPACE)]) == "" else None
+        strips = self._scheme != "never" and sp.decode([sp.piece_to_id(_SPACE)]) == ""
+        self._strip = "one" if strips else None
         self._special_breaks = True
 
         self.special_ids = {sp.id_to_piece(i): i for i in range(size) if sp.is_control(i)}
@@ -542,9 +536,9 @@ class _SentencePieceTokenizer(Tokenizer):
                 add(token["content"], one, token.get("special") is True or token["content"] in named, self._source)
 
     def _encode_plain(self, text: str) -> list[int]:
-        if self._split_plain is None:
-            return self._sp.encode(text)
-        return self._encode_split(text, self._split_plain, "first")
+        if self._split_plain is not None:
+            return self._encode_split(text, self._split_plain, self._scheme)
+        return (self._bare if self._scheme == "never" else self._sp).encode(text)
 
     def _encode_marked(self, text: str) -> list[int]:
         return self._encode_split(text, self._split, self._scheme)
