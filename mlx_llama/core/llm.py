@@ -95,7 +95,7 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     chosen = backends.select(backend, device)
     checkpoint = open_checkpoint(model, revision)
     context = _context(checkpoint, ctx_size)
-    chat_template = builtin_template(template) if template else checkpoint.template
+    chat_template = builtin_template(template, checkpoint.tokenizer) if template else checkpoint.template
     return LLM(checkpoint, chosen, chosen.load(checkpoint, dtype), chat_template, context)
 
 
