@@ -1,0 +1,107 @@
+"""python -m mlx_llama.generate as a user runs it: what is on stdout, what on stderr, which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from making import make_checkpoint
+from mlx_llama import load
+
+
+def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "mlx_llama.generate", *arguments], input=stdin, capture_output=True,
+                          timeout=120)
+
+
+@pytest.fixture(scope="module")
+def llm(toy):
+    return load(toy, backend="cpu")
+
+
+def test_the_answer_goes_to_stdout_and_nothing_else_does(toy, llm):
+    done = run("--model", str(toy), "--backend", "cpu", "-p", "hello", "-m", "12", "--stats")
+    wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=12).text
+    assert done.returncode == 0 and done.stdout.decode() == wanted
+    assert b"evaluations per token: 1 " in done.stderr and b"reused" in done.stderr
+
+
+def test_prompt_from_standard_input_system_prompt_and_plain_continuation(toy, llm):
+    done = run("--model", str(toy), "-p", "-", "-sys", "be kind", "-n", "9", stdin="Vögel".encode())
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Vögel"}]
+    assert done.stdout.decode() == llm.generate(messages, max_tokens=9).text
+    done = run("--model", str(toy), "-p", "Once upon", "--ignore-chat-template", "-n", "9")
+    assert done.stdout.decode() == llm.generate("Once upon", max_tokens=9).text
+
+
+def test_jsonl_is_pieces_and_a_receipt(toy, llm):
+    done = run("--model", str(toy), "-p", "hello", "-m", "10", "--jsonl", "--temp", "0.7", "--seed", "5")
+    *pieces, last = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=10, temperature=0.7, seed=5)
+    assert "".join(piece["text"] for piece in pieces) == wanted.text
+    assert last["receipt"]["tokens"] == wanted.tokens and last["receipt"]["seed"] == 5
+    assert last["receipt"]["origins"]["temperature"] == "user"
+
+
+@pytest.mark.parametrize("arguments, stdin, message", [
+    (["-p", "hi", "--temp", "-3", "--top-p", "9", "--seed", "x"], b"", "option temperature: '-3'"),
+    (["-p", "-"], b"\xff\xfeoops", "standard input: is not UTF-8 (byte 0"),
+    ([], b"", "required: --prompt/-p"), (["-p", "hi", "--nope"], b"", "--nope"),
+    (["-p", "hi", "--backend", "tpu"], b"", "no backend 'tpu'"), (["-p", "hi", "--device", "tpu"], b"", "no device 'tpu'"),
+    (["-p", "hi", "--backend", "cpu", "--device", "gpu"], b"", "the cpu backend has no GPU"),
+    (["-p", "hi", "--backend", "cpu", "--dtype", "float16"], b"", "computes in float32"),
+    (["-p", "hi", "--dtype", "int8"], b"", "--dtype 'int8'"), (["-p", "hi", "--ctx-size", "9999"], b"", "1 to 256"),
+    (["-p", "word " * 500], b"", "the context holds 256"), (["-p", "hi", "--template", "nope"], b"", "nope"),
+    (["-p", "hi", "-sys", "x", "--ignore-chat-template"], b"", "--system-prompt needs a chat template"),
+])
+def test_a_bad_input_is_one_line_and_exit_code_2(arguments, stdin, message, toy):
+    done = run("--model", str(toy), *arguments, stdin=stdin)
+    error = done.stderr.decode()
+    assert done.returncode == 2 and done.stdout == b""
+    assert error.startswith("error: ") and len(error.splitlines()) == 1 and message in error, error
+
+
+def test_debug_shows_the_traceback(toy):
+    done = run("--model", str(toy), "-p", "hi", "--backend", "tpu", "--debug")
+    assert done.returncode != 0 and b"Traceback" in done.stderr
+
+
+def test_a_model_that_is_not_there(tmp_path):
+    done = run("--model", str(tmp_path / "none"), "-p", "hi")
+    assert done.returncode == 2 and b"no such folder" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_no_gpu_here_says_so(toy):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    done = run("--model", str(toy), "-p", "hi", "--backend", "cuda", "--device", "gpu")
+    assert done.returncode == 2 and b"no CUDA GPU" in done.stderr
+    done = run("--model", str(toy), "-p", "hi", "--backend", "cuda")
+    assert done.returncode == 2 and b"--device cpu" in done.stderr
+
+
+def test_an_empty_prompt_without_bos(tmp_path):
+    folder = make_checkpoint(tmp_path / "m", tokenizer="bytelevel", bos_token_id=None)
+    config = folder / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"bos_token": "<|begin_of_text|>", ', ""))
+    done = run("--model", str(folder), "-p", "", "--ignore-chat-template")
+    assert done.returncode == 2 and b"no BOS" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_leaves_is_no_error(toy):
+    done = subprocess.run(f"{sys.executable} -m mlx_llama.generate --model {toy} -p hi -m 200 --jsonl | head -1",
+                          shell=True, capture_output=True, timeout=120)
+    assert done.stderr == b"" and json.loads(done.stdout)
+
+
+def test_the_commands_are_listed():
+    done = subprocess.run([sys.executable, "-m", "mlx_llama"], capture_output=True, text=True, timeout=60)
+    for name in ("chat", "generate", "bench"):
+        assert f"python -m mlx_llama.{name}" in done.stdout
+        shown = subprocess.run([sys.executable, "-m", f"mlx_llama.{name}", "--help"], capture_output=True, text=True,
+                               timeout=60)
+        assert shown.returncode == 0 and "--model" in shown.stdout, shown.stderr
