@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ MAX_STEPS = 1_000_000  # loop steps, calls and filters in one rendering; real te
 MAX_SECONDS = 5.0
 MAX_GROWTH = 1 << 20  # characters a value may have beyond 16 times the conversation
 MAX_NUMBER = 100_000  # widths, counts and sizes handed to string methods and filters; also range(), in the sandbox
-_SOURCE_LIMIT = 1 << 20  # characters of a template; the longest in use have some 20 000
+_SOURCE_LIMIT = 1 << 18  # characters of a template; the longest in use have some 20 000
 
 Message = Mapping[str, str]
 
@@ -180,88 +180,88 @@ def encode_messages(
 ) -> list[int]:
     """Token ids of a conversation.
 
-    Special tokens that the template writes are control; the same characters inside a message are text. BOS stands at
-    the start exactly once, for a tokenizer that starts texts with one, whether or not the template writes it. For
-    messages that spell no special token these are the ids of transformers' apply_chat_template (and BOS).
+    Special tokens that the template writes are control; the same characters inside a message are text. So are other
+    added tokens that the template writes, except in the assistant's messages, where the model itself wrote them
+    (<think>). BOS stands at the start exactly once, for a tokenizer that starts texts with one, whether or not the
+    template writes it. For messages that spell no such token these are the ids of transformers' apply_chat_template
+    (and BOS).
 
     Raises:
         TemplateError: as `ChatTemplate.render`.
         TokenizerError: a message cannot be encoded.
     """
     check_messages(messages)
-    literals = _control_literals(tokenizer, template)
-    parts = _render_parts(template, messages, literals, add_generation_prompt, extras)
+    parts = _render_parts(tokenizer, template, messages, add_generation_prompt, extras)
     ids = tokenizer.encode_parts(parts)
     if tokenizer.adds_bos and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
     return ids
 
 
-def _control_literals(tokenizer: Tokenizer, template: ChatTemplate) -> list[str]:
-    """What must not count when a message spells it: special tokens, and other added ones that the template writes
-    (whitespace apart, which templates contain as ordinary text; as transformers' sanitize_control_tokens)."""
-    return [
-        text
-        for text in tokenizer.added_ids
-        if text in tokenizer.special_ids or (text in template.source and not text.isspace())
-    ]
-
-
 def _render_parts(
-    template: ChatTemplate, messages: Sequence[Message], literals: list[str], prompt: bool, extras: dict[str, Any]
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], prompt: bool, extras: dict[str, Any]
 ) -> list[str]:
-    """The rendered conversation, cut inside every control literal that comes from a message.
+    """The rendered conversation, cut inside every control literal that a message spells.
 
     The cuts travel through the template as a character that nothing else uses. One goes after the first character of
-    every literal in a message; one more to a message's end where the beginning or end of a literal stands there,
-    which the template's or the next message's text could complete. The latter are taken out again where nothing was
-    completed, so that harmless text stays whole.
+    every literal in a message; an edge goes to a message's end where part of a literal stands there, which the
+    template's or the next message's text could complete. Edges that nothing completes are taken out again, so that
+    harmless text stays whole.
     """
-    matters = [text for text in literals if len(text) > 1]
-    inside = re.compile("|".join(f"(?={re.escape(text[0])}{re.escape(text[1:])})" for text in matters) or "(?!)")
-    heads = {text[:n] for text in matters for n in range(1, len(text))}
-    tails = {text[n:] for text in matters for n in range(1, len(text))}
-    longest = max(map(len, matters), default=0)
+    special = [text for text in tokenizer.special_ids if len(text) > 1]
+    # whitespace aside, which templates write as ordinary text (as transformers' sanitize_control_tokens)
+    added = [text for text in tokenizer.added_ids if len(text) > 1 and text in template.source and not text.isspace()]
+    literals = list(dict.fromkeys(special + added))
+    if not literals:
+        return [template.render(messages, prompt, **extras)]
+    of_assistant, of_others = _occurrences(special), _occurrences(literals)
+    heads = {text[:n] for text in literals for n in range(1, len(text))}
+    tails = {text[n:] for text in literals for n in range(1, len(text))}
+    longest = max(map(len, literals))
 
     used = template.source + "".join(message["content"] for message in messages)
     free = [chr(c) for c in range(0xF0000, 0xF0100) if chr(c) not in used]
     if len(free) < 2:
-        raise TemplateError("messages use 255 different characters of private-use plane 15; remove some of them")
+        raise TemplateError("messages use all characters from U+F0000 to U+F00FF, which stand for nothing; remove some")
     cut, edge = free[:2]
 
     marked = []
     for message in messages:
         content = message["content"]
-        starts = any(content[:n] in tails for n in range(1, longest))
-        ends = any(content[-n:] in heads for n in range(1, min(longest, len(content) + 1)))
-        at = [match.start() + 1 for match in inside.finditer(content)]
-        pieces = [content[a:b] for a, b in zip([0, *at], [*at, len(content)], strict=True)]
-        text = edge * starts + cut.join(pieces) + edge * ends
+        body = content.strip()  # templates often strip, and an edge outside of the spaces would keep them
+        inner = any(body in text for text in literals) if body else False
+        starts = inner or any(body[:n] in tails for n in range(1, longest))
+        ends = inner or any(body[-n:] in heads for n in range(1, min(longest, len(body) + 1)))
+        inside = of_assistant if message["role"] == "assistant" else of_others
+        body = "".join([c + cut if i in found else c for i, c in enumerate(body)]) if (found := inside(body)) else body
+        left, right = len(content) - len(content.lstrip()), len(content.rstrip())
+        text = content[:left] + edge * starts + body + edge * ends + content[max(left, right) :]
         marked.append({"role": message["role"], "content": text})
-    rendered = template.render(marked, prompt, **extras)
-    if cut not in rendered and edge not in rendered:
-        return [rendered]
-    return _cut(rendered, cut, edge, matters)
+    if marked != list(messages):
+        rendered = template.render(marked, prompt, **extras)
+        parts = [part for stretch in rendered.split(cut) for part in _uncut(stretch, edge, literals) if part]
+        if len(parts) > 1:
+            return parts
+    # nothing to keep apart: as the messages are, for templates that look at how a message begins
+    return [template.render(messages, prompt, **extras)]
 
 
-def _cut(rendered: str, cut: str, edge: str, literals: list[str]) -> list[str]:
-    """Splits at every `cut`, and at an `edge` where the text on both its sides would join into a literal."""
-    found = re.compile("|".join(map(re.escape, sorted(literals, key=len, reverse=True))))
-    parts = []
-    for stretch in rendered.split(cut):
-        pieces = stretch.split(edge)
-        borders, plain = set(), "".join(pieces)
-        at = 0
-        for piece in pieces[:-1]:
-            at += len(piece)
-            borders.add(at)
-        start = 0
-        for border in sorted(borders):
-            if any(match.start() < border < match.end() for match in found.finditer(plain)):
-                parts.append(plain[start:border])
-                start = border
-        parts.append(plain[start:])
-    return [part for part in parts if part]
+def _occurrences(literals: Sequence[str]) -> Callable[[str], set[int]]:
+    """A function that finds where any of the literals begins in a text, overlapping ones too."""
+    pattern = re.compile("|".join(f"(?={re.escape(text)})" for text in literals) or "(?!)")
+    return lambda text: {match.start() for match in pattern.finditer(text)}
+
+
+def _uncut(stretch: str, edge: str, literals: Sequence[str]) -> list[str]:
+    """The stretch without its edges, split at those that lie within a literal."""
+    pieces = stretch.split(edge)
+    text, parts, start, border = "".join(pieces), [], 0, 0
+    for piece in pieces[:-1]:
+        border += len(piece)
+        if any(text.find(one, max(0, border - len(one) + 1), border + len(one) - 1) >= 0 for one in literals):
+            parts.append(text[start:border])
+            start = border
+    return [*parts, text[start:]]
 
 
 def _read(path: Path) -> str:
@@ -298,7 +298,11 @@ class _Meter:
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise _Exceeded(f"more than {MAX_STEPS} steps")
-        if self.steps % 64 == 0 and time.monotonic() > self.deadline:
+        if self.steps % 64 == 0:
+            self.look()
+
+    def look(self) -> None:
+        if time.monotonic() > self.deadline:
             raise _Exceeded(f"more than {MAX_SECONDS:g} seconds")
 
     def collect(self, chunks: Iterable[str]) -> str:
@@ -313,6 +317,8 @@ class _Meter:
     def fits(self, size: int) -> None:
         if size > self.room:
             raise _Exceeded(f"a text or list of more than {self.room} characters or elements")
+        if size > 10_000:  # long work between two looks at the clock
+            self.look()
 
 
 _METER: ContextVar[_Meter | None] = ContextVar("meter", default=None)
@@ -330,13 +336,13 @@ def _weight(value: Any, room: int) -> int:
         total += 1
         if isinstance(one, (str, bytes)):
             total += len(one)
-        elif isinstance(one, Mapping):
-            stack.extend(one.keys())
-            stack.extend(one.values())
-        elif isinstance(one, (list, tuple, set, frozenset)):
-            stack.extend(one)
         elif isinstance(one, int):
             total += one.bit_length() // 3
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            stack.extend(one)
+        elif isinstance(one, dict):
+            stack.extend(one.keys())
+            stack.extend(one.values())
     return total
 
 
@@ -485,7 +491,8 @@ def _environment() -> Any:
         def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
             meter = _meter()
             meter.tick()
-            name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+            bound = getattr(function, "__wrapped__", function)  # Jinja wraps str.format in its own sandboxed one
+            name, owner = getattr(bound, "__name__", ""), getattr(bound, "__self__", None)
             if isinstance(owner, (str, bytes, int, float)):
                 if name in ("translate", "maketrans"):
                     raise jinja2.sandbox.SecurityError(f"a call of {name}()")
@@ -535,6 +542,9 @@ def _environment() -> Any:
         def __setitem__(self, name: str, value: Any) -> None:
             TemplateNamespace._check(name)
             jinja2.utils.Namespace.__setitem__(self, name, value)
+
+        def __repr__(self) -> str:
+            return "<Namespace>"  # Jinja's own prints all it holds, however often
 
         @staticmethod
         def _check(name: Any) -> None:
