@@ -58,7 +58,8 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis (Zhang and Sennrich 2019). x: float32 [..., E]."""
-    return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)) * weight
+    mean_square = np.einsum("...e,...e->...", x, x)[..., None] / np.float32(x.shape[-1])
+    return x / np.sqrt(mean_square + np.float32(eps)) * weight
 
 
 def rope(x: np.ndarray, table: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -67,7 +68,8 @@ def rope(x: np.ndarray, table: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     x: float32 [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2]; returns [B, H, T, D].
     """
     cosine, sine = table
-    first, second = np.split(x, 2, axis=-1)
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
     return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
 
@@ -92,7 +94,8 @@ def attention(query: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: fl
 
 def swiglu(gate_up: np.ndarray) -> np.ndarray:
     """silu(gate) * up (Shazeer 2020). gate_up: float32 [..., 2 F], the gate first; returns [..., F]."""
-    gate, up = np.split(gate_up, 2, axis=-1)
+    half = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :half], gate_up[..., half:]
     # exp of a large negative gate's opposite overflows to infinity, and gate / infinity is the right 0.
     with np.errstate(over="ignore"):
         return gate / (1 + np.exp(-gate)) * up
