@@ -13,7 +13,7 @@ from .engine import Completion, Engine
 from .errors import ContextError, TemplateError
 from .options import resolve
 from .session import Sequence, Session, Stream
-from .template import ChatTemplate, builtin_template, encode_messages
+from .template import ChatTemplate, builtin_template, encode_messages, missing_template
 
 Prompt = str | list[dict[str, str]] | list[int]
 
@@ -75,9 +75,7 @@ class LLM:
     def require_template(self) -> ChatTemplate:
         """The chat template. Raises TemplateError that says how to give one."""
         if self.template is None:
-            raise TemplateError(f"{self.checkpoint.name}: this model has no chat template: give one with --template "
-                                f"(a name such as chatml, llama2, llama3, or a .jinja file), or continue plain text "
-                                f"with --ignore-chat-template")
+            raise TemplateError(missing_template(self.checkpoint.name))
         return self.template
 
 
