@@ -1,0 +1,90 @@
+"""What users have on their disks: each damaged model ends in one line naming the file and the field, exit code 2."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from making import make_checkpoint
+from mlx_llama import cli, generate
+
+
+def edit_json(path, change):
+    raw = json.loads(path.read_text())
+    change(raw)
+    path.write_text(json.dumps(raw))
+
+
+def config(change):
+    return lambda folder: edit_json(folder / "config.json", change)
+
+
+def tensors(change):
+    """Rewrite model.safetensors with a changed header, its data as it was."""
+
+    def damage(folder):
+        path = folder / "model.safetensors"
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:8 + size])
+        change(header)
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size:])
+
+    return damage
+
+
+def truncate(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def missing_shard(folder):
+    make_checkpoint(folder, shards=2)
+    (folder / "model.safetensors").unlink()
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+DAMAGE = {
+    "truncated weights": (truncate, "model.safetensors"),
+    "empty weights": (lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors"),
+    "corrupt header": (lambda f: (f / "model.safetensors").write_bytes(b"\x08" + b"\0" * 7 + b"not json" + b"\0" * 99),
+                       "model.safetensors"),
+    "huge header": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64), "model.safetensors"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
+    "missing shard": (missing_shard, "model-00002-of-00002.safetensors"),
+    "missing tensor": (tensors(lambda h: h.__setitem__("other", h.pop("model.norm.weight"))), "model.norm.weight"),
+    "wrong shape": (config(lambda c: c.__setitem__("intermediate_size", 95)), "mlp"),
+    "config not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json"),
+    "config missing": (lambda f: (f / "config.json").unlink(), "config.json"),
+    "field missing": (config(lambda c: c.pop("hidden_size")), "hidden_size"),
+    "field absurd": (config(lambda c: c.__setitem__("num_hidden_layers", -3)), "num_hidden_layers"),
+    "field huge": (config(lambda c: c.__setitem__("vocab_size", 10**15)), "vocab_size"),
+    "unknown architecture": (config(lambda c: c.__setitem__("architectures", ["GPT2LMHeadModel"])), "GPT2LMHeadModel"),
+    "unknown rope": (config(lambda c: c.__setitem__("rope_scaling", {"rope_type": "longrope", "factor": 2.0})), "longrope"),
+    "quantised": (config(lambda c: c.__setitem__("quantization", {"bits": 4, "group_size": 64})), "quanti"),
+    "tokenizer gone": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer"),
+    "tokenizer corrupt": (lambda f: (f / "tokenizer.model").write_bytes(b"\x0a\xff\xff\xff\xff"), "tokenizer.model"),
+    "tokenizer too large": (lambda f: make_checkpoint(f, tokenizer=True, vocab_size=300), "300"),
+    "template loops": (lambda f: (f / "chat_template.jinja").write_text(
+        "{% for a in range(99999999) %}{% for b in range(99999999) %}{% endfor %}{% endfor %}"), "chat_template.jinja"),
+    "template escapes": (lambda f: (f / "chat_template.jinja").write_text(
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}"), "chat_template.jinja"),
+    "template malformed": (lambda f: (f / "chat_template.jinja").write_text("{% for %}"), "chat_template.jinja"),
+    "generation config": (lambda f: (f / "generation_config.json").write_text(
+        '{"do_sample": true, "temperature": "hot"}'), "temperature"),
+    "only pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pickle"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_one_line_that_names_it(case, tmp_path, capfd):
+    damage, name = DAMAGE[case]
+    folder = make_checkpoint(tmp_path / "m")
+    damage(folder)
+    code = cli.run(generate.main, ["--model", str(folder), "-p", "hi", "-m", "2", "--backend", "cpu"])
+    out, error = capfd.readouterr()
+    assert code == 2 and out == ""
+    assert error.startswith("error: ") and error.count("\n") == 1 and name in error, error
+    assert str(folder) in error or name in error
