@@ -6,21 +6,29 @@ of a float32, so widening it is a shift).
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 
 # A block of widened rows should stay in a core's second-level cache between being written and being multiplied.
-BLOCK_BYTES = 1 << 20
-_HIGH_HALF = 1 if sys.byteorder == "little" else 0
+BLOCK_BYTES = 1 << 19
 
 
 def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """float32 copy of a weight of any width, exact. out: float32 of the same shape, zero in its low halves."""
+    """float32 copy of a weight of any width, exact. out: contiguous float32 of the same shape to write to."""
     if out is None:
-        out = np.zeros(weight.shape, np.float32)
+        out = np.empty(weight.shape, np.float32)
+    bits = out.view(np.int32)
     if weight.dtype == np.uint16:
-        out.view(np.uint16).reshape(*out.shape, 2)[..., _HIGH_HALF] = weight
+        bits[...] = weight
+        np.left_shift(bits, 16, out=bits)
+    elif weight.dtype == np.float16:
+        # NumPy converts float16 one number at a time. In integers: sign-extend, move exponent and mantissa to their
+        # places, clear the sign's copies; what is left is 2**-112 of the value, subnormal numbers included.
+        bits[...] = weight.view(np.int16)
+        np.left_shift(bits, 13, out=bits)
+        np.bitwise_and(bits, np.int32(-0x70000001), out=bits)
+        np.multiply(out, np.float32(2.0**112), out=out)
+        if max(out.max(), -out.min()) >= 65536:  # infinity and NaN came out finite
+            out[...] = weight
     else:
         out[...] = weight
     return out
@@ -43,7 +51,7 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
     else:
         out = np.empty((len(rows), len(weight)), np.float32)
         step = max(1, BLOCK_BYTES // (4 * weight.shape[1]))
-        scratch = np.zeros((min(step, len(weight)), weight.shape[1]), np.float32)
+        scratch = np.empty((min(step, len(weight)), weight.shape[1]), np.float32)
         for start in range(0, len(weight), step):
             block = weight[start:start + step]
             wide = widen(block, scratch[:len(block)])
