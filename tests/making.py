@@ -42,7 +42,9 @@ LLAMA3_SPECIALS = (
 
 
 @functools.cache
-def sentencepiece_model(vocab_size: int = 384, user_defined: tuple[str, ...] = ()) -> bytes:
+def sentencepiece_model(
+    vocab_size: int = 384, user_defined: tuple[str, ...] = (), control: tuple[str, ...] = ()
+) -> bytes:
     """A tokenizer.model as Llama 2 has it: BPE, byte fallback, digits split, identity normalisation, <s> is 1."""
     import sentencepiece
 
@@ -59,6 +61,7 @@ def sentencepiece_model(vocab_size: int = 384, user_defined: tuple[str, ...] = (
         allow_whitespace_only_pieces=True,
         character_coverage=0.99,
         user_defined_symbols=list(user_defined),
+        control_symbols=list(control),
         num_threads=1,
         minloglevel=2,
     )

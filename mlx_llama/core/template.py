@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,8 +155,8 @@ def builtin_template(name_or_path: str, tokenizer: Tokenizer) -> ChatTemplate:
     """
     if name_or_path in BUILTIN:
         return ChatTemplate(BUILTIN[name_or_path], f"template {name_or_path}", tokenizer.named)
-    path = Path(name_or_path).expanduser()
-    if not path.is_file():
+    path = Path(os.path.expanduser(name_or_path))
+    if not os.path.isfile(path):
         raise TemplateError(
             f"template {show(name_or_path)}: not a file and not a known name; known are {', '.join(BUILTIN)}"
         )
@@ -214,9 +214,7 @@ def _render_parts(
     literals = list(dict.fromkeys(special + added))
     if not literals:
         return [template.render(messages, prompt, **extras)]
-    of_assistant, of_others = _occurrences(special), _occurrences(literals)
-    heads = {text[:n] for text in literals for n in range(1, len(text))}
-    tails = {text[n:] for text in literals for n in range(1, len(text))}
+    heads, tails = _halves(tuple(literals))
     longest = max(map(len, literals))
 
     used = template.source + "".join(message["content"] for message in messages)
@@ -232,8 +230,8 @@ def _render_parts(
         inner = any(body in text for text in literals) if body else False
         starts = inner or any(body[:n] in tails for n in range(1, longest))
         ends = inner or any(body[-n:] in heads for n in range(1, min(longest, len(body) + 1)))
-        inside = of_assistant if message["role"] == "assistant" else of_others
-        body = "".join([c + cut if i in found else c for i, c in enumerate(body)]) if (found := inside(body)) else body
+        at = _occurrences(special if message["role"] == "assistant" else literals, body)
+        body = cut.join(body[a:b] for a, b in zip([0, *at], [*at, len(body)], strict=True))
         left, right = len(content) - len(content.lstrip()), len(content.rstrip())
         text = content[:left] + edge * starts + body + edge * ends + content[max(left, right) :]
         marked.append({"role": message["role"], "content": text})
@@ -246,10 +244,22 @@ def _render_parts(
     return [template.render(messages, prompt, **extras)]
 
 
-def _occurrences(literals: Sequence[str]) -> Callable[[str], set[int]]:
-    """A function that finds where any of the literals begins in a text, overlapping ones too."""
-    pattern = re.compile("|".join(f"(?={re.escape(text)})" for text in literals) or "(?!)")
-    return lambda text: {match.start() for match in pattern.finditer(text)}
+def _occurrences(literals: Sequence[str], text: str) -> list[int]:
+    """Where to cut: after the first character of every literal in the text, overlapping ones too."""
+    found = set()
+    for one in literals:
+        at = text.find(one)
+        while at >= 0:
+            found.add(at + 1)
+            at = text.find(one, at + 1)
+    return sorted(found)
+
+
+@functools.lru_cache(maxsize=8)
+def _halves(literals: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """All beginnings and all ends of the literals, themselves left out."""
+    heads = frozenset(text[:n] for text in literals for n in range(1, len(text)))
+    return heads, frozenset(text[n:] for text in literals for n in range(1, len(text)))
 
 
 def _uncut(stretch: str, edge: str, literals: Sequence[str]) -> list[str]:

@@ -483,6 +483,8 @@ class _SentencePieceTokenizer(Tokenizer):
         self.added_ids = dict(self.special_ids)
         self.added_ids.update((sp.id_to_piece(i), i) for i in _user_defined(blob))
         self._extra: dict[int, str] = {}  # ids above the sentencepiece vocabulary
+        self._swallow_left: set[str] = set()
+        self._swallow_right: set[str] = set()
         self._add_tokens(folder, settings, size)
         self.vocab_size = max([size - 1, *self._extra]) + 1
         self._check_size(self.vocab_size - 1, config)
@@ -500,10 +502,17 @@ class _SentencePieceTokenizer(Tokenizer):
                 self.special_ids[text] = self.added_ids[text] = id_of(text)
         self._specials = frozenset(self.special_ids.values())
         self.adds_bos = self.bos_id is not None and settings.get("add_bos_token", True) is not False
-        longest = sorted(self.added_ids, key=len, reverse=True)
-        self._split = re.compile("|".join(map(re.escape, longest)) or "(?!)")
-        ordinary = [text for text in longest if text not in self.special_ids and self.added_ids[text] >= size]
-        self._split_plain = re.compile("|".join(map(re.escape, ordinary))) if ordinary else None
+        self._split = self._pattern(self.added_ids)
+        ordinary = [text for text, one in self.added_ids.items() if text not in self.special_ids and one >= size]
+        self._split_plain = self._pattern(ordinary) if ordinary else None
+
+    def _pattern(self, texts: Iterable[str]) -> re.Pattern[str]:
+        """Finds added tokens, the longest first, with the spaces beside them that they swallow (lstrip, rstrip)."""
+        wings = {
+            text: (r"\s*" if text in self._swallow_left else "", r"\s*" if text in self._swallow_right else "")
+            for text in sorted(texts, key=len, reverse=True)
+        }
+        return re.compile("|".join(f"{a}({re.escape(text)}){b}" for text, (a, b) in wings.items()) or "(?!)")
 
     def _base_id(self, text: str) -> int | None:
         one = self._sp.piece_to_id(text)
@@ -532,8 +541,16 @@ class _SentencePieceTokenizer(Tokenizer):
                     raise TokenizerError(f"{path}: {show(text)} is {show(one)}, expected a token id")
                 add(text, one, text in named, path)
         for one, token in self._added_decoder(settings):
-            if token["content"]:
-                add(token["content"], one, token.get("special") is True or token["content"] in named, self._source)
+            text = token["content"]
+            if token.get("single_word"):
+                raise TokenizerError(
+                    f"{self._source}: added_tokens_decoder[{one}] has single_word, which is not supported beside {_MODEL}; "
+                    "use a model with tokenizer.json"
+                )
+            if text:
+                add(text, one, token.get("special") is True or text in named, self._source)
+                self._swallow_left |= {text} if token.get("lstrip") else set()
+                self._swallow_right |= {text} if token.get("rstrip") else set()
 
     def _encode_plain(self, text: str) -> list[int]:
         if self._split_plain is not None:
@@ -561,7 +578,7 @@ class _SentencePieceTokenizer(Tokenizer):
 
         for match in pattern.finditer(text):
             segment(text[start : match.start()], start)
-            ids.append(self.added_ids[match[0]])
+            ids.append(self.added_ids[match[match.lastindex]])
             start = match.end()
         segment(text[start:], start)
         return ids

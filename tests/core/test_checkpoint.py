@@ -5,6 +5,8 @@ import mmap
 import os
 import shutil
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -160,6 +162,21 @@ def test_opening_loads_no_tokenizer(tmp_path):
     opened = open_checkpoint(folder)
     with pytest.raises(TokenizerError, match=r"tokenizer\.model"):
         _ = opened.tokenizer
+
+
+def test_opening_imports_only_numpy(tmp_path):
+    """Start-up time: what a tokenizer, a template or the hub needs is imported when one of them is used."""
+    folder = make_checkpoint(tmp_path / "m")
+    code = f"""
+import sys
+from mlx_llama.core import tokenizer, template, rope
+from mlx_llama.core.checkpoint import open_checkpoint
+open_checkpoint({str(folder)!r})
+heavy = "tokenizers sentencepiece jinja2 huggingface_hub safetensors mlx torch transformers"
+print(*[name for name in heavy.split() if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
 def test_no_template(tmp_path):
@@ -321,7 +338,7 @@ def test_a_broken_generation_config(text, tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     (folder / "generation_config.json").write_text(text)
     with pytest.raises(LlamaError, match=r"generation_config\.json"):
-        _ = open_checkpoint(folder).eos_token_ids
+        open_checkpoint(folder)
 
 
 def test_a_file_instead_of_a_folder(tmp_path):

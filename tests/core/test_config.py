@@ -196,6 +196,7 @@ REFUSED = [
     ({"hidden_size": None}, "hidden_size", "None"),
     ({"hidden_size": 66}, "hidden_size", "66"),
     ({"num_attention_heads": 0}, "num_attention_heads", "0"),
+    ({"num_hidden_layers": True}, "num_hidden_layers", "True"),
     ({"num_hidden_layers": 10**9}, "num_hidden_layers", "1000000000"),
     ({"num_key_value_heads": 3}, "num_key_value_heads", "3"),
     ({"num_key_value_heads": 8}, "num_key_value_heads", "8"),

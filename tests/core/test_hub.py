@@ -147,7 +147,9 @@ def test_a_path_has_no_revision(tmp_path):
     assert "revision" in refusal(make_checkpoint(tmp_path / "m"), "main")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/no/where", "a/b/c", "no where/x"])
+@pytest.mark.parametrize(
+    "name", ["nowhere", "./nowhere", "/no/where", "a/b/c", "no where/x", "", "x" * 5000, "a\0b", "~nobody/x", "a\nb"]
+)
 def test_what_is_neither(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = refusal(name)

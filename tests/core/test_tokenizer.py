@@ -244,6 +244,48 @@ def test_added_tokens_above_the_vocabulary(kind, tmp_path):
     assert 385 not in plain and 386 in plain
 
 
+def test_control_symbols_of_sentencepiece(tmp_path):
+    symbols = ("<|user|>", "<|end|>")
+    folder = make_tokenizer(tmp_path, "sentencepiece")
+    (folder / "tokenizer.model").write_bytes(sentencepiece_model(control=symbols))
+    ours, theirs = load(folder), auto(folder)
+    assert all(ours.special_ids[text] == theirs.convert_tokens_to_ids(text) for text in symbols)
+    for text in ("<s><|user|>Hello<|end|> x", "a <|user|> b", "<|user|>"):
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, parse_special=True) == ids
+        assert ours.decode(ids, skip_special=False) == theirs.decode(ids)
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        assert not set(ours.encode(text)) & set(ours.special_ids.values())
+
+
+@pytest.mark.parametrize("wings", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("kind", ["sentencepiece", "llama2"])
+def test_added_tokens_that_swallow_spaces(kind, wings, tmp_path):
+    token = {"content": "<|end|>", "lstrip": wings[0], "rstrip": wings[1], "normalized": False, "single_word": False,
+             "special": True}  # fmt: skip
+    folder = make_tokenizer(tmp_path, kind, added_tokens_decoder={"384": token})
+    ours, theirs = load(folder, vocab_size=400), auto(folder, vocab_size=400)
+    for text in ("a <|end|> b", "a  <|end|>\n\tb <|end|>", "<|end|>  <|end|> ", " <|end|>"):
+        assert ours.encode(text, parse_special=True) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+def test_single_word_is_refused_beside_sentencepiece(tmp_path):
+    token = {"content": "<x>", "single_word": True}
+    folder = make_tokenizer(tmp_path, "sentencepiece", added_tokens_decoder={"384": token})
+    assert "single_word" in refusal(folder, vocab_size=400)
+
+
+@pytest.mark.parametrize("kind", ["llama2", "bytelevel"])
+def test_mistral_takes_the_json_as_it_is(kind, tmp_path):
+    fields = {"architectures": ["MistralForCausalLM"]}
+    folder = make_tokenizer(tmp_path, kind)
+    ours, theirs = load(folder, **fields), auto(folder, **fields)
+    eos = theirs.eos_token
+    for text in TEXTS:
+        marked = f"{eos}{text}{eos} {text}"
+        assert ours.encode(marked, parse_special=True) == theirs(marked, add_special_tokens=False)["input_ids"]
+
+
 def test_added_tokens_json(tmp_path):
     folder = make_tokenizer(tmp_path, "sentencepiece", additional_special_tokens=["<|im_start|>", "<|im_end|>"])
     (folder / "added_tokens.json").write_text(json.dumps(ADDED))

@@ -128,26 +128,28 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
         folder, config = _local(label), None
     config = config or LlamaConfig.from_file(folder)
     tensors = _select(_weights(folder), config, folder)
-    generation = folder / "generation_config.json"
+    path = folder / "generation_config.json"
+    generation = read_json(path, ConfigError) if path.exists() else {}
+    _generation_eos(generation, folder, config.vocab_size)  # a bad one is told now, not after the first answer
     return Checkpoint(
         name=label,
         path=folder,
         config=config,
         tensors=tensors,
-        generation_config=read_json(generation, ConfigError) if generation.exists() else {},
+        generation_config=generation,
         nbytes=sum(tensor.nbytes for tensor in tensors.values()),
     )
 
 
 def _local(name: str) -> Path:
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name))
+    if name and os.path.isdir(path):  # os.path answers False where pathlib raises: names too long, NUL, ~nobody
         return path
-    if path.exists():
+    if name and os.path.exists(path):
         kind = "GGUF is not supported yet; " if path.suffix == ".gguf" else ""
         raise CheckpointError(f"{path}: is a file, expected a folder with config.json and weights; {kind}name the folder")
     raise CheckpointError(
-        f"{path}: no such folder, and not a hub id (which look like org/name); check the path, or use `guide`, "
+        f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check the path, or use `guide`, "
         "the model that ships"
     )
 

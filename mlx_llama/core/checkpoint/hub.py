@@ -22,11 +22,9 @@ def is_hub_id(name: str | os.PathLike) -> bool:
     An existing path is a path; so is what is absolute, starts with "." or "~", ends in a separator, has a backslash,
     or has more than one slash.
     """
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
         return False
-    if Path(name).expanduser().exists():
-        return False
-    return _HUB_ID.fullmatch(name) is not None and ".." not in name and "--" not in name
+    return not os.path.exists(name)
 
 
 def fetch(name: str, revision: str | None = None, patterns: tuple[str, ...] = SETTINGS + WEIGHTS) -> Path:
