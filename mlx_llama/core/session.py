@@ -139,15 +139,15 @@ class Session:
             raise SessionError("there is no answer to generate again: ask something first")
         before = list(self.messages)
         question = self.messages[-2]["content"]
-        self.messages = self.messages[:-2]
+        self.messages = before[:-2]
         try:
             stream = self.stream(question, **options)
-        except BaseException:
-            self.messages = before
-            raise
+        finally:
+            self.messages = before  # until the new answer begins: the stream may never be started
         return Stream(self._or_restore(stream, before), stream.completion)
 
     def _or_restore(self, stream: Stream, before: list[dict[str, str]]) -> Iterator[str]:
+        self.messages = before[:-2]
         try:
             yield from stream
         finally:
@@ -214,10 +214,11 @@ def _read(path: Path) -> dict[str, Any]:
     """The content of a saved session, every field checked. Raises SessionError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(content, ensure_ascii=False).encode()  # lone surrogates are no text: no tokenizer takes them
     except OSError as error:
         raise SessionError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise SessionError(f"{path}: is not a saved session (not JSON: {error})") from None
+        raise SessionError(f"{path}: is not a saved session (not JSON in UTF-8: {error})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise SessionError(f"{path}: is not a saved session (no \"format\": {FORMAT!r})")
     if content.get("version") != VERSION:
@@ -230,8 +231,9 @@ def _read(path: Path) -> dict[str, Any]:
         if not isinstance(message, dict) or message.get("role") != role or not isinstance(message.get("content"), str):
             raise SessionError(f"{path}: messages[{i}] must have the role {role!r} and a text as content")
     dropped = content.get("dropped", 0)
-    if type(dropped) is not int or not 0 <= dropped <= len(messages) or dropped % 2:
-        raise SessionError(f"{path}: dropped is {dropped!r}, it must be an even count of the {len(messages)} messages")
+    if type(dropped) is not int or not 0 <= dropped <= max(0, len(messages) - 2) or dropped % 2:
+        raise SessionError(f"{path}: dropped is {dropped!r}, it must be even and leave the last turn of the "
+                           f"{len(messages)} messages")
     for name, kind in (("system", (str, type(None))), ("model", str), ("options", dict)):
         if not isinstance(content.get(name), kind):
             raise SessionError(f"{path}: {name} is {content.get(name)!r:.40}, which is not a "

@@ -1,0 +1,55 @@
+"""Doors are tested as users meet them: through `main`, through a pipe, and in a pseudo-terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from making import make_checkpoint
+from mlx_llama import cli
+
+
+@pytest.fixture(scope="session")
+def roomy(tmp_path_factory):
+    """A toy whose context holds more than any test waits for: its answers end when they are stopped."""
+    return make_checkpoint(tmp_path_factory.mktemp("roomy") / "roomy", max_position_embeddings=100_000)
+
+
+@pytest.fixture
+def door(monkeypatch, capsys):
+    """door(main, *arguments, stdin=b""): runs a door here; returns .code, .out and .err."""
+
+    def run(main, *arguments, stdin: bytes = b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        capsys.readouterr()
+        code = cli.run(main, [str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    """terminal(*arguments of python, **environment): a program in a pseudo-terminal of 80 columns and 24 rows; all
+    it wrote is in .logfile_read."""
+    pexpect = pytest.importorskip("pexpect", reason="pseudo-terminals need pexpect, which Windows has not")
+    started = []
+
+    def spawn(*arguments, **environment):
+        env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+        env |= {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": str(tmp_path / "state")}
+        child = pexpect.spawn(sys.executable, [str(argument) for argument in arguments], env=env | environment,
+                              dimensions=(24, 80), encoding="utf-8", timeout=20)
+        child.delaybeforesend = 0.02
+        child.logfile_read = io.StringIO()
+        started.append(child)
+        return child
+
+    yield spawn
+    for child in started:
+        child.close(force=True)

@@ -1,0 +1,663 @@
+"""The chat: commands, scripts, the terminal, and Markdown that loses nothing."""
+
+import copy
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from rich.console import Console
+
+from making import make_checkpoint
+from mlx_llama import chat, chat_commands, chat_terminal, load
+from mlx_llama.chat_markdown import Blocks, MarkdownView, Rendered
+from mlx_llama.core.engine import Completion
+from mlx_llama.core.errors import LlamaError, OptionsError
+from mlx_llama.core.session import Stream
+
+PROMPT = ">>> "
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>78]|\([A-Z0-9])")
+
+
+def plain(text):
+    """What a terminal shows of `text`, roughly: escape sequences and carriage returns taken out."""
+    return ESCAPES.sub("", text).replace("\r", "")
+
+
+@pytest.fixture(scope="module")
+def model(toy):
+    return load(toy, backend="cpu")
+
+
+@pytest.fixture
+def session(model):
+    """Two turns old."""
+    session = model.chat(system="Be kind.", max_tokens=4)
+    session.send("hello")
+    session.send("once upon a time")
+    return session
+
+
+def command(session, line):
+    """What a command says; an answer is generated to its end."""
+    outcome = chat_commands.run(session, line)
+    return outcome.finish() if isinstance(outcome, Stream) else outcome
+
+
+def state(session):
+    return copy.deepcopy((session.messages, session.system, session.options, session.dropped))
+
+
+def seen(session):
+    """The text the model has seen last."""
+    return session.engine.tokenizer.decode(session.sequence.held)
+
+
+# Commands
+
+
+@pytest.mark.parametrize("line, words", [
+    ("/hlep", "there is no command '/hlep' (did you mean /help?)"),
+    ("/", "there is no command '/' (/help lists them"),
+    ("/frobnicate \x1b[31m", "'/frobnicate'"),
+    ("/clear all", "/clear takes nothing after it"),
+    ("/save", "/save needs something after it: /save FILE"),
+    ("/load /nowhere/at all", "/nowhere/at all: cannot be read"),
+    ("/load /", "/: is not a file"),
+    ("/load ~nobodyhere/x", "cannot be read"),
+    ("/read a\0b", "is not the name of a file"),
+    ("/read /nowhere", "/nowhere: cannot be read"),
+    ("/save /nowhere/at/all", "/nowhere/at/all: cannot be written"),
+    ("/set temprature 1", "there is no option 'temprature' (did you mean 'temperature'?)"),
+    ("/set temperature hot", "option temperature: 'hot' is not allowed"),
+    ("/set temperature -1", "at least 0"),
+    ("/set temperature nan", "option temperature"),
+    ("/set top_p 0", "above 0"),
+    ("/set max_tokens 1.5", "option max_tokens"),
+    ("/set logit_bias 999999=1", "outside the vocabulary"),
+    ("/set logit_bias x", "option logit_bias"),
+    ("/set stop 'open", "is not a list of words"),
+    ("/set stop ''", "empty stop string"),
+])
+def test_a_bad_command_is_one_line_and_changes_nothing(session, line, words):
+    before = state(session)
+    with pytest.raises(LlamaError) as caught:
+        command(session, line)
+    assert words in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert state(session) == before
+
+
+def test_set_shows_sets_and_resets(session):
+    everything = command(session, "/set")
+    assert re.search(r"max_tokens +4 +user", everything) and re.search(r"seed +random +default", everything)
+    assert command(session, "/set temp") == "temperature = 0 (default): softmax temperature; 0 is greedy"
+    assert command(session, "/set temp 0.7") == "temperature = 0.7 (user)"
+    assert session.resolved().options.temperature == 0.7
+    assert command(session, "/set --temp default") == "temperature = 0 (default)"
+    assert command(session, "/set n 9") == "max_tokens = 9 (user)"
+    assert command(session, "/set seed 5") == "seed = 5 (user)"
+    assert command(session, r"/set stop 'a b' \n") == r"stop = 'a b' n (user)"
+    assert command(session, r"/set stop '\n\n' User:") == r"stop = '\n\n' User: (user)"
+    assert session.resolved().options.stop == ("\n\n", "User:")
+    assert command(session, "/set logit_bias 5=-2 7+1") == "logit_bias = 5=-2 7=1 (user)"
+    assert session.resolved().options.logit_bias == {5: -2, 7: 1}
+
+
+def test_system_is_seen_by_the_model(session):
+    assert command(session, "/system") == "system prompt: Be kind."
+    command(session, "/system Be a llama.")
+    session.send("hi")
+    assert "Be a llama." in seen(session) and "Be kind." not in seen(session)
+    command(session, "/system none")
+    assert "no system prompt" in command(session, "/system")
+    session.send("hi")
+    assert "llama." not in seen(session)
+
+
+def test_clear_keeps_the_system_prompt(session):
+    command(session, "/clear")
+    assert session.messages == []
+    session.send("hi")
+    assert "Be kind." in seen(session) and "once upon" not in seen(session)
+
+
+def test_regen_replaces_the_last_answer(session):
+    before = copy.deepcopy(session.messages)
+    completion = command(session, "/regen")
+    assert session.messages == before  # greedy
+    assert "the same answer again" in completion.notices[0]
+    command(session, "/set temperature 2")
+    assert command(session, "/regen").notices == []
+    assert session.messages[:-1] == before[:-1] and session.messages[-1] != before[-1]
+
+
+def test_regen_without_an_answer_and_regen_never_begun(session):
+    before = state(session)
+    chat_commands.run(session, "/regen").close()
+    assert state(session) == before
+    command(session, "/clear")
+    with pytest.raises(LlamaError, match="ask something first"):
+        command(session, "/regen")
+
+
+def test_stats_tell_speed_reuse_and_evaluations(session):
+    text = command(session, "/stats")
+    for words in ("tokens/s", "reused", "evaluations per token: 1 ", f"of {session.engine.context} tokens held", "MiB",
+                  "4 messages"):
+        assert words in text
+    assert int(re.search(r"(\d+) reused", text)[1]) > 0
+    assert "no answer yet" in command(session, "/clear") + command(session, "/stats")
+
+
+def test_read_sends_a_file_as_one_message(session, tmp_path):
+    (tmp_path / "my text.txt").write_bytes("\ufefffirst\n/second\n".encode())
+    command(session, f"/read '{tmp_path}/my text.txt'")
+    assert session.messages[-2]["content"] == "first\n/second\n"
+    before = state(session)
+    for name, data in (("empty", b" \n"), ("latin", b"\xe9t\xe9")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(LlamaError, match="is empty|is not UTF-8"):
+            command(session, f"/read {tmp_path / name}")
+    assert state(session) == before
+
+
+def test_save_and_load(session, model, tmp_path):
+    assert "saved 4 messages" in command(session, f"/save {tmp_path}/a b.json")
+    other = model.chat()
+    assert command(other, f"/load {tmp_path}/a b.json") == "(loaded 4 messages, a system prompt, max_tokens = 4)"
+    assert state(other) == state(session)
+    command(other, f"/save {tmp_path}/a b.json")  # over a saved session: yes
+    for precious in ("notes.txt", "other.json"):
+        (tmp_path / precious).write_text('{"not": "a session"}')
+        with pytest.raises(LlamaError, match="is there already"):
+            command(session, f"/save {tmp_path / precious}")
+        assert (tmp_path / precious).read_text() == '{"not": "a session"}'
+
+
+@pytest.mark.parametrize("damage", [
+    lambda saved: json.dumps(saved)[:-20],
+    lambda saved: "",
+    lambda saved: "\udcff\udcfe",
+    lambda saved: "[" * 100_000,
+    lambda saved: "[]",
+    lambda saved: json.dumps(saved | {"format": "something else"}),
+    lambda saved: json.dumps(saved | {"version": 99}),
+    lambda saved: json.dumps(saved | {"messages": saved["messages"][:-1]}),
+    lambda saved: json.dumps(saved | {"messages": saved["messages"][::-1]}),
+    lambda saved: json.dumps(saved | {"messages": [1, 2]}),
+    lambda saved: json.dumps(saved | {"dropped": 4}),
+    lambda saved: json.dumps(saved | {"dropped": True}),
+    lambda saved: json.dumps(saved | {"system": 5}),
+    lambda saved: json.dumps(saved | {"system": "\ud800"}),
+    lambda saved: json.dumps(saved | {"options": {"temperature": -1}}),
+    lambda saved: json.dumps(saved | {"options": {"logit_bias": {"99999": 1}}}),
+    lambda saved: json.dumps(saved | {"options": [1]}),
+])
+def test_load_of_a_damaged_session_loses_nothing(session, tmp_path, damage):
+    path = tmp_path / "saved.json"
+    session.save(path)
+    path.write_bytes(damage(json.loads(path.read_text())).encode("utf-8", "surrogateescape"))
+    session.system = "Be a llama."
+    before = state(session)
+    with pytest.raises(LlamaError) as caught:
+        command(session, f"/load {path}")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+    assert state(session) == before
+    session.send("still there?")
+    assert "Be a llama." in seen(session) and "once upon a time" in seen(session)
+
+
+def test_completion(session, tmp_path):
+    (tmp_path / "notes.txt").touch()
+    completer = chat_terminal.CommandCompleter(session)
+
+    def offered(text):
+        return [text[:len(text) + each.start_position] + each.text
+                for each in completer.get_completions(Document(text), CompleteEvent())]
+
+    assert offered("/s") == ["/system", "/set", "/save", "/stats"]
+    assert len(offered("/")) == len(chat_commands.COMMANDS)
+    assert offered("/set top") == ["/set top_k", "/set top_p"]
+    assert offered("/set n ") == ["/set n 4", "/set n default"]
+    assert offered(f"/read {tmp_path}/no") == [f"/read {tmp_path}/notes.txt"]
+    assert offered("hello") == offered("/frob x") == offered("/clear ") == offered("text\n/s") == []
+
+
+# Scripts
+
+
+def test_a_script_prints_answers_and_nothing_else(toy, model, door, tmp_path):
+    saved = tmp_path / "saved.json"
+    lines = ["\ufeffhello", "/system Be kind.", "", "two\\", "lines", "//usr", f"/save {saved}", "/exit", "never"]
+    stdin = "\r\n".join(lines).encode()
+    result = door(chat.main, "--model", toy, "--backend", "cpu", "-m", "6", "--stats", stdin=stdin)
+    session = model.chat(max_tokens=6)
+    answers = [session.send("hello").text]
+    session.system = "Be kind."
+    answers += [session.send(text).text for text in ("two\nlines", "/usr")]
+    assert result.out == "".join(answer + "\n" for answer in answers)
+    messages = json.loads(saved.read_text())["messages"]
+    assert [message["content"] for message in messages[::2]] == ["hello", "two\nlines", "/usr"]
+    assert result.err.count("evaluations per token: 1 ") == 3 and "cut off after 6 tokens" in result.err
+    assert result.code == 0
+
+
+def test_a_failing_line_is_told_and_the_rest_still_runs(toy, door):
+    long = "once upon a time " * 100
+    stdin = f"/frob\n/load /nowhere\n{long}\nhello\\".encode()
+    result = door(chat.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=stdin)
+    errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
+    assert [error.partition(":")[2].partition(":")[0] for error in errors] == [" line 1", " line 2", " line 3"]
+    assert "the context holds 256" in errors[2]
+    assert result.out.strip() and result.code == 2
+
+
+@pytest.mark.parametrize("arguments, stdin, words", [
+    ([], b"hello\nfine\xff\n", "standard input, line 2: is not UTF-8 (byte 4"),
+    (["--temp", "-1", "--top-p", "2"], b"", "option temperature"),
+    (["--frob"], b"", "unrecognized arguments: --frob"),
+    (["--backend", "abacus"], b"", "there is no backend 'abacus'"),
+    (["-sys", "\udcff"], b"hello", "surrogate"),
+    (["--model", "/nowhere"], b"", "/nowhere"),
+])
+def test_bad_input_is_one_line_and_exit_code_2(toy, door, arguments, stdin, words):
+    result = door(chat.main, "--model", toy, "--backend", "cpu", "-m", "2", *arguments, stdin=stdin)
+    *_, last = result.err.splitlines()
+    assert last.startswith("error: ") and words in last
+    assert result.err.count("error: ") == 1 and "Traceback" not in result.err
+    assert result.code == 2
+
+
+def test_a_model_without_template_is_told_before_anything_is_asked(door, tmp_path):
+    make_checkpoint(tmp_path / "bare")
+    os.remove(tmp_path / "bare" / "tokenizer_config.json")
+    result = door(chat.main, "--model", tmp_path / "bare", "--backend", "cpu", stdin=b"hello\n")
+    assert (result.code, result.out) == (2, "")
+    assert "no chat template" in result.err and "--template" in result.err and result.err.count("\n") == 1
+
+
+def test_a_pipe_needs_neither_prompt_toolkit_nor_rich(toy):
+    program = ("import sys; from mlx_llama import chat, cli; code = cli.run(chat.main);"
+               "sys.exit(code or sum(name in sys.modules for name in ('rich', 'prompt_toolkit')))")
+    result = subprocess.run([sys.executable, "-c", program, "--model", toy, "--backend", "cpu", "-m", "2"],
+                            input=b"hello\n", capture_output=True, timeout=60)
+    assert result.returncode == 0 and result.stdout.strip(), result.stderr
+
+
+def test_ctrl_c_in_a_script_ends_it(roomy, door, monkeypatch):
+    shown = []
+
+    def push(self, piece):
+        shown.append(piece)
+        if len(shown) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(chat.Plain, "push", push)
+    result = door(chat.main, "--model", roomy, "--backend", "cpu", "-m", "90000", stdin=b"hello\nagain\n")
+    assert result.code == 130 and len(shown) == 3
+    assert result.err.splitlines() == ["(stopped)"]
+
+
+# Ctrl-C
+
+
+def test_ctrl_c_keeps_what_was_shown(session):
+    shown = []
+
+    class View(chat.Plain):
+        def push(self, piece):
+            shown.append(piece)
+            if len(shown) == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    session.options["max_tokens"] = 100
+    stream = session.stream("hi")
+    with pytest.raises(KeyboardInterrupt):
+        chat.Chat(session, View).show(stream)
+    assert session.messages[-2:] == [{"role": "user", "content": "hi"},
+                                     {"role": "assistant", "content": "".join(shown)}]
+    assert len(shown) == 2
+    # The cache is what a cold one would be: the next answer is the same.
+    session.options["max_tokens"] = 8
+    warm = session.send("and then?").text
+    cold = copy.copy(session)
+    cold.messages, cold.sequence = session.messages[:-2], type(session.sequence)(session.engine)
+    assert cold.send("and then?").text == warm
+
+
+def test_ctrl_c_before_the_first_piece_raises_at_once(session, capsys):
+    before = state(session)
+
+    def pieces():
+        signal.raise_signal(signal.SIGINT)
+        yield "never shown"
+
+    with pytest.raises(KeyboardInterrupt):
+        chat.Chat(session).show(Stream(pieces(), Completion()))
+    assert capsys.readouterr() == ("", "(stopped)\n")
+    assert state(session) == before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_between_pieces_lets_the_model_finish_its_step(session, capsys):
+    def pieces():
+        yield "shown"
+        signal.raise_signal(signal.SIGINT)
+        yield ", whole"
+        yield ", never shown"
+
+    with pytest.raises(KeyboardInterrupt):
+        chat.Chat(session).show(Stream(pieces(), Completion()))
+    assert capsys.readouterr() == ("shown, whole\n", "(stopped)\n")
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_piece(session, capsys):
+    def pieces():
+        yield "shown"
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        yield "never shown"
+
+    with pytest.raises(KeyboardInterrupt):
+        chat.Chat(session).show(Stream(pieces(), Completion()))
+    assert capsys.readouterr() == ("shown\n", "(stopped)\n")
+
+
+# Markdown, block by block
+
+LINES = st.sampled_from([
+    "", "", "", "text", "more *text*", "- item", "  below", "1. one", "12) twelve", "   deep", "```", "```python",
+    "~~~", "    indented", "  ```", "- ```", "> quote", "> ```", "# title", "---", "===", "| a | b |", "|---|---|", "<b>",
+    "*", "`x`", "```x``` y", "\t- tab", "+ ", "````", "- - nested"])
+MARKDOWN = st.lists(LINES, max_size=14).map("\n".join)
+PARSER = MarkdownIt("commonmark", {"html": False}).enable("table").disable("reference")
+
+
+def cut(text, sizes=(1,)):
+    blocks, finished, at, turn = Blocks(), [], 0, 0
+    while at < len(text):
+        size = sizes[turn % len(sizes)]
+        finished += blocks.push(text[at:at + size])
+        at, turn = at + size, turn + 1
+    return finished, blocks.rest
+
+
+@settings(deadline=None)
+@given(MARKDOWN | st.text("-*`~ \n\t\rab1.|#>\u2028", max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_blocks_are_the_text_however_it_comes(text, sizes):
+    finished, rest = cut(text, sizes)
+    assert "".join(finished) + rest == text
+    assert (finished, rest) == cut(text, [len(text) or 1])
+
+
+@settings(max_examples=400, deadline=None)
+@given(MARKDOWN)
+@example("- ```\n  x\n  ```\n\n```\ncode\n\nmore\n```")
+@example("- ```\n````\n\n```\n")
+@example("- a\n  ```\nb\n\n```\nc\n\nd\n```")
+@example("```\n\ncode\n\n    ```\n\nmore\n```\nend")
+@example("    ```\n\nfoo\n\n```\ncode\n\nmore\n```")
+def test_a_cut_changes_no_meaning(text):
+    def meaning(source):
+        return [(token.type, token.content, token.info) for token in PARSER.parse(source)]
+
+    finished, rest = cut(text)
+    assert [each for block in [*finished, rest] for each in meaning(block)] == meaning(text)
+
+
+def test_blocks_finish_soon():
+    assert cut("one\n\ntwo\n```\na\n\nb\n```\nthree") == (["one\n\n", "two\n```\na\n\nb\n```\n"], "three")
+    assert cut("- a\n\n  more\n\n- b\n\nend\n") == (["- a\n\n  more\n\n- b\n\n"], "end\n")
+
+
+# Markdown on the screen
+
+
+def console(width=60, height=20):
+    return Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system="truecolor",
+                   highlight=False, legacy_windows=False, _environ={"TERM": "xterm-256color"})
+
+
+def rendered(text, width=60):
+    screen = console(width)
+    screen.print(Rendered(text))
+    return screen.file.getvalue()
+
+
+def on_screen(output, height=20):
+    """The lines that stay, scrolled ones too, after what MarkdownView writes; nothing else may be in it."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\n|\r|[^\x1b\n\r]+", output):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part.endswith("A") and part[0] == "\x1b":
+            row -= int(part[2:-1])
+            assert row >= max(0, len(lines) - height), "the cursor went above the screen"
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part[0] not in "\x1b\r":
+            lines[row] += part
+        else:
+            assert part == "\r" or part[-1] in "mhl", part
+    return [line.rstrip() for line in lines]
+
+
+SAMPLE = """# A title
+
+A [link](http://a.b/c?d=1 "t"), [bold red]markup[/], <b>html</b>, ![alt](img.png), :smile:
+a second line with **bold** and `code <x>`
+
+[1]: http://ref.example
+
+- one
+
+  more
+- two
+
+""" + "```python\n" + "\n".join(f"line_{i} = {i}\n" for i in range(30)) + """```
+after
+
+| a | b |
+|---|--:|
+| """ + "verylongword" * 9 + """ | 2 |
+
+<script>alert(1)</script>
+
+the *end"""
+
+
+def test_markdown_is_rendered_and_nothing_is_left_out():
+    shown = plain(rendered(SAMPLE))
+    for words in ("link (http://a.b/c?d=1)", "[bold red]markup[/]", "<b>html</b>", "img.png", ":smile:\n",
+                  "with bold and code <x>\n", "http://ref.example", "• one\n", "• two", "<script>alert(1)</script>",
+                  "the *end"):
+        assert words in shown, words
+    assert "```" not in shown and "**" not in shown
+    assert shown.count("verylongword") + len(re.findall("veryl?o?n?g?w?o?r?\n", shown)) >= 8
+    assert re.search(r"\x1b\[[0-9;]*m *def", rendered("```python\ndef f(): pass\n```")), "no colours"
+
+
+def test_text_from_a_model_is_data():
+    hostile = ("a\x1b[31mb\x07c\x9b2Jd\re\x7f &#27;[2J &#x9b; `\x1b]0;t\x07` [x](http://a.b/\x1b\\)\n\n"
+               "```\n\x1bcode\x08\n```")
+    for output in (re.sub(r"\x1b\[[0-9;]*m", "", rendered(hostile)), hostile.translate(chat.CONTROLS)):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", output), repr(output)
+        assert "␛[31mb␇c" in output
+
+
+@settings(max_examples=150, deadline=None)
+@given(MARKDOWN | st.text(max_size=80), st.sampled_from([3, 20, 60]))
+@example("|a|b|c|d|e|f|\n|-|-|-|-|-|-|\n|1x|2x|3x|4x|5x|6x|", 3)
+@example("> " * 30 + "deep", 20)
+def test_every_letter_of_any_text_appears(text, width):
+    text = re.sub(r"[&\\\[\]<>`~](?=\w)|python", "", text)  # entities, escapes, addresses, info strings aside
+    output = plain(rendered(text, width))
+    letters = Counter(filter(str.isalpha, text))
+    assert not letters - Counter(output)
+
+
+@pytest.mark.parametrize("size", [3, 50, 5000])
+def test_a_streamed_answer_stays_on_the_screen_once(size):
+    screen = console(height=12)
+    view = MarkdownView(screen)
+    with view:
+        for at in range(0, len(SAMPLE), size):
+            view.due = 0.0  # draw every frame
+            view.push(SAMPLE[at:at + size])
+    lines = on_screen(screen.file.getvalue(), height=12)
+    finished, rest = cut(SAMPLE)
+    wanted = "\n".join(plain(rendered(block)) for block in [*finished, rest])
+    assert [line.strip() for line in "\n".join(lines).strip().splitlines()] == [
+        line.strip() for line in wanted.strip().splitlines()]
+    assert re.findall(r"\x1b\[\?25[hl]", screen.file.getvalue())[-1][-1] == "h", "the cursor stayed hidden"
+
+
+def test_a_finished_block_is_shown_once_at_any_moment():
+    screen = console()
+    with MarkdownView(screen) as view:
+        view.push("first\n")
+        view.due = float("inf")  # no frame until the end
+        view.push("\nsecond\n")
+        assert on_screen(screen.file.getvalue()).count("first") == 1
+
+
+def test_a_frame_is_drawn_while_the_block_is_unfinished():
+    screen = console(height=12)
+    with MarkdownView(screen) as view:
+        view.push("un**finished**")
+        assert "unfinished" in on_screen(screen.file.getvalue())[0]
+        view.due = 0.0
+        view.push("\n" + "\n".join(f"line {i}  " for i in range(40)))
+        assert "line 39" in plain(screen.file.getvalue()), "the newest line must be in sight"
+
+
+# In a terminal
+
+# A model that always answers with the text in $ANSWER.
+PARROT = """
+import os, sys
+from mlx_llama import chat, cli
+from mlx_llama.core.engine import Engine
+
+def pieces(self, prompt, cache, resolved, completion):
+    for piece in os.environ["ANSWER"]:
+        completion.text += piece
+        yield piece
+    completion.finish_reason = "eos"
+
+Engine.pieces = pieces
+sys.exit(cli.run(chat.main))
+"""
+
+
+def leave(child):
+    """Ctrl-D; returns all that was on the screen."""
+    child.sendcontrol("d")
+    child.read()
+    child.close()
+    assert child.exitstatus == 0
+    return child.logfile_read.getvalue()
+
+
+def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
+    child = terminal("-m", "mlx_llama.chat", "--model", roomy, "--backend", "cpu", "-m", "99999",
+                     "--logit-bias", "2=-100")  # token 2 would end the answer
+    child.expect_exact("context 100000 tokens")
+    child.expect_exact("Ctrl-D leaves")
+    child.expect_exact(PROMPT)
+    # an answer without end, stopped; the session goes on
+    child.send("hello\r")
+    child.expect_exact("\x1b[?25l")
+    child.expect(r"(?s).{2000}")
+    child.send("xyzzy")  # not echoed into the answer
+    child.expect(r"(?s).{2000}")
+    child.sendintr()
+    child.expect_exact("(stopped)")
+    child.expect_exact(PROMPT)
+    child.send("/set max_tokens 5\r")
+    child.expect_exact("max_tokens = 5 (user)")
+    # Ctrl-C clears the line, and an empty line gets a hint
+    child.expect_exact(PROMPT)
+    child.send("rubbish")
+    child.expect_exact("rubbish")
+    child.sendcontrol("c")
+    child.send("second\\\rline\x1b\rthird\r")
+    child.expect_exact("cut off after 5 tokens")
+    child.expect_exact(PROMPT)
+    child.sendcontrol("c")
+    child.expect_exact("(Ctrl-D leaves)")
+    # a paste stays one message; Tab completes
+    child.expect_exact(PROMPT)
+    child.send("\x1b[200~pasted\nlines\x1b[201~")
+    child.send("\r")
+    child.expect_exact("cut off after 5 tokens")
+    child.expect_exact(PROMPT)
+    child.send("/hlep\r")
+    child.expect_exact("did you mean /help?")
+    child.expect_exact(PROMPT)
+    child.send("/sta\t\r")
+    child.expect(r"[1-9]\d* reused")
+    child.expect_exact(PROMPT)
+    child.send(f"/save {tmp_path}/saved.json\r")
+    child.expect_exact("saved 6 messages")
+    child.expect_exact(PROMPT)
+    assert "xyzzy" not in leave(child)
+    messages = json.loads((tmp_path / "saved.json").read_text())["messages"]
+    assert [message["content"] for message in messages[::2]] == ["hello", "second\nline\nthird", "pasted\nlines"]
+    assert messages[1]["content"]  # what was shown before Ctrl-C
+
+
+def test_history_across_runs(terminal, toy, tmp_path):
+    for keys in ("a line to remember\r", "\x1b[A"):
+        child = terminal("-m", "mlx_llama.chat", "--model", toy, "--backend", "cpu", "-m", "1")
+        child.expect_exact(PROMPT)
+        child.send(keys)
+        child.expect_exact("a line to remember")
+        if keys.endswith("\r"):
+            child.expect_exact("cut off")
+            child.expect_exact(PROMPT)
+            leave(child)
+    path = tmp_path / "state" / "mlx_llama" / "history"
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
+    (tmp_path / "file").touch()
+    child = terminal("-m", "mlx_llama.chat", "--model", toy, "--backend", "cpu", "-m", "1",
+                     XDG_STATE_HOME=str(tmp_path / "file"))
+    child.expect_exact("the history is kept for this run only")
+    for _ in range(2):
+        child.expect_exact(PROMPT)
+        child.send("hello\r")
+        child.expect_exact("cut off")
+        assert "history" not in child.before
+    child.expect_exact(PROMPT)
+    child.send("\x1b[A")
+    child.expect_exact("hello")
+
+
+@pytest.mark.parametrize("environment, markdown", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_markdown_in_a_terminal_and_plain_text_where_asked(terminal, toy, environment, markdown):
+    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", **environment,
+                     ANSWER="some **bold** text\x1b[2J\n\n- item\x07\n\nend.")
+    child.expect_exact(PROMPT)
+    child.send("hello\r")
+    child.expect_exact("end.")
+    child.expect_exact(PROMPT)
+    output = leave(child)
+    answer = output[output.index("some "):output.rindex("end.")]
+    assert ("some bold text␛[2J" in plain(answer)) == ("• item␇" in plain(answer)) == markdown
+    assert ("some **bold** text␛[2J" in plain(answer)) == ("- item␇" in plain(answer)) == (not markdown)
+    assert "\x1b[2J" not in answer and "\x07" not in answer
