@@ -1,0 +1,43 @@
+"""Questions written after the table of facts was closed; nothing was ever tuned on them: (name of the fact, question).
+
+They are asked once per trained model, and the model card tells how many were answered rightly.
+"""
+
+FRESH = (
+    ("backends", "on what can the computation run, mlx and what else?"),
+    ("mlx", "I just got a MacBook Air. What should I pass as backend?"),
+    ("cuda", "we have a server with two A100s, will it use them"),
+    ("no_gpu", "my notebook is ten years old and has no graphics card, is that a problem?"),
+    ("auto", "do I need to say which backend or does it figure that out?"),
+    ("install", "ok so I have the source here. now what do I run to install"),
+    ("load", "How would I get Llama 3.2 running in this thing?"),
+    ("supported", "is Mistral 7B something it can handle?"),
+    ("gguf", "I downloaded a Q4_K_M file, does it load"),
+    ("hub", "if my wifi is off, can I still use the model I had yesterday?"),
+    ("safetensors", "the weights must be in which format?"),
+    ("py_load", "can you give me a snippet to call this from my own code"),
+    ("py_stream", "how to receive the text chunk by chunk in a for loop"),
+    ("temp", "answers are boring, how can I get more variety"),
+    ("max_tokens", "it writes novels, I only want 50 tokens"),
+    ("top_p", "could you explain what top_p is doing exactly"),
+    ("seed", "how do I make it produce the identical output tomorrow"),
+    ("repetition", "help, it keeps saying the same line forever"),
+    ("one_evaluation", "what's the deal with the one evaluation per token thing"),
+    ("kv_cache", "why would you cache keys and values at all?"),
+    ("prefill", "difference of prefill phase and decode phase pls"),
+    ("overflow", "what if our talk becomes longer than the window"),
+    ("save", "I want to keep this chat for later, how"),
+    ("exit", "how to close this"),
+    ("ctrl_c", "it's rambling, which key interrupts it?"),
+    ("system", "can I tell the assistant to always be formal"),
+    ("token", "newbie question: token = word?"),
+    ("rope", "rotary what? please explain the position thing"),
+    ("lazy", "what do they mean when they say MLX is lazy"),
+    ("parity", "how do you verify that numpy and torch compute the same"),
+    ("who", "hm, and who might you be?"),
+    ("training", "did you need a big cluster to be trained?"),
+    ("real_model", "you're cute, but what should I run for serious work?"),
+    ("scope", "who was the first man on the moon?"),
+    ("scope", "give me a good recipe for tiramisu"),
+    ("scope", "can you help me with my tax return"),
+)
