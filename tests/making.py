@@ -1,6 +1,6 @@
 """Toy models for the tests: ordinary Hugging Face folders, made in milliseconds, the same for the same arguments.
 
-    folder = make_checkpoint(tmp_path / "toy", dtype="bfloat16", shards=2, num_key_value_heads=1)
+folder = make_checkpoint(tmp_path / "toy", dtype="bfloat16", shards=2, num_key_value_heads=1)
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ CHAT_TEMPLATE = (
 )
 
 # https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/tokenizer.json, the split pattern
-LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA3_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3_SPECIALS = (
     "<|begin_of_text|>",
     "<|end_of_text|>",

@@ -161,7 +161,9 @@ class LlamaConfig:
         head_dim = read.integer("head_dim", None, nullable=True)
         if head_dim is None:
             if hidden % heads:
-                read.fail("hidden_size", hidden, f"a multiple of num_attention_heads ({heads}), or an explicit head_dim")
+                read.fail(
+                    "hidden_size", hidden, f"a multiple of num_attention_heads ({heads}), or an explicit head_dim"
+                )
             head_dim = hidden // heads
         if head_dim % 2:
             read.fail("head_dim", head_dim, "an even number, since rotary embeddings turn pairs")

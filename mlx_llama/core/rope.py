@@ -69,7 +69,9 @@ def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
 
 def _yarn(frequencies: np.ndarray, rope: RopeConfig, dim: int) -> np.ndarray:
     def pair_with(turns: float) -> float:  # the pair that makes so many turns within the trained context
-        return dim * math.log(rope.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return (
+            dim * math.log(rope.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        )
 
     low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
     if rope.truncate:

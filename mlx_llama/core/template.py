@@ -90,9 +90,13 @@ class ChatTemplate:
         except _Exceeded as e:
             raise TemplateError(f"{self.name}: the template was stopped: {e}; {_REMEDY}") from None
         except jinja2.sandbox.SecurityError as e:
-            raise TemplateError(f"{self.name}: the template tried what the sandbox forbids: {_line(e)}; {_REMEDY}") from None
+            raise TemplateError(
+                f"{self.name}: the template tried what the sandbox forbids: {_line(e)}; {_REMEDY}"
+            ) from None
         except Exception as e:  # whatever a stranger's program may raise
-            raise TemplateError(f"{self.name}: the template failed: {type(e).__name__}: {_line(e)}; {_REMEDY}") from None
+            raise TemplateError(
+                f"{self.name}: the template failed: {type(e).__name__}: {_line(e)}; {_REMEDY}"
+            ) from None
         finally:
             _METER.reset(token)
 
@@ -114,7 +118,9 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise TemplateError(f"messages[{i}] has {show(found)}, expected the fields role and content")
         role, content = message["role"], message["content"]
         if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][\w-]{0,63}", role, re.ASCII):
-            raise TemplateError(f"messages[{i}].role is {show(role)}, expected a word such as system, user or assistant")
+            raise TemplateError(
+                f"messages[{i}].role is {show(role)}, expected a word such as system, user or assistant"
+            )
         if not isinstance(content, str):
             raise TemplateError(f"messages[{i}].content is {show(content)}, expected a string")
 
@@ -380,7 +386,9 @@ def _cost(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         count = max([len(one) for one in args if isinstance(one, (list, tuple, str, dict))], default=0)
         return size + count * max([len(one) for one in [subject, *rest] if isinstance(one, str)], default=0)
     if name in ("indent", "expandtabs", "wordwrap", "tojson"):
-        lines = size if name == "tojson" else 1 + sum(map(str(subject).count, "\n\t")) if isinstance(subject, str) else size
+        lines = (
+            size if name == "tojson" else 1 + sum(map(str(subject).count, "\n\t")) if isinstance(subject, str) else size
+        )
         return size + lines * max([8, *numbers, *texts])
     if name in ("format", "format_map", "mod"):
         if isinstance(subject, str) and re.search(r"\d{6}|\{[^}]*\{|%[^%a-z]*\*", subject):
@@ -394,13 +402,23 @@ def _cost(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
 
 
 # Filters that make text of what they get; the others pass elements on, at no cost in room
-_TEXTUAL = frozenset(
-    "capitalize center e escape filesizeformat forceescape format indent join lower pprint replace safe string "
-    "striptags title tojson trim truncate upper urlencode urlize wordcount wordwrap xmlattr batch slice sum round".split()
-)
-_STRING_METHODS = frozenset(
-    "center ljust rjust zfill expandtabs replace join format format_map to_bytes".split()
-)
+_TEXTUAL = {
+    "batch", "capitalize", "center", "e", "escape", "filesizeformat", "forceescape", "format", "indent", "join",
+    "lower", "pprint", "replace", "round", "safe", "slice", "string", "striptags", "sum", "title", "tojson", "trim",
+    "truncate", "upper", "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr",
+}  # fmt: skip
+_STRING_METHODS = {
+    "center",
+    "expandtabs",
+    "format",
+    "format_map",
+    "join",
+    "ljust",
+    "replace",
+    "rjust",
+    "to_bytes",
+    "zfill",
+}
 
 
 def _metered_filter(name: str, function: Any) -> Any:

@@ -197,7 +197,11 @@ class Tokenizer:
             raise TokenizerError(f"{self._source}: added_tokens_decoder is {show(value)}, expected {{id: token}}")
         found = []
         for key, token in value.items():
-            if not re.fullmatch(r"\d{1,9}", key) or not isinstance(token, dict) or not isinstance(token.get("content"), str):
+            if (
+                not re.fullmatch(r"\d{1,9}", key)
+                or not isinstance(token, dict)
+                or not isinstance(token.get("content"), str)
+            ):
                 raise TokenizerError(
                     f"{self._source}: added_tokens_decoder[{show(key)}] is {show(token)}, expected a token with its text"
                 )
@@ -401,7 +405,9 @@ class _FastTokenizer(Tokenizer):
                 or strip["start"] not in (0, 1)
                 or strip["stop"] != 0
             ):
-                raise TokenizerError(f"{self.path}: decoder is {show(decoder)}, expected Llama's; this one is not supported")
+                raise TokenizerError(
+                    f"{self.path}: decoder is {show(decoder)}, expected Llama's; this one is not supported"
+                )
             self._strip = "one" if strip["start"] else None
             self._fallback = True
         else:
@@ -572,7 +578,7 @@ class _SentencePieceTokenizer(Tokenizer):
 
         def segment(part: str, at: int) -> None:
             if part:
-                wants = scheme == "always" and (begins or at > 0) or scheme == "first" and begins and at == 0
+                wants = (scheme == "always" and (begins or at > 0)) or (scheme == "first" and begins and at == 0)
                 prefix = wants and part[0] not in (" ", _SPACE)
                 ids.extend((self._sp if prefix else self._bare).encode(part))
 

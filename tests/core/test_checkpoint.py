@@ -14,12 +14,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from making import config_fields, encode_tensor, make_checkpoint, random_tensors, to_bfloat16, write_safetensors
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
 from mlx_llama.core.checkpoint import GUIDE_PATH, Checkpoint, open_checkpoint
 from mlx_llama.core.checkpoint.safetensors import SafetensorsFile
 from mlx_llama.core.config import LlamaConfig
 from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
@@ -213,7 +214,9 @@ def rewrite(folder, change):
     if path.exists():
         with safe_open(path, "np") as f:
             codes = {"float32": "F32", "float16": "F16"}
-            tensors = {n: (codes[str(f.get_tensor(n).dtype)], f.get_tensor(n).shape, f.get_tensor(n).tobytes()) for n in f.keys()}
+            tensors = {
+                n: (codes[str(f.get_tensor(n).dtype)], f.get_tensor(n).shape, f.get_tensor(n).tobytes()) for n in f.keys()
+            }
     tensors = change(tensors)
     write_safetensors(path, tensors)
     return tensors
@@ -427,15 +430,17 @@ def test_a_lying_header_is_refused(name, tmp_path):
     LYING[name](path)
     message = refusal(SafetensorsFile, path)
     assert str(path) in message and "fetch it again" in message
-    if name not in ("spaces first",):  # the judge agrees that these are broken
-        with pytest.raises(Exception):  # noqa: B017, PT011 - its own error class is not exported
-            with safe_open(path, "np") as f:
-                [f.get_tensor(n) for n in f.keys()]
+    if name == "spaces first":
+        return  # against the format's text, but its library lets it pass
+    with pytest.raises((SafetensorError, OSError, TypeError, ValueError)), safe_open(path, "np") as f:
+        [f.get_tensor(n) for n in f.keys()]
 
 
 def test_scalars_and_empty_tensors(tmp_path):
     path = tmp_path / "x.safetensors"
-    write_safetensors(path, {"none": ("F32", (0, 3), b""), "one": ("F32", (), struct.pack("<f", 2.5)), "end": ("F16", (0,), b"")})
+    write_safetensors(
+        path, {"none": ("F32", (0, 3), b""), "one": ("F32", (), struct.pack("<f", 2.5)), "end": ("F16", (0,), b"")}
+    )
     file = SafetensorsFile(path)
     assert file.tensor("one").bits.shape == () and file.tensor("one").bits == 2.5
     assert file.tensor("none").bits.shape == (0, 3) and file.tensor("end").bits.shape == (0,)
@@ -481,4 +486,6 @@ def test_every_truncation_is_refused(tmp_path):
 
 def test_shapes_come_from_the_config(tmp_path):
     folder = make_checkpoint(tmp_path / "m", head_dim=24, num_key_value_heads=1)
-    assert {n: x.shape for n, x in open_checkpoint(folder).tensors.items()} == LlamaConfig.from_file(folder).tensor_shapes()
+    assert {n: x.shape for n, x in open_checkpoint(folder).tensors.items()} == LlamaConfig.from_file(
+        folder
+    ).tensor_shapes()

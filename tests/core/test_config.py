@@ -6,11 +6,12 @@ import math
 import pytest
 import torch
 from making import config_fields
+from transformers import LlamaConfig as TheirLlama
+from transformers import LlamaForCausalLM, MistralForCausalLM
+from transformers import MistralConfig as TheirMistral
+
 from mlx_llama.core.config import LlamaConfig
 from mlx_llama.core.errors import ConfigError
-from transformers import LlamaForCausalLM, MistralForCausalLM
-from transformers import LlamaConfig as TheirLlama
-from transformers import MistralConfig as TheirMistral
 
 # What the hub's files say, each with the fields that were new in it
 GENERATIONS = {

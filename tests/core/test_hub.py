@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from making import make_checkpoint
+
 from mlx_llama.core.checkpoint import hub, open_checkpoint
 from mlx_llama.core.errors import CheckpointError, ConfigError
 
@@ -132,7 +133,9 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights_travel(cache, mon
     put_in_cache(cache, tokenizer=False)
     asked = []
     fetch = hub.fetch
-    monkeypatch.setattr(hub, "fetch", lambda name, revision, patterns: asked.append(patterns) or fetch(name, revision, patterns))
+    monkeypatch.setattr(
+        hub, "fetch", lambda name, revision, patterns: asked.append(patterns) or fetch(name, revision, patterns)
+    )
     open_checkpoint("toy/llama")
     assert [any("safetensors" in p for p in patterns) for patterns in asked] == [False, True]
     asked.clear()

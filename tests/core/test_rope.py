@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from making import config_fields
-from mlx_llama.core.config import LlamaConfig
-from mlx_llama.core.rope import inverse_frequencies, length_dependent, tables
 from transformers import LlamaConfig as TheirConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.rope import inverse_frequencies, length_dependent, tables
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 VARIANTS = {
@@ -107,8 +108,8 @@ def test_tables_are_transformers_cos_and_sin(variant):
 
 
 def test_far_positions_stay_exact():
-    from fractions import Fraction
     import math
+    from fractions import Fraction
 
     ours, _ = both("default")
     cos, sin = tables(ours, 10**6, 1)

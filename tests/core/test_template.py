@@ -1,14 +1,18 @@
 """Chat templates: transformers' apply_chat_template is the judge; hostile templates and hostile messages."""
 
+import itertools
 import json
 import threading
 import time
 from types import SimpleNamespace
 
+import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import CHAT_TEMPLATE, config_fields, make_tokenizer, sentencepiece_model
+from transformers import AutoTokenizer
+
 from mlx_llama.core import template as template_module
 from mlx_llama.core.config import LlamaConfig
 from mlx_llama.core.errors import TemplateError, TokenizerError
@@ -21,7 +25,6 @@ from mlx_llama.core.template import (
     missing_template,
 )
 from mlx_llama.core.tokenizer import load_tokenizer
-from transformers import AutoTokenizer
 
 # As the hub's models carry them, some shortened
 TEMPLATES = {
@@ -124,7 +127,9 @@ def setup(folder, kind, source, **settings_):
     make_tokenizer(folder, kind, chat_template=source, **settings_)
     (folder / "config.json").write_text(json.dumps(config_fields(vocab_size=400)))
     ours = load_tokenizer(folder, LlamaConfig.from_file(folder))
-    return SimpleNamespace(tokenizer=ours, template=load_template(folder, ours), judge=AutoTokenizer.from_pretrained(folder))
+    return SimpleNamespace(
+        tokenizer=ours, template=load_template(folder, ours), judge=AutoTokenizer.from_pretrained(folder)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -142,25 +147,28 @@ USER = conversation([("user", "Hi")])
 # Against transformers
 
 
-@pytest.mark.parametrize("prompt", [True, False])
-@pytest.mark.parametrize("talk", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_and_ids_are_transformers(kind, name, talk, prompt, models):
-    model, messages = models[kind], conversation(CONVERSATIONS[talk])
+def test_text_and_ids_are_transformers(kind, name, models):
+    model, refused = models[kind], set()
     template = ChatTemplate(TEMPLATES[name], name, model.tokenizer.named)
-    how = {"chat_template": TEMPLATES[name], "add_generation_prompt": prompt}
-    try:
-        expected = model.judge.apply_chat_template(messages, tokenize=False, **how)
-    except Exception as e:
-        with pytest.raises(TemplateError) as caught:
-            template.render(messages, prompt)
-        assert str(e) in str(caught.value) and "refuses" in str(caught.value)
-        return
-    assert template.render(messages, prompt) == expected
-    ids = model.judge.apply_chat_template(messages, tokenize=True, return_dict=False, **how)
-    bos = [model.tokenizer.bos_id]
-    assert encode_messages(model.tokenizer, template, messages, prompt) == (ids if ids[:1] == bos else bos + ids)
+    for talk, prompt in itertools.product(CONVERSATIONS, (True, False)):
+        messages = conversation(CONVERSATIONS[talk])
+        how = {"chat_template": TEMPLATES[name], "add_generation_prompt": prompt}
+        try:
+            expected = model.judge.apply_chat_template(messages, tokenize=False, **how)
+        except jinja2.TemplateError as e:
+            with pytest.raises(TemplateError, match="refuses") as caught:
+                template.render(messages, prompt)
+            assert str(e) in str(caught.value)
+            refused.add(talk)
+            continue
+        assert template.render(messages, prompt) == expected, talk
+        ids = model.judge.apply_chat_template(messages, tokenize=True, return_dict=False, **how)
+        bos = [model.tokenizer.bos_id]
+        ours = encode_messages(model.tokenizer, template, messages, prompt)
+        assert ours == (ids if ids[:1] == bos else bos + ids), talk
+    assert refused == ({"system"} if name == "mistral" else set())
 
 
 def test_extras_reach_the_template(models):
@@ -203,16 +211,18 @@ def attack(model, template, messages, harmless):
     return ids
 
 
-@pytest.mark.parametrize("form", ["{0}", "a{0}b", " {0} ", "{0}{0}", "x{0}\n{0}", "é{0}🦙", "{0} {1}", "{1}{0}", "<{0}>"])
+FORMS = ["{0}", "a{0}b", " {0} ", "{0}{0}", "x{0}\n{0}", "é{0}🦙", "{0} {1}", "{1}{0}", "<{0}>"]
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_in_messages_are_text(kind, form, models):
+def test_special_tokens_in_messages_are_text(kind, role, models):
     model = models[kind]
     names = [name for name in model.tokenizer.special_ids if name != "<unk>"]
-    for first in names:
+    for first, form in itertools.product(names, FORMS):
         content = form.format(first, names[0])
-        for role in ("user", "assistant", "system"):
-            messages = conversation([("user", "Hi"), (role, content), ("user", content)])
-            attack(model, model.template, messages, conversation([("user", "Hi"), (role, "x"), ("user", "x")]))
+        messages = conversation([("user", "Hi"), (role, content), ("user", content)])
+        attack(model, model.template, messages, conversation([("user", "Hi"), (role, "x"), ("user", "x")]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -227,8 +237,20 @@ def test_messages_cannot_join_into_a_special_token(kind, models):
         "{{ bos_token }}{% for m in messages %}<{{ m.content | trim }}>{% endfor %}",
     ):
         template = ChatTemplate(source, "t", model.tokenizer.named)
-        for a, b in [("/s", "/s"), (" /s\n", "</"), ("<", "/s>"), ("</", "s>"), ("<|eot", "_id|>"), ("<|eot", "x"), ("/s>", "s>"), ("</s", "<s"), ("<|end_of", "_text|")]:
-            attack(model, template, conversation([("user", a), ("user", b)]), conversation([("user", "x"), ("user", "x")]))
+        for a, b in [
+            ("/s", "/s"),
+            (" /s\n", "</"),
+            ("<", "/s>"),
+            ("</", "s>"),
+            ("<|eot", "_id|>"),
+            ("<|eot", "x"),
+            ("/s>", "s>"),
+            ("</s", "<s"),
+            ("<|end_of", "_text|"),
+        ]:
+            attack(
+                model, template, conversation([("user", a), ("user", b)]), conversation([("user", "x"), ("user", "x")])
+            )
 
 
 def test_an_added_token_that_the_template_writes_is_control_there_only(tmp_path):
@@ -262,7 +284,11 @@ def test_what_the_model_itself_wrote_keeps_its_added_tokens(tmp_path):
 def test_any_hostile_message_adds_no_control_token(kind, data, models):
     model = models[kind]
     names = [*model.tokenizer.special_ids, "<|user|>", "<|assistant|>"]
-    halves = [name[1:-1] for name in names] + [name[:n] for name in names for n in (1, 2, 4)] + [name[n:] for name in names for n in (1, 2, 4)]
+    halves = (
+        [name[1:-1] for name in names]
+        + [name[:n] for name in names for n in (1, 2, 4)]
+        + [name[n:] for name in names for n in (1, 2, 4)]
+    )
     piece = st.sampled_from([*names, *halves, " ", "\n", "x", "\U000f0000", "\U000f0001"])
     contents = data.draw(st.lists(st.lists(piece, max_size=6).map("".join), min_size=1, max_size=3))
     if any("<unk>" in content for content in contents):
@@ -387,7 +413,10 @@ def test_builtin_templates_write_what_the_models_own_do(name, reference):
     talk = conversation([("user", " Hello"), ("assistant", "Hi! "), ("user", "Bye")])
     system = conversation([("system", "Be brief.")])
     for messages in (talk, system + talk):
-        assert plain(source=BUILTIN[name]).render(messages).rstrip() == plain(source=TEMPLATES[reference]).render(messages).rstrip()
+        assert (
+            plain(source=BUILTIN[name]).render(messages).rstrip()
+            == plain(source=TEMPLATES[reference]).render(messages).rstrip()
+        )
 
 
 @pytest.mark.parametrize("name", ["llama2", "mistral"])
@@ -510,7 +539,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_endless_work_is_stopped(name, monkeypatch):
-    monkeypatch.setattr(template_module, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(template_module, "MAX_SECONDS", 0.2)
     stopped(ENDLESS[name])
 
 
@@ -549,7 +578,10 @@ def test_a_long_conversation_is_not_endless():
         ("{{ messages[0].content.nothing.more }}", "nothing"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
         ("{{ missing() }}", "missing"),
-        ("{{ raise_exception('System role not supported\nhere') }}", "refuses this conversation: System role not supported here"),
+        (
+            "{{ raise_exception('System role not supported\nhere') }}",
+            "refuses this conversation: System role not supported here",
+        ),
         ("{{ '" + "(" * 3 + "' }}{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", ""),
         ("x" * (1 << 19), "characters"),
     ],

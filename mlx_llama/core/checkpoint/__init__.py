@@ -116,7 +116,9 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
     if name is None or (label == "guide" and not Path(label).is_dir()):
         folder, config = GUIDE_PATH, None
         if not folder.is_dir():
-            raise CheckpointError(f"{folder}: the model that ships is not there; install mlx_llama again, or name a model")
+            raise CheckpointError(
+                f"{folder}: the model that ships is not there; install mlx_llama again, or name a model"
+            )
     elif hub.is_hub_id(label):
         # settings first: a model that cannot be run is refused before gigabytes travel
         folder = hub.fetch(label, revision, hub.SETTINGS)
@@ -147,7 +149,9 @@ def _local(name: str) -> Path:
         return path
     if name and os.path.exists(path):
         kind = "GGUF is not supported yet; " if path.suffix == ".gguf" else ""
-        raise CheckpointError(f"{path}: is a file, expected a folder with config.json and weights; {kind}name the folder")
+        raise CheckpointError(
+            f"{path}: is a file, expected a folder with config.json and weights; {kind}name the folder"
+        )
     raise CheckpointError(
         f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check the path, or use `guide`, "
         "the model that ships"
@@ -167,7 +171,9 @@ def _weights(folder: Path) -> dict[str, tuple[SafetensorsFile, str]]:
             raise CheckpointError(
                 f"{folder}: holds {found} but no {_SINGLE}; pickle is never read, since it can run code: {_CONVERT}"
             )
-        raise CheckpointError(f"{folder}: holds neither {_SINGLE} nor {_INDEX}; fetch the model again, weights included")
+        raise CheckpointError(
+            f"{folder}: holds neither {_SINGLE} nor {_INDEX}; fetch the model again, weights included"
+        )
 
     weight_map = read_json(index, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -193,7 +199,9 @@ def _weights(folder: Path) -> dict[str, tuple[SafetensorsFile, str]]:
     for shard, file in files.items():
         for name in file.names:
             if name not in found and not _HARMLESS.fullmatch(name):
-                raise CheckpointError(f"{folder / shard}: holds {show(name)}, which {_INDEX} does not list; fetch both again")
+                raise CheckpointError(
+                    f"{folder / shard}: holds {show(name)}, which {_INDEX} does not list; fetch both again"
+                )
     return found
 
 

@@ -104,7 +104,9 @@ class SafetensorsFile:
         """
         code, shape, begin = self._entries[name]
         if code not in _DTYPES:
-            hint = "quantised weights are not supported yet" if _SIZES[code] == 1 else "convert the weights to one of them"
+            hint = (
+                "quantised weights are not supported yet" if _SIZES[code] == 1 else "convert the weights to one of them"
+            )
             raise CheckpointError(f"{self.path}: tensor {name} has dtype {code}, expected F32, F16 or BF16; {hint}")
         dtype, storage = _DTYPES[code]
         offset = self._start + begin
@@ -155,7 +157,9 @@ def _read_header(file: Any, size: int, path: Path) -> tuple[dict[str, tuple[str,
         if not _counts(shape):
             raise corrupt(f"tensor {show(name)}: shape is {show(shape)}, expected a list of sizes")
         if not _counts(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data:
-            raise corrupt(f"tensor {show(name)}: data_offsets is {show(offsets)}, expected [begin, end] within {data} bytes")
+            raise corrupt(
+                f"tensor {show(name)}: data_offsets is {show(offsets)}, expected [begin, end] within {data} bytes"
+            )
         begin, end = offsets
         if math.prod(shape) * _SIZES[code] != end - begin:
             raise corrupt(
