@@ -16,8 +16,9 @@ from .core.options import FIELDS
 from .core.session import FORMAT, Session, Stream
 
 KEYS = """\
-Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. // sends a text that begins with /.
-Ctrl-C stops an answer, or clears the line. Ctrl-D leaves. Up and Ctrl-R search the history. Tab completes."""
+Enter sends; Alt-Enter, or a backslash at the end of a line, begins a new line.
+Ctrl-C stops an answer, or clears the line; Ctrl-D leaves. Tab completes, Up and
+Ctrl-R search the history. // sends a text that begins with /."""
 
 
 class CommandError(LlamaError):
@@ -202,13 +203,13 @@ def _regular(path: str) -> str:
 
 COMMANDS = {
     "help": Command(_help, "", "this list"),
-    "clear": Command(_clear, "", "begin a new conversation; system prompt and options stay"),
+    "clear": Command(_clear, "", "begin anew; system prompt and options stay"),
     "regen": Command(_regen, "", "answer the last message again"),
-    "system": Command(_system, "[TEXT]", "set the system prompt, or show it; none takes it away"),
-    "set": Command(_set, "[OPTION [VALUE]]", "set an option, or show it, or all; the value default resets it"),
+    "system": Command(_system, "[TEXT]", "show the system prompt, or set it; none: remove it"),
+    "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
     "save": Command(_save, "FILE", "save the conversation"),
     "load": Command(_load, "FILE", "go on with a saved conversation"),
-    "stats": Command(_stats, "", "speed, reuse and evaluations per token of the last answer"),
+    "stats": Command(_stats, "", "speed, reuse, evaluations per token; the context"),
     "read": Command(_read, "FILE", "send a file's text as a message"),
     "exit": Command(_exit, "", "leave"),
 }

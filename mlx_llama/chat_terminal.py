@@ -32,26 +32,28 @@ def talk(chat: Chat, screen: TextIO) -> int:
     """Ask and answer until the user leaves; nothing that goes wrong ends the conversation."""
     chat.view = _view
     prompt = make_prompt(chat.session, screen)
-    while True:
-        try:
-            text = prompt.prompt().rstrip()
-        except KeyboardInterrupt:
-            cli.say("(Ctrl-D leaves)")
-            continue
-        except EOFError:
-            return 0
-        if not text.strip():
-            continue
-        try:
-            with quiet():
-                chat.take(text)
-        except Leave:
-            return 0
-        except KeyboardInterrupt:
-            pass
-        except Exception as error:  # the conversation is worth more than a clean crash
-            chat.complain(error)
-        print(file=screen, flush=True)
+    with _quiet():
+        while True:
+            try:
+                text = prompt.prompt().rstrip()
+                if text.strip():
+                    _take(chat, text)
+                    print(file=screen, flush=True)
+            except KeyboardInterrupt:
+                cli.say("(Ctrl-D leaves)")
+            except (EOFError, Leave):
+                return 0
+
+
+def _take(chat: Chat, text: str) -> None:
+    try:
+        chat.take(text)
+    except KeyboardInterrupt:
+        pass  # said already
+    except Leave:
+        raise
+    except Exception as error:  # the conversation is worth more than a clean crash
+        chat.complain(error)
 
 
 def _view() -> View:
@@ -188,8 +190,8 @@ class History(FileHistory):
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keys typed during an answer wait for the next prompt instead of appearing in the middle of it."""
+def _quiet() -> Iterator[None]:
+    """Keys typed during an answer wait, as they are, for the next prompt instead of appearing in the middle of it."""
     try:
         import termios
     except ImportError:  # Windows
@@ -198,7 +200,8 @@ def quiet() -> Iterator[None]:
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     silent = list(before)
-    silent[3] &= ~termios.ECHO
+    silent[0] &= ~termios.ICRNL
+    silent[3] &= ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(terminal, termios.TCSANOW, silent)
     try:
         yield

@@ -547,12 +547,13 @@ def test_a_frame_is_drawn_while_the_block_is_unfinished():
 
 # A model that always answers with the text in $ANSWER.
 PARROT = """
-import os, sys
+import os, sys, time
 from mlx_llama import chat, cli
 from mlx_llama.core.engine import Engine
 
 def pieces(self, prompt, cache, resolved, completion):
     for piece in os.environ["ANSWER"]:
+        time.sleep(float(os.environ.get("PAUSE", 0)))
         completion.text += piece
         yield piece
     completion.finish_reason = "eos"
@@ -617,6 +618,18 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     messages = json.loads((tmp_path / "saved.json").read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == ["hello", "second\nline\nthird", "pasted\nlines"]
     assert messages[1]["content"]  # what was shown before Ctrl-C
+
+
+def test_keys_typed_during_an_answer_wait_for_the_prompt(terminal, toy, tmp_path):
+    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="so slow",
+                     PAUSE="0.1")
+    child.expect_exact(PROMPT)
+    child.send("hello\r")
+    child.expect_exact("so")
+    child.send(f"typed ahead\r/save {tmp_path}/saved.json\r\x04")
+    child.read()
+    messages = json.loads((tmp_path / "saved.json").read_text())["messages"]
+    assert [message["content"] for message in messages] == ["hello", "so slow", "typed ahead", "so slow"]
 
 
 def test_history_across_runs(terminal, toy, tmp_path):
