@@ -200,7 +200,6 @@ def _quiet() -> Iterator[None]:
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     silent = list(before)
-    silent[0] &= ~termios.ICRNL
     silent[3] &= ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(terminal, termios.TCSANOW, silent)
     try:

@@ -587,6 +587,7 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child.sendintr()
     child.expect_exact("(stopped)")
     child.expect_exact(PROMPT)
+    assert "Ctrl-D" not in child.before
     child.send("/set max_tokens 5\r")
     child.expect_exact("max_tokens = 5 (user)")
     # Ctrl-C clears the line, and an empty line gets a hint
