@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 a user error (one line on stderr), 130 interrupted, 1 anyt
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -32,6 +33,12 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
         # The reader has gone (`| head`): point stdout at nothing, or Python complains again when it closes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if "--debug" in arguments or error.errno != errno.ENOSPC:
+            raise
+        say(f"error: the output cannot be written: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def say(text: str) -> None:

@@ -161,7 +161,7 @@ class Session:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the conversation as JSON, whole or not at all. Raises SessionError."""
-        path = Path(path).expanduser()
+        path = _path(path)
         content = {"format": FORMAT, "version": VERSION, "model": self.model, "system": self.system,
                    "options": _plain(self.options), "dropped": self.dropped, "messages": self.messages}
         try:
@@ -179,7 +179,7 @@ class Session:
     def load(self, path: str | os.PathLike) -> list[str]:
         """Take over a saved conversation; returns notices for the user. Raises SessionError, and then nothing of the
         current conversation has changed."""
-        content = _read(Path(path).expanduser())
+        content = _read(_path(path))
         options = content["options"]
         self.engine.check_options(resolve(options, self.generation_config).options)
         notices = []
@@ -203,6 +203,10 @@ class Session:
             raise ContextError(f"this message makes a prompt of {len(prompt)} tokens and the context holds "
                                f"{self.engine.context}, answer included: shorten it or raise --ctx-size")
         return prompt, dropped
+
+
+def _path(path: str | os.PathLike) -> Path:
+    return Path(os.path.expanduser(path))  # Path.expanduser raises where there is no such user
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
