@@ -344,6 +344,9 @@ def _meter() -> _Meter:
     return _METER.get() or _Meter(MAX_GROWTH)  # constants are folded while compiling, outside of any rendering
 
 
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+
+
 def _weight(value: Any, room: int) -> int:
     """Characters and elements of a value, counted as often as they would be printed, up to a bit over `room`."""
     total, stack = 0, [value]
@@ -354,7 +357,7 @@ def _weight(value: Any, room: int) -> int:
             total += len(one)
         elif isinstance(one, int):
             total += one.bit_length() // 3
-        elif isinstance(one, (list, tuple, set, frozenset)):
+        elif isinstance(one, (list, tuple, set, frozenset, *_VIEWS)):
             stack.extend(one)
         elif isinstance(one, dict):
             stack.extend(one.keys())
@@ -390,6 +393,8 @@ def _cost(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
             size if name == "tojson" else 1 + sum(map(str(subject).count, "\n\t")) if isinstance(subject, str) else size
         )
         return size + lines * max([8, *numbers, *texts])
+    if name == "pprint":
+        return 20 * size  # slow, rather than long
     if name in ("format", "format_map", "mod"):
         if isinstance(subject, str) and re.search(r"\d{6}|\{[^}]*\{|%[^%a-z]*\*", subject):
             raise _Exceeded("a format with a width that is too large or computed")

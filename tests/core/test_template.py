@@ -501,6 +501,10 @@ ENDLESS = {
     "squaring": "{% set ns = namespace(s=9) %}{% for i in range(60) %}{% set ns.s = ns.s * ns.s %}{% endfor %}",
     "blocks": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}",
     "nesting": "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+    "nesting views": "{% set ns = namespace(s={}) %}{% for i in range(60) %}"
+    "{% set ns.s = {'a': ns.s.items(), 'b': ns.s.values()} %}{% endfor %}{{ ns.s }}",
+    "pretty": "{% set ns = namespace(s=[1]) %}{% for i in range(17) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}"
+    "{{ ns.s | pprint | length }}",
     "nesting dicts": "{% set ns = namespace(s={}) %}{% for i in range(60) %}{% set ns.s = {'a': ns.s, 'b': ns.s} %}{% endfor %}{{ ns.s }}",
     "nesting tuples": "{% set ns = namespace(s=()) %}{% for i in range(60) %}{% set ns.s = (ns.s, ns.s) %}{% endfor %}{{ ns.s == 1 }}",
     "nesting calls": "{% set ns = namespace(s=1) %}{% for i in range(60) %}{% set ns.s = dict(a=ns.s, b=ns.s) %}{% endfor %}{{ ns.s }}",
