@@ -355,7 +355,7 @@ class _FastTokenizer(Tokenizer):
             return
         if declared.removesuffix("Fast") != "LlamaTokenizer" or type(library.model).__name__ != "BPE":
             return
-        if "ByteLevel" in repr(library.pre_tokenizer) + repr(library.decoder):
+        if any(b'"ByteLevel"' in one.__getstate__() for one in (library.pre_tokenizer, library.decoder) if one):
             return
         from tokenizers import decoders, pre_tokenizers
 

@@ -277,6 +277,15 @@ def test_single_word_is_refused_beside_sentencepiece(tmp_path):
     assert "single_word" in refusal(folder, vocab_size=400)
 
 
+def test_a_byte_level_json_stays_so_whatever_class_it_names(tmp_path):
+    """As DeepSeek's distilled Llamas declare LlamaTokenizerFast."""
+    folder = make_tokenizer(tmp_path, "bytelevel", tokenizer_class="LlamaTokenizerFast")
+    ours, theirs = load(folder), auto(folder)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.decode(ours.encode(text)) == text
+
+
 @pytest.mark.parametrize("kind", ["llama2", "bytelevel"])
 def test_mistral_takes_the_json_as_it_is(kind, tmp_path):
     fields = {"architectures": ["MistralForCausalLM"]}
