@@ -46,9 +46,10 @@ class Cache(Positions):
         """Make room for `tokens` [B, T] at `index_pos` and prepare their rope table and mask. Raises ContextError."""
         B, T = tokens.shape
         allocated = self.room_for(index_pos, T)
+        if self.tokens is not None:
+            self.check_batch(B, self.tokens.shape[0])
         if allocated > self.allocated:
             self._grow(B, allocated)
-        self.check_batch(B, self.tokens.shape[0])
         if rope.length_dependent(self.config):
             self.rope = rope.tables(self.config, index_pos, T, index_pos + T)
         else:
@@ -105,14 +106,18 @@ class Cache(Positions):
     def _grow(self, batch: int, allocated: int) -> None:
         c = self.config
         shape = (batch, c.num_key_value_heads, allocated, c.head_dim)
-        for arrays in (self.keys, self.values):
-            old = arrays[:]
-            arrays[:] = [np.zeros(shape, self.dtype) for _ in range(c.num_hidden_layers)]
-            for new, kept in zip(arrays, old):
-                new[:, :, :self.length] = kept[:, :, :self.length]
+
+        def grown(new, old):
+            if old is not None:
+                new[..., :self.length, :] = old[..., :self.length, :]
+            return new
+
+        held = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
+        keys = [grown(np.zeros(shape, self.dtype), old) for old, _ in held]
+        values = [grown(np.zeros(shape, self.dtype), old) for _, old in held]
         tokens = np.zeros((batch, allocated), np.int32)
         if self.tokens is not None:
             tokens[:, :self.length] = self.tokens[:, :self.length]
-        self.tokens = tokens
-        self._tables = rope.tables(c, 0, allocated, None)
-        self.allocated = allocated
+        tables = rope.tables(c, 0, allocated, None)
+        # All at once: an interrupt before this line has changed nothing.
+        self.keys, self.values, self.tokens, self._tables, self.allocated = keys, values, tokens, tables, allocated

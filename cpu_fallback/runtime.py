@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 
+from mlx_llama.core import machine
 from mlx_llama.core.errors import BackendError
 
 NAME = "cpu"
@@ -50,19 +49,19 @@ def read(token: np.ndarray) -> int:
     return int(token[0, 0])
 
 
+def to_device(array: np.ndarray, device: str) -> np.ndarray:
+    """A copy on the device."""
+    return array.copy()
+
+
 def to_numpy(array: np.ndarray) -> np.ndarray:
     """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
     return np.array(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype)
 
 
 def peak_memory(device: str) -> int:
-    """Most bytes this process has had in memory."""
-    if sys.platform == "win32":
-        return 0  # no resource module: unknown
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """Most bytes this process has had in memory; 0 where the system does not say."""
+    return machine.peak_memory()
 
 
 def bandwidth(device: str) -> float | None:

@@ -31,7 +31,7 @@ class Sampler:
         scores = self.processed(logits[0].astype(np.float32), recent)
         if o.temperature > 0:
             scores += rng.gumbel(o.seed, position, len(scores))
-        return np.argmax(scores).astype(np.int32).reshape(1, 1)
+        return np.array([[np.argmax(scores)]], np.int32)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
         """Scores [V] after bias, penalties, temperature and filters; -inf where filtered out."""

@@ -50,9 +50,10 @@ class Cache(Positions):
         """Make room for `tokens` [B, T] at `index_pos` and prepare their rope table and mask. Raises ContextError."""
         B, T = tokens.shape
         allocated = self.room_for(index_pos, T)
+        if self.tokens is not None:
+            self.check_batch(B, self.tokens.shape[0])
         if allocated > self.allocated:
             self._grow(B, allocated)
-        self.check_batch(B, self.tokens.shape[0])
         if rope.length_dependent(self.config):
             self.rope = self._on_device(*rope.tables(self.config, index_pos, T, index_pos + T))
         else:
@@ -63,7 +64,7 @@ class Cache(Positions):
         elif index_pos == 0 and not (self.config.sliding_window and self.config.sliding_window < T):
             self.mask = "causal"
         else:
-            (self.mask,) = self._on_device(self.visible(index_pos, T))
+            self.mask = self._visible_on_device(index_pos, T)
         self._end = index_pos + T
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,19 +113,32 @@ class Cache(Positions):
         self.length = length
 
     def _on_device(self, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.from_numpy(array).to(self.device) for array in arrays)
+        return tuple(runtime.to_device(array, self.device) for array in arrays)
+
+    def _visible_on_device(self, index_pos: int, count: int) -> torch.Tensor:
+        """Positions.visible without a copy from the host."""
+        rows = torch.arange(index_pos, index_pos + count, device=self.device)[:, None]
+        columns = torch.arange(self.first_visible(index_pos), index_pos + count, device=self.device)[None, :]
+        mask = columns <= rows
+        if self.config.sliding_window:
+            mask &= columns > rows - self.config.sliding_window
+        return mask
 
     def _grow(self, batch: int, allocated: int) -> None:
         c = self.config
         shape = (batch, c.num_key_value_heads, allocated, c.head_dim)
-        for arrays in (self.keys, self.values):
-            old = arrays[:]
-            arrays[:] = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(c.num_hidden_layers)]
-            for new, kept in zip(arrays, old):
-                new[:, :, :self.length] = kept[:, :, :self.length]
+
+        def grown(new, old):
+            if old is not None:
+                new[..., :self.length, :] = old[..., :self.length, :]
+            return new
+
+        held = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
+        keys = [grown(torch.zeros(shape, dtype=self.dtype, device=self.device), old) for old, _ in held]
+        values = [grown(torch.zeros(shape, dtype=self.dtype, device=self.device), old) for _, old in held]
         tokens = torch.zeros((batch, allocated), dtype=torch.int32, device=self.device)
         if self.tokens is not None:
             tokens[:, :self.length] = self.tokens[:, :self.length]
-        self.tokens = tokens
-        self._tables = self._on_device(*rope.tables(c, 0, allocated, None))
-        self.allocated = allocated
+        tables = self._on_device(*rope.tables(c, 0, allocated, None))
+        # All at once: an interrupt before this line has changed nothing.
+        self.keys, self.values, self.tokens, self._tables, self.allocated = keys, values, tokens, tables, allocated

@@ -9,6 +9,7 @@ import torch
 
 from mlx_llama.core.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.errors import ContextError
 from mlx_llama.core.positions import checked_tokens
 
 from . import runtime
@@ -105,6 +106,11 @@ class Llama:
 
     @torch.inference_mode()
     def step(self, token: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
-        """The next token, int32 [1, 1], still on the device: forward over `token` [1, T] and sampling as one unit."""
+        """The next token, int32 [1, 1], still on the device: forward over `token` [1, T] and sampling as one unit.
+
+        Raises ContextError as `forward`, and for a batch of more than one sequence.
+        """
+        if len(token) != 1:
+            raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
         logits = self.forward(token, index_pos, cache)
         return sampler(logits, cache.length, cache.recent(sampler.window) if sampler.window else None)

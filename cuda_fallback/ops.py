@@ -39,8 +39,13 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
     a prompt from position 0 (T = L). Returns [B, H, T, D].
     """
     causal = isinstance(mask, str)
+    grouped = query.shape[1] != keys.shape[1]
+    if grouped and mask is not None and not causal:
+        # With a mask, torch's fused kernels know no groups; the unfused one would hold all scores in memory.
+        keys, values = (part.repeat_interleave(query.shape[1] // keys.shape[1], dim=1) for part in (keys, values))
+        grouped = False
     return F.scaled_dot_product_attention(query, keys, values, None if causal else mask, is_causal=causal, scale=scale,
-                                          enable_gqa=query.shape[1] != keys.shape[1])
+                                          enable_gqa=grouped)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:

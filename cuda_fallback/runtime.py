@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from mlx_llama.core import machine
 from mlx_llama.core.errors import BackendError
 
 NAME = "cuda"
@@ -52,6 +53,14 @@ def read(token: torch.Tensor) -> int:
     return token.item()
 
 
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy on the device. Goes through pinned memory: from pageable memory the copy would wait for the queue."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.clone()
+
+
 def to_numpy(array: torch.Tensor) -> np.ndarray:
     """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
     array = array.detach().cpu()
@@ -59,14 +68,8 @@ def to_numpy(array: torch.Tensor) -> np.ndarray:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes allocated on the GPU; on the CPU, most bytes this process has had in memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    import resource
-    import sys
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """Most bytes allocated on the GPU; on the CPU, most bytes this process has had in memory (0: unknown)."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
 
 
 def bandwidth(device: torch.device) -> float | None:

@@ -77,9 +77,10 @@ class Sampler:
             scores = scores.masked_fill(scores < torch.topk(scores, o.top_k).values[-1], -math.inf)
         if o.top_p < 1:
             ordered = torch.sort(scores, descending=True).values
-            shares = torch.softmax(ordered, dim=-1)
+            # Summed as integers: a GPU adds floats in an order that changes from run to run.
+            shares = (torch.softmax(ordered.double(), dim=-1) * 2**40).long()
             before = torch.cumsum(shares, dim=-1) - shares  # of all likelier tokens; 0 for the first, which stays
-            smallest = torch.where(before < o.top_p, ordered, math.inf).min()
+            smallest = torch.where(before < o.top_p * 2**40, ordered, math.inf).min()
             scores = scores.masked_fill(scores < smallest, -math.inf)
         if o.min_p > 0:
             scores = scores.masked_fill(scores < scores.max() + math.log(o.min_p), -math.inf)
@@ -87,8 +88,8 @@ class Sampler:
 
     def _penalised(self, scores: torch.Tensor, recent: torch.Tensor) -> torch.Tensor:
         o = self.options
-        counts = torch.zeros(len(scores) + 1, device=self.device)
-        ones = torch.ones(len(recent), device=self.device)
+        counts = torch.zeros(len(scores) + 1, dtype=torch.int32, device=self.device)
+        ones = torch.ones(len(recent), dtype=torch.int32, device=self.device)
         counts = counts.index_add(0, (recent + 1).long(), ones)[1:]  # -1 falls out
         repeated = torch.where(scores > 0, scores / o.repetition_penalty, scores * o.repetition_penalty)
         scores = torch.where(counts > 0, repeated - o.presence_penalty, scores)

@@ -64,22 +64,21 @@ def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, g
         width = 4 if dtype == "float32" else 2
     needed = bytes_per_token(checkpoint, model, width, prompt + generate // 2)
 
-    def once(count: int) -> Completion:
+    def once() -> Completion:
         completion = Completion(prompt_tokens=prompt)
-        cache = model.make_cache(prompt + count)
-        resolved_now = resolved if count == generate else options.resolve({"max_tokens": count, "temperature": 0.0})
-        for _ in engine.tokens(tokens, cache, resolved_now, completion):
+        for _ in engine.tokens(tokens, model.make_cache(prompt + generate), resolved, completion):
             pass
         return completion
 
-    once(min(2, generate))  # first use of every shape: page faults, kernels to compile
-    probe = backend.runtime.bandwidth(backend.device) is None
+    def bandwidth() -> float:
+        return backend.runtime.bandwidth(backend.device) or host_bandwidth()
+
+    once()  # first use of every shape: page faults, kernels to compile
+    peak = backend.runtime.peak_memory(backend.device)  # before the bandwidth probe takes memory of its own
     runs = []
     for _ in range(repetitions):
-        before = host_bandwidth() if probe else backend.runtime.bandwidth(backend.device)
-        completion = once(generate)
-        after = host_bandwidth() if probe else backend.runtime.bandwidth(backend.device)
-        runs.append((completion, (before + after) / 2))
+        before, completion = bandwidth(), once()
+        runs.append((completion, (before + bandwidth()) / 2))
     median = lambda values: statistics.median(list(values))  # noqa: E731
     return {
         "model": checkpoint.name, "backend": backend.name, "device": backend.device_name,
@@ -94,7 +93,7 @@ def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, g
         "bytes_per_token": needed,
         "bandwidth": median(bandwidth for _, bandwidth in runs),
         "bandwidth_share": median(run.decode_tps * needed / bandwidth for run, bandwidth in runs),
-        "peak_memory_bytes": backend.runtime.peak_memory(backend.device),
+        "peak_memory_bytes": peak,
     }
 
 
@@ -113,7 +112,8 @@ def report(figures: dict[str, Any]) -> str:
         f"bandwidth            {f['bandwidth'] / 1e9:8.1f} GB/s measured; decoding reads "
         f"{f['bytes_per_token'] / 1e9:.2f} GB per token, {f['bandwidth_share']:.0%} of the bound",
         f"peak memory          {f['peak_memory_bytes'] / 1e9:8.2f} GB, "
-        f"{f['peak_memory_bytes'] / f['weights_bytes']:.2f} times the weights",
+        f"{f['peak_memory_bytes'] / f['weights_bytes']:.2f} times the weights" if f["peak_memory_bytes"]
+        else "peak memory           unknown on this system",
     ])
 
 

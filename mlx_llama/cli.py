@@ -17,9 +17,12 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
     """Call a door's `main` and turn what goes wrong into a line and an exit code; `--debug` shows the traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
-        # A model may write any character; a terminal that has no sign for it gets an escape, not a crash.
+        # A model may write any character. A file or pipe takes UTF-8; a terminal that has no sign for it an escape.
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="backslashreplace", **({} if stream.isatty() else {"encoding": "utf-8"}))
+    if sys.stdout is None:
+        say("error: standard output is closed: the answer has nowhere to go")
+        return 2
     try:
         return main(arguments) or 0
     except LlamaError as error:
@@ -43,19 +46,22 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
 
 def say(text: str) -> None:
     """A line for the user on stderr, where it is never part of an answer."""
-    print(" ".join(text.split("\n")) if text.startswith("error: ") else text, file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        print(" ".join(text.split("\n")) if text.startswith("error: ") else text, file=sys.stderr, flush=True)
 
 
 def read_text(path: str) -> str:
     """The text of a file, or of standard input for "-". Raises LlamaError when it cannot be read or is not UTF-8."""
     try:
         if path == "-":
-            return sys.stdin.buffer.read().decode("utf-8")
+            if sys.stdin is None:
+                raise LlamaError("standard input is closed: there is no text to read")
+            return sys.stdin.buffer.read().decode("utf-8-sig")
         with open(os.path.expanduser(path), encoding="utf-8") as file:
             return file.read()
     except UnicodeDecodeError as error:
         name = "standard input" if path == "-" else path
         raise LlamaError(f"{name}: is not UTF-8 (byte {error.start}: {error.reason}): convert it, for example with "
                          f"iconv -t UTF-8") from None
-    except OSError as error:
-        raise LlamaError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise LlamaError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None

@@ -41,6 +41,8 @@ def main(arguments: list[str]) -> int:
         raise OptionsError("--system-prompt needs a chat template: give one with --template, or leave it out "
                            "with --ignore-chat-template")
     stream = llm.stream(prompt, **wanted)
+    for notice in stream.completion.notices:
+        cli.say(f"({notice})")
     code = 0
     try:
         for piece in stream:

@@ -10,15 +10,17 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# Read once per process, by whichever test comes first: float32 products must not be rounded to TF32.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import pytest
 
-from machine import ALL, open_backend, required
+from machine import ALL, missing, open_backend, required, to_run
 from making import make_checkpoint
 from mlx_llama.core.backend import Backend
 
 
-@pytest.fixture(scope="session", params=ALL)
+@pytest.fixture(scope="session", params=to_run())
 def backend(request) -> Backend:
     return open_backend(request.param)
 
@@ -31,3 +33,6 @@ def toy(tmp_path_factory) -> Path:
 
 def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(f"backends required here: {', '.join(sorted(required()))} (python {sys.version.split()[0]})")
+    for name in ALL:
+        if missing(name):
+            terminalreporter.write_line(f"not run here: {name} ({missing(name)})")

@@ -7,6 +7,7 @@ tests/required_backends), such as "cpu,mlx,cuda" or "mlx-gpu", may fail but not 
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -29,12 +30,27 @@ def required() -> set[str]:
     return names
 
 
-def open_backend(name: str) -> backends.Backend:
-    """The backend behind a test's name; skips, with the reason, unless this machine must have it."""
+@functools.cache
+def missing(name: str) -> str:
+    """Why a backend cannot run here, or ""."""
     kind, _, device = name.partition("-")
     try:
-        return backends.select(kind, device or "cpu")
+        backends.select(kind, device or "cpu")
     except BackendError as error:
+        return str(error)
+    return ""
+
+
+def to_run() -> list[str]:
+    """The backends that tests run on: those this machine must have, and those it has besides."""
+    return [name for name in ALL if name in required() or not missing(name)]
+
+
+def open_backend(name: str) -> backends.Backend:
+    """The backend behind a test's name; skips, with the reason, unless this machine must have it."""
+    if reason := missing(name):
         if name in required():
-            pytest.fail(f"{name} is required here: {error}")
-        pytest.skip(str(error))
+            pytest.fail(f"{name} is required here: {reason}")
+        pytest.skip(reason)
+    kind, _, device = name.partition("-")
+    return backends.select(kind, device or "cpu")

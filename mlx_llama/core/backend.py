@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import sys
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable, Mapping, Protocol
@@ -110,23 +111,30 @@ def missing(name: str) -> str:
 
 
 def _has_gpu(name: str) -> bool:
-    return not missing(name) and importlib.import_module(f"{PACKAGES[name]}.runtime").has_gpu()
+    if missing(name):
+        return False
+    try:
+        return importlib.import_module(f"{PACKAGES[name]}.runtime").has_gpu()
+    except (ImportError, OSError) as error:  # OSError: a shared library that does not load
+        print(f"backend {name!r} is installed but does not import ({error}): going on without it", file=sys.stderr)
+        return False
 
 
 def auto() -> str:
     """MLX on Apple silicon, CUDA where torch sees a GPU, else the CPU path."""
     if platform.system() == "Darwin" and platform.machine() == "arm64" and _has_gpu("mlx"):
         return "mlx"
-    # torch takes a second to import, so it is asked only where an NVIDIA driver is in sight.
-    if _nvidia_driver() and _has_gpu("cuda"):
+    # torch takes a second to import, so it is asked only where a driver is in sight.
+    if _gpu_driver() and _has_gpu("cuda"):
         return "cuda"
     return "cpu"
 
 
-def _nvidia_driver() -> bool:
+def _gpu_driver() -> bool:
     if os.name == "nt":
         return os.path.exists(os.path.expandvars(r"%SystemRoot%\System32\nvcuda.dll"))
-    return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")  # dxg: inside WSL
+    # In turn: NVIDIA, NVIDIA inside WSL, NVIDIA Jetson, AMD's ROCm, which torch calls cuda too.
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu", "/dev/kfd")))
 
 
 def select(name: str = "auto", device: str | None = None) -> Backend:
@@ -145,7 +153,7 @@ def select(name: str = "auto", device: str | None = None) -> Backend:
     try:
         runtime, model, sampling = (
             importlib.import_module(f"{PACKAGES[name]}.{file}") for file in ("runtime", "model", "sampling"))
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise BackendError(f"backend {name!r} is installed but does not import: {error}. "
                            f"Reinstall it: {_NEEDS[name][1]}") from error
     return Backend(name, runtime.pick_device(device), runtime, model, sampling)

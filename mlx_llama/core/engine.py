@@ -36,7 +36,7 @@ class Completion:
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompt, already in the cache
     prefill_seconds: float = 0.0  # until the first token was read
-    decode_seconds: float = 0.0  # from the first token to the last
+    decode_seconds: float = 0.0  # from the first token to the last, without the time the consumer took
     launches: int = 0  # steps launched; one more than tokens where a step ran ahead of an end token
     waits: int = 0  # tokens read
     backend: str = ""
@@ -153,10 +153,12 @@ class Engine:
         options = resolved.options
         sampler = self.backend.sampler(options)
         limit = min(options.max_tokens, self.context - cache.length - len(prompt))
-        chunk = len(prompt) if rope.length_dependent(self.model.config) else options.prefill_step_size
+        config, chunk = self.model.config, options.prefill_step_size
+        if rope.length_dependent(config) and cache.length + len(prompt) > config.max_position_embeddings:
+            chunk = len(prompt)  # in chunks, each would be rotated for another length
         # The last chunk and the first token are one step, so that no weights are read twice.
         rest = (len(prompt) - 1) // chunk * chunk
-        started = time.perf_counter()
+        started, away = time.perf_counter(), 0.0
         self.prefill(prompt[:rest], cache, chunk)
         pending = self._launch_step(np.array([prompt[rest:]], np.int32), cache, sampler, completion)
         for count in range(1, limit + 1):
@@ -168,26 +170,32 @@ class Engine:
             now = time.perf_counter()
             if count == 1:
                 completion.prefill_seconds, first = now - started, now
-            completion.decode_seconds = now - first
+            completion.decode_seconds = now - first - away
             completion.tokens.append(token)
             if token in self.eos:
                 completion.finish_reason = "eos"
             elif count == limit:
                 completion.finish_reason = "length" if limit == options.max_tokens else "context"
             yield token
+            away += time.perf_counter() - now
             if token in self.eos:
                 return
             if pending is None and count < limit:
                 pending = self._launch_step(current, cache, sampler, completion)
 
-    def pieces(self, prompt: list[int], cache: Cache, resolved: Resolved, completion: Completion) -> Iterator[str]:
-        """Text that follows `prompt`, in pieces of whole characters, stop strings never shown. Fills `completion`."""
+    def pieces(self, prompt: list[int], cache: Cache, resolved: Resolved, completion: Completion,
+               starts_text: bool = True) -> Iterator[str]:
+        """Text that follows `prompt`, in pieces of whole characters, stop strings never shown. Fills `completion`.
+
+        starts_text: the answer is a text of its own, so that the space sentencepiece puts before a text is not shown;
+        False where it continues one, and " a time" keeps its space.
+        """
         options = resolved.options
         completion.backend, completion.device = self.backend.name, self.backend.device_name
         completion.dtype = str(self.model.dtype).split(".")[-1]
         completion.seed, completion.options = options.seed, options.model_dump()
         completion.origins = dict(resolved.origins)
-        decoder, stops = self.tokenizer.stream(), Stops(options.stop)
+        decoder, stops = self.tokenizer.stream(starts_text=starts_text), Stops(options.stop)
         if options.max_tokens == 0:
             completion.finish_reason = "length"
             return

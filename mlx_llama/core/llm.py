@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,9 @@ class LLM:
         self.engine.check_options(resolved.options)
         tokens = self.encode(prompt)
         self.engine.check_prompt(tokens)
-        completion = Completion()
-        return Stream(Sequence(self.engine).pieces(tokens, resolved, completion), completion)
+        completion = Completion(notices=list(resolved.notices))
+        continues = len(prompt) > 0 and not isinstance(prompt[0], dict)
+        return Stream(Sequence(self.engine).pieces(tokens, resolved, completion, not continues), completion)
 
     def chat(self, system: str | None = None, **options: Any) -> Session:
         """A conversation: `send` or `stream` each question. Raises TemplateError for a model without a template."""
@@ -65,10 +67,15 @@ class LLM:
         return self.backend.runtime.to_numpy(self.model.forward([list(tokens)], 0, cache, every=True))[0]
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt as `stream` understands it."""
+        """Token ids of a prompt as `stream` understands it. Raises as `stream`."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_bos=True)
-        if all(isinstance(token, (int, np.integer)) for token in prompt):
+        if isinstance(prompt, np.ndarray):
+            prompt = prompt.tolist()
+        if not isinstance(prompt, (list, tuple)) or len(prompt) == 0:
+            raise ContextError(f"a prompt is a text, messages or token ids, not "
+                               f"{'nothing' if prompt == [] or prompt == () else type(prompt).__name__}")
+        if all(isinstance(token, (int, np.integer)) and not isinstance(token, bool) for token in prompt):
             return [int(token) for token in prompt]
         return encode_messages(self.tokenizer, self.require_template(), prompt)
 
@@ -99,14 +106,12 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
 
 def _context(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
     made_for = checkpoint.config.max_position_embeddings
-    if checkpoint.config.rope.type == "dynamic":
-        made_for = int(made_for * (checkpoint.config.rope.factor or 1))
     if ctx_size is None:
         return made_for
-    try:
-        context = int(ctx_size)
-    except (TypeError, ValueError):
-        context = 0
+    # These rope types stretch what a model was trained for, and its max_position_embeddings may be from before.
+    if checkpoint.config.rope.type in ("dynamic", "linear"):
+        made_for = int(made_for * (checkpoint.config.rope.factor or 1))
+    context = int(ctx_size) if re.fullmatch(r"\d{1,12}", str(ctx_size)) else 0
     if not 1 <= context <= made_for:
         raise ContextError(f"--ctx-size {ctx_size}: {checkpoint.name} was made for 1 to {made_for} positions")
     return context

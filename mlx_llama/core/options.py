@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any, Mapping, NoReturn
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .errors import OptionsError
@@ -31,12 +33,12 @@ class GenerationOptions(BaseModel):
         0.0, "softmax temperature; 0 is greedy", "--temp", "--temperature", ge=0, le=100)
     top_k: int = _option(0, "sample from the k likeliest tokens; 0: all", "--top-k", ge=0, le=2**31)
     top_p: float = _option(
-        1.0, "sample from the smallest set of tokens with this probability (nucleus); 1: all", "--top-p", gt=0, le=1)
+        1.0, "sample from the smallest set of tokens with this probability (nucleus); 1: all", "--top-p", ge=1e-6, le=1)
     min_p: float = _option(
         0.0, "drop tokens less likely than this share of the likeliest; 0: none", "--min-p", ge=0, le=1)
     repetition_penalty: float = _option(
         1.0, "divide (multiply, if negative) the logits of recent tokens by this; 1: off",
-        "--repetition-penalty", "--repeat-penalty", gt=0, le=100)
+        "--repetition-penalty", "--repeat-penalty", ge=0.01, le=100)
     repetition_context_size: int = _option(
         20, "how many recent tokens, prompt included, the three penalties look at",
         "--repetition-context-size", "--repeat-last-n", ge=0, le=65536)
@@ -58,20 +60,30 @@ class GenerationOptions(BaseModel):
     @classmethod
     def _no_bool(cls, value):
         # Python's bool is an int; `temperature=True` is a slip, not 1.0.
-        if isinstance(value, bool):
-            raise ValueError("a number was expected")
-        return value
+        if isinstance(value, (bool, np.bool_)):
+            raise ValueError("a number, not true or false")
+        # pydantic would take a NumPy integer through float and lose its lower bits.
+        return int(value) if isinstance(value, np.integer) else value
 
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop(cls, value):
         return (value,) if isinstance(value, str) else value
 
+    @field_validator("temperature")
+    @classmethod
+    def _no_tiny_temperature(cls, value):
+        if 0 < value < 1e-4:  # logits divided by it would leave float32
+            raise ValueError("0 (greedy) or at least 0.0001")
+        return value
+
     @field_validator("stop")
     @classmethod
-    def _no_empty_stop(cls, value):
+    def _good_stops(cls, value):
         if any(not text for text in value):
-            raise ValueError("an empty stop string would end every answer at once")
+            raise ValueError("texts with a character at least: an empty one would end every answer at once")
+        if any(0xD800 <= ord(character) < 0xE000 for text in value for character in text):
+            raise ValueError("valid Unicode: what was given is not UTF-8 and would never match")
         return value
 
     @field_validator("logit_bias", mode="before")
@@ -80,19 +92,27 @@ class GenerationOptions(BaseModel):
         pairs = [value] if isinstance(value, str) else value
         if isinstance(pairs, Mapping):
             return dict(pairs)
-        biases = {}
-        for text in pairs:
+        if not isinstance(pairs, (list, tuple)):
+            raise ValueError("TOKEN_ID=BIAS, or a mapping of token ids to biases")
+        biases: dict[str, str] = {}
+        for pair in map(str, pairs):
             # llama.cpp writes 15043+1 and 15043-1, we also take 15043=-1.
-            sign = next((c for c in str(text) if c in "=+-"), "=")
-            name, _, number = str(text).partition(sign)
+            name, sign, number = re.fullmatch(r"(\d*)([=+-]?)(.*)", pair, re.S).groups()
+            if not (name and sign and number):
+                raise ValueError(f"TOKEN_ID=BIAS, not {pair!r:.40}")
+            name = str(int(name))
+            if name in biases:
+                raise ValueError(f"one bias per token: {name} has two")
             biases[name] = ("-" if sign == "-" else "") + number
         return biases
 
     @field_validator("logit_bias")
     @classmethod
-    def _bias_ids(cls, value):
+    def _bias_limits(cls, value):
         if any(token < 0 for token in value):
-            raise ValueError("token ids are not negative")
+            raise ValueError("for token ids that are not negative")
+        if any(abs(bias) > 1e6 for bias in value.values()):
+            raise ValueError("between -1e6 and 1e6")
         return value
 
 
@@ -105,6 +125,7 @@ class Resolved:
 
     options: GenerationOptions
     origins: dict[str, str]
+    notices: tuple[str, ...] = ()  # what the checkpoint asks for and does not get
 
 
 def validated(given: Mapping[str, Any], source: str = "") -> GenerationOptions:
@@ -124,21 +145,31 @@ def _fault(fault) -> str:
     if fault["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, FIELDS, 1)
         return f"there is no option {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
+    limits = _limits(name)
+    if limits and fault["type"].startswith(("greater_than", "less_than", "finite")):
+        return f"option {name}: {fault['input']!r} is not allowed, it must be a finite number, {limits}"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"option {name}: {fault['input']!r} is not allowed, it must be {message}" + _range(name)
+    return f"option {name}: {fault['input']!r} is not allowed, it must be {message}" + (f" ({limits})" if limits else "")
 
 
-def _range(name: str) -> str:
+def _limits(name: str) -> str:
     signs = {"Ge": ("ge", "at least"), "Gt": ("gt", "above"), "Le": ("le", "at most"), "Lt": ("lt", "below")}
-    limits = [f"{words} {getattr(rule, key)}" for rule in FIELDS[name].metadata
-              for kind, (key, words) in signs.items() if type(rule).__name__ == kind]
-    return f" (allowed: {', '.join(limits)})" if limits else ""
+    return ", ".join(f"{words} {getattr(rule, key)}" for rule in FIELDS[name].metadata
+                     for kind, (key, words) in signs.items() if type(rule).__name__ == kind)
 
 
 # transformers' names for the same things, where they differ.
 _GENERATION_CONFIG = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens",
+    "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens", "stop_strings": "stop",
+}
+# What would change the text in transformers and has no counterpart here, with the values that mean "off".
+_NOT_DONE = {
+    "num_beams": (1,), "num_beam_groups": (1,), "penalty_alpha": (0.0,), "typical_p": (1.0,), "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,), "top_h": (), "encoder_repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,),
+    "bad_words_ids": (), "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "sequence_bias": (),
+    "forced_bos_token_id": (), "forced_eos_token_id": (), "exponential_decay_length_penalty": (), "guidance_scale": (1.0,),
+    "min_new_tokens": (0,), "min_length": (0,),
 }
 
 
@@ -166,7 +197,10 @@ def resolve(given: Mapping[str, Any], generation_config: Mapping[str, Any] | Non
     merged = {**from_checkpoint, **given}
     origins = {name: "user" if name in given else "checkpoint" if name in merged else "default" for name in FIELDS}
     merged.setdefault("seed", secrets.randbits(32))
-    return Resolved(validated(merged), origins)
+    asked = [f"{name}={value!r:.40}" for name, value in (generation_config or {}).items()
+             if name in _NOT_DONE and value is not None and value not in _NOT_DONE[name]]
+    notices = (f"generation_config.json asks for {', '.join(asked)}, which is not done here",) if asked else ()
+    return Resolved(validated(merged), origins, notices)
 
 
 class Parser(argparse.ArgumentParser):

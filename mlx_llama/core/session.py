@@ -11,7 +11,7 @@ from typing import Any
 
 from .backend import Cache
 from .engine import Completion, Engine
-from .errors import ContextError, SessionError
+from .errors import ContextError, OptionsError, SessionError
 from .options import Resolved, resolve, validated
 from .rope import length_dependent
 from .template import ChatTemplate, encode_messages
@@ -53,15 +53,16 @@ class Sequence:
         self.cache: Cache = engine.model.make_cache(engine.context)
         self.held: list[int] = []
 
-    def pieces(self, prompt: list[int], resolved: Resolved, completion: Completion) -> Iterator[str]:
-        """Text that follows `prompt`. However it ends, cache and `held` agree afterwards."""
+    def pieces(self, prompt: list[int], resolved: Resolved, completion: Completion,
+               starts_text: bool = True) -> Iterator[str]:
+        """Text that follows `prompt` (see Engine.pieces). However it ends, cache and `held` agree afterwards."""
         self.engine.check_prompt(prompt)
         reused = self._reusable(prompt)
         self.cache.trim(reused)
         self.held = self.held[:reused]
         completion.prompt_tokens, completion.reused_tokens = len(prompt), reused
         try:
-            yield from self.engine.pieces(prompt[reused:], self.cache, resolved, completion)
+            yield from self.engine.pieces(prompt[reused:], self.cache, resolved, completion, starts_text)
         finally:
             # A step may have run ahead of the last token shown, or have been cut short: keep what is known.
             known = prompt + completion.tokens
@@ -75,8 +76,9 @@ class Sequence:
                 break
             common += 1
         config = self.engine.model.config
-        if length_dependent(config) and len(prompt) > config.max_position_embeddings:
-            return 0  # keys were rotated for a shorter sequence
+        longest = max(len(prompt), len(self.held))
+        if length_dependent(config) and longest > config.max_position_embeddings:
+            return 0  # keys were rotated for a sequence of another length
         return min(common, len(prompt) - 1)  # the last token must run again to give logits
 
 
@@ -90,11 +92,15 @@ class Session:
         self.generation_config = generation_config
         self.model = model
         self.system = system
-        self.options = dict(options or {})  # what the user gave; each call may add to it
+        # What the user gave; each call may add to it. None means not given.
+        self.options = {name: value for name, value in (options or {}).items() if value is not None}
         self.messages: list[dict[str, str]] = []
         self.dropped = 0  # messages at the front that no longer fit the context
         self.last: Completion | None = None
         self.sequence = Sequence(engine)
+        self._turn = 0  # counts what changes the conversation
+        self._open: Stream | None = None  # the newest stream
+        self._begun = False  # whether it is giving an answer now
         self.resolved()  # bad options are an error now, not at the first question
 
     def resolved(self, **options: Any) -> Resolved:
@@ -110,53 +116,61 @@ class Session:
     def stream(self, text: str, **options: Any) -> Stream:
         """Ask; the answer comes in pieces. The turn joins `messages` when the stream ends or is left.
 
-        Raises OptionsError, TemplateError or ContextError before anything has changed.
+        A session gives one answer at a time: one that is still coming ends here, and what it showed stays; one that
+        was never begun raises SessionError when it is. Raises OptionsError, TemplateError or ContextError before
+        anything is computed.
         """
         resolved = self.resolved(**options)
+        self._settle()
+        return self._ask(self.messages, text, resolved)
+
+    def regenerate(self, **options: Any) -> Stream:
+        """Answer the last question again, in place of its answer, which stays until the new one has begun.
+
+        Raises SessionError when there is none, and what `stream` raises.
+        """
+        resolved = self.resolved(**options)
+        self._settle()
+        if not self.messages:
+            raise SessionError("there is no answer to generate again: ask something first")
+        return self._ask(self.messages[:-2], self.messages[-2]["content"], resolved)
+
+    def _ask(self, before: list[dict[str, str]], text: str, resolved: Resolved) -> Stream:
         question = {"role": "user", "content": text}
-        prompt, dropped = self._fit([*self.messages, question], resolved)
-        completion = Completion()
+        prompt, dropped = self._fit([*before, question], resolved)
+        completion = Completion(notices=[] if self.last else list(resolved.notices))
         if dropped > self.dropped:
             completion.notices.append(
                 f"the conversation outgrew the context of {self.engine.context} tokens: the oldest "
                 f"{dropped} messages are no longer seen by the model" + (", the system prompt stays" if self.system else ""))
-        return Stream(self._run(question, prompt, dropped, resolved, completion), completion)
+        self._open = Stream(self._run(self._turn, [*before, question], prompt, dropped, resolved, completion), completion)
+        return self._open
 
-    def _run(self, question: dict[str, str], prompt: list[int], dropped: int, resolved: Resolved,
+    def _run(self, turn: int, asked: list[dict[str, str]], prompt: list[int], dropped: int, resolved: Resolved,
              completion: Completion) -> Iterator[str]:
+        if turn != self._turn:
+            raise SessionError("the conversation went on before this answer was begun: ask again")
+        self._begun = True
         try:
             yield from self.sequence.pieces(prompt, resolved, completion)
         finally:
+            self._begun = False
+            self._turn += 1
             # An answer cut off before its first character leaves the conversation as it was.
             if completion.text or completion.finish_reason != "interrupted":
-                self.messages += [question, {"role": "assistant", "content": completion.text}]
+                self.messages = [*asked, {"role": "assistant", "content": completion.text}]
                 self.dropped = dropped
             self.last = completion
 
-    def regenerate(self, **options: Any) -> Stream:
-        """Answer the last question again, in place of its answer. Raises SessionError when there is none."""
-        if not self.messages:
-            raise SessionError("there is no answer to generate again: ask something first")
-        before = list(self.messages)
-        question = self.messages[-2]["content"]
-        self.messages = before[:-2]
-        try:
-            stream = self.stream(question, **options)
-        finally:
-            self.messages = before  # until the new answer begins: the stream may never be started
-        return Stream(self._or_restore(stream, before), stream.completion)
-
-    def _or_restore(self, stream: Stream, before: list[dict[str, str]]) -> Iterator[str]:
-        self.messages = before[:-2]
-        try:
-            yield from stream
-        finally:
-            stream.close()
-            if len(self.messages) < len(before):
-                self.messages = before
+    def _settle(self) -> None:
+        """End the answer that is still coming, and outdate those that were never begun."""
+        if self._begun:
+            self._open.close()
+        self._turn += 1
 
     def clear(self) -> None:
         """Forget the conversation; the system prompt and the options stay."""
+        self._settle()
         self.messages, self.dropped, self.last = [], 0, None
 
     def save(self, path: str | os.PathLike) -> None:
@@ -173,7 +187,7 @@ class Session:
             except BaseException:
                 os.unlink(temporary)
                 raise
-        except (OSError, UnicodeEncodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL, text that is not Unicode
             raise SessionError(f"{path}: cannot be written: {error}") from None
 
     def load(self, path: str | os.PathLike) -> list[str]:
@@ -181,10 +195,14 @@ class Session:
         current conversation has changed."""
         content = _read(_path(path))
         options = content["options"]
-        self.engine.check_options(resolve(options, self.generation_config).options)
+        try:
+            self.engine.check_options(resolve(options, self.generation_config).options)
+        except OptionsError as error:
+            raise SessionError(f"{path}: {error}") from None
         notices = []
         if content["model"] != self.model:
             notices.append(f"this conversation was held with {content['model']!r}, it goes on with {self.model!r}")
+        self._settle()
         self.messages, self.dropped = content["messages"], content["dropped"]
         self.system, self.options, self.last = content["system"], options, None
         return notices
@@ -193,7 +211,8 @@ class Session:
         """The prompt's tokens and how many of the oldest messages had to be left out of it."""
         # A quarter of the context stays free for the answer, less if a shorter answer was asked for.
         room = self.engine.context - max(1, min(resolved.options.max_tokens, self.engine.context // 4))
-        for dropped in range(self.dropped, len(messages), 2):
+        first = self.dropped if self.dropped < len(messages) else 0
+        for dropped in range(first, len(messages), 2):
             system = [{"role": "system", "content": self.system}] if self.system else []
             prompt = encode_messages(self.engine.tokenizer, self.template, system + messages[dropped:])
             if len(prompt) <= room:
@@ -217,10 +236,12 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """The content of a saved session, every field checked. Raises SessionError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        raise SessionError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    try:
+        content = json.loads(raw.decode("utf-8"))
         json.dumps(content, ensure_ascii=False).encode()  # lone surrogates are no text: no tokenizer takes them
-    except OSError as error:
-        raise SessionError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise SessionError(f"{path}: is not a saved session (not JSON in UTF-8: {error})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -244,7 +265,7 @@ def _read(path: Path) -> dict[str, Any]:
                                f"{'text' if name != 'options' else 'table'}")
     try:
         validated(content["options"], str(path))
-    except Exception as error:
+    except OptionsError as error:
         raise SessionError(str(error)) from None
     messages = [{"role": message["role"], "content": message["content"]} for message in messages]
     return {**content, "messages": messages, "dropped": dropped}

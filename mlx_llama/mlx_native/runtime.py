@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import mlx.core as mx
@@ -37,7 +38,11 @@ def runs_ahead(device: mx.Device) -> bool:
 
 def pick_dtype(dtype: str, stored: str, device: mx.Device) -> mx.Dtype:
     """The dtype of activations and weights: the `stored` one, unless told otherwise."""
-    return getattr(mx, stored if dtype == "auto" else dtype)
+    chosen = getattr(mx, stored if dtype == "auto" else dtype)
+    if chosen == mx.float32:
+        # Newer GPUs would round float32 products to TF32 (10 bits of mantissa); MLX reads this at its first product.
+        os.environ.setdefault("MLX_ENABLE_TF32", "0")
+    return chosen
 
 
 def launch(*arrays: mx.array) -> None:
@@ -48,6 +53,11 @@ def launch(*arrays: mx.array) -> None:
 def read(token: mx.array) -> int:
     """The token [1, 1] as an int: the single evaluation point."""
     return token.item()
+
+
+def to_device(array: np.ndarray, device: mx.Device) -> mx.array:
+    """A copy on the device."""
+    return mx.array(array)
 
 
 def to_numpy(array: mx.array) -> np.ndarray:

@@ -35,11 +35,14 @@ def counted(backend, monkeypatch):
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    aten = torch.ops.aten
+
     class Watch(TorchDispatchMode):
         # Operations whose result's size depends on the data wait for the device in secret.
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function.overloadpacket in (torch.ops.aten.nonzero, torch.ops.aten.masked_select,
-                                           torch.ops.aten._unique2, torch.ops.aten.repeat_interleave):
+            masked = function.overloadpacket in (aten.index, aten.index_put, aten.index_put_) and any(
+                index is not None and index.dtype == torch.bool for index in args[1])
+            if masked or function.overloadpacket in (aten.nonzero, aten.masked_select, aten._unique2, aten.equal):
                 count["wait"] += 1
             return function(*args, **(kwargs or {}))
 

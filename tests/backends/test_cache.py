@@ -128,3 +128,73 @@ def test_reset_gives_the_storage_back(model):
     assert cache.nbytes > 0
     cache.reset()
     assert cache.length == 0 and cache.nbytes == 0 and cache.state() == {}
+
+
+def test_another_batch_is_refused_when_storage_must_grow_too(model):
+    model, to_numpy = model
+    cache = model.make_cache(600)
+    model.forward(ids(250), 0, cache)
+    with pytest.raises(ContextError, match="a batch of 2"):
+        model.forward(np.repeat(ids(20), 2, axis=0), 250, cache)
+    got = to_numpy(model.forward(ids(20, seed=3), 250, cache))
+    fresh = model.make_cache(600)
+    model.forward(ids(250), 0, fresh)
+    assert got.tobytes() == to_numpy(model.forward(ids(20, seed=3), 250, fresh)).tobytes()
+    with pytest.raises(ContextError, match="one sequence, not a batch of 2"):
+        model.step(np.zeros((2, 1), np.int32), 0, model.make_cache(8), None)
+
+
+def test_an_interrupt_while_storage_grows_changes_nothing(model, monkeypatch):
+    from mlx_llama.core import rope
+
+    model, to_numpy = model
+    cache = model.make_cache(600)
+    model.forward(ids(250), 0, cache)
+    with monkeypatch.context() as patch:
+        def interrupt(*args):
+            raise KeyboardInterrupt
+
+        for name in ("tables", "inverse_frequencies"):
+            patch.setattr(rope, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.forward(ids(20, seed=3), 250, cache)
+    assert cache.nbytes == 256 * (2 * 2 * 2 * 16 * 4 + 4)
+    got = to_numpy(model.forward(ids(20, seed=3), 250, cache))
+    fresh = model.make_cache(600)
+    model.forward(ids(250), 0, fresh)
+    assert got.tobytes() == to_numpy(model.forward(ids(20, seed=3), 250, fresh)).tobytes()
+
+
+def test_a_sliding_window_across_a_growth_step(load, tmp_path):
+    folder = make_checkpoint(tmp_path / "m", architectures=["MistralForCausalLM"], sliding_window=31,
+                             max_position_embeddings=1024)
+    model, to_numpy = load(folder)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        wanted = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
+            torch.from_numpy(ids(300)).long()).logits[:, -1].numpy()
+    cache = model.make_cache(1024)
+    for start in (0, 100, 200, 290):
+        model.forward(ids(300)[:, start:{0: 100, 100: 200, 200: 290, 290: 299}[start]], start, cache)
+    assert relative_error(to_numpy(model.forward(ids(300)[:, 299:], 299, cache)), wanted) < 1e-4
+
+
+@pytest.mark.parametrize("rope_type", ["default", "llama3"])
+def test_far_positions_are_rotated_alike(rope_type, load, tmp_path):
+    """In float64, since angles of thousands of radians leave float32 few digits: backends must not differ there."""
+    from mlx_llama.core import rope
+
+    scaling = None if rope_type == "default" else dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=131072, rope_theta=500000.0, rope_scaling=scaling)
+    model, to_numpy = load(folder)
+    cache, at, seen = model.make_cache(131072), 100_000, {}
+    cache.length = at  # empty rows stand for the tokens before
+    model.forward(ids(3), at, cache, probe=lambda name, array: seen.__setitem__(name, to_numpy(array)))
+    frequencies, factor = rope.inverse_frequencies(model.config)
+    turn = np.exp(1j * np.arange(at, at + 3)[:, None] * frequencies) * factor
+    before = seen["0.query"][..., :8].astype(np.complex128) + 1j * seen["0.query"][..., 8:]
+    after = before * turn
+    assert relative_error(seen["0.query_rope"], np.concatenate([after.real, after.imag], -1).astype(np.float32)) < 1e-6

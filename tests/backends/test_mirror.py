@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from machine import ALL, open_backend
+
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = {"mlx": ROOT / "mlx_llama/mlx_native", "cpu": ROOT / "cpu_fallback", "cuda": ROOT / "cuda_fallback"}
 FILES = ("runtime", "ops", "layers", "cache", "sampling", "model")
@@ -68,7 +70,7 @@ def test_what_the_engine_uses_is_there(backend):
                     inspect.signature(getattr(real, name)).parameters), name
 
 
-ALLOWED = {"config", "rope", "quantized", "rng", "errors", "positions", "checkpoint", "options"}
+ALLOWED = {"config", "rope", "quantized", "rng", "errors", "positions", "machine", "checkpoint", "options"}
 
 
 @pytest.mark.parametrize("name", HOMES)
@@ -86,3 +88,9 @@ def test_arrows_point_one_way(name):
                     assert module.split(".")[2] in ALLOWED, (path, module)
                 else:
                     assert not module.startswith(("mlx_llama", *(v for k, v in own.items() if k != name))), (path, module)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_backend_is_here(name):
+    """Skips, with the reason, where a backend is missing; fails where this machine must have it."""
+    assert open_backend(name).name == name.split("-")[0]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mlx_llama.core import rng
+from mlx_llama.core.backend import select
 from mlx_llama.core.options import resolve
 
 V = 1000
@@ -124,3 +125,15 @@ def test_a_filtered_token_is_never_drawn(sampler, arrays, backend):
     draw = sampler(temperature=2.0, top_k=3)
     allowed = set(np.argsort(logits())[-3:].tolist())
     assert {backend.read(draw(arrays(logits()[None]), position)) for position in range(200)} == allowed
+
+
+@pytest.mark.parametrize("options", [dict(temperature=1e-4, top_p=1e-6), dict(temperature=1e-4, min_p=1.0),
+                                     dict(temperature=100.0, top_p=0.999999), dict(logit_bias={5: 1e6}, top_p=0.5),
+                                     dict(logit_bias={i: -1e6 for i in range(V)}, top_p=0.5)], ids=str)
+def test_the_ends_of_the_ranges_agree(options, sampler, arrays, backend, recwarn):
+    wanted = select("cpu").sampler(resolve({"seed": 1, "temperature": 1.0, **options}).options)
+    ours = sampler(**{"temperature": 1.0, **options})
+    for position in range(1, 30):
+        scores = logits(position)[None]
+        assert backend.read(ours(arrays(scores), position)) == wanted(scores, position)[0, 0]
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]

@@ -65,6 +65,39 @@ def test_greedy_tokens_are_those_of_transformers(toy, backend):
         assert got.finish_reason == ("eos" if wanted[-1] == 2 else "length")
 
 
+def test_numpy_prompts(llm):
+    wanted = llm.generate([1, 50, 60], max_tokens=4).tokens
+    assert llm.generate(np.array([1, 50, 60]), max_tokens=4).tokens == wanted
+    assert llm.generate([np.int64(1), 50, np.int32(60)], max_tokens=4).tokens == wanted
+    assert llm.generate((1, 50, 60), max_tokens=4).tokens == wanted
+
+
+def test_the_context_may_be_smaller_and_stretched_rope_larger(tmp_path, toy):
+    assert len(load(toy, backend="cpu", ctx_size=10).generate([1] * 7, max_tokens=99).tokens) == 3
+    for bad in (0, 257, 4.7, True, "x", -5, None):
+        if bad is not None:
+            with pytest.raises(ContextError, match="1 to 256"):
+                load(toy, backend="cpu", ctx_size=bad)
+    folder = make_checkpoint(tmp_path / "m", rope_scaling={"type": "linear", "factor": 4.0})
+    assert load(folder, backend="cpu").engine.context == 256
+    assert load(folder, backend="cpu", ctx_size=1024).engine.context == 1024
+
+
+def test_time_away_from_the_engine_is_not_decoding(llm):
+    import time
+
+    for piece in (stream := llm.stream("Once", max_tokens=6)):
+        time.sleep(0.05)
+    assert stream.completion.decode_seconds < 0.2
+
+
+def test_sampled_text_has_the_same_bits_in_every_run(backend, toy):
+    ours = load(toy, backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu")
+    options = dict(max_tokens=60, temperature=1.1, top_p=0.95, top_k=100, repetition_penalty=1.1, seed=11)
+    runs = [ours.generate("Once upon", **options).tokens for _ in range(4)]
+    assert runs[0] == runs[1] == runs[2] == runs[3]
+
+
 def test_length(llm):
     done = llm.generate("Once", max_tokens=5)
     assert (len(done.tokens), done.finish_reason) == (5, "length")
@@ -72,13 +105,15 @@ def test_length(llm):
     assert (done.tokens, done.text, done.finish_reason) == ([], "", "length")
 
 
-def test_context(llm):
+def test_context(backend, toy):
+    llm = load(toy, backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu", dtype="float32")
     prompt = [1] + [60] * 249
     done = llm.generate(prompt, max_tokens=1000)
     assert (len(done.tokens), done.finish_reason) == (256 - 250, "context")
 
 
-def test_eos_of_the_model_ends_and_is_not_text(llm):
+def test_eos_of_the_model_ends_and_is_not_text(backend, toy):
+    llm = load(toy, backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu", dtype="float32")
     first = llm.generate("Once", max_tokens=8).tokens
     always = llm.generate("Once", max_tokens=8, logit_bias={2: 1000.0})
     assert (always.tokens, always.text, always.finish_reason) == ([2], "", "eos")
@@ -109,11 +144,17 @@ def test_pieces_are_the_text(llm):
     stream = llm.stream("Once upon", max_tokens=50, temperature=1.0, seed=9)
     assert "".join(stream) == stream.completion.text
     assert stream.completion.text == llm.tokenizer.decode(stream.completion.tokens)
+    # A continued text keeps its spaces; an answer begins without the one that sentencepiece puts before a text.
+    space = llm.tokenizer.encode("a llama")[1]
+    assert llm.tokenizer.decode([5, space]) != llm.tokenizer.decode([5]) + llm.tokenizer.decode([space])
+    for prompt, text in (("Once", " llama"), ([1, 60], " llama"), ([{"role": "user", "content": "x"}], "llama"), ("", "llama")):
+        assert llm.generate(prompt, max_tokens=1, logit_bias={space: 1e4}).text == text
 
 
 @pytest.mark.parametrize("prompt, message", [
     ([1] * 256, "the prompt has 256 tokens and the context holds 256"), ([384], "token id 384 is outside"),
-    ([-1], "token id -1 is outside"), ([], "the prompt is empty"),
+    ([-1], "token id -1 is outside"), ([], "a prompt is a text, messages or token ids, not nothing"),
+    (b"Once", "not bytes"), (None, "not NoneType"), (5, "not int"), (iter([1]), "not list_iterator"),
 ])
 def test_a_prompt_that_cannot_run_is_refused_before_any_work(prompt, message, llm, monkeypatch):
     monkeypatch.setattr(type(llm.model), "forward", lambda *a, **k: pytest.fail("work was done"))
@@ -134,6 +175,16 @@ def test_an_empty_text_starts_from_bos(llm, tmp_path):
     if load(folder, backend="cpu").tokenizer.bos_id is None:
         with pytest.raises(ContextError, match="no BOS"):
             load(folder, backend="cpu").generate("")
+
+
+def test_prefill_is_one_launch_per_chunk(llm, monkeypatch):
+    launches, calls = [], []
+    forward, launch = type(llm.model).forward, llm.backend.runtime.launch
+    monkeypatch.setattr(type(llm.model), "forward", lambda self, tokens, *a, **k: (
+        calls.append(len(tokens[0])), forward(self, tokens, *a, **k))[1])
+    monkeypatch.setattr(llm.backend.runtime, "launch", lambda *a: (launches.append(len(calls)), launch(*a))[1])
+    llm.generate([1] * 50, max_tokens=3, prefill_step_size=16)
+    assert calls == [16, 16, 16, 2, 1, 1] and launches == [1, 2, 3, 4, 5, 6]
 
 
 def test_prefill_in_chunks_gives_the_same_tokens(llm):

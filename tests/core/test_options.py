@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from mlx_llama.core import options
@@ -40,12 +41,11 @@ def test_a_generation_config_means_what_it_means_in_transformers():
 def test_flags_are_the_options():
     assert flags() == {}
     given = flags("--temp", "0.5", "-m", "9", "--repeat-penalty", "1.1", "--stop", "a", "--stop", "b", "-s", "3",
-                  "--logit-bias", "15=1.5", "--logit-bias", "16-2", "--logit-bias", "17+3", "--logit-bias", "18=-inf2")
+                  "--logit-bias", "15=1.5", "--logit-bias", "16-2", "--logit-bias", "17+3", "--logit-bias", "18=-1e2")
     assert given["temperature"] == "0.5"
-    del given["logit_bias"][-1]
     o = resolve(given).options
     assert (o.temperature, o.max_tokens, o.repetition_penalty, o.stop, o.seed) == (0.5, 9, 1.1, ("a", "b"), 3)
-    assert o.logit_bias == {15: 1.5, 16: -2.0, 17: 3.0}
+    assert o.logit_bias == {15: 1.5, 16: -2.0, 17: 3.0, 18: -100.0}
     assert flags("-n", "9", "--predict", "8")["max_tokens"] == "8"
 
 
@@ -57,10 +57,12 @@ def test_every_option_has_a_flag_and_a_description():
 
 @pytest.mark.parametrize("name, value, allowed", [
     ("temperature", -1, "at least 0"), ("temperature", float("nan"), "finite"), ("temperature", "hot", "number"),
-    ("top_p", 0, "above 0"), ("top_p", 1.5, "at most 1"), ("top_k", -1, "at least 0"), ("top_k", 1.5, "integer"),
+    ("top_p", 0, "at least 1e-06"), ("top_p", 1e-46, "at least 1e-06"), ("temperature", 1e-39, "at least 0.0001"), ("top_p", 1.5, "at most 1"), ("top_k", -1, "at least 0"), ("top_k", 1.5, "integer"),
     ("min_p", 2, "at most 1"), ("max_tokens", -5, "at least 0"), ("seed", -1, "at least 0"), ("seed", 2**64, "below"),
-    ("repetition_penalty", 0, "above 0"), ("temperature", True, "a number"), ("stop", [""], "empty stop"),
-    ("stop", 5, "tuple"), ("logit_bias", {-3: 1.0}, "not negative"), ("logit_bias", ["x"], "integer"),
+    ("repetition_penalty", 0, "at least 0.01"), ("temperature", True, "a number"), ("stop", [""], "an empty one"),
+    ("temperature", np.bool_(True), "a number"), ("stop", ["\udcff"], "valid Unicode"), ("logit_bias", 5, "mapping"),
+    ("logit_bias", {5: 1e39}, "between"), ("logit_bias", ["5"], "TOKEN_ID=BIAS, not '5'"),
+    ("logit_bias", ["5=1", "05=2"], "5 has two"), ("stop", 5, "tuple"), ("logit_bias", {-3: 1.0}, "not negative"), ("logit_bias", ["x"], "TOKEN_ID=BIAS"),
     ("logit_bias", {5: float("inf")}, "finite"), ("prefill_step_size", 0, "at least 1"),
 ])
 def test_a_bad_value_names_option_value_and_range(name, value, allowed):
@@ -85,3 +87,17 @@ def test_a_bad_generation_config_names_the_file():
 def test_options_are_frozen():
     with pytest.raises(Exception, match="frozen"):
         GenerationOptions().temperature = 1.0
+
+
+def test_numpy_integers_keep_every_bit():
+    for seed in (2**53 + 1, 2**63 - 1):
+        assert resolve({"seed": np.int64(seed)}).options.seed == seed
+    assert resolve({"seed": np.uint64(2**64 - 1), "top_k": np.int32(5)}).options.seed == 2**64 - 1
+
+
+def test_what_a_checkpoint_asks_for_and_does_not_get_is_said():
+    assert resolve({}, {"stop_strings": ["User:"], "do_sample": True}).options.stop == ("User:",)
+    quiet = {"num_beams": 1, "min_length": 0, "bos_token_id": 1, "transformers_version": "5", "typical_p": None}
+    assert resolve({}, quiet).notices == ()
+    (notice,) = resolve({}, {**quiet, "num_beams": 4, "no_repeat_ngram_size": 3}).notices
+    assert "num_beams=4" in notice and "no_repeat_ngram_size=3" in notice

@@ -200,3 +200,83 @@ def test_a_model_without_a_template_says_how_to_give_one(tmp_path, backend):
     with pytest.raises(TemplateError, match="--template"):
         llm.chat()
     assert load(folder, template="chatml", **options).chat().send("hi", max_tokens=2).tokens
+
+
+def consistent(session):
+    """Cache and bookkeeping agree, on the device's own record of the tokens."""
+    cache, held = session.sequence.cache, session.sequence.held
+    assert cache.length == len(held)
+    if held:
+        assert cache.state()["tokens"].tolist() == [held]
+
+
+def test_a_new_question_ends_the_answer_that_is_still_coming(llm):
+    chat = llm.chat(temperature=1.0, seed=3)
+    first = chat.stream("one", max_tokens=30)
+    shown = next(first)
+    done = chat.send("two", max_tokens=6)
+    assert list(first) == [] and first.completion.finish_reason == "interrupted"
+    assert [m["content"] for m in chat.messages] == ["one", first.completion.text, "two", done.text]
+    assert first.completion.text.startswith(shown)
+    consistent(chat)
+    first.close()
+    prompt = rendered(llm, chat, "three")
+    assert chat.send("three", max_tokens=6).tokens == llm.generate(prompt, max_tokens=6, temperature=1.0, seed=3).tokens
+
+
+def test_a_stream_begun_too_late_says_so(llm):
+    chat = llm.chat(max_tokens=5)
+    late, chosen = chat.stream("never begun"), chat.stream("chosen")
+    chosen.finish()
+    with pytest.raises(SessionError, match="ask again"):
+        next(late)
+    assert [m["content"] for m in chat.messages][:1] == ["chosen"] and len(chat.messages) == 2
+    again = chat.regenerate()
+    chat.send("b")
+    with pytest.raises(SessionError, match="ask again"):
+        again.finish()
+    assert [m["content"] for m in chat.messages][::2] == ["chosen", "b"]
+    consistent(chat)
+
+
+def test_clear_and_load_during_an_answer(llm, tmp_path):
+    chat = llm.chat(max_tokens=30, temperature=1.0, seed=1)
+    stream = chat.stream("one")
+    next(stream)
+    chat.clear()
+    stream.close()
+    assert chat.messages == []
+    (tmp_path / "s.json").write_text(json.dumps(GOOD))
+    stream = chat.stream("one")
+    next(stream)
+    chat.load(tmp_path / "s.json")
+    stream.close()
+    assert chat.messages == GOOD["messages"]
+    chat.messages.clear()
+    chat.dropped = 4
+    assert chat.send("fresh", max_tokens=2).tokens
+
+
+def test_dynamic_rope_reuses_only_keys_of_the_right_length(backend, tmp_path):
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=64,
+                             rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    llm = load(folder, backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu", dtype="float32",
+               ctx_size=256)
+    chat = llm.chat(max_tokens=6, temperature=1.0, seed=5)
+    for question in ("hello", "a long question " * 8, "short"):
+        prompt = rendered(llm, chat, question)
+        assert chat.send(question).tokens == llm.generate(prompt, max_tokens=6, temperature=1.0, seed=5).tokens
+    chat.clear()
+    prompt = rendered(llm, chat, "a long")
+    done = chat.send("a long")
+    assert done.reused_tokens == 0
+    assert done.tokens == llm.generate(prompt, max_tokens=6, temperature=1.0, seed=5).tokens
+
+
+def test_names_no_file_system_takes(llm):
+    chat = llm.chat(max_tokens=None, temperature=None)
+    assert chat.options == {}
+    for name in ("~nosuchuser/x", "a\0b", "/"):
+        for act in (chat.save, chat.load):
+            with pytest.raises(SessionError, match="cannot be"):
+                act(name)

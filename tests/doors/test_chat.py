@@ -82,12 +82,12 @@ def seen(session):
     ("/set temperature hot", "option temperature: 'hot' is not allowed"),
     ("/set temperature -1", "at least 0"),
     ("/set temperature nan", "option temperature"),
-    ("/set top_p 0", "above 0"),
+    ("/set top_p 0", "at least 1e-06"),
     ("/set max_tokens 1.5", "option max_tokens"),
     ("/set logit_bias 999999=1", "outside the vocabulary"),
     ("/set logit_bias x", "option logit_bias"),
     ("/set stop 'open", "is not a list of words"),
-    ("/set stop ''", "empty stop string"),
+    ("/set stop ''", "an empty one would end every answer"),
 ])
 def test_a_bad_command_is_one_line_and_changes_nothing(session, line, words):
     before = state(session)
@@ -551,7 +551,7 @@ import os, sys, time
 from mlx_llama import chat, cli
 from mlx_llama.core.engine import Engine
 
-def pieces(self, prompt, cache, resolved, completion):
+def pieces(self, prompt, cache, resolved, completion, starts_text):
     for piece in os.environ["ANSWER"]:
         time.sleep(float(os.environ.get("PAUSE", 0)))
         completion.text += piece

@@ -1,0 +1,43 @@
+"""Which backend `auto` takes, and what is said when one is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlx_llama.core import backend as backends
+from mlx_llama.core.errors import BackendError
+
+
+@pytest.mark.parametrize("system, machine, metal, driver, cuda, wanted", [
+    ("Darwin", "arm64", True, False, False, "mlx"), ("Darwin", "arm64", False, False, False, "cpu"),
+    ("Darwin", "x86_64", True, False, False, "cpu"), ("Linux", "x86_64", True, True, True, "cuda"),
+    ("Linux", "x86_64", True, True, False, "cpu"), ("Linux", "x86_64", True, False, True, "cpu"),
+    ("Linux", "aarch64", False, True, True, "cuda"), ("Windows", "AMD64", False, True, True, "cuda"),
+])
+def test_auto(system, machine, metal, driver, cuda, wanted, monkeypatch):
+    monkeypatch.setattr(backends.platform, "system", lambda: system)
+    monkeypatch.setattr(backends.platform, "machine", lambda: machine)
+    monkeypatch.setattr(backends, "_gpu_driver", lambda: driver)
+    monkeypatch.setattr(backends, "_has_gpu", {"mlx": metal, "cuda": cuda}.get)
+    assert backends.auto() == wanted
+
+
+@pytest.mark.parametrize("error", [ImportError("no libfoo.so"), OSError("[WinError 126]")])
+def test_a_broken_installation_is_passed_over_by_auto_and_named_when_asked_for(error, monkeypatch, capsys):
+    def broken(name):
+        raise error
+
+    monkeypatch.setattr(backends, "missing", lambda name: "")
+    monkeypatch.setattr(backends, "_gpu_driver", lambda: True)
+    monkeypatch.setattr(backends.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(backends.importlib, "import_module", broken)
+    assert backends.auto() == "cpu" and str(error) in capsys.readouterr().err
+    with pytest.raises(BackendError, match="does not import.*Reinstall"):
+        backends.select("cuda")
+
+
+def test_a_gpu_that_is_not_there(backend):
+    if backend.runtime.has_gpu():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(BackendError, match="no .*GPU"):
+        backends.select(backend.name, "gpu")
