@@ -6,16 +6,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from . import cli
+from .chat_view import Plain, View
 from .core import options
 from .core.errors import LlamaError
-
-# What a terminal would obey, as signs that can be seen: text from a model is data.
-CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-
 
 def parser() -> options.Parser:
     """The command line. Names follow mlx_lm.chat's."""
@@ -26,35 +22,6 @@ def parser() -> options.Parser:
     options.add_load_flags(result)
     options.add_generation_flags(result)
     return result
-
-
-class View(Protocol):
-    """Where an answer appears: entered before its first piece, left after its last."""
-
-    def __enter__(self) -> View: ...
-    def push(self, piece: str) -> None: ...
-    def __exit__(self, *error: object) -> None: ...
-
-
-class Plain:
-    """An answer as it is, with a newline at its end; `clean` shows control characters instead of sending them."""
-
-    def __init__(self, clean: bool = False):
-        self.clean = clean
-        self.shown = False
-
-    def __enter__(self) -> Plain:
-        return self
-
-    def push(self, piece: str) -> None:
-        sys.stdout.write(piece.translate(CONTROLS) if self.clean else piece)
-        sys.stdout.flush()
-        self.shown = True
-
-    def __exit__(self, *error: object) -> None:
-        if self.shown or error[0] is None:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
 
 
 class Interrupt:

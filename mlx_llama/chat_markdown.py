@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from .chat import CONTROLS
+from .chat_view import CONTROLS
 
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
 _FENCE = re.compile(r"((?:\s*(?:[-*+]|\d{1,9}[.)])\s+)*\s*)(`{3,}(?=[^`]*$)|~{3,})")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -20,12 +20,15 @@ from prompt_toolkit.styles import Style
 from rich.console import Console
 
 from . import cli
-from .chat import Chat, Plain, View
 from .chat_commands import COMMANDS, Leave, option_name, option_value
 from .chat_markdown import MarkdownView
+from .chat_view import Plain, View
 from .core.errors import LlamaError
 from .core.options import FIELDS
 from .core.session import Session
+
+if TYPE_CHECKING:
+    from .chat import Chat
 
 
 def talk(chat: Chat, screen: TextIO) -> int:

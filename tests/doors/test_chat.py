@@ -19,7 +19,7 @@ from prompt_toolkit.document import Document
 from rich.console import Console
 
 from making import make_checkpoint
-from mlx_llama import chat, chat_commands, chat_terminal, load
+from mlx_llama import chat, chat_commands, chat_terminal, chat_view, load
 from mlx_llama.chat_markdown import Blocks, MarkdownView, Rendered
 from mlx_llama.core.engine import Completion
 from mlx_llama.core.errors import LlamaError, OptionsError
@@ -492,7 +492,7 @@ def test_markdown_is_rendered_and_nothing_is_left_out():
 def test_text_from_a_model_is_data():
     hostile = ("a\x1b[31mb\x07c\x9b2Jd\re\x7f &#27;[2J &#x9b; `\x1b]0;t\x07` [x](http://a.b/\x1b\\)\n\n"
                "```\n\x1bcode\x08\n```")
-    for output in (re.sub(r"\x1b\[[0-9;]*m", "", rendered(hostile)), hostile.translate(chat.CONTROLS)):
+    for output in (re.sub(r"\x1b\[[0-9;]*m", "", rendered(hostile)), hostile.translate(chat_view.CONTROLS)):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", output), repr(output)
         assert "␛[31mb␇c" in output
 
