@@ -212,10 +212,11 @@ class Session:
         # A quarter of the context stays free for the answer, less if a shorter answer was asked for.
         room = self.engine.context - max(1, min(resolved.options.max_tokens, self.engine.context // 4))
         first = self.dropped if self.dropped < len(messages) else 0
+        system = [{"role": "system", "content": self.system}] if self.system else []
         for dropped in range(first, len(messages), 2):
-            system = [{"role": "system", "content": self.system}] if self.system else []
             prompt = encode_messages(self.engine.tokenizer, self.template, system + messages[dropped:])
-            if len(prompt) <= room:
+            # When turns must go, some more go with them: each time, all that stays is processed anew.
+            if len(prompt) <= (room if dropped == first else room * 3 // 4):
                 return prompt, dropped
         # The newest question alone may use the room kept for the answer, as long as one token is left.
         if len(prompt) >= self.engine.context:

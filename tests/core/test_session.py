@@ -47,12 +47,15 @@ def test_a_reused_cache_gives_the_tokens_of_a_cold_one(llm):
 
 def test_the_oldest_turns_leave_the_context_the_system_prompt_stays(llm):
     chat = llm.chat(system="SYSTEM", max_tokens=40)
-    noticed = False
+    noticed = 0
     for turn in range(14):
         done = chat.send(f"question number {turn}, please answer", temperature=1.0, seed=turn)
         assert done.prompt_tokens < 512
-        noticed |= any("oldest" in notice and "system prompt stays" in notice for notice in done.notices)
-    assert noticed and chat.dropped > 0 and len(chat.messages) == 28
+        said = any("oldest" in notice and "system prompt stays" in notice for notice in done.notices)
+        # Random answers do not tokenise as they were generated; the turn before them is reused at least.
+        assert said or turn == 0 or done.reused_tokens > 60
+        noticed += said
+    assert 1 <= noticed <= 7 and chat.dropped > 0 and len(chat.messages) == 28
     text = llm.tokenizer.decode(chat.sequence.held, skip_special=False)
     assert "SYSTEM" in text and "number 0" not in text and "number 13" in text
 
