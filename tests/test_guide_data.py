@@ -41,21 +41,24 @@ def test_a_question_leads_to_one_fact():
 
 
 def test_three_questions_of_each_fact_are_held_out():
-    assert all(len(talk.lines(fact.held_out)) == 3 for fact in facts.FACTS)
+    for fact in facts.FACTS:
+        assert len(talk.lines(fact.ask)) - len(talk.ASK[fact.name]) == 3, fact.name
     assert len(talk.HELD_OUT) == 3 * len(facts.FACTS) + len(talk.lines(talk.SCOPE_HELD_OUT))
 
 
 def test_held_out_and_fresh_questions_are_never_drawn():
     rng = random.Random(7)
     kept_out = set(talk.HELD_OUT) | {talk.normal(question) for _, question in fresh.FRESH}
-    drawn = {talk.normal(text) for _ in range(5000) for role, text in talk.conversation(rng) if role == "user"}
-    assert len(drawn) > 5000
+    drawn = {talk.normal(text) for _ in range(4000) for role, text in talk.conversation(rng) if role == "user"}
+    drawn |= {talk.normal(talk.one_question(rng)[0][1]) for _ in range(4000)}
+    assert len(drawn) > 6000
     assert not drawn & kept_out
 
 
-@pytest.mark.parametrize("question", ["so you are chatgpt", "Hey, SO YOU ARE CHATGPT?", "ok so so, you are chatgpt here"])
-def test_a_held_out_question_is_seen_in_disguise(question):
-    assert talk.is_held_out(question)
+@pytest.mark.parametrize("disguise", ["{}", "Hey, {}?", "ok so {} here", "I have a question. {}!!"])
+def test_a_held_out_question_is_seen_in_disguise(disguise):
+    question = next(iter(talk.HELD_OUT))
+    assert talk.is_held_out(disguise.format(question.upper()))
 
 
 def test_flags_and_commands_in_the_answers_exist():

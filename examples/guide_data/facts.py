@@ -6,8 +6,7 @@ Every entry is one thing a user may ask about:
     more      what it says when asked to go on ("tell me more")
     keys      what an answer must contain to count as right (compared in lower case)
     topic     noun phrases, "a|b", that also go through the general questions of `talk.py` ("what is ...")
-    ask       questions to train on, one a line; "[a|b]" is a choice, "[a|]" an option
-    held_out  questions that are only ever asked by the evaluation
+    ask       questions, one a line; "[a|b]" is a choice, "[a|]" an option. `talk.py` keeps three lines out of training
 """
 
 from typing import NamedTuple
@@ -19,7 +18,6 @@ class Fact(NamedTuple):
     more: str
     keys: tuple[str, ...]
     ask: str
-    held_out: str
     topic: str = ""
 
 
@@ -53,11 +51,19 @@ FACTS = (
         what sort of [creature|thing|program] are you
         and you are
         what do they call you
-        """,
-        """
         who is answering my questions
         what exactly are you
         could you introduce yourself to me
+        what kind of thing would you say you are
+        what is your identity
+        your name please
+        who is this
+        who is on the other end
+        i would like to know who you are
+        are you the guide
+        which assistant is this
+        what should i know about you
+        who answers here
         """,
     ),
     Fact(
@@ -87,11 +93,19 @@ FACTS = (
         compared with a 1b model, how big are you
         how much [disk|room] do you need
         you are how [big|large]
-        """,
-        """
         what is your parameter count
         how many megabytes does the guide weigh
         are you large or small
+        are you a tiny one
+        how tiny are you
+        your size in megabytes
+        how many million parameters are you
+        what is your number of parameters
+        how much memory do you use
+        the guide's size please
+        are you bigger than a 1b model
+        how large are your weights
+        count of your parameters
         """,
     ),
     Fact(
@@ -122,11 +136,20 @@ FACTS = (
         how much computing did you need
         train the guide again
         how much hardware was needed to make you
-        """,
-        """
         which script made you
         how long were you trained for
         i would like to train the guide once more
+        who is your maker
+        who built you and how
+        which gpu were you trained on
+        what computer trained you
+        how is the guide trained
+        can i train you at home
+        tell me about your training
+        what is the training script
+        is your training repeatable
+        how would i train another guide
+        how many hours did training take
         """,
     ),
     Fact(
@@ -154,11 +177,19 @@ FACTS = (
         what is your knowledge [based on|made of]
         is wikipedia in your training data
         source of your knowledge
-        """,
-        """
         what did they feed you during training
         from which texts did you learn
         where did your dataset come from
+        tell me about your training data
+        what text did you learn from
+        was anything downloaded for your training
+        did you learn from books
+        is your data real or made up
+        where is your knowledge from
+        how was your training text made
+        what do your training texts look like
+        were you trained on public data
+        which corpus was used
         """,
     ),
     Fact(
@@ -190,11 +221,20 @@ FACTS = (
         what are good questions for you
         i do not know what to ask
         give me some examples of questions
-        """,
-        """
         which things are you able to help with
         what could i ask you about
         tell me what you can do
+        what are you able to do
+        your abilities please
+        tell me your skills
+        what are your talents
+        what is it that you can do
+        what can you tell me
+        which subjects do you know
+        what may i ask
+        can you give me a hand
+        how could you help
+        what would you like me to ask
         """,
     ),
     Fact(
@@ -226,11 +266,20 @@ FACTS = (
         are you making this up
         can your answers be relied upon
         is what you say correct
-        """,
-        """
         how far can i trust your answers
         could your answer be wrong
         how reliable is the guide
+        are you sure about that
+        are you making things up
+        what is your accuracy
+        how accurate are your answers
+        do you tell the truth
+        is your answer certain
+        do i have to check your answers
+        may i rely on your answers
+        you made a mistake
+        your answer was wrong
+        how many errors do you make
         """,
     ),
     Fact(
@@ -255,11 +304,19 @@ FACTS = (
         which is better, you or [chatgpt|gpt|claude]
         you are [gpt|claude|gemini], right
         are you openai
-        """,
-        """
         so you are chatgpt
         are you some kind of chatgpt
         do you come from openai
+        are you the same as chatgpt
+        is it chatgpt that i talk to
+        do you have anything to do with openai
+        are you as clever as chatgpt
+        how are you different from chatgpt
+        you must be chatgpt
+        who is better, chatgpt or you
+        are you some version of gpt
+        is google behind you
+        does openai own you
         """,
     ),
     Fact(
@@ -286,11 +343,20 @@ FACTS = (
         is there somebody behind you
         do you know that you exist
         are you able to feel
-        """,
-        """
         is this a person or a machine
         have you got any feelings
         are you a living being
+        how does it feel to be a program
+        do you get tired
+        are you a thinking being
+        are you a human being
+        what is your age
+        when were you born
+        do you have a family
+        have you got a body
+        is there a person writing this
+        do you have a gender
+        are you a real human
         """,
     ),
     Fact(
@@ -313,11 +379,20 @@ FACTS = (
         do you know any [french|german|spanish|foreign languages]
         could you reply in [german|french|spanish]
         what about other languages
-        """,
-        """
         do you understand any language besides english
         may i write to you in german
         what languages can you talk
+        do you speak any other language
+        what languages do you understand
+        which languages are possible
+        can you understand german
+        can i write in french
+        do you answer in spanish
+        do you only speak english
+        please speak german
+        what about german
+        why only english
+        i speak french
         """,
     ),
     Fact(
@@ -350,11 +425,21 @@ FACTS = (
         a stronger model please
         point me to a [better|proper|real] model
         which model for [real|good|proper|serious] [work|tasks|use]
-        """,
-        """
         which checkpoint would you suggest for proper answers
         you are too small, what else could i run
         give me the names of models worth loading
+        give me a better model
+        what is a stronger model
+        name a real model
+        which models are good
+        tell me a model i could load
+        what is a good small model
+        models you can recommend
+        an alternative to you
+        what could answer better than you
+        which model is smarter than you
+        i would like a larger model
+        which model gives proper answers
         """,
     ),
     Fact(
@@ -380,11 +465,20 @@ FACTS = (
         what is a three million parameter model good for
         why are you not a large model
         why do we need you
-        """,
-        """
         what is the point of such a small model
         for what reason do you exist
         why did they make you this tiny
+        why aren't you bigger
+        could you not be larger
+        what are you there for
+        why does a small model ship with it
+        what is the reason for your size
+        what good is such a small model
+        why was such a tiny model made
+        your reason to exist
+        why are you inside the package
+        why so few parameters
+        what is the use of a guide
         """,
     ),
     Fact(
@@ -412,11 +506,21 @@ FACTS = (
         can anyone else [read|see] this
         does this chat use the network
         is it all local
-        """,
-        """
         does my text stay on this computer
         is anything uploaded while we chat
         are you able to browse the web
+        does the chat need a network
+        is anything sent over the network
+        can other people see this
+        who else sees our chat
+        is this conversation secret
+        does it phone home
+        are my messages logged somewhere
+        can you visit a website
+        can you look something up online
+        do you have web access
+        is my privacy safe
+        where does the computation happen
         """,
     ),
     Fact(
@@ -444,11 +548,20 @@ FACTS = (
         how many words can you hold
         for how long do you remember
         is our chat kept
-        """,
-        """
         how much of the conversation can you keep in mind
         will you still know me tomorrow
         how many tokens fit into your context
+        do you have a memory
+        how good is your memory
+        how much of our talk do you remember
+        when do you forget things
+        do you remember yesterday
+        do you store our conversation
+        what is the longest text you can read
+        how long a text can you read
+        do you recall what i told you
+        will you know me next time
+        your context window please
         """,
     ),
     Fact(
@@ -476,11 +589,19 @@ FACTS = (
         vocabulary size of the guide
         what is your layer count
         your architecture please
-        """,
-        """
         of how many layers are you made
         tell me your hidden width and heads
         what architecture does the guide have
+        what is your network like
+        how many blocks do you have
+        what size is your hidden layer
+        how wide is your network
+        tell me about your layers
+        what are your exact dimensions
+        how many heads are in your layers
+        how many words are in your vocabulary
+        what does your config say
+        your number of layers
         """,
     ),
     # ---- the project
@@ -512,11 +633,19 @@ FACTS = (
         i found mlx_llama, what is it
         what is this thing [about|for]
         explain mlx_llama to a beginner
-        """,
-        """
         in short, what is mlx_llama for
         what does this package do
         summarize the project for me
+        what is the project for
+        what does mlx_llama offer
+        can you introduce the project
+        what sort of program is mlx_llama
+        what is the idea of mlx_llama
+        tell me what this software does
+        who needs mlx_llama
+        the purpose of this package
+        what am i using here
+        a summary of mlx_llama please
         """,
     ),
     Fact(
@@ -549,11 +678,21 @@ FACTS = (
         options for --backend
         what kinds of backend exist
         the names of the backends
-        """,
-        """
         what are the backends of mlx_llama called
         between which backends may i choose
         tell me every backend you support
+        what can i run it on
+        which libraries does it compute with
+        what backends do i have
+        which backend can i select
+        what are the three backends
+        name the backends please
+        how many backends does mlx_llama have
+        where can a model run
+        what may stand after --backend
+        which backend options are there
+        tell me which backends exist
+        is there more than one backend
         """,
         "the backends|the --backend option",
     ),
@@ -583,11 +722,20 @@ FACTS = (
         what should i choose on a [mac|macbook|mac mini]
         best backend for my [mac|macbook|m3]
         run on the apple gpu
-        """,
-        """
         i own a macbook with an m4, which backend is right
         how can i make it use metal
         what is the mlx path for
+        is metal supported
+        which backend is for metal
+        what do mac users choose
+        how do i run this on macos
+        mac users need which backend
+        use my m1 gpu
+        does it like apple silicon
+        my computer is from apple
+        what is the backend for apple computers
+        get the best out of my mac
+        the right backend for an m2
         """,
         "the mlx backend|mlx|metal",
     ),
@@ -616,11 +764,19 @@ FACTS = (
         numpy version
         how do i make it use the cpu
         plain cpu
-        """,
-        """
         how can i compute on the processor only
         what is the numpy backend good for
         my computer only has an intel processor
+        which backend runs on a plain cpu
+        what runs without any accelerator
+        how does the cpu backend compute
+        select the cpu backend
+        use numpy to compute
+        which backend needs nothing special
+        i want to use the processor
+        how do i switch to the cpu
+        compute without a gpu library
+        the backend for intel machines
         """,
         "the cpu backend|the numpy path",
     ),
@@ -651,11 +807,20 @@ FACTS = (
         what should i choose for [nvidia|a geforce|an rtx card]
         run on the nvidia gpu
         how do i make it use [cuda|my nvidia gpu|torch]
-        """,
-        """
         i bought a geforce, which backend is right
         how can i compute on an nvidia card
         which part of it is written in torch
+        what role does pytorch play
+        is torch needed for nvidia
+        which backend runs on nvidia
+        the right backend for an rtx card
+        how do i use my graphics card
+        use the gpu under linux
+        i have a gpu from nvidia
+        how does the cuda backend work
+        select the cuda backend
+        the backend for geforce cards
+        make use of my rtx
         """,
         "the cuda backend|the torch backend|cuda",
     ),
@@ -683,11 +848,19 @@ FACTS = (
         must i [choose|name] a backend
         will it find my [gpu|mac] by itself
         what is chosen when i give no backend
-        """,
-        """
         if i leave out --backend, what is taken
         how is the backend selected automatically
         explain the auto choice of backend
+        how is the default backend found
+        how does it know what to use
+        what is the automatic choice
+        is auto the default
+        how does auto pick a backend
+        who decides on the backend
+        which one is chosen automatically
+        what will auto choose on my machine
+        what does the program choose by itself
+        the default for --backend
         """,
         "backend auto|--backend auto|the auto backend",
     ),
@@ -718,11 +891,19 @@ FACTS = (
         device flag
         values of --device
         the gpu is missing, what does --device gpu do
-        """,
-        """
         i want torch to compute on the cpu device
         when do i need the --device flag
         how do backend and device differ
+        tell me about --device
+        how is device different from backend
+        what is the use of --device
+        select the gpu device
+        when is the device flag useful
+        what is a compute device
+        make torch run on its cpu device
+        i asked for a gpu and got an error
+        how do i set the device to cpu
+        which values does --device have
         """,
         "--device|the device flag|the --device option",
     ),
@@ -750,11 +931,20 @@ FACTS = (
         is a graphics card [needed|a must|required]
         i do not own a gpu
         works on old hardware
-        """,
-        """
         is it possible to use it on a laptop with no graphics card
         would this work without any gpu
         must there be a gpu in my machine
+        can it work on old hardware
+        will old hardware do
+        is no gpu a problem
+        does my laptop need a gpu
+        can a cheap computer run it
+        is it usable without a gpu
+        without a gpu, does it run
+        must i buy a gpu
+        my laptop has no gpu
+        do i have to own a graphics card
+        is my old laptop good enough
         """,
     ),
     Fact(
@@ -779,11 +969,19 @@ FACTS = (
         will this run under [linux|windows|wsl]
         what software do i need first
         does it need a certain system
-        """,
-        """
         would it start on a windows pc
         name the operating systems it works with
         i am on ubuntu, is that fine
+        which version of python is needed
+        what python is required
+        can windows users run it
+        does linux work
+        is my operating system supported
+        on which systems does it work
+        what are the software requirements
+        will it work under windows 10
+        which platforms does it run on
+        is there a windows version
         """,
     ),
     Fact(
@@ -813,11 +1011,20 @@ FACTS = (
         what is the first command
         after git clone, what do i do
         what do i run to install
-        """,
-        """
         i just cloned the repository, how do i set it up
         give me the command that installs mlx_llama
         what is the way to get it onto my computer
+        what is the install step
+        is there a pip command
+        how can one install mlx_llama
+        what is the first thing to run
+        tell me how to install it
+        the installation steps please
+        how do i put this on my computer
+        i need to install the package
+        how is it installed
+        command for installation
+        install the project from source
         """,
         "the installation",
     ),
@@ -844,11 +1051,19 @@ FACTS = (
         what are .[mlx] and .[cuda]
         how do i add torch support
         names of the extras
-        """,
-        """
         what can i put in the square brackets when installing
         tell me about optional installs
         how would i install every extra
+        which extra do i need for torch
+        what is in the extras
+        are torch and mlx optional
+        do i need pytorch
+        which packages are optional
+        how do i install the mlx extra
+        what does .[test] install
+        which extra is for nvidia
+        tell me the pip extras
+        the optional dependencies please
         """,
         "the extras|the pip extras",
     ),
@@ -878,11 +1093,20 @@ FACTS = (
         where can i chat
         type messages to a model
         how does one get a prompt to chat
-        """,
-        """
         i would like to have a conversation in my terminal
         which module opens the repl
         by what command does a chat begin
+        where do i chat
+        where is the chat
+        i want to start chatting
+        how do i open the repl
+        what starts the repl
+        the command for a chat
+        how can i have a chat with a model
+        start an interactive session
+        how can i talk to it in a terminal
+        begin a conversation in the terminal
+        run the chat program
         """,
         "the repl|the chat command|mlx_llama.chat",
     ),
@@ -911,11 +1135,19 @@ FACTS = (
         i want to run the tests
         verify that all tests pass
         how do developers test this
-        """,
-        """
         before i send a change, how do i test it
         which command executes the test suite
         are there unit tests and how do they run
+        which command starts the tests
+        how can i test the package
+        how does one run the tests
+        is there a way to test it
+        where do i find the tests
+        run all the tests
+        the tests, how do they run
+        test the code
+        what do i type to run the tests
+        how do i know that my change is right
         """,
         "the tests|the test suite",
     ),
@@ -946,11 +1178,20 @@ FACTS = (
         i want one answer on stdout
         run a prompt from the command line
         how do i run it in a cron job
-        """,
-        """
         i want just one reply in a shell script
         which command takes a single prompt
         can it run once without opening a chat
+        tell me about the generate command
+        what is mlx_llama.generate for
+        what is the generate program
+        how do i get just one answer
+        run a single prompt and exit
+        one answer from the command line
+        use it from a shell script
+        how can a script ask the model
+        print just the answer
+        give it a prompt on the command line
+        what does -p do in generate
         """,
         "the generate command|mlx_llama.generate",
     ),
@@ -978,11 +1219,19 @@ FACTS = (
         i want json
         which flag prints json lines
         one json object per piece
-        """,
-        """
         i need the output in a form my program can parse
         which flag gives json
         what comes in the receipt line
+        what does the json output look like
+        can i have the output as json
+        is json output possible
+        how do i get machine readable answers
+        what does the receipt contain
+        what does the last json line hold
+        output that a program can read
+        print the answer as json lines
+        use jsonl for scripts
+        explain the --jsonl flag
         """,
         "--jsonl|the json output|the jsonl flag",
     ),
@@ -1009,11 +1258,20 @@ FACTS = (
         echo a prompt into it
         can the prompt come from another [command|program]
         give the prompt on stdin
-        """,
-        """
         my prompt is in a file and i want to pipe it
         does generate accept standard input
         how can i use cat and a pipe with it
+        what is -p - for
+        what is the meaning of -p -
+        can a prompt be piped
+        pipe a prompt into generate
+        how do i use a pipe
+        take the prompt from stdin
+        my prompt is in a text file
+        how do i send a whole file as prompt
+        cat a file into generate
+        a long prompt from a file
+        read the prompt from a pipe
         """,
         "stdin|the dash after -p",
     ),
@@ -1041,11 +1299,20 @@ FACTS = (
         use the model as a plain text completer
         i only want to continue a text
         base model without chat
-        """,
-        """
         please just continue my text with no chat format
         how do base models work here
         which flag switches the template off
+        do not use the chat template
+        leave the chat template away
+        i do not want a template
+        how do i get plain completion
+        how do i complete a sentence
+        just continue this text
+        complete my text as it is
+        is there a raw mode
+        use it without a chat format
+        text completion without template
+        how do base models run
         """,
         "--ignore-chat-template|raw completion",
     ),
@@ -1076,11 +1343,20 @@ FACTS = (
         performance test
         how quick is my [computer|gpu|mac]
         run a speed test
-        """,
-        """
         i wonder how many tokens a second my laptop makes
         which command tells me the speed of a backend
         how can performance be measured
+        what is the quickest backend
+        which backend gives more speed
+        how many tokens per second are possible
+        measure the speed of my machine
+        how do i measure performance
+        is there a command for benchmarks
+        benchmark a model
+        how do i benchmark my gpu
+        get the tokens per second
+        what does the benchmark measure
+        how do i find out how fast it is
         """,
         "the benchmark|mlx_llama.bench|the bench command",
     ),
@@ -1111,11 +1387,21 @@ FACTS = (
         which subcommands exist
         can it serve a model over http
         is there an api server
-        """,
-        """
         show me every command of the package
         what other modules can be run from the shell
         where can i see the available commands
+        where is the documentation
+        is there a manual
+        which commands are available
+        see all commands
+        where do i find help
+        how do i get help on a command
+        give me a list of all commands
+        which modules can i run
+        what commands does the package offer
+        does it come with a server
+        is there a web interface
+        does it offer an openai compatible api
         """,
         "the commands|the list of commands",
     ),
@@ -1151,11 +1437,23 @@ FACTS = (
         tell it which checkpoint to take
         i downloaded a model, how do i use it
         start with a different model
-        """,
-        """
         i have a checkpoint, how do i open it
         by what flag do i name the model i want
         please explain how to run a different model
+        can i change the model
+        how is a model changed
+        switch to another model
+        how do i give it a model
+        where do i name the model
+        load a llama
+        open a checkpoint
+        the flag for the model
+        how do i load a model by name
+        what do i pass to load a model
+        how do i use a model from the hub
+        run a model of my own
+        how do i start llama 3
+        use a larger model
         """,
         "--model|loading a model|the model flag",
     ),
@@ -1183,11 +1481,20 @@ FACTS = (
         is a model part of the install
         does load need a name
         what do i talk to without --model
-        """,
-        """
         i did not name any model, so which one is running
         is there some model inside already
         must i fetch a checkpoint before the first chat
+        which model is built in
+        what model is inside the package
+        which model starts by default
+        is a model built in
+        the model that comes with it
+        without --model, what is loaded
+        do i need to name a model
+        is --model required
+        must i give --model
+        what is used when no model is given
+        can i chat without downloading a model
         """,
         "the default model",
     ),
@@ -1214,11 +1521,20 @@ FACTS = (
         i want a context of [1024|2048|4096] tokens
         limit the number of positions
         flag for the context length
-        """,
-        """
         i want the model to hold no more than 2048 tokens of context
         which flag restricts the context
         when would i use --ctx-size
+        how do i make the context smaller
+        set the size of the context
+        how do i restrict the context
+        use fewer tokens of context
+        a smaller context please
+        what sets the context size
+        what is the flag for context size
+        reduce the memory of the cache
+        how do i limit the cache size
+        what does --max-kv-size mean
+        maximum number of context tokens
         """,
         "--ctx-size|the context size option",
     ),
@@ -1247,11 +1563,22 @@ FACTS = (
         can it handle [mistral|llama 3.1|yi|smollm]
         kinds of llama that work
         is there support for [llama 3|mistral|yi]
-        """,
-        """
         tell me the model families that work here
         would a yi checkpoint run
         what sorts of llama can be loaded
+        is llama 3 supported here
+        what about llama 2
+        what about other models
+        which models does mlx_llama support
+        models that are supported
+        the list of models that work
+        which architectures can it run
+        does it run mistral models
+        is yi supported too
+        can it run all llamas
+        what models work with it
+        which models may i load
+        will smollm2 run
         """,
         "the supported models",
     ),
@@ -1276,11 +1603,20 @@ FACTS = (
         which flag chooses a [branch|tag|commit]
         load the model from another branch
         the model must not change under me
-        """,
-        """
         i want exactly this commit of a hub model
         how are model versions fixed
         can i choose the branch of a repository on the hub
+        how do i keep the same version of a model
+        how is a version pinned
+        pin the model to a commit
+        choose a branch of a hub model
+        a certain version of a model
+        i want the same model files every time
+        how do i set the revision
+        does --revision take a tag
+        the model should stay the same
+        an older commit of the model
+        which revision will be loaded
         """,
         "--revision|the revision flag",
     ),
@@ -1307,11 +1643,20 @@ FACTS = (
         are several weight files fine
         format of the weights
         can weights be in many files
-        """,
-        """
         my weights are split into several files
         what kind of weight files does it take
         in what format should the tensors be
+        can it load a .bin file
+        is a .pt file possible
+        does it read .bin weights
+        what is the format of the weights
+        what kind of file holds the weights
+        which format do the weights need
+        are sharded weights supported
+        my model has several safetensors files
+        why is it called safetensors
+        what is good about safetensors
+        is pickle supported
         """,
         "safetensors|the file format|sharded checkpoints",
     ),
@@ -1337,11 +1682,20 @@ FACTS = (
         are weights widened to float32
         what type do the weights have in memory
         memory per weight
-        """,
-        """
         will my bf16 checkpoint grow when it is loaded
         is bfloat16 expanded in memory
         how wide are the numbers in memory
+        how many bytes has a parameter in memory
+        memory for one parameter
+        does a bf16 model stay bf16
+        are my weights converted
+        will the weights be widened
+        is bfloat16 kept as it is
+        does bfloat16 become float32
+        tell me about bfloat16
+        in which type are weights kept
+        is bf16 ok
+        what is done with bfloat16 weights
         """,
         "bfloat16|bf16",
     ),
@@ -1373,11 +1727,20 @@ FACTS = (
         no internet today, can i still use my model
         does it cache models
         how often is a model downloaded
-        """,
-        """
         can i load a hub model on a plane
         is a model fetched anew on each start
         what becomes of the files after the download
+        tell me about the hugging face hub
+        what is the hub
+        does it fetch the model each time
+        is a model downloaded every time
+        where is my downloaded model
+        in which folder are downloads
+        will it work offline
+        does it need the internet after the download
+        are models kept after the download
+        the location of downloaded models
+        can i work without internet
         """,
         "the hub|the download of models|offline use",
     ),
@@ -1404,11 +1767,20 @@ FACTS = (
         access to llama 3.2 is refused
         the model needs permission
         how do i use my token
-        """,
-        """
         the hub refuses to give me the meta-llama files
         must i be logged in for llama 3.2
         how do i get permission for a gated checkpoint
+        do i have to log in
+        is a hugging face account needed
+        do i need a token for the hub
+        where do i enter my token
+        the hub says unauthorized
+        i am not allowed to download the model
+        a download is forbidden
+        llama needs a licence, what do i do
+        why is meta llama refused
+        how do i get a gated model
+        the repo is gated
         """,
         "gated models|a hub login",
     ),
@@ -1437,11 +1809,20 @@ FACTS = (
         use a model that is already on disk
         load from a directory
         what is inside a checkpoint folder
-        """,
-        """
         i keep a model on my disk, what has to be in its directory
         list the files a checkpoint needs
         what belongs into a model directory
+        what does a model folder contain
+        which files belong in a model folder
+        a local model in a folder
+        how do i load a local model
+        how is a model folder built
+        can i point it to a folder
+        i have a folder with a model
+        use a checkpoint from disk
+        files of a checkpoint
+        which files does a local model need
+        what is needed in the model directory
         """,
         "the model folder|a checkpoint|config.json",
     ),
@@ -1473,11 +1854,21 @@ FACTS = (
         does it take files from [llama.cpp|ollama|lm studio]
         q4 weights
         low bit weights
-        """,
-        """
         will a 4 bit file from llama.cpp load
         is there any quantised format it accepts
         do gguf checkpoints work already
+        what is not yet supported
+        what is still missing
+        which feature is missing
+        can i load a gguf model
+        can i load quantized weights
+        does it support 4 bit
+        are quantized models supported
+        why is gguf not supported
+        will gguf be supported
+        will there be quantization
+        is 8 bit possible
+        use a model from ollama
         """,
         "gguf|quantisation|quantized weights",
     ),
@@ -1506,11 +1897,20 @@ FACTS = (
         gpu memory needed
         i only have [8|16] gb
         which size of model fits my [ram|memory]
-        """,
-        """
         does a model with seven billion weights fit into 16 gb
         what amount of ram is necessary
         my machine ran out of memory, how much should there be
+        is my memory enough
+        how big is a 7b model in memory
+        what memory does a 7b model need
+        does a 7b model fit in 16 gb
+        does it fit into my gpu
+        will it fit in memory
+        how many gigabytes do i need
+        gigabytes for a model
+        what size of model can i run
+        how do i know if a model fits
+        ram for a 1b model
         """,
         "memory use",
     ),
@@ -1540,11 +1940,20 @@ FACTS = (
         i want it to be fast
         tips for speed
         how to get answers faster
-        """,
-        """
         the replies take ages, what can i do
         any tips for more speed
         i wish it were quicker
+        how do i get it faster
+        what can i do about the speed
+        can i speed it up
+        it takes too long
+        why are the answers slow
+        i want faster answers
+        the model answers slowly
+        make decoding faster
+        how can i have more tokens per second
+        my machine is too slow
+        the generation is slow
         """,
     ),
     Fact(
@@ -1569,11 +1978,20 @@ FACTS = (
         is there a trainer
         can i train with this
         make my own model
-        """,
-        """
         i want to tune llama on my texts, is that possible here
         is there lora support
         does mlx_llama also do training
+        is there a training mode
+        is a trainer included
+        can i make my own model
+        how do i train my own model
+        train on my own texts
+        is finetuning possible
+        does it support lora
+        can i use it for training
+        how can i teach it my data
+        adapt llama to my texts
+        can it learn from my files
         """,
         "fine-tuning|lora",
     ),
@@ -1599,11 +2017,20 @@ FACTS = (
         are [images|photos] supported
         can i use [llava|a vision model]
         is there image input
-        """,
-        """
         may i upload a photo
         does any vision model run here
         could you generate an image for me
+        does llava work
+        can i use a model with vision
+        can you look at a picture
+        can you see this picture
+        i want to send an image
+        does it understand pictures
+        can it make pictures
+        are vision models supported
+        does it work with audio
+        generate an image
+        can you show me a photo
         """,
     ),
     # ---- Python
@@ -1637,11 +2064,21 @@ FACTS = (
         minimal python example
         use the package in a script
         what do i import
-        """,
-        """
         which lines of python load a model
         i am writing a python program and want a model in it
         does it work as a python library
+        how do i load it in code
+        how do i load a model from code
+        how does one use mlx_llama in python
+        write python that loads a model
+        import mlx_llama
+        is there an api for python
+        use it from a python script
+        what does the python code look like
+        python code please
+        how do i get started in python
+        what is load() for
+        load a model in a notebook
         """,
         "the python api|the load function|load()",
     ),
@@ -1668,11 +2105,19 @@ FACTS = (
         pass temperature in python
         generation call in python
         how do i use llm.generate
-        """,
-        """
         with python, how is a text continued
         which python call makes new text
         how are options given to llm.generate
+        how do i call generate in python
+        what is llm.generate for
+        generating text in python
+        a python call that generates text
+        continue a string in python
+        give generate a temperature
+        options of llm.generate
+        use llm.generate with a seed
+        complete a text with llm.generate
+        how do i get text from llm
         """,
         "llm.generate|the generate method",
     ),
@@ -1700,11 +2145,20 @@ FACTS = (
         output while generating
         text in chunks
         receive tokens as they are made
-        """,
-        """
         i want to see words appear one after the other in my program
         which method yields pieces
         is the output available as a generator
+        loop over the pieces
+        iterate over pieces of the answer
+        how do i stream pieces
+        streaming output in python
+        what does llm.stream give
+        how do i use llm.stream
+        show the text while it is generated
+        get the answer as a stream
+        print tokens while they come
+        the text should appear at once, piece by piece
+        is there an iterator for the text
         """,
         "streaming|llm.stream",
     ),
@@ -1732,11 +2186,19 @@ FACTS = (
         how do i use llm.chat
         send several questions from python
         a chat from code
-        """,
-        """
         from python i want several turns with a model
         which object holds a conversation in code
         how can my script talk back and forth with a model
+        several turns in python
+        have more than one turn in python
+        how does a chat work in python
+        keep a conversation in code
+        what is llm.chat for
+        make a chatbot in python
+        write a chatbot with it
+        how do i send a message from python
+        a conversation from a script
+        how do i hold several turns in code
         """,
         "llm.chat|the chat object",
     ),
@@ -1763,11 +2225,19 @@ FACTS = (
         which call gives the logits
         get the distribution over tokens
         scores before softmax
-        """,
-        """
         i need the raw scores for the following token
         what do people mean by logits
         can python show me the scores before sampling
+        what does logits mean
+        tell me about logits
+        how can i see the logits
+        get raw scores from the model
+        scores of the next token
+        where are the logits
+        the call for logits
+        what comes before the softmax
+        how do i get probabilities for tokens
+        look at the model's scores
         """,
         "logits|a logit",
     ),
@@ -1796,11 +2266,20 @@ FACTS = (
         what does dtype auto mean
         choose the type of numbers
         allowed dtypes
-        """,
-        """
         can i choose the precision of the numbers
         which types may be given to --dtype
         i would rather compute in half precision
+        which dtype should i use
+        what dtype can i choose
+        tell me about --dtype
+        what are the dtypes
+        use float16
+        use half precision
+        the flag for precision
+        in which precision does it compute
+        set the number type
+        can i use float16
+        choose bfloat16 for the computation
         """,
         "--dtype|the dtype option|precision",
     ),
@@ -1828,11 +2307,19 @@ FACTS = (
         is float32 needed for equal results
         same answer on mac and nvidia
         do cpu and gpu give equal tokens
-        """,
-        """
         my mac and my nvidia box answer differently
         what must i set for equal tokens on mlx and cuda
         will the result be identical on another backend
+        when are the results equal on all backends
+        what makes backends agree
+        are the backends equal
+        is the result the same on the gpu and the cpu
+        different backends give different answers
+        get the same tokens on mlx and cuda
+        equal results on all backends
+        what is float32 needed for
+        make results equal between machines
+        why do cpu and gpu differ
         """,
         "--dtype float32|float32",
     ),
@@ -1861,11 +2348,22 @@ FACTS = (
         the reply is cut
         maximum length of the answer
         stop after [50|100|200] tokens
-        """,
-        """
         my replies get truncated
         how do i allow an answer of 500 tokens
         which option bounds the answer's length
+        make it write less
+        make the answer shorter
+        make the answer longer
+        how do i get a longer answer
+        how do i get a short answer
+        limit the answer
+        what limits the answer
+        the maximum answer length
+        how do i set the maximum number of tokens
+        the text ends too early
+        the answer was cut off
+        stop after a number of tokens
+        set max tokens
         """,
         "--max-tokens|the max tokens option",
     ),
@@ -1897,11 +2395,21 @@ FACTS = (
         add some variety
         more variety in the text
         low or high temperature
-        """,
-        """
         i would like wilder text
         what effect has --temp 0.9
         which knob makes answers more random
+        what is a high temperature
+        what does a higher temperature do
+        tell me about temperature
+        how do i get more variety
+        make the text more random
+        make the answers more creative
+        the temperature flag
+        which temperature is good
+        what temperature is best
+        set the temperature to 1
+        the answers should be more varied
+        what does temperature change
         """,
         "temperature|--temp|the temperature",
     ),
@@ -1930,11 +2438,20 @@ FACTS = (
         does it use randomness by default
         take the likeliest token
         what is meant by greedy
-        """,
-        """
         how can i switch randomness off
         does it sample unless i say so
         explain what a greedy decoder does
+        how do i get greedy decoding
+        is decoding greedy
+        what is the default way of decoding
+        does it sample by default
+        how do i stop sampling
+        without sampling please
+        take always the best token
+        no random choice
+        what does temp 0 do
+        is temperature 0 the default
+        the most likely token each time
         """,
         "greedy decoding",
     ),
@@ -1961,11 +2478,20 @@ FACTS = (
         meaning of --top-p
         sample from the nucleus
         cut off the tail of the distribution
-        """,
-        """
         i keep reading about nucleus sampling, what is it
         when would i set --top-p to 0.8
         help me understand top p
+        tell me about top p
+        how does --top-p work
+        the nucleus of the distribution
+        how do i choose top p
+        what is --top-p 0.95
+        cut off unlikely tokens with top p
+        what is top p good for
+        when do i use top p
+        set top p to 0.9
+        what does nucleus mean
+        explain nucleus sampling to me
         """,
         "top-p|--top-p|top p|nucleus sampling",
     ),
@@ -1991,11 +2517,20 @@ FACTS = (
         limit sampling to a few tokens
         what is top_k doing
         take the k best tokens
-        """,
-        """
         when would i set --top-k to 50
         help me understand top k
         can sampling be limited to the k best tokens
+        tell me about top k
+        how does --top-k work
+        sample only from the best k
+        only the best tokens
+        sample from the best tokens
+        choose among the k best tokens
+        what is top k good for
+        when do i use top k
+        set top k to 40
+        what is --top-k 50
+        limit the choice to k tokens
         """,
         "top-k|--top-k|top k",
     ),
@@ -2021,11 +2556,19 @@ FACTS = (
         what is min_p doing
         a threshold relative to the best token
         filter out improbable tokens
-        """,
-        """
         when would i set --min-p to 0.1
         help me understand min p
         what happens to tokens under the min p threshold
+        tell me about min p
+        how does --min-p work
+        what is min p good for
+        when do i use min p
+        set min p to 0.05
+        drop tokens with a low probability
+        tokens that are too unlikely
+        a minimum for the probability
+        what is --min-p 0.1
+        remove unlikely tokens with min p
         """,
         "min-p|--min-p|min p",
     ),
@@ -2056,11 +2599,22 @@ FACTS = (
         penalty for repeated tokens
         how do i make it repeat less
         the same words all the time
-        """,
-        """
         the same sentence comes back over and over
         how can loops in the text be avoided
         which flag punishes repeated words
+        why is the same word repeated
+        the same words come again
+        it loops forever
+        the model repeats everything
+        the text repeats
+        the answer is the same line again and again
+        how can i avoid repetition
+        make it stop repeating
+        avoid loops
+        stop repeating words
+        tell me about the repetition penalty
+        a good repetition penalty
+        it goes round in circles
         """,
         "the repetition penalty|--repetition-penalty|--repetition-context-size",
     ),
@@ -2083,11 +2637,18 @@ FACTS = (
         penalise tokens that are present
         encourage new tokens
         what is presence penalty doing
-        """,
-        """
         when should i use the presence penalty
         help me understand --presence-penalty
         what is subtracted by the presence penalty
+        tell me about the presence penalty
+        how is the presence penalty computed
+        what is the presence penalty good for
+        when do i use a presence penalty
+        set the presence penalty
+        presence penalty or repetition penalty
+        a penalty for tokens that were seen
+        what does presence mean here
+        explain the presence penalty to me
         """,
         "the presence penalty|--presence-penalty|presence penalty",
     ),
@@ -2110,11 +2671,19 @@ FACTS = (
         penalise tokens by count
         what is frequency penalty doing
         words that come often should get less likely
-        """,
-        """
         when should i use the frequency penalty
         help me understand --frequency-penalty
         which penalty counts how often a word came
+        tell me about the frequency penalty
+        how is the frequency penalty computed
+        what is the frequency penalty good for
+        when do i use a frequency penalty
+        set the frequency penalty
+        penalise words that come often
+        a penalty that counts
+        penalty by the number of times
+        explain the frequency penalty to me
+        punish tokens each time they come
         """,
         "the frequency penalty|--frequency-penalty|frequency penalty",
     ),
@@ -2140,11 +2709,20 @@ FACTS = (
         push up a certain token
         what is logit bias doing
         forbid one word
-        """,
-        """
         there is a word it must never say
         can one token be made likelier by hand
         help me understand --logit-bias
+        tell me about the logit bias
+        what is a logit bias good for
+        when do i use a logit bias
+        set a logit bias
+        add a bias to a token
+        ban a token
+        make it never say a word
+        how do i forbid a token
+        make one token more likely
+        change the probability of one token
+        the bias of a token
         """,
         "the logit bias|--logit-bias|logit bias",
     ),
@@ -2173,11 +2751,20 @@ FACTS = (
         which seed should i take
         same sample again
         how to repeat a sampled text
-        """,
-        """
         i want to get this very text once more tomorrow
         what use is a seed
         which flag makes sampling repeatable
+        tell me about the seed
+        what is the seed good for
+        when do i need a seed
+        set the seed to 1
+        how do i fix the seed
+        get the same sample again
+        i want the same text again
+        the same answer every time when sampling
+        make randomness repeatable
+        choose a seed
+        how does the seed work
         """,
         "--seed|the seed|a random seed",
     ),
@@ -2203,11 +2790,20 @@ FACTS = (
         stop when it writes something
         add a stop word
         which option ends the output at a text
-        """,
-        """
         the output should finish when it writes END
         which flag cuts the text at a given string
         help me understand stop sequences
+        tell me about stop strings
+        what are stop strings
+        how do i set a stop string
+        when do i use --stop
+        stop at a text
+        end the answer at a string
+        finish when a word comes
+        give it a stop word
+        the answer should stop at a certain text
+        make it end at a newline
+        is there a stop sequence
         """,
         "--stop|stop strings|a stop string",
     ),
@@ -2236,11 +2832,21 @@ FACTS = (
         can it play a role
         what should the assistant be like
         rules for the assistant
-        """,
-        """
         the model should play a role, how do i tell it
         where can i write general instructions
         help me understand the system message
+        tell me about system prompts
+        what is a system prompt
+        give it a system prompt
+        how does one set the system prompt
+        set the behaviour of the model
+        make it behave like an expert
+        how do i make it answer briefly
+        the model should be polite
+        give the model a role
+        how do i change its character
+        where does the system prompt go
+        tell the model how to answer
         """,
         "the system prompt|--system-prompt|a system prompt|/system",
     ),
@@ -2269,11 +2875,20 @@ FACTS = (
         a jinja file of my own
         which names does --template know
         the model came without a template
-        """,
-        """
         i have a better chat format in a file of mine
         can the built-in template be overridden
         which flag swaps the template
+        which template should i use
+        how do i change the template
+        set another chat template
+        use a template of my own
+        the template is wrong for my model
+        how do i give a template
+        tell me about --template
+        what may i give to --template
+        a model without a template
+        templates that are built in
+        use the llama3 template
         """,
         "--template|a custom template",
     ),
@@ -2299,11 +2914,20 @@ FACTS = (
         timing information
         show me the statistics
         see evaluations per token
-        """,
-        """
         after each reply i want to see some numbers
         how do i show timing figures
         is there a flag for statistics
+        tell me about --stats
+        how do i get statistics
+        see the tokens per second of my answers
+        print numbers after a reply
+        how many tokens per second was that
+        show the stats of the last answer
+        what does /stats tell me
+        how fast was that answer
+        how long did that take
+        see how many tokens were used
+        timing of the last answer
         """,
         "--stats|the statistics|/stats",
     ),
@@ -2334,11 +2958,21 @@ FACTS = (
         show the python traceback
         more information about an error
         a crash
-        """,
-        """
         the error message is too short for me
         where does the stack trace hide
         it failed and i want to know why
+        tell me about --debug
+        how do i see what went wrong
+        an error came up
+        what is this error
+        i got an error message
+        it gives an error
+        how do i get the traceback
+        show me the whole error
+        it does not run
+        it does not start
+        the program failed
+        help, an error
         """,
         "--debug|error messages|the debug flag",
     ),
@@ -2365,11 +2999,20 @@ FACTS = (
         which value is taken if two are given
         order of settings
         what if generation_config.json says something else
-        """,
-        """
         if both i and the checkpoint set a temperature, whose is used
         how are conflicting settings resolved
         in what order are options looked up
+        which value counts
+        whose options win
+        does the checkpoint set options
+        where do options come from
+        does a flag override the model
+        do my options beat the model's
+        tell me the order of options
+        are there defaults in the model
+        does generation_config.json count
+        what are the defaults
+        the checkpoint has its own settings
         """,
         "generation_config.json|the precedence of options",
     ),
@@ -2397,11 +3040,20 @@ FACTS = (
         show me the options
         what options does generation have
         names of the options
-        """,
-        """
         give me an overview of the flags
         what knobs does sampling have
         name the parameters i may set
+        tell me about the options
+        which flags can i use
+        how do i see all options
+        the list of options
+        what flags are there for sampling
+        control the output
+        how can i control the text
+        which parameters can i change
+        what can i tune
+        the sampling flags please
+        give me all flags
         """,
         "the options|the flags|the sampling options",
     ),
@@ -2434,11 +3086,21 @@ FACTS = (
         how is a token computed
         what does a step cost
         number of evaluations per token
-        """,
-        """
         how many times per token does it touch the device
         i read about a single evaluation for every token, what is that
         when does the gpu have to be waited for
+        tell me about one evaluation per token
+        what is meant by one evaluation per token
+        how many evaluations does a token need
+        how many times does it wait per token
+        how many waits are there
+        what is one launch and one wait
+        why only one evaluation
+        how does decoding use the device
+        what happens in a decode step
+        how is a decode step run
+        is there just one sync per token
+        what is an evaluation
         """,
         "one evaluation per token|the decode loop|gpu syncs",
     ),
@@ -2465,11 +3127,20 @@ FACTS = (
         repeatable results
         exactly the same again with the same seed
         how deterministic is sampling
-        """,
-        """
         if i start it twice with equal seed, are the texts equal
         how exact is repetition of a run
         can results be reproduced
+        are the results reproducible
+        will the text be the same again
+        is the output deterministic
+        are runs identical
+        do i get the same tokens every run
+        will it be the same tomorrow
+        can a run be repeated exactly
+        how exact is a repeated run
+        is a run with a seed repeatable
+        same seed, same text
+        is it the same on every run
         """,
         "reproducibility|reproducible results",
     ),
@@ -2497,11 +3168,20 @@ FACTS = (
         is it numpy's random generator
         counter based random numbers
         source of randomness
-        """,
-        """
         by what algorithm are random values drawn
         tell me which rng is inside
         how can three backends draw equal random numbers
+        tell me about threefry
+        how does threefry work
+        how does it make random numbers
+        what kind of random generator is it
+        where does the randomness come from
+        which rng is used
+        what is the rng
+        how are random numbers drawn
+        random numbers on all backends
+        the generator of random numbers
+        why not numpy's generator
         """,
         "threefry|the random numbers|the rng",
     ),
@@ -2529,11 +3209,20 @@ FACTS = (
         how does the model pick a word
         argmax with noise
         drawing the next token
-        """,
-        """
         in what way does it draw the following token
         how does sampling happen inside the graph
         what is that gumbel thing
+        tell me about sampling
+        how does sampling work
+        how does the model choose a token
+        how is the token chosen
+        how do you choose words
+        what is the gumbel max trick
+        tell me about gumbel noise
+        why add noise to logits
+        what is sampled and how
+        how does the sampler choose
+        draw a token from the logits
         """,
         "sampling|gumbel noise|the gumbel trick",
     ),
@@ -2562,11 +3251,20 @@ FACTS = (
         what is in the cache object
         is memory reserved ahead
         how does the cache get more room
-        """,
-        """
         in which steps is the cache enlarged
         what belongs to the cache object
         does the cache get concatenated for each token
+        tell me about the cache object
+        how does the cache work
+        how large is the cache
+        how does the cache grow
+        when is the cache enlarged
+        what belongs in the cache
+        which arrays are in the cache
+        does the cache copy anything
+        how is the cache stored
+        who holds the rope tables
+        what does the cache own
         """,
         "the cache object|the cache class|how the cache grows",
     ),
@@ -2594,11 +3292,20 @@ FACTS = (
         why is the next answer faster
         what is kept between turns
         are earlier tokens reused
-        """,
-        """
         must old messages be processed again for each reply
         what is reused when i send another message
         does a long history make each turn slow
+        is the cache kept for the next turn
+        does it reuse earlier tokens
+        are the earlier tokens computed again
+        what happens on the next message
+        is the old conversation read again
+        how is the second turn done
+        why is a second turn so quick
+        tell me about prefix reuse
+        does each message start from zero
+        what is reused between turns
+        must it read everything again
         """,
         "prefix reuse|prompt caching",
     ),
@@ -2628,11 +3335,20 @@ FACTS = (
         limit of a conversation
         longer than the window
         the context is full, what now
-        """,
-        """
         we have talked for hours, does everything still fit
         what gets thrown away once the window is full
         will old turns vanish
+        what if the conversation is too long
+        what if the context is full
+        what happens in a very long chat
+        is there a limit to a conversation
+        does it forget the beginning
+        when are old messages dropped
+        which turns are dropped first
+        will my first message be forgotten
+        the conversation does not fit any more
+        tell me about the context window
+        how is a full context handled
         """,
         "the context window|long conversations",
     ),
@@ -2660,11 +3376,20 @@ FACTS = (
         how does generation end
         when is an answer done
         what is eos, stop, length and context
-        """,
-        """
         how many ways are there for a reply to end
         what might have terminated my answer
         name the possible reasons for stopping
+        tell me about finish reasons
+        what is the reason for stopping
+        why did the answer stop
+        why is the answer finished
+        what can end an answer
+        when is the answer complete
+        which reasons to stop exist
+        how does the generation stop
+        what does the finish reason say
+        the possible finish reasons
+        how can an answer end
         """,
         "the finish reason|finish reasons",
     ),
@@ -2689,11 +3414,20 @@ FACTS = (
         types of rope
         long context checkpoints
         is my rope type known
-        """,
-        """
         will a yarn checkpoint load
         name the kinds of rope scaling you know
         how are long context variants of rope handled
+        tell me about rope scaling
+        what is yarn
+        is linear rope supported
+        which rope scalings does it know
+        how are longer contexts done
+        supported rope types
+        which kinds of rope exist
+        scaling for long context
+        is dynamic rope supported
+        does llama3 rope work
+        long context rope
         """,
         "rope scaling|yarn|the rope types",
     ),
@@ -2719,11 +3453,20 @@ FACTS = (
         groups of heads
         meaning of num_key_value_heads
         heads that share keys
-        """,
-        """
         how come queries outnumber keys
         what is the idea behind gqa
         i saw num_key_value_heads in a config, what does it say
+        tell me about grouped heads
+        what is grouped query attention
+        is gqa supported
+        does it do grouped query attention
+        do query heads share keys
+        why fewer kv heads
+        what are kv heads
+        why do heads share keys and values
+        how many queries share a key
+        what is the use of gqa
+        shared key value heads
         """,
         "gqa|grouped heads|grouped-query attention|kv heads",
     ),
@@ -2750,11 +3493,20 @@ FACTS = (
         no lm_head.weight in my file
         why is the output matrix missing
         one matrix for input and output
-        """,
-        """
         what does it mean when embeddings are tied
         the output head is missing in my file
         which benefit has weight tying
+        tell me about tied embeddings
+        does it support weight tying
+        is tying supported
+        what is tied in tied embeddings
+        my model has tied embeddings
+        why are embeddings tied
+        a model without lm_head
+        is lm_head needed
+        one matrix for both ends
+        the output uses the input embedding
+        what does tying do
         """,
         "tied embeddings|weight tying|tie_word_embeddings",
     ),
@@ -2780,11 +3532,19 @@ FACTS = (
         meaning of sliding_window
         does mistral's window work
         attention over a window
-        """,
-        """
         how far back does a mistral token see
         what is meant by windowed attention
         help me understand sliding windows
+        tell me about the sliding window
+        does mistral use a window
+        is mistral's window supported
+        how does the window work in mistral
+        what is windowed attention
+        how far can a token look back
+        what does sliding window mean
+        why a sliding window
+        attention with a window
+        is sliding window attention there
         """,
         "the sliding window|sliding window attention",
     ),
@@ -2812,11 +3572,20 @@ FACTS = (
         help for the chat
         which commands has the repl
         list what i can type
-        """,
-        """
         name everything i can type after a slash
         give me the repl's commands
         inside the chat, which commands work
+        tell me the slash commands
+        what are the commands in the chat
+        which commands are in the repl
+        what commands can i use here
+        what does the repl understand
+        how do i get help in the chat
+        what can i do in the repl
+        which slash commands are there
+        commands of the chat please
+        the list of slash commands
+        what may i type after the slash
         """,
         "the slash commands|the repl commands|/help",
     ),
@@ -2844,11 +3613,22 @@ FACTS = (
         write this conversation down
         bring back an earlier chat
         keep this for later
-        """,
-        """
         i must leave now but want to go on tomorrow
         can a conversation be put into a file
         how do i get my old session back
+        how do i store a conversation
+        how do i reopen a conversation
+        load a conversation from a file
+        open my saved chat
+        save what we said
+        can the chat be saved
+        how can i keep this chat
+        how do i continue a saved chat
+        is the conversation saved
+        get back to an old conversation
+        what does /save do
+        what does /load do in the chat
+        write the chat into a file
         """,
         "/save|/load|saving a conversation",
     ),
@@ -2874,11 +3654,20 @@ FACTS = (
         other settings without a restart
         adjust the seed in the repl
         modify options in the running chat
-        """,
-        """
         do i have to restart to alter the temperature
         inside the repl i want other options
         can settings be changed in a running session
+        how do i change options in the chat
+        change an option while chatting
+        set an option here
+        can i set the temperature here
+        how do i change temp in the repl
+        set the seed during the chat
+        what is /set for
+        tell me about /set
+        options during a chat
+        change the settings of this session
+        how do i use other settings now
         """,
         "/set|the /set command",
     ),
@@ -2906,11 +3695,22 @@ FACTS = (
         the last reply again
         answer once more
         a new version of the answer
-        """,
-        """
         that reply was bad, how can i have another one
         is there a way to redo an answer
         which command replaces the last reply
+        how do i get a new answer
+        replace the last answer
+        how is the last reply replaced
+        make a new reply
+        ask for the answer again
+        generate it again
+        try that again
+        give me another answer
+        what is /regen for
+        tell me about /regen
+        repeat the last reply
+        the reply was bad
+        one more try
         """,
         "/regen|the /regen command",
     ),
@@ -2938,11 +3738,21 @@ FACTS = (
         drop the history
         empty chat
         start with a clean chat
-        """,
-        """
         i want to begin anew with an empty history
         how do i wipe what we said
         which command resets the conversation
+        how do i start anew
+        how do i begin a new conversation
+        forget this conversation
+        delete what we said
+        empty the history
+        how do i reset it
+        reset the conversation
+        what is /clear for
+        tell me about /clear
+        make a new chat
+        throw the conversation away
+        how can i start again
         """,
         "/clear|the /clear command",
     ),
@@ -2969,11 +3779,21 @@ FACTS = (
         can it look at my file
         send a text file
         let it read my document
-        """,
-        """
         i have a document and want to talk about it here
         which command brings a file's text into the chat
         can my notes be put into a message
+        can you look at my file
+        can it look at a document
+        how do i use a file in the chat
+        how do i show it a file
+        read my file
+        send my document
+        talk about a document
+        what is /read for
+        tell me about /read
+        can i give you a text file
+        put a text into the chat
+        my notes are in a file
         """,
         "/read|the /read command",
     ),
@@ -3003,11 +3823,21 @@ FACTS = (
         get me out of here
         how to close this program
         i am done
-        """,
-        """
         i am done here, how do i get back to my shell
         which key ends the program
         what do i type when i want to go
+        how do i stop the program
+        how do i end the chat
+        how do i quit the repl
+        how can i leave
+        what is the command to quit
+        what ends the chat
+        how do i get back to the terminal
+        the command for leaving
+        i would like to quit
+        i want out
+        how do i finish the session
+        which keys leave the chat
         """,
         "/exit|ctrl-d",
     ),
@@ -3037,11 +3867,22 @@ FACTS = (
         can i cancel a reply
         stop it while it writes
         halt the output
-        """,
-        """
         the answer goes on and on, which keys stop it
         may i break off a reply half way
         will i lose the session if i press control c
+        how do i break off a reply
+        break off the answer
+        can i stop a reply half way
+        can i stop it in the middle
+        how do i stop the model from writing
+        stop writing
+        stop it please
+        what does control c do
+        is ctrl-c safe
+        does ctrl-c lose the session
+        the reply is too long, stop it
+        how do i interrupt a long answer
+        which key stops the answer
         """,
         "ctrl-c|interrupting a reply",
     ),
@@ -3069,11 +3910,21 @@ FACTS = (
         how do i make a line break
         recall what i typed before
         editing in the chat
-        """,
-        """
         my message has four lines, does that work
         do the lines i typed last week come back
         is bold text displayed nicely
+        does it keep my input history
+        is the history kept
+        can i get my old input back
+        how do i write more than one line
+        how do i enter a new line
+        several lines in one message
+        does the chat show markdown
+        is bold text shown
+        how is markdown shown
+        which comforts has the repl
+        what about history and markdown
+        arrow keys in the chat
         """,
         "multi-line input|the history of the repl|markdown",
     ),
@@ -3099,11 +3950,20 @@ FACTS = (
         a file of messages for the chat
         run many messages from a file
         chat without a terminal
-        """,
-        """
         i want to drive the repl from a text file
         does the chat work when its input is a pipe
         may commands for the repl come from a script
+        use the chat from a script
+        can a script use the chat
+        use a pipe with the chat
+        can i give the chat a file of messages
+        run the repl from a file
+        does the repl work in a pipeline
+        is the repl scriptable
+        how do i script a conversation
+        what if stdin is a pipe
+        chat commands from a file
+        let a file talk to the chat
         """,
         "piped input|scripting the repl",
     ),
@@ -3134,11 +3994,21 @@ FACTS = (
         why tokens and not words
         pieces of text
         what does a tokenizer produce
-        """,
-        """
         people keep saying tokens, what are they
         does one word equal one token
         into what is text cut
+        tell me about tokens
+        what is meant by a token
+        what does token mean
+        what is a token exactly
+        how big is a token
+        is one token one word
+        words and tokens
+        what is text cut into
+        what is the tokenizer for
+        how does a tokenizer work
+        why are there tokens
+        token, what is that
         """,
         "a token|tokens|the tokenizer",
     ),
@@ -3167,11 +4037,20 @@ FACTS = (
         why does it wait before the first word
         reading the prompt
         is prefill slower than decode
-        """,
-        """
         why does nothing happen at first with a long prompt
         how do reading the prompt and writing the answer differ
         help me understand prefill
+        tell me about prefill
+        what does prefill mean
+        what does decode mean
+        what is done in prefill
+        how are prefill and decode different
+        why is the first token slow
+        how does it read a prompt
+        what comes before the first token
+        how is a long prompt read
+        the two phases of generating
+        the pause at the start
         """,
         "prefill|prefill and decode|decode",
     ),
@@ -3199,11 +4078,20 @@ FACTS = (
         meaning of kv cache
         how does caching keys help
         memory of the attention
-        """,
-        """
         what is remembered so that old tokens are not computed again
         for what does attention need a kv cache
         help me understand the key value cache
+        tell me about the kv cache
+        why is there a kv cache
+        what is the kv cache for
+        what does a kv cache save
+        why are keys and values kept
+        keys and values of old tokens
+        what does caching save
+        how does a key value cache help
+        do we need a kv cache
+        what does kv mean
+        what if there was no kv cache
         """,
         "the kv cache|kv cache|a kv cache|the key value cache",
     ),
@@ -3231,11 +4119,20 @@ FACTS = (
         position information
         how are positions put in
         the rotary thing
-        """,
-        """
         in what way does attention learn where a word stands
         what do rotary embeddings do
         help me understand rope
+        tell me about rope
+        what is rope for
+        what does rope do to queries
+        what does rope mean
+        why does llama use rope
+        how does a model know positions
+        how does it know word order
+        the rotation in attention
+        what are rotary embeddings
+        how are positions given to the model
+        why rotate queries and keys
         """,
         "rope|rotary embeddings|rotary position embedding",
     ),
@@ -3261,11 +4158,20 @@ FACTS = (
         root mean square norm
         why normalise
         what does the norm do
-        """,
-        """
         how are vectors normalised in llama
         which kind of norm is in each block
         help me understand rmsnorm
+        tell me about rmsnorm
+        what is rmsnorm for
+        what does rmsnorm mean
+        which norm does llama have
+        what norm is used
+        why is there a norm in each block
+        how are numbers kept in range
+        what is the difference to layernorm
+        normalisation in llama
+        what is root mean square
+        where is rmsnorm used
         """,
         "rmsnorm|rms norm|the norm",
     ),
@@ -3292,11 +4198,20 @@ FACTS = (
         what does silu do
         the mlp of llama
         which mlp is used
-        """,
-        """
         what happens in the feed forward part of a block
         what are gate_proj and up_proj for
         help me understand swiglu
+        tell me about swiglu
+        what is swiglu for
+        what does swiglu mean
+        what is the feed forward part of llama
+        what does the feed forward network do
+        how does the gate work
+        which activation is in the mlp
+        what happens in the mlp
+        what is silu for
+        what is up_proj
+        the mlp of a block
         """,
         "swiglu|the mlp|the feed forward layer",
     ),
@@ -3323,11 +4238,20 @@ FACTS = (
         how are tokens mixed
         what does a head do
         query key value
-        """,
-        """
         how do tokens look at one another
         what roles do query, key and value play
         help me understand attention
+        tell me about attention
+        what is attention for
+        what does attention mean
+        how does a token look at others
+        how do tokens look back
+        what do queries do
+        what are the values in attention
+        what is a causal mask for
+        why is there a mask
+        how does an attention head work
+        queries, keys and values
         """,
         "attention|self attention|an attention head",
     ),
@@ -3355,11 +4279,21 @@ FACTS = (
         what are the building blocks of llama
         explain how an llm works
         what happens inside a language model
-        """,
-        """
         of what parts does a llama consist
         give me the idea of a transformer
         how is such a language model put together
+        tell me about llama
+        what does llama mean
+        how is a llama made
+        how is llama built up
+        what kind of model is llama
+        how do language models work
+        what is an llm exactly
+        what is in a transformer
+        which parts does a transformer have
+        how does a transformer work
+        what makes a model a llama
+        what is a block in llama
         """,
         "the llama architecture|a transformer|a language model",
     ),
@@ -3384,11 +4318,20 @@ FACTS = (
         why do models have so many parameters
         what is learned in training
         what does 7b stand for
-        """,
-        """
         what is meant by a model with seven billion parameters
         those weights everyone talks about, what are they
         what is a model made of
+        tell me about parameters
+        what is a model parameter
+        what does parameter mean
+        what does billion parameters mean
+        how many parameters has a 7b model
+        what is a weight in a model
+        what are the weights for
+        what does b mean in 1b
+        why does the number of parameters matter
+        what are 7 billion parameters
+        numbers in a model
         """,
         "parameters|model weights",
     ),
@@ -3416,11 +4359,20 @@ FACTS = (
         what are the marks around messages
         how are roles written
         what does the model see of a chat
-        """,
-        """
         in what shape are messages handed to the model
         how are user and assistant told apart
         help me understand chat templates
+        tell me about chat templates
+        what is a chat template for
+        what does chat template mean
+        what is the format of a prompt
+        what does a prompt look like
+        how is a chat formatted
+        how are messages formatted
+        how are messages given to the model
+        how does it tell user and assistant apart
+        who applies the chat template
+        where does the chat template come from
         """,
         "a chat template|chat templates|the chat template",
     ),
@@ -3448,11 +4400,20 @@ FACTS = (
         tests that compare implementations
         how is the mlx version verified
         what is compared in parity tests
-        """,
-        """
         in what way are two implementations compared
         how can i be sure that mlx computes the right numbers
         help me understand parity tests
+        tell me about parity testing
+        what is parity for
+        what does parity mean
+        how do you test that backends agree
+        how do you make sure the numbers are right
+        how is the numpy backend checked
+        compare two implementations
+        how are the backends compared
+        are the backends checked against each other
+        is it compared with transformers
+        are the numbers correct
         """,
         "parity testing|parity|parity tests",
     ),
@@ -3479,11 +4440,20 @@ FACTS = (
         reason for a numpy backend
         why write it in numpy
         what is the numpy version good for
-        """,
-        """
         for what reason was numpy taken for the cpu
         isn't numpy a strange choice
         what speaks for a numpy version
+        tell me why numpy
+        what is the use of numpy
+        why was numpy chosen
+        why does the cpu use numpy
+        why not pytorch for the cpu
+        why is there a numpy version
+        is numpy fast enough
+        what does numpy bring
+        numpy is slow, why use it
+        the reason for using numpy
+        why is the cpu backend not in torch
         """,
         "numpy|the choice of numpy",
     ),
@@ -3511,11 +4481,20 @@ FACTS = (
         when does mlx compute
         operations that build a graph
         is anything computed at once
-        """,
-        """
         why does mlx not compute things at once
         people say mlx is lazy, in what sense
         help me understand lazy graphs
+        tell me about lazy evaluation
+        what is lazy about mlx
+        what does lazy mean in mlx
+        why is mlx called lazy
+        what is laziness in mlx
+        when are results computed
+        why not compute at once
+        what is the graph for
+        what is a lazy array
+        how does a lazy library work
+        does mlx compute immediately
         """,
         "lazy evaluation|a lazy graph|laziness",
     ),
@@ -3541,11 +4520,20 @@ FACTS = (
         how does the model signal the end
         what stops a model
         end of sequence
-        """,
-        """
         what is produced when the model has said all
         those three letters eos, what do they mean
         help me understand the end token
+        tell me about eos
+        what is eos for
+        what does eos mean
+        what is the eos token for
+        what ends a sequence
+        what stops the model
+        which token stops the model
+        how does it know that the answer is over
+        the token that ends an answer
+        what is the last token
+        end token, what is that
         """,
         "eos|the eos token|the end token",
     ),
@@ -3571,11 +4559,20 @@ FACTS = (
         what stands first in a prompt
         does every prompt get a start token
         which token starts a text
-        """,
-        """
         with which token does every text begin
         those three letters bos, what do they mean
         help me understand the start token
+        tell me about bos
+        what is bos for
+        what does bos mean
+        what is the bos token for
+        what starts a sequence
+        which token is the first
+        is there a start token
+        the token that begins a text
+        what is the first token
+        do i have to add bos
+        start token, what is that
         """,
         "bos|the bos token|the start token",
     ),
@@ -3602,11 +4599,20 @@ FACTS = (
         the library for tokenizer.model
         what made your vocabulary
         what tokenizer do the llamas use
-        """,
-        """
         what kind of tokenizer made your vocabulary
         which library cuts the words for the first llamas
         help me understand sentencepiece
+        tell me about sentencepiece
+        what is sentencepiece for
+        which tokenizer do you have
+        what is your tokenizer
+        how was your vocabulary made
+        who made your vocabulary
+        where does the vocabulary come from
+        what is the file tokenizer.model
+        how are pieces learned
+        does llama use sentencepiece
+        the tokenizer library
         """,
         "sentencepiece|tokenizer.model",
     ),
@@ -3632,11 +4638,20 @@ FACTS = (
         what if a character is unknown
         how does it write an emoji
         unknown letters
-        """,
-        """
         an emoji is missing from the vocabulary, what now
         how are characters treated that no piece covers
         help me understand byte fallback
+        tell me about byte fallback
+        what is byte fallback for
+        what does byte fallback mean
+        how are unknown characters written
+        what about emojis
+        what about chinese characters
+        can it write emojis
+        how does it handle unicode
+        is there an unknown token
+        what happens with rare characters
+        characters that are not in the vocabulary
         """,
         "byte fallback",
     ),
@@ -3665,11 +4680,21 @@ FACTS = (
         what is in which folder
         parts of the source
         which file holds the attention
-        """,
-        """
         i want to read the source, where do i look
         which python files belong to a backend
         how is the repository arranged
+        where do i start to read
+        where does the code begin
+        which file should i read first
+        where is the source
+        show me the code structure
+        how is the code organised
+        what are the folders of the project
+        which files are in a backend
+        where is the model implemented
+        where is the python code
+        what does the folder core hold
+        the layout of the repository
         """,
         "the code|the source code|the project layout",
     ),

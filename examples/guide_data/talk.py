@@ -297,6 +297,10 @@ MORE = (
     "and then", "is that all", "continue", "explain that further", "more about this please", "could you elaborate",
     "elaborate", "what else should i know", "and what else", "can you explain more",
 )
+ANOTHER = ("another one", "another one please", "one more", "one more please", "again", "more", "another", "tell me another one",
+           "and another one", "can i have another", "a new one please", "tell me one more")
+SAY = ("say {}", "repeat after me: {}", "please repeat: {}", "say this: {}", "echo {}", "write {}", "can you say {}",
+       "please say {}", "say after me: {}", "repeat {}")
 SYSTEM = (
     "You are a helpful assistant.", "You are the guide to mlx_llama.", "Be brief.", "Answer in English.",
     "You are a friendly assistant.", "You are a helpful, honest assistant.", "Answer questions about mlx_llama.",
@@ -330,10 +334,26 @@ def normal(text: str) -> str:
     return " ".join(re.sub(r"[^a-z0-9]+", " ", text.lower().replace("'", "")).split())
 
 
+def split(fact: Fact) -> tuple[list[str], list[str]]:
+    """The lines of a fact to train on, and the three that only the evaluation asks.
+
+    They are drawn by lot from whole sentences, and not from the lines with the most choices, which are the common ways
+    to ask.
+    """
+    every = lines(fact.ask)
+    sentences = [line for line in every if len(line.split()) >= 4 and ways(line) <= 4]
+    kept_out = random.Random(f"held out {fact.name}").sample(sentences, 3)
+    return [line for line in every if line not in kept_out], kept_out
+
+
+ASK: dict[str, list[str]] = {}
 HELD_OUT: dict[str, tuple[Fact | None, str]] = {}
 for _fact in FACTS:
-    HELD_OUT |= {normal(line): (_fact, line) for line in lines(_fact.held_out)}
-HELD_OUT |= {normal(line): (None, line) for line in lines(SCOPE_HELD_OUT)}
+    ASK[_fact.name], _kept_out = split(_fact)
+    for _line in _kept_out:
+        _question = expand(_line, random.Random(_line))
+        HELD_OUT[normal(_question)] = (_fact, _question)
+HELD_OUT |= {normal(_line): (None, _line) for _line in lines(SCOPE_HELD_OUT)}
 
 
 def is_held_out(question: str) -> bool:
@@ -368,8 +388,9 @@ def typo(word: str, rng: random.Random) -> str:
 def dressed(question: str, rng: random.Random) -> str:
     """The question as someone types it: manners, case, punctuation, a slip of the fingers."""
     words = question.split()
-    if len(words) > 3 and rng.random() < 0.10:
-        words.pop(rng.randrange(len(words)))
+    for enough in (3, 5):
+        if len(words) > enough and rng.random() < 0.15:
+            words.pop(rng.randrange(len(words)))
     if len(words) > 4 and rng.random() < 0.05:
         words = [word for word in words if word not in LITTLE_WORDS] or words
     if rng.random() < 0.10:
@@ -405,7 +426,7 @@ def plain_question(fact: Fact, rng: random.Random) -> str:
     if fact.topic and rng.random() < 0.25:
         line = rng.choice(WHAT_IS).replace("{t}", rng.choice(fact.topic.split("|")))
     else:
-        line = rng.choice(lines(fact.ask))
+        line = rng.choice(ASK[fact.name])
     return reworded(expand(line, rng), rng)
 
 
@@ -432,21 +453,25 @@ def out_of_scope(rng: random.Random) -> str:
 
 def turn(rng: random.Random, name: str, last: Fact | str | None) -> tuple[str, str, Fact | str | None, str]:
     """One question and its answer, given the user's name and what was talked about last."""
-    if last is not None and rng.random() < 0.25:
+    if last == "story" and rng.random() < 0.35:
+        return dressed(rng.choice(ANOTHER), rng), stories.story(rng), "story", name
+    if last is None and rng.random() < 0.02:
+        return dressed(rng.choice(MORE), rng), "More about what? Ask me about mlx_llama, or for a story.", None, name
+    if last not in (None, "story") and rng.random() < 0.25:
         more = last.more if isinstance(last, Fact) else facts.SCOPE_MORE
         return dressed(rng.choice(MORE), rng), more, None, name
     kind = rng.random()
-    if kind < 0.66:
+    if kind < 0.60:
         fact = rng.choice(FACTS)
         return question_about(fact, rng), fact.answer, fact, name
-    if kind < 0.78:
+    if kind < 0.74:
         answers, ask = rng.choice(SMALL_TALK)
         return dressed(expand(rng.choice(lines(ask)), rng), rng), rng.choice(answers), None, name
-    if kind < 0.88:
+    if kind < 0.83:
         return out_of_scope(rng), rng.choice(facts.SCOPE_ANSWERS), "scope", name
-    if kind < 0.94:
+    if kind < 0.93:
         question, text = stories.request(rng)
-        return dressed(question, rng), text, None, name
+        return dressed(question, rng), text, "story", name
     if name and rng.random() < 0.7:
         question = rng.choice(("what is my name", "do you know my name", "who am i", "do you remember my name", "what am i called"))
         return dressed(question, rng), f"Your name is {name}.", None, name
@@ -468,10 +493,23 @@ def any_name(rng: random.Random) -> str:
         rng.choice(("", "", "n", "s", "l", "r"))
 
 
+def echo(rng: random.Random) -> list[tuple[str, str]]:
+    """Words to repeat: practice in copying, which names in stories and conversations need."""
+    said = " ".join(
+        rng.choice(rng.choice((stories.HEROES, stories.ADJECTIVES, stories.NAMES))) if rng.random() < 0.8 else any_name(rng)
+        for _ in range(rng.randint(2, 9))
+    )
+    return [("user", rng.choice(SAY).format(said)), ("assistant", said)]
+
+
 def one_question(rng: random.Random) -> list[tuple[str, str]]:
-    """A chat of one turn, about a fact or beyond all facts."""
-    if rng.random() < 0.12:
+    """A chat of one turn, mostly about a fact."""
+    kind = rng.random()
+    if kind < 0.10:
         return [("user", out_of_scope(rng)), ("assistant", rng.choice(facts.SCOPE_ANSWERS))]
+    if kind < 0.20:
+        answers, ask = rng.choice(SMALL_TALK)
+        return [("user", dressed(expand(rng.choice(lines(ask)), rng), rng)), ("assistant", rng.choice(answers))]
     fact = rng.choice(FACTS)
     return [("user", question_about(fact, rng)), ("assistant", fact.answer)]
 
