@@ -2,8 +2,8 @@
 
 Decoding one token reads every weight once and computes little, so its bound is the memory: the bytes a token must read
 (weight matrices, one row of the embedding, the cache so far) over the bandwidth. The bench measures that bandwidth in
-the same run, before and after each repetition because it drifts on shared machines, and prints which share of it
-decoding reached. A prompt reuses each weight for all its tokens and is bound by arithmetic instead.
+the same run, between tokens where it can, because it drifts on shared machines, and prints which share of it decoding
+reached. A prompt reuses each weight for all its tokens and is bound by arithmetic instead.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,17 +27,27 @@ from .core.engine import Completion, Engine
 from .core.errors import OptionsError
 
 
-def host_bandwidth(nbytes: int = 512 << 20) -> float:
-    """Bytes per second that all cores together read from memory: the best of several passes over `nbytes`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    parts = np.array_split(np.ones(nbytes // 4, np.float32), cores)
-    best = 0.0
-    with ThreadPoolExecutor(cores) as pool:
-        for _ in range(4):
-            started = time.perf_counter()
-            list(pool.map(lambda part: np.dot(part, part), parts))
-            best = max(best, nbytes / (time.perf_counter() - started))
-    return best
+class HostMemory:
+    """Measures how fast all cores together read from memory: one pass over `nbytes`, far more than the caches hold."""
+
+    def __init__(self, nbytes: int = 256 << 20):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.whole = np.ones(nbytes // 4, np.float32)
+        self.parts = np.array_split(self.whole, cores)
+        self.pool = ThreadPoolExecutor(cores)
+        # A BLAS with threads of its own reads faster alone than beside ours, one without them needs ours.
+        ways = (lambda: np.dot(self.whole, self.whole),
+                lambda: list(self.pool.map(lambda part: np.dot(part, part), self.parts)))
+        self.read = max(ways, key=lambda way: max(self._rate(way) for _ in range(4)))
+
+    def bandwidth(self) -> float:
+        """Bytes per second of one pass."""
+        return self._rate(self.read)
+
+    def _rate(self, read: Callable[[], object]) -> float:
+        started = time.perf_counter()
+        read()
+        return self.whole.nbytes / (time.perf_counter() - started)
 
 
 def bytes_per_token(checkpoint: Checkpoint, model: Model, nbytes_per_value: int, position: int) -> int:
@@ -64,21 +75,24 @@ def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, g
         width = 4 if dtype == "float32" else 2
     needed = bytes_per_token(checkpoint, model, width, prompt + generate // 2)
 
-    def once() -> Completion:
-        completion = Completion(prompt_tokens=prompt)
-        for _ in engine.tokens(tokens, model.make_cache(prompt + generate), resolved, completion):
-            pass
-        return completion
-
-    def bandwidth() -> float:
-        return backend.runtime.bandwidth(backend.device) or host_bandwidth()
+    def once(probe: Callable[[], float] | None = None) -> tuple[Completion, list[float]]:
+        completion, bandwidths = Completion(prompt_tokens=prompt), []
+        for count, _ in enumerate(engine.tokens(tokens, model.make_cache(prompt + generate), resolved, completion)):
+            # Where nothing runs ahead, memory is probed between tokens: its speed drifts within a run. The engine does
+            # not count the time its consumer takes.
+            if probe and not backend.runs_ahead and count % 4 == 0:
+                bandwidths.append(probe())
+        return completion, bandwidths
 
     once()  # first use of every shape: page faults, kernels to compile
     peak = backend.runtime.peak_memory(backend.device)  # before the bandwidth probe takes memory of its own
+    device_bandwidth = backend.runtime.bandwidth(backend.device)
+    probe = HostMemory().bandwidth if device_bandwidth is None else lambda: backend.runtime.bandwidth(backend.device)
     runs = []
     for _ in range(repetitions):
-        before, completion = bandwidth(), once()
-        runs.append((completion, (before + bandwidth()) / 2))
+        before = probe()
+        completion, between = once(probe)
+        runs.append((completion, statistics.harmonic_mean([before, *between, probe()])))
     median = lambda values: statistics.median(list(values))  # noqa: E731
     return {
         "model": checkpoint.name, "backend": backend.name, "device": backend.device_name,

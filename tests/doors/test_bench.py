@@ -14,7 +14,7 @@ from mlx_llama.core.checkpoint import open_checkpoint
 
 @pytest.fixture(autouse=True)
 def small_probe(monkeypatch):
-    monkeypatch.setattr(bench, "host_bandwidth", lambda nbytes=0: 1e9)
+    monkeypatch.setattr(bench.HostMemory, "bandwidth", lambda self: 1e9)
 
 
 def test_figures(backend, toy):
