@@ -117,17 +117,17 @@ def batches(tokens: Tokens, rng: random.Random, size: int) -> Iterator[tuple["to
         pool = []
         while len(pool) < 3000:
             kind = rng.random()
-            if kind < 0.04:
+            if kind < 0.03:
                 ids, learn = tokens.raw(talk.raw_text(rng))
-            elif kind < 0.10:
+            elif kind < 0.05:
                 ids, learn = tokens.chat(talk.echo(rng))
-            elif kind < 0.36:
+            elif kind < 0.18:
                 ids, learn = tokens.chat(talk.conversation(rng))
             else:
                 # Answers are soon known by heart; what takes practice is which one to begin. So most rows are one
-                # question and the beginning of its answer, which is cheaper by half.
+                # question and the beginning of its answer, which is many times cheaper.
                 ids, learn = tokens.chat(talk.one_question(rng))
-                end = learn.index(True) + rng.randint(10, 20)
+                end = learn.index(True) + rng.randint(7, 14)
                 ids, learn = ids[:end], learn[:end]
             if len(ids) <= CONTEXT:
                 pool.append((tokens.blurred(ids, learn, rng), learn))
@@ -321,7 +321,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", help="the backend of mlx_llama that evaluates or answers")
     parser.add_argument("--out", type=Path, default=GUIDE, help="where to write the trained guide")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=1800)
+    parser.add_argument("--steps", type=int, default=2800)
     parser.add_argument("--batch", type=int, default=2048, help="tokens in a batch")
     parser.add_argument("--lr", type=float, default=3e-3, help="the highest learning rate")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

@@ -1,0 +1,93 @@
+"""The model that ships: golden texts equal on all backends, its size, its score, and that it is an ordinary folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlx_llama import load
+from mlx_llama.core.checkpoint import GUIDE_PATH
+
+ROOT = Path(__file__).resolve().parents[2]
+# Greedy tokens are transformers' own; sampled ones were written by the NumPy path and must be everybody's.
+GOLDEN = json.loads((ROOT / "tests" / "golden_guide.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def llm(backend):
+    return load(backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("case", GOLDEN["greedy"], ids=lambda case: case["prompt"][:20])
+def test_greedy_text_is_the_golden_text(case, llm):
+    done = llm.generate(messages(case), max_tokens=60)
+    assert done.tokens == case["tokens"] and done.text == case["text"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["sampled"], ids=lambda case: f"{case['prompt'][:12]}-{case['options']['seed']}")
+def test_sampled_text_is_the_golden_text(case, llm):
+    done = llm.generate(messages(case), max_tokens=60, **case["options"])
+    assert done.tokens == case["tokens"] and done.text == case["text"]
+
+
+def messages(case):
+    return [{"role": "user", "content": case["prompt"]}] if case["chat"] else case["prompt"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["greedy"], ids=lambda case: case["prompt"][:20])
+def test_the_golden_tokens_are_those_of_transformers(case):
+    """Through transformers' own tokenizer and template too: it is an ordinary Hugging Face folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(GUIDE_PATH, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(GUIDE_PATH)
+    if case["chat"]:
+        inputs = tokenizer.apply_chat_template(messages(case), add_generation_prompt=True, return_tensors="pt",
+                                               return_dict=True)["input_ids"]
+    else:
+        inputs = tokenizer(case["prompt"], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        out = model.generate(inputs, max_new_tokens=60, do_sample=False, pad_token_id=0)
+    assert out[0, inputs.shape[1]:].tolist() == case["tokens"]
+
+
+def test_it_is_small_and_has_grouped_heads():
+    files = {path.name: path.stat().st_size for path in GUIDE_PATH.iterdir()}
+    assert sum(files.values()) <= 8_000_000
+    assert {"config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json", "README.md"} <= set(files)
+    config = load(backend="cpu").model.config
+    assert 1 <= config.num_key_value_heads < config.num_attention_heads
+    parameters = sum(size for name, size in files.items() if name == "model.safetensors") / 2
+    assert 2e6 < parameters < 4e6
+
+
+def test_the_card_quotes_the_score_and_the_score_holds():
+    """Three quarters of the questions kept out of training hold the right fact, and the card says what the command says."""
+    done = subprocess.run([sys.executable, "examples/train_guide.py", "--evaluate", "--backend", "cpu"], cwd=ROOT,
+                          capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    card = (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
+    right, total = map(int, re.search(r"(\d+) of (\d+) right", done.stdout).groups())
+    assert right / total >= 0.75 and total >= 100
+    for line in done.stdout.strip().splitlines():
+        assert line in card
+
+
+def test_it_introduces_itself_and_names_real_models():
+    llm = load(backend="cpu")
+    ask = lambda text: llm.generate([{"role": "user", "content": text}], max_tokens=120).text  # noqa: E731
+    assert "mlx_llama" in ask("Who are you?")
+    assert re.search(r"--model \S+/\S+|SmolLM2|Llama-3|TinyLlama|Mistral", ask("How do I load a real model?"))
+
+
+def test_a_conversation_reuses_its_cache():
+    chat = load(backend="cpu").chat(max_tokens=40)
+    chat.send("Hello!")
+    done = chat.send("Which backends are there?")
+    assert done.reused_tokens > 5 and "NumPy" in done.text
