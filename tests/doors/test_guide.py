@@ -68,13 +68,13 @@ def test_it_is_small_and_has_grouped_heads():
 
 
 def test_the_card_quotes_the_score_and_the_score_holds():
-    """Three quarters of the questions kept out of training hold the right fact, and the card says what the command says."""
+    """At least 80 % of the questions kept out of training hold the right fact, and the card says what the command says."""
     done = subprocess.run([sys.executable, "examples/train_guide.py", "--evaluate", "--backend", "cpu"], cwd=ROOT,
                           capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     card = (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
     right, total = map(int, re.search(r"(\d+) of (\d+) right", done.stdout).groups())
-    assert right / total >= 0.75 and total >= 100
+    assert right / total >= 0.8 and total >= 100
     for line in done.stdout.strip().splitlines():
         assert line in card
 
