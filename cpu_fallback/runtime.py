@@ -49,11 +49,6 @@ def read(token: np.ndarray) -> int:
     return int(token[0, 0])
 
 
-def to_device(array: np.ndarray, device: str) -> np.ndarray:
-    """A copy on the device."""
-    return array.copy()
-
-
 def to_numpy(array: np.ndarray) -> np.ndarray:
     """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
     return np.array(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype)

@@ -113,7 +113,11 @@ class Cache(Positions):
         self.length = length
 
     def _on_device(self, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
-        return tuple(runtime.to_device(array, self.device) for array in arrays)
+        tensors = tuple(torch.from_numpy(array) for array in arrays)
+        if self.device.type == "cuda":
+            # Through pinned memory: from pageable memory the copy would wait for the queue.
+            return tuple(tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors)
+        return tensors
 
     def _visible_on_device(self, index_pos: int, count: int) -> torch.Tensor:
         """Positions.visible without a copy from the host."""

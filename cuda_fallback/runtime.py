@@ -53,14 +53,6 @@ def read(token: torch.Tensor) -> int:
     return token.item()
 
 
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy on the device. Goes through pinned memory: from pageable memory the copy would wait for the queue."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.clone()
-
-
 def to_numpy(array: torch.Tensor) -> np.ndarray:
     """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
     array = array.detach().cpu()

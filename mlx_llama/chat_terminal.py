@@ -23,7 +23,6 @@ from . import cli
 from .chat_commands import COMMANDS, Leave, option_name, option_value
 from .chat_markdown import MarkdownView
 from .chat_view import Plain, View
-from .core.errors import LlamaError
 from .core.options import FIELDS
 from .core.session import Session
 

@@ -39,6 +39,7 @@ class Cache(Protocol):
 
     length: int  # positions filled
     capacity: int  # positions it may hold at most; storage grows towards it in steps
+    tokens: Array  # ids so far, int32 [B, allocated]
 
     @property
     def nbytes(self) -> int: ...

@@ -220,6 +220,6 @@ class Engine:
     def _launch_step(self, token: Any, cache: Cache, sampler: Any, completion: Completion) -> Any:
         following = self.model.step(token, cache.length, cache, sampler)
         # The cache's tokens are part of the launch, or their updates would pile up as a graph nobody evaluates.
-        self.backend.launch(following, cache.arrays()[-1])
+        self.backend.launch(following, cache.tokens)
         completion.launches += 1
         return following

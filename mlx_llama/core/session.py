@@ -18,7 +18,6 @@ from .template import ChatTemplate, encode_messages
 
 FORMAT = "mlx_llama session"
 VERSION = 1
-ROLES = ("user", "assistant", "system")
 
 
 class Stream:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ class _Piece(NamedTuple):
     opaque: bool = False  # never loses a leading space
 
 
-class Tokenizer:
+class Tokenizer(ABC):
     """Text to ids and back.
 
     vocab_size: ids the tokenizer knows; at most the model's, whose embedding may be padded.
@@ -115,15 +116,17 @@ class Tokenizer:
                 ids += self._encode_rest(part) if ids else self._encode_marked(part)
         return ids
 
+    @abstractmethod
     def _encode_plain(self, text: str) -> list[int]:
-        raise NotImplementedError
+        """A text whose special tokens are text."""
 
+    @abstractmethod
     def _encode_marked(self, text: str) -> list[int]:
-        raise NotImplementedError
+        """A text whose special tokens are control."""
 
+    @abstractmethod
     def _encode_rest(self, text: str) -> list[int]:
         """As `_encode_marked`, for a part that does not begin the text: without the space put before a first word."""
-        raise NotImplementedError
 
     # decoding
 
@@ -156,8 +159,9 @@ class Tokenizer:
             self._pieces[one] = self._make_piece(int(one))
         return self._pieces[one]
 
+    @abstractmethod
     def _make_piece(self, one: int) -> _Piece | None:
-        raise NotImplementedError
+        """What an id of the vocabulary stands for."""
 
     # settings shared by both kinds
 

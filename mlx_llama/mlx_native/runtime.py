@@ -55,11 +55,6 @@ def read(token: mx.array) -> int:
     return token.item()
 
 
-def to_device(array: np.ndarray, device: mx.Device) -> mx.array:
-    """A copy on the device."""
-    return mx.array(array)
-
-
 def to_numpy(array: mx.array) -> np.ndarray:
     """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
     return np.array(array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array)

@@ -22,7 +22,7 @@ from making import make_checkpoint
 from mlx_llama import chat, chat_commands, chat_terminal, chat_view, load
 from mlx_llama.chat_markdown import Blocks, MarkdownView, Rendered
 from mlx_llama.core.engine import Completion
-from mlx_llama.core.errors import LlamaError, OptionsError
+from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.session import Stream
 
 PROMPT = ">>> "
