@@ -2262,9 +2262,9 @@ FACTS = (
     ),
     Fact(
         "cpu",
-        "The `cpu` backend is written in NumPy and runs on any machine, without a GPU: Linux, macOS or Windows. "
-        "Choose it with `--backend cpu`. A GPU only makes it faster.",
-        "It computes in float32 and is the easiest one to read; use it to check the others.",
+        "The `cpu` backend is NumPy with compiled kernels and runs on any machine, without a GPU: Linux, macOS or "
+        "Windows. Choose it with `--backend cpu`. A GPU only makes it faster.",
+        "Its NumPy code is the easiest one to read; use it to check the others.",
         ("`--backend cpu`",),
         """
         how do i [run|use] [it|this|a model|mlx_llama] on [the|my|a] cpu
@@ -5343,7 +5343,7 @@ FACTS = (
     ),
     Fact(
         "supported",
-        "Supported are Llama 1, 2, 3, 3.1 and 3.2, TinyLlama, Mistral, Yi and SmolLM2, in safetensors, with the rope "
+        "Supported are Llama 1, 2, 3, 3.1 and 3.2, TinyLlama, Mistral, Yi and SmolLM2, in safetensors or GGUF, with the rope "
         "types `default`, `linear`, `dynamic`, `llama3` and `yarn`.",
         "Other architectures are refused with an error that names what was found.",
         ("supported are llama 1",),
@@ -5715,10 +5715,10 @@ FACTS = (
     ),
     Fact(
         "gguf",
-        "Not yet: GGUF files and quantised weights come next. Today it reads safetensors in float32, float16 or "
-        "bfloat16.",
-        "Until then choose a smaller model when memory is short.",
-        ("not yet", "gguf"),
+        "Yes: `--model` takes GGUF files, as a path or as `org/name:file.gguf`, and the quantised folders of "
+        "mlx-community. It does not read GPTQ, AWQ or fp8.",
+        "`python -m mlx_llama.quantize IN OUT` makes a low-bit copy of a model.",
+        ("gguf", "mlx-community"),
         """
         is [gguf|quantization|quantisation|4 bit|int8] supported
         what about [gguf|quantisation|quantization|quantised weights|quantized models|4 bit weights]
@@ -5726,11 +5726,9 @@ FACTS = (
         what is [gguf|quantization|quantisation]
         gguf
         how do i [load|run|use|open] a [gguf|gguf file|quantized model|4 bit model]
-        when does gguf come
         can i use a model from [ollama|llama.cpp]
         i have a gguf file
         quantized
-        what comes next
         i downloaded a [gguf|q4 file|quantized file|4 bit file]
         does it load [q4|q8|int4|4 bit] files
         is a quantized model possible
@@ -5742,15 +5740,10 @@ FACTS = (
         is there any quantised format it accepts
         do gguf checkpoints work already
         what is not yet supported
-        what is still missing
-        which feature is missing
         can i load a gguf model
         can i load quantized weights
         does it support 4 bit
         are quantized models supported
-        why is gguf not supported
-        will gguf be supported
-        will there be quantization
         is 8 bit possible
         use a model from ollama
         is there support for [gguf|ggml|quants|quantised weights]
@@ -5768,20 +5761,9 @@ FACTS = (
         can it [handle|eat|digest|parse|import] a gguf
         can i [feed|hand|give] it a gguf
         can i point --model to a gguf file
-        why does my gguf [fail|not load|give an error]
-        my gguf does not work
         my file ends with .gguf
-        loading a .gguf fails
-        it refuses my quantised file
-        it says the gguf format is unknown
         the hub has only a gguf of this model, can i take it
         are [4 bit|8 bit|low precision|compressed] weights possible
-        are there plans for quantisation
-        is quantisation planned
-        when will quantised models work
-        what is planned for the future
-        what is on the roadmap
-        roadmap
         what can it not read yet
         does mlx_llama do int8 or int4
         can i shrink the weights to four bits
@@ -5847,19 +5829,16 @@ FACTS = (
         does it have dequantisation kernels
         are quantised matmuls implemented
         quantised inference
-        why no quants
-        why can it not read [llama.cpp|ollama] files
-        why is quantisation [missing|absent|left out]
-        is the lack of quantisation going to change
-        what [limits|limitations|gaps|shortcomings] does the project have today
-        known limitations
-        what features are [missing|lacking|outstanding|unfinished]
-        todo list of the project
-        future plans
-        upcoming features
-        which features will arrive in the next version
-        is gguf on the list for a future release
-        how soon will low bit models run
+        which quantised formats does it read
+        what about gptq and awq
+        which gguf types are there
+        can i pass a .gguf to --model
+        how do i make a 4 bit copy of a model
+        how do i get a smaller copy of a model
+        can it make a quantised model
+        open a gguf from the hub
+        run a gguf from hugging face
+        does it read mlx-community models
         can i move my lm studio library over
         lm studio downloaded a file ending in gguf what now
         ! is there [quantization|quantisation|gguf support|a 4 bit mode]
