@@ -19,7 +19,8 @@ class Llama:
     """Embedding, blocks, final norm and projection to the vocabulary. Immutable once loaded."""
 
     def __init__(self, config: LlamaConfig, embedding: Embedding, blocks: tuple[Block, ...], norm: RMSNorm,
-                 head: Linear, dtype: np.dtype, device: str = "cpu"):
+                 head: Linear, dtype: np.dtype, device: str = "cpu",
+                 notices: tuple[str, ...] = ()):
         self.config = config
         self.embedding = embedding
         self.blocks = blocks
@@ -27,6 +28,7 @@ class Llama:
         self.head = head
         self.dtype = dtype
         self.device = device
+        self.notices = notices
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: str = "cpu") -> Llama:

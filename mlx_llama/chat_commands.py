@@ -168,7 +168,8 @@ def _load(session: Session, argument: str) -> str:
 def _stats(session: Session, argument: str) -> str:
     cache = session.sequence.cache
     dropped = f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
-    return (f"{session.last.summary() if session.last else 'no answer yet'}\n"
+    notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)  # a summary has them among its own
+    return (f"{session.last.summary() if session.last else f'no answer yet{notes}'}\n"
             f"context: {cache.length} of {session.engine.context} tokens held, cache {cache.nbytes / 2**20:.2f} MiB\n"
             f"conversation: {len(session.messages)} messages{dropped}")
 

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import re
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -27,6 +28,8 @@ Probe = Callable[[str, Array], None]
 
 PACKAGES = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+ACTIVATION_BITS = (8, 16, 32)
+MOST_THREADS = 1024
 _NEEDS = {
     "mlx": ("mlx", "pip install mlx (Apple silicon) or pip install 'mlx[cpu]' (Linux)"),
     "cpu": ("numpy", "pip install numpy"),
@@ -62,6 +65,7 @@ class Model(Protocol):
     """A Llama. Immutable after loading; everything that changes while generating is in the `Cache`."""
 
     config: LlamaConfig
+    notices: tuple[str, ...]  # what a user should know of how this model is computed, a line each
 
     def make_cache(self, capacity: int) -> Cache: ...
     def forward(self, tokens: Array, index_pos: int, cache: Cache, *, every: bool = False,
@@ -87,11 +91,34 @@ class Backend:
     def runs_ahead(self) -> bool:
         return self.runtime.runs_ahead(self.device)
 
-    def load(self, checkpoint: Checkpoint, dtype: str = "auto") -> Model:
+    def load(self, checkpoint: Checkpoint, dtype: str = "auto", threads: int | str | None = None,
+             activation_bits: int | str | None = None) -> Model:
         """Build the model on the device. Raises BackendError, CheckpointError."""
+        return self.model.Llama.load(checkpoint, dtype, self.device,
+                                     **self.load_options(dtype, threads, activation_bits))
+
+    def load_options(self, dtype: str = "auto", threads: int | str | None = None,
+                     activation_bits: int | str | None = None) -> dict[str, int]:
+        """How to load, checked before any work is done: what was given of threads (1 to 1024) and activation_bits
+        (8, 16 or 32), as numbers. Raises BackendError, also where this backend cannot honour it."""
         if dtype not in DTYPES:
             raise BackendError(f"--dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-        return self.model.Llama.load(checkpoint, dtype, self.device)
+        given = {name: value for name, value in (("threads", threads), ("activation_bits", activation_bits))
+                 if value is not None}
+        for name, value in given.items():
+            flag = "--" + name.replace("_", "-")
+            if self.name != "cpu":
+                raise BackendError(f"{flag} {value}: is for the cpu backend, and this is {self.name}: leave it out, or "
+                                   f"choose --backend cpu")
+            allowed = range(1, MOST_THREADS + 1) if name == "threads" else ACTIVATION_BITS
+            if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,9}", str(value)) or int(value) not in allowed:
+                must = f"1 to {MOST_THREADS}" if name == "threads" else "8, 16 or 32"
+                raise BackendError(f"{flag} {value!r:.40}: must be a whole number, {must}")
+            given[name] = int(value)
+        if dtype == "float32" and given.get("activation_bits", 32) != 32:
+            raise BackendError(f"--activation-bits {given['activation_bits']} and --dtype float32, which asks for 32, "
+                               f"contradict each other: leave one of them out")
+        return given
 
     def sampler(self, options: GenerationOptions) -> Sampler:
         return self.sampling.Sampler(options, self.device)

@@ -79,6 +79,7 @@ class Completion:
             f"decode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason {self.finish_reason}\n"
             f"evaluations per token: {self.evaluations_per_token:g} ({self.launches} launched, {self.waits} read)\n"
             f"backend: {self.backend} ({self.device}, {self.dtype}), seed {self.seed}"
+            + "".join(f"\nnote: {notice}" for notice in self.notices)
         )
 
 
@@ -195,6 +196,7 @@ class Engine:
         completion.dtype = str(self.model.dtype).split(".")[-1]
         completion.seed, completion.options = options.seed, options.model_dump()
         completion.origins = dict(resolved.origins)
+        completion.notices.extend(self.model.notices)
         decoder, stops = self.tokenizer.stream(starts_text=starts_text), Stops(options.stop)
         if options.max_tokens == 0:
             completion.finish_reason = "length"

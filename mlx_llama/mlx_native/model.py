@@ -20,7 +20,8 @@ class Llama:
     """Embedding, blocks, final norm and projection to the vocabulary. Immutable once loaded."""
 
     def __init__(self, config: LlamaConfig, embedding: Embedding, blocks: tuple[Block, ...], norm: RMSNorm,
-                 head: Linear, dtype: mx.Dtype, device: mx.Device = mx.Device(mx.cpu)):
+                 head: Linear, dtype: mx.Dtype, device: mx.Device = mx.Device(mx.cpu),
+                 notices: tuple[str, ...] = ()):
         self.config = config
         self.embedding = embedding
         self.blocks = blocks
@@ -28,6 +29,7 @@ class Llama:
         self.head = head
         self.dtype = dtype
         self.device = device
+        self.notices = notices
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu)) -> Llama:
