@@ -20,6 +20,7 @@ import numpy as np
 
 from ..config import show
 from ..errors import CheckpointError
+from ..machine import release_pages
 
 # bytes per element of every dtype the format defines; what a model tensor may be is narrower, see Tensor
 _SIZES = {
@@ -60,15 +61,10 @@ class Tensor:
     def release(self) -> None:
         """Tell the system that the tensor's pages may leave memory; they are read again when touched again.
 
-        For a backend that has its own copy. Pages shared with a neighbouring tensor stay. Does nothing where the
-        system has no madvise (Windows).
+        For a backend that has its own copy. Pages shared with a neighbouring tensor stay.
         """
-        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        first = -(-self._offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (self._offset + self.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first:
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+        if self._map is not None:
+            release_pages(self._map, self._offset, self.nbytes)
 
 
 class SafetensorsFile:
