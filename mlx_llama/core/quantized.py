@@ -52,7 +52,7 @@ class Rows:
     def float32(self) -> np.ndarray:
         """The rows dequantised, float32 [n, K]: one rounding for the product, one for the sum."""
         n, groups = self.scales.shape
-        values = self.codes.astype(np.float32).reshape(n, groups, -1)
+        values = self.codes.astype(np.float32).reshape(n, groups, self.codes.shape[1] // groups)
         if self.offset:
             values -= np.float32(self.offset)
         with np.errstate(all="ignore"):  # a file may hold infinite scales; they are passed on as they are
@@ -162,8 +162,8 @@ class GGUFWeight(AffineWeight):
         codes = np.empty((n, k), np.uint8)
         blocks = rows.reshape(-1, self._layout.nbytes)
         with np.errstate(all="ignore"):
-            scaling = self._layout.unpack(blocks, codes.reshape(len(blocks), -1).view(np.uint64))
-        rows_of = {key: value if value is None else value.reshape(n, -1) for key, value in scaling.items()}
+            scaling = self._layout.unpack(blocks, codes.reshape(-1, self._layout.block_size).view(np.uint64))
+        rows_of = {key: value if value is None else value.reshape(n, value.size // max(n, 1)) for key, value in scaling.items()}
         return Rows(codes, offset=self.offset, **rows_of)
 
 
