@@ -100,11 +100,26 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """How mx.quantize packed the matrices of a safetensors checkpoint, mode "affine": codes of `bits` bits, a scale and a
+    bias for every `group_size` of them.
+
+    layers: (module, (bits, group_size)) where a module differs, (module, None) where it is not quantised. Any other module
+    has the model's settings if the file holds scales for it, else it is not quantised.
+    """
+
+    bits: int
+    group_size: int
+    layers: tuple[tuple[str, tuple[int, int] | None], ...] = ()
+
+
+@dataclass(frozen=True)
 class LlamaConfig:
     """Everything the model needs to know about itself, resolved and checked.
 
     Names and meanings are those of transformers' config.json. `head_dim` is always set; `sliding_window` is the
-    number of positions a token may look back, itself included, or None; `dtype` is the width the config names.
+    number of positions a token may look back, itself included, or None; `dtype` is the width the config names;
+    `quantization` is None where matrices are stored unpacked (and for GGUF files, whose tensors name their own formats).
     """
 
     architecture: str
@@ -125,6 +140,7 @@ class LlamaConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str
+    quantization: Quantization | None = None
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
@@ -144,7 +160,7 @@ class LlamaConfig:
 
         Raises:
             ConfigError: a field is missing, of the wrong type, out of range or at odds with another; the
-                architecture, rope type or activation is not supported; the weights are quantised.
+                architecture, rope type, activation or quantisation is not supported.
         """
         read = _Reader(raw, source)
         architecture = _architecture(read)
@@ -175,7 +191,7 @@ class LlamaConfig:
             for name, asked in (("attention_bias", attention_bias), ("mlp_bias", mlp_bias)):
                 if asked:
                     read.fail(name, True, "false, since MistralForCausalLM has no biases")
-        return cls(
+        config = cls(
             architecture=architecture,
             vocab_size=vocab,
             hidden_size=hidden,
@@ -194,7 +210,10 @@ class LlamaConfig:
             bos_token_id=read.token("bos_token_id", 1, vocab),
             eos_token_ids=read.tokens("eos_token_id", 2, vocab),
             dtype=_dtype(read),
+            quantization=_quantization(read),
         )
+        _check_quantized_modules(config, source)
+        return config
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor the checkpoint must hold, by its Hugging Face name, with its shape.
@@ -308,14 +327,6 @@ def _architecture(read: _Reader) -> str:
 
 
 def _refuse_unsupported(read: _Reader) -> None:
-    for name in ("quantization_config", "quantization"):
-        if read.get(name, None) is not None:
-            found = read.raw[name]
-            method = found.get("quant_method", found.get("bits")) if isinstance(found, dict) else found
-            raise ConfigError(
-                f"{read.source}: {name} says that the weights are quantised ({show(method)}), which is not supported "
-                "yet; load the float16 or bfloat16 version of this model"
-            )
     activation = read.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):  # two names of one function
         read.fail("hidden_act", activation, "'silu', the only activation supported")
@@ -326,6 +337,74 @@ def _refuse_partial(read: _Reader) -> None:
     partial = read.get("partial_rotary_factor", None)
     if partial is not None and (isinstance(partial, bool) or partial != 1):
         read.fail("partial_rotary_factor", partial, "1, since only whole heads are rotated")
+
+
+# what mx.quantize packs, mode "affine" (https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html)
+QUANTIZED_BITS = (2, 3, 4, 5, 6, 8)
+QUANTIZED_GROUPS = (32, 64, 128)
+_REQUANTIZE = "load the unquantised version of this model, or one that mlx_lm.convert -q or llama.cpp has quantised"
+
+
+def _quantization(read: _Reader) -> Quantization | None:
+    """The field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and beside them settings of single modules
+    under their names, such as "model.layers.0.mlp.down_proj": {"group_size", "bits"} or false; twice, the second time as
+    "quantization_config" for the hub's sake."""
+    raw, other = read.get("quantization", None), read.get("quantization_config", None)
+    if other is not None and other != raw:
+        method = other.get("quant_method", other) if isinstance(other, dict) else other
+        raise ConfigError(
+            f"{read.source}: quantization_config says that the weights are quantised in a way that is not supported "
+            f"({show(method)}); {_REQUANTIZE}"
+        )
+    if raw is None:
+        return None
+    found = _Reader(raw, read.source, "quantization.")
+    bits, group_size = _packing(found, found.get("bits"), found.get("group_size"))
+    layers: list[tuple[str, tuple[int, int] | None]] = []
+    for name, value in found.raw.items():
+        if name in ("bits", "group_size", "mode"):
+            continue
+        if isinstance(value, bool):
+            layers.append((name, (bits, group_size) if value else None))
+        elif isinstance(value, dict):
+            layer = _Reader(value, read.source, f"quantization.{show(name)[1:-1]}.")
+            # 4 and 64 are mx.quantize's own defaults, which mlx_lm falls back to here, not to the model's
+            layers.append((name, _packing(layer, layer.get("bits", 4), layer.get("group_size", 64))))
+            for field in value:
+                if field not in ("bits", "group_size", "mode"):
+                    layer.fail(show(field)[1:-1], value[field], "nothing, since only bits, group_size and mode are known")
+        else:
+            found.fail(show(name)[1:-1], value, "true, false or an object with bits and group_size, for a module of that name")
+    return Quantization(bits, group_size, tuple(layers))
+
+
+def _packing(read: _Reader, bits: object, group_size: object) -> tuple[int, int]:
+    """(bits, group_size), checked; of mode "affine"."""
+    mode = read.get("mode", "affine")
+    if mode != "affine":
+        read.fail("mode", mode, f"'affine', the only one supported; {_REQUANTIZE} (mlx_lm.convert: --q-mode affine)")
+    for name, value, allowed in (("bits", bits, QUANTIZED_BITS), ("group_size", group_size, QUANTIZED_GROUPS)):
+        if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+            read.fail(name, value, f"one of {', '.join(map(str, allowed))}")
+    return bits, group_size
+
+
+def _check_quantized_modules(config: LlamaConfig, source: str) -> None:
+    """Every module that `config.quantization` names has a matrix, and its groups divide the matrix's rows."""
+    if config.quantization is None:
+        return
+    shapes = config.tensor_shapes()
+    for module, packing in config.quantization.layers:
+        shape = shapes.get(module + ".weight", ())
+        if len(shape) != 2:
+            raise ConfigError(
+                f"{source}: quantization.{show(module)[1:-1]} names a module that has no matrix in this model; correct the file"
+            )
+        if packing and shape[1] % packing[1]:
+            raise ConfigError(
+                f"{source}: quantization.{module}.group_size is {packing[1]}, which does not divide the rows of "
+                f"{module}.weight {list(shape)}; correct the file"
+            )
 
 
 def _dtype(read: _Reader) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import LlamaConfig, read_json, show
 from ..errors import CheckpointError, ConfigError
+from ..quantized import AffineWeight, MLXWeight
 from . import hub
 from .safetensors import SafetensorsFile, Tensor
 
@@ -205,21 +206,34 @@ def _weights(folder: Path) -> dict[str, tuple[SafetensorsFile, str]]:
     return found
 
 
-def _select(weights: dict[str, tuple[SafetensorsFile, str]], config: LlamaConfig, folder: Path) -> dict[str, Tensor]:
+def _select(
+    weights: dict[str, tuple[SafetensorsFile, str]], config: LlamaConfig, folder: Path
+) -> dict[str, Tensor | AffineWeight]:
     """The tensors the config calls for, after a look at names and shapes."""
-    expected = config.tensor_shapes()
-    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
-    if config.tie_word_embeddings and head in weights:
+    embedding, head = "model.embed_tokens", "lm_head"
+    if config.tie_word_embeddings:
         # tied: one matrix, which some writers save under both names and some under the head's alone
-        spare = weights.pop(head)
-        weights.setdefault(embedding, spare)
+        spare = {part: weights.pop(head + part) for part in (".weight", ".scales", ".biases") if head + part in weights}
+        if embedding + ".weight" not in weights:
+            weights |= {embedding + part: found for part, found in spare.items()}
+    packed = _packed(weights, config, folder)
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, shape in config.tensor_shapes().items():
+        if name in packed:
+            (rows, columns), (bits, group_size) = shape, packed[name]
+            expected[name] = (rows, columns * bits // 32)
+            expected |= dict.fromkeys(_scaling(name), (rows, columns // group_size))
+        else:
+            expected[name] = shape
     missing = [name for name in expected if name not in weights]
     if missing:
         hint = ""
-        if missing[0] == head:
+        if missing[0] == head + ".weight":
             hint = " (config.json says tie_word_embeddings false)"
         elif missing[0].endswith(".bias"):
             hint = " (config.json asks for it with attention_bias or mlp_bias)"
+        elif missing[0].endswith((".scales", ".biases")):
+            hint = " (the matrix beside it is quantised)"
         raise CheckpointError(
             f"{folder}: tensor {missing[0]} {list(expected[missing[0]])} is missing{hint}{_more(missing)}; "
             "the weights and config.json do not belong together, fetch both again"
@@ -234,16 +248,83 @@ def _select(weights: dict[str, tuple[SafetensorsFile, str]], config: LlamaConfig
     for name, shape in expected.items():
         file, stored = weights[name]
         if file.shape(stored) != shape:
+            module = name.rpartition(".")[0]
+            packing = packed.get(module + ".weight")
+            hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
             raise CheckpointError(
-                f"{file.path}: tensor {name} has shape {list(file.shape(stored))}, config.json calls for {list(shape)}; "
+                f"{file.path}: tensor {name} has shape {list(file.shape(stored))}, config.json calls for {list(shape)}{hint}; "
                 "the weights and config.json do not belong together"
             )
-    tensors = {}
-    for name in expected:
+    tensors: dict[str, Tensor | AffineWeight] = {}
+    for name in config.tensor_shapes():
+        if name in packed:
+            tensors[name] = _quantized(name, packed[name], *(weights[part] for part in (name, *_scaling(name))))
+            continue
         file, stored = weights[name]
         tensor = file.tensor(stored)
         tensors[name] = tensor if stored == name else Tensor(name, *_rest(tensor))
     return tensors
+
+
+def _scaling(name: str) -> tuple[str, str]:
+    """The names of the scales and the biases of a quantised matrix."""
+    module = name.removesuffix(".weight")
+    return module + ".scales", module + ".biases"
+
+
+def _is_packed(name: str, weights: dict[str, tuple[SafetensorsFile, str]]) -> bool:
+    return name in weights and weights[name][0].dtype(weights[name][1]) == "U32"
+
+
+def _packed(
+    weights: dict[str, tuple[SafetensorsFile, str]], config: LlamaConfig, folder: Path
+) -> dict[str, tuple[int, int]]:
+    """{name of a quantised matrix: (bits, group_size)}, by config.json and by which matrices have scales."""
+    settings = config.quantization
+    if settings is None:
+        return {}
+    own = {module + ".weight": packing for module, packing in settings.layers}
+    packed = {}
+    for name, shape in config.tensor_shapes().items():
+        if len(shape) != 2:
+            continue
+        packing = own.get(name)
+        if name not in own and (_is_packed(name, weights) or any(part in weights for part in _scaling(name))):
+            packing = settings.bits, settings.group_size
+        if packing is None:
+            continue
+        if shape[1] % packing[1]:
+            raise CheckpointError(
+                f"{folder / 'config.json'}: quantization.group_size is {packing[1]}, which does not divide the rows of "
+                f"{name} {list(shape)}; the weights and config.json do not belong together"
+            )
+        packed[name] = packing
+    if not packed:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: quantization says that the weights are quantised, but no matrix has scales; "
+            "the weights and config.json do not belong together, fetch both again"
+        )
+    return packed
+
+
+def _quantized(name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile, str]) -> MLXWeight:
+    """A matrix of its codes, scales and biases."""
+    (file, stored), *scaling = parts
+    if file.dtype(stored) != "U32":
+        raise CheckpointError(
+            f"{file.path}: tensor {name} has dtype {file.dtype(stored)}, expected U32, since config.json says that it is "
+            "quantised; the weights and config.json do not belong together"
+        )
+    kinds = [file.dtype(stored) for file, stored in scaling]
+    for (file, stored), kind in zip(scaling, kinds):
+        if kind not in ("F32", "F16", "BF16") or kind != kinds[0]:
+            wanted = kinds[0] if kind in ("F32", "F16", "BF16") else "F32, F16 or BF16"
+            raise CheckpointError(
+                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted}, as the scales of a quantised matrix have; "
+                "quantise the model again with mlx_lm.convert"
+            )
+    arrays, pages = zip(*(file.array(stored) for file, stored in parts))
+    return MLXWeight(name, *packing, *arrays, [page for page in pages if page])
 
 
 def _rest(tensor: Tensor) -> tuple[Any, ...]:

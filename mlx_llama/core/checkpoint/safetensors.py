@@ -27,7 +27,9 @@ _SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8,
 }  # fmt: skip
-_DTYPES = {"F32": ("float32", np.float32), "F16": ("float16", np.float16), "BF16": ("bfloat16", np.uint16)}
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_STORAGE = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32}
+_QUANTIZED = ("U8", "I8", "U32")  # what packed or low-bit matrices come in
 _HEADER_LIMIT = 100_000_000  # bytes, the limit of the safetensors library itself
 
 
@@ -98,20 +100,35 @@ class SafetensorsFile:
         Raises:
             CheckpointError: its dtype is not float32, float16 or bfloat16.
         """
-        code, shape, begin = self._entries[name]
+        code, shape, _ = self._entries[name]
         if code not in _DTYPES:
             hint = (
-                "quantised weights are not supported yet" if _SIZES[code] == 1 else "convert the weights to one of them"
+                "config.json says nothing of how these weights are quantised (field quantization); fetch both again"
+                if code in _QUANTIZED
+                else "convert the weights to one of them"
             )
             raise CheckpointError(f"{self.path}: tensor {name} has dtype {code}, expected F32, F16 or BF16; {hint}")
-        dtype, storage = _DTYPES[code]
+        bits, page = self.array(name)
+        return Tensor(name, _DTYPES[code], shape, bits, *(page or (None, 0, 0))[:2])
+
+    def dtype(self, name: str) -> str:
+        """The format's own code for it, such as "BF16"."""
+        return self._entries[name][0]
+
+    def array(self, name: str) -> tuple[np.ndarray, tuple[mmap.mmap, int, int] | None]:
+        """(read-only array over the file's pages, (map, offset, bytes)) of a tensor of dtype F32, F16, BF16 or U32.
+
+        bfloat16 as uint16 patterns. The second is None where the tensor is copied because the file does not align it,
+        which the format allows and nobody writes.
+        """
+        code, shape, begin = self._entries[name]
         offset = self._start + begin
-        bits = np.frombuffer(self._map, storage, count=math.prod(shape), offset=offset).reshape(shape)
-        if not bits.flags.aligned:  # allowed by the format, written by nobody: the one case that costs a copy
-            bits = bits.copy()
-            bits.flags.writeable = False
-            return Tensor(name, dtype, shape, bits)
-        return Tensor(name, dtype, shape, bits, self._map, offset)
+        found = np.frombuffer(self._map, _STORAGE[code], count=math.prod(shape), offset=offset).reshape(shape)
+        if found.flags.aligned:
+            return found, (self._map, offset, found.nbytes)
+        found = found.copy()
+        found.flags.writeable = False
+        return found, None
 
 
 def _read_header(file: Any, size: int, path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...], int]], int]:
