@@ -6,6 +6,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "generate": "one prompt, one answer on stdout",
     "bench": "speed and memory of a model on a backend",
+    "quantize": "write a model anew with low-bit weights",
 }
 
 

@@ -9,6 +9,7 @@ reached. A prompt reuses each weight for all its tokens and is bound by arithmet
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -22,9 +23,10 @@ import numpy as np
 from . import cli
 from .core import options
 from .core.backend import Backend, Model, select
-from .core.checkpoint import Checkpoint, open_checkpoint
+from .core.checkpoint import Checkpoint, Tensor, open_checkpoint
 from .core.engine import Completion, Engine
 from .core.errors import OptionsError
+from .core.quantize import weight_format
 
 
 class HostMemory:
@@ -50,30 +52,52 @@ class HostMemory:
         return self.whole.nbytes / (time.perf_counter() - started)
 
 
-def bytes_per_token(checkpoint: Checkpoint, model: Model, nbytes_per_value: int, position: int) -> int:
-    """What decoding the token at `position` must read: every matrix, one row of the embedding, keys and values."""
-    c = checkpoint.config
-    weights = sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
-    if not c.tie_word_embeddings:
-        weights -= (c.vocab_size - 1) * c.hidden_size
+def bytes_per_token(checkpoint: Checkpoint, model: Model, position: int, width: int | None = None) -> int:
+    """What decoding the token at `position` must read: every matrix, one row of the embedding, keys and values.
+
+    Low-bit weights count what they take in the file. width: bytes per value of the other tensors on a backend that
+    changes them while loading; None as in the file.
+    """
+    c, needed = checkpoint.config, 0
+    for name, tensor in checkpoint.tensors.items():
+        plain = isinstance(tensor, Tensor) and width is not None
+        nbytes = math.prod(tensor.shape) * width if plain else tensor.nbytes
+        looked_up = name == "model.embed_tokens.weight" and not c.tie_word_embeddings
+        needed += nbytes // c.vocab_size if looked_up else nbytes
     cache = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * position
-    return weights * nbytes_per_value + cache * (model.dtype.itemsize if hasattr(model.dtype, "itemsize") else model.dtype.size)
+    return needed + cache * itemsize(model)
 
 
-def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, generate: int,
-            repetitions: int) -> dict[str, Any]:
-    """Load the model and time it. Returns the figures by name: seconds, tokens per second, bytes, shares."""
+def itemsize(model: Model) -> int:
+    """Bytes of one activation."""
+    return model.dtype.itemsize if hasattr(model.dtype, "itemsize") else model.dtype.size
+
+
+def stored(checkpoint: Checkpoint) -> str:
+    """The formats of the matrices, the one with most weights first: "Q4_K, Q6_K"."""
+    sizes: dict[str, int] = {}
+    for tensor in checkpoint.tensors.values():
+        if len(tensor.shape) == 2:
+            kind = tensor.dtype if isinstance(tensor, Tensor) else weight_format(tensor)
+            sizes[kind] = sizes.get(kind, 0) + math.prod(tensor.shape)
+    return ", ".join(sorted(sizes, key=sizes.get, reverse=True))
+
+
+def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, generate: int, repetitions: int,
+            **load_options: Any) -> dict[str, Any]:
+    """Load the model and time it. Returns the figures by name: seconds, tokens per second, bytes, shares.
+
+    load_options: threads and activation_bits of Backend.load.
+    """
     started = time.perf_counter()
-    model = backend.load(checkpoint, dtype)
+    with cli.Bar(f"loading {checkpoint.name}"):
+        model = backend.load(checkpoint, dtype, **load_options)
     load_seconds = time.perf_counter() - started
     engine = Engine(backend, model, None, frozenset(), checkpoint.config.max_position_embeddings)
     tokens = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, prompt).tolist()
     resolved = options.resolve({"max_tokens": generate, "temperature": 0.0})
     engine.check_prompt(tokens + [0] * generate)
-    width = np.dtype(checkpoint.dtype).itemsize if checkpoint.dtype != "bfloat16" else 2
-    if dtype != "auto" and backend.name != "cpu":
-        width = 4 if dtype == "float32" else 2
-    needed = bytes_per_token(checkpoint, model, width, prompt + generate // 2)
+    needed = bytes_per_token(checkpoint, model, prompt + generate // 2, None if backend.name == "cpu" else itemsize(model))
 
     def once(probe: Callable[[], float] | None = None) -> tuple[Completion, list[float]]:
         completion, bandwidths = Completion(prompt_tokens=prompt), []
@@ -96,7 +120,7 @@ def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, g
     median = lambda values: statistics.median(list(values))  # noqa: E731
     return {
         "model": checkpoint.name, "backend": backend.name, "device": backend.device_name,
-        "dtype": str(model.dtype).split(".")[-1], "stored": checkpoint.dtype,
+        "dtype": str(model.dtype).split(".")[-1], "stored": stored(checkpoint),
         "weights_bytes": checkpoint.nbytes, "prompt": prompt, "generate": generate, "repetitions": repetitions,
         "load_seconds": load_seconds,
         "prompt_tps": median(run.prompt_tps for run, _ in runs),
@@ -107,7 +131,7 @@ def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, g
         "bytes_per_token": needed,
         "bandwidth": median(bandwidth for _, bandwidth in runs),
         "bandwidth_share": median(run.decode_tps * needed / bandwidth for run, bandwidth in runs),
-        "peak_memory_bytes": peak,
+        "peak_memory_bytes": peak, "notices": list(model.notices),
     }
 
 
@@ -128,6 +152,7 @@ def report(figures: dict[str, Any]) -> str:
         f"peak memory          {f['peak_memory_bytes'] / 1e9:8.2f} GB, "
         f"{f['peak_memory_bytes'] / f['weights_bytes']:.2f} times the weights" if f["peak_memory_bytes"]
         else "peak memory           unknown on this system",
+        *(f"note: {notice}" for notice in f["notices"]),
     ])
 
 
@@ -144,6 +169,7 @@ def parser() -> options.Parser:
         group.add_argument(flag, default=None)
     for flag in ("--backend", "--dtype"):
         group.add_argument(flag, default="auto")
+    options.add_cpu_flags(group)
     return result
 
 
@@ -154,8 +180,10 @@ def main(arguments: list[str]) -> int:
         least = 2 if name == "generate_tokens" else 1
         if getattr(given, name) < least:
             raise OptionsError(f"--{name.replace('_', '-')} {getattr(given, name)}: must be at least {least}")
-    figures = measure(open_checkpoint(given.model, given.revision), select(given.backend, given.device), given.dtype,
-                      given.prompt_tokens, given.generate_tokens, given.repetitions)
+    backend = select(given.backend, given.device)
+    load_options = backend.load_options(given.dtype, given.threads, given.activation_bits)
+    figures = measure(open_checkpoint(given.model, given.revision), backend, given.dtype, given.prompt_tokens,
+                      given.generate_tokens, given.repetitions, **load_options)
     print(json.dumps(figures, indent=1) if given.json else report(figures))
     return 0
 

@@ -162,7 +162,8 @@ def main(arguments: list[str]) -> int:
     screen = next((stream for stream in (sys.stderr, sys.stdout) if stream is not None and stream.isatty()), None)
     if typed and screen and given.model:
         cli.say(f"loading {given.model} ...")
-    llm = load(**options.load_arguments(given))
+    with cli.Bar("loading"):
+        llm = load(**options.load_arguments(given))
     chat = Chat(llm.chat(given.system_prompt, **wanted), stats=given.stats, debug=given.debug)
     if typed and screen:
         from . import chat_terminal

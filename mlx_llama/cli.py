@@ -8,8 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
+from .core import progress
 from .core.errors import LlamaError
 
 
@@ -48,6 +52,43 @@ def say(text: str) -> None:
     """A line for the user on stderr, where it is never part of an answer."""
     if sys.stderr is not None:
         print(" ".join(text.split("\n")) if text.startswith("error: ") else text, file=sys.stderr, flush=True)
+
+
+class Bar:
+    """A progress bar for what core.progress hears of inside: on a terminal's stderr only, and only for work that takes
+    longer than `patience` seconds. It is gone when the work is done."""
+
+    def __init__(self, label: str, patience: float = 1.0):
+        self.label = label
+        self.patience = patience
+
+    def __enter__(self) -> Bar:
+        self._stack, self._show = ExitStack(), None
+        self._due = time.monotonic() + self.patience
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._stack.enter_context(progress.reported(self._report))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _report(self, done: int, total: int) -> None:
+        if time.monotonic() < self._due:
+            return
+        if self._show is None:
+            self._show = self._open(total)
+        self._show(done)
+        self._due = time.monotonic() + 0.1
+
+    def _open(self, total: int) -> Callable[[int], Any]:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        shown = self._stack.enter_context(
+            Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False))
+        task = shown.add_task(self.label, total=total)
+        return lambda done: shown.update(task, completed=done, refresh=True)
 
 
 def read_text(path: str) -> str:

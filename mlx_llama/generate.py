@@ -33,7 +33,8 @@ def main(arguments: list[str]) -> int:
     from .core.errors import OptionsError
     from .core.llm import load
 
-    llm = load(**options.load_arguments(given))
+    with cli.Bar(f"loading {given.model or 'guide'}"):
+        llm = load(**options.load_arguments(given))
     if llm.template is not None and not given.ignore_chat_template:
         system = [{"role": "system", "content": given.system_prompt}] if given.system_prompt else []
         prompt = [*system, {"role": "user", "content": prompt}]

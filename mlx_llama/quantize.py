@@ -1,0 +1,72 @@
+"""python -m mlx_llama.quantize: write a model anew with low-bit weights, for MLX or as a GGUF file."""
+
+from __future__ import annotations
+
+import sys
+
+from . import cli
+from .core import options
+from .core.errors import OptionsError
+
+GGUF = "gguf:"
+
+
+def parser() -> options.Parser:
+    """The command line. Names follow mlx_lm.convert's."""
+    result = options.Parser(prog="python -m mlx_llama.quantize", description=__doc__, allow_abbrev=False)
+    result.add_argument("source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide")
+    result.add_argument("out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write")
+    result.add_argument("--bits", "--q-bits", default=None, metavar="{2,3,4,5,6,8}", help="bits per weight (default: 4)")
+    result.add_argument("--group-size", "--q-group-size", default=None, metavar="{32,64,128}",
+                        help="weights that share a scale (default: 64)")
+    result.add_argument("--format", default="mlx", metavar="{mlx,gguf:Q4_0,gguf:Q8_0}",
+                        help="mlx: a folder that mlx_lm opens too; gguf: a file that llama.cpp opens too (default: mlx)")
+    result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
+    result.add_argument("--debug", action="store_true", help="show tracebacks")
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    """Run the door; returns the exit code. Raises LlamaError."""
+    given = parser().parse_args(arguments)
+    scheme = checked_scheme(given.format, given.bits, given.group_size)
+
+    from .core import gguf_export, quantize
+    from .core.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(given.source, given.revision)
+    with cli.Bar(f"quantising {checkpoint.name}"):
+        if given.format == "mlx":
+            written = quantize.write_mlx(checkpoint, given.out, *scheme)
+        else:
+            written = gguf_export.write_gguf(checkpoint, given.out, *scheme)
+    for notice in written.notices:
+        cli.say(f"({notice})")
+    cli.say(f"{written.path}: {written.nbytes / 1e6:,.1f} MB of weights, {written.bits_per_weight:.2f} bits each "
+            f"({checkpoint.nbytes / written.nbytes:.1f} times smaller than {checkpoint.name})")
+    return 0
+
+
+def checked_scheme(format: str, bits: str | None, group_size: str | None) -> tuple:
+    """What write_mlx (bits, group size) or write_gguf (the type) takes. Raises OptionsError."""
+    from .core import gguf_export, quantize
+
+    kinds = ["mlx", *(GGUF + name for name in gguf_export.TYPES)]
+    if format not in kinds:
+        raise OptionsError(f"--format {format!r:.60}: choose {', '.join(kinds[:-1])} or {kinds[-1]}")
+    if format != "mlx":
+        for flag, value in (("--bits", bits), ("--group-size", group_size)):
+            if value is not None:
+                raise OptionsError(f"{flag} {value}: is for --format mlx, and {format} has its own: leave it out")
+        return (format.removeprefix(GGUF),)
+    chosen = []
+    for flag, value, default, allowed in (("--bits", bits, 4, quantize.BITS),
+                                          ("--group-size", group_size, 64, quantize.GROUP_SIZES)):
+        if value is not None and value not in map(str, allowed):
+            raise OptionsError(f"{flag} {value!r:.40}: MLX has {', '.join(map(str, allowed))}")
+        chosen.append(default if value is None else int(value))
+    return tuple(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
