@@ -1,17 +1,22 @@
-"""config.json -> one frozen, complete LlamaConfig. Nothing below the config ever asks "is this field there?".
+"""config.json or GGUF metadata -> one frozen, complete LlamaConfig. Nothing below it ever asks "is this field there?".
 
-The file's schema is the one that transformers writes (every generation of it, from Llama 1 to the `rope_parameters`
-of transformers 5); defaults are those of its LlamaConfig and MistralConfig. What this package cannot run exactly is
-refused by name, never run as something else.
+config.json's schema is the one that transformers writes (every generation of it, from Llama 1 to the `rope_parameters`
+of transformers 5); defaults are those of its LlamaConfig and MistralConfig. GGUF's fields and defaults are those of
+llama.cpp (src/llama-model.cpp, `load_hparams`). What this package cannot run exactly is refused by name, never run as
+something else.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .errors import ConfigError, LlamaError
 
@@ -97,6 +102,7 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool | None = None
+    divisors: tuple[float, ...] | None = None  # one per pair, dividing its frequency first (GGUF's rope_freqs.weight)
 
 
 @dataclass(frozen=True)
@@ -215,6 +221,74 @@ class LlamaConfig:
         _check_quantized_modules(config, source)
         return config
 
+    @classmethod
+    def from_gguf(
+        cls,
+        metadata: dict[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        divisors: tuple[float, ...] | None,
+        dtype: str,
+        source: str,
+    ) -> LlamaConfig:
+        """The config that a GGUF file's metadata and tensors describe.
+
+        Args:
+            metadata: {key: value}, arrays as sequences.
+            shapes: of the tensors, by Hugging Face name: the embedding's rows are the vocabulary, a head or a bias is
+                there or not.
+            divisors: values of the tensor rope_freqs.weight, or None where there is none.
+            dtype: the width of the embedding.
+            source: the file to name in errors.
+
+        Raises:
+            ConfigError: a field is missing, of the wrong type, out of range, at odds with another or with the tensors;
+                the architecture, or something that changes its arithmetic, is not supported.
+        """
+        read = _Reader(metadata, source)
+        _refuse_gguf(read)
+        hidden, heads = read.gguf("embedding_length", "hidden_size"), read.gguf("attention.head_count", "num_attention_heads")
+        kv_heads = read.gguf("attention.head_count_kv", "num_key_value_heads", heads)
+        if heads % kv_heads:
+            read.fail("llama.attention.head_count_kv", kv_heads, f"a divisor of llama.attention.head_count ({heads})")
+        head_dim = read.gguf("attention.key_length", "head_dim", None if hidden % heads else hidden // heads)
+        if head_dim is None:
+            read.fail("llama.embedding_length", hidden, f"a multiple of llama.attention.head_count ({heads})")
+        if head_dim % 2:
+            read.fail("llama.attention.key_length", head_dim, "an even number, since rotary embeddings turn pairs")
+        for name in ("attention.value_length", "rope.dimension_count"):
+            if read.gguf(name, "head_dim", head_dim) != head_dim:
+                read.fail(f"llama.{name}", metadata[f"llama.{name}"], f"{head_dim}, the size of a head")
+        tokens = metadata.get("tokenizer.ggml.tokens", ())
+        embedding = shapes.get("model.embed_tokens.weight")
+        vocab = embedding[0] if embedding else read.gguf("vocab_size", "vocab_size", len(tokens) or None)
+        if isinstance(tokens, (str, int, float)) or len(tokens) > vocab or not 1 <= vocab <= _LIMITS["vocab_size"]:
+            read.fail("tokenizer.ggml.tokens", tokens, f"at most {vocab} tokens, the rows of token_embd.weight")
+        positions = read.gguf("context_length", "max_position_embeddings")
+        window = metadata.get("llama.attention.sliding_window", 0)
+        bos, *ends = (
+            read.token(f"tokenizer.ggml.{name}_token_id", None, vocab) for name in ("bos", "eos", "eot", "eom")
+        )
+        return cls(
+            architecture="LlamaForCausalLM",
+            vocab_size=vocab,
+            hidden_size=hidden,
+            intermediate_size=read.gguf("feed_forward_length", "intermediate_size"),
+            num_hidden_layers=read.gguf("block_count", "num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=read.number("llama.attention.layer_norm_rms_epsilon", low=0.0, high=1.0),
+            max_position_embeddings=positions,
+            rope=_gguf_rope(read, positions, head_dim, divisors),
+            tie_word_embeddings="lm_head.weight" not in shapes,
+            attention_bias=any(".self_attn." in name and name.endswith(".bias") for name in shapes),
+            mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
+            sliding_window=read.gguf("attention.sliding_window", "sliding_window") if window else None,
+            bos_token_id=bos,
+            eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
+            dtype=dtype,
+        )
+
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor the checkpoint must hold, by its Hugging Face name, with its shape.
 
@@ -265,6 +339,22 @@ class _Reader:
         # bool is an int to Python, not to a config
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
             self.fail(name, value, f"a whole number from 1 to {high}" + (" or null" if nullable else ""))
+        return value
+
+    def gguf(self, name: str, field: str, default: Any = _MISSING) -> Any:
+        """The whole number llama.NAME, in the limits of a LlamaConfig's field; one per layer if they are all the same."""
+        value, name = self.get(f"llama.{name}", default), f"llama.{name}"
+        if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) and 0 < len(value) <= 1 << 16:
+            different = set(value)
+            if len(different) > 1:
+                self.fail(name, list(value[:8]), "the same number for all layers")
+            value = different.pop()
+            value = value.item() if isinstance(value, np.generic) else value
+        high = _LIMITS[field]
+        if value is None and name not in self.raw:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+            self.fail(name, value, f"a whole number from 1 to {high}")
         return value
 
     def number(self, name: str, default: Any = _MISSING, *, low: float, high: float = 1e12) -> float:
@@ -405,6 +495,75 @@ def _check_quantized_modules(config: LlamaConfig, source: str) -> None:
                 f"{source}: quantization.{module}.group_size is {packing[1]}, which does not divide the rows of "
                 f"{module}.weight {list(shape)}; correct the file"
             )
+
+
+# GGUF fields that change the arithmetic in ways this package does not compute, and the values that do not
+_GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "expert_count": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.scaling.alpha": (0,),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "use_parallel_residual": (False,),
+}
+
+
+def _refuse_gguf(read: _Reader) -> None:
+    kind, architecture = read.get("general.type", "model"), read.get("general.architecture")
+    if kind != "model":
+        read.fail("general.type", kind, "'model'")
+    if architecture != "llama":
+        raise ConfigError(
+            f"{read.source}: general.architecture is {show(architecture)}, supported is 'llama'; load another model"
+        )
+    for name, neutral in _GGUF_NEUTRAL.items():
+        value = read.get(f"llama.{name}", neutral[0])
+        if not isinstance(value, (bool, int, float)) or value not in neutral:
+            read.fail(f"llama.{name}", value, f"{' or '.join(map(str, neutral))}, since nothing else is supported")
+
+
+def _gguf_rope(read: _Reader, positions: int, head_dim: int, divisors: tuple[float, ...] | None) -> RopeConfig:
+    prefix = "llama.rope.scaling."
+    if divisors is not None and (len(divisors) != head_dim // 2 or not all(0 < one < math.inf for one in divisors)):
+        read.fail("rope_freqs.weight", divisors, f"{head_dim // 2} numbers above 0, one for each pair of a head")
+    values: dict[str, Any] = {
+        "theta": read.number("llama.rope.freq_base", 10000.0, low=1.0, high=1e15),
+        "divisors": divisors,
+    }
+    kind = read.get(prefix + "type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        read.fail(prefix + "type", kind, "none, linear or yarn")
+    # 0 stands for none; the second name is that of the first files
+    name = prefix + "factor" if prefix + "factor" in read.raw else "llama.rope.scale_linear"
+    factor = read.number(name, 1.0, low=-1e-9) or 1.0
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return RopeConfig(**values)
+    if factor < 1:
+        read.fail(name, factor, "at least 1, the ratio of the new context to the old")
+    if kind == "linear":
+        return RopeConfig(type="linear", factor=factor, **values)
+    # attn_factor multiplies what the formula gives; yarn_attn_factor, which convert_hf_to_gguf.py writes, replaces it
+    attention = read.optional(prefix + "yarn_attn_factor", low=0.0)
+    if attention is None:
+        attention = 0.1 * math.log(factor) + 1.0
+    return RopeConfig(
+        type="yarn",
+        factor=factor,
+        original_max_position_embeddings=read.integer(prefix + "original_context_length", positions),
+        attention_factor=attention * read.number(prefix + "attn_factor", 1.0, low=0.0),
+        beta_fast=read.number(prefix + "yarn_beta_fast", 32.0, low=0.0),
+        beta_slow=read.number(prefix + "yarn_beta_slow", 1.0, low=0.0),
+        truncate=True,
+        **values,
+    )
 
 
 def _dtype(read: _Reader) -> str:

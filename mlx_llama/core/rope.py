@@ -32,6 +32,8 @@ def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None) -> tupl
         stretch = (rope.factor * length / trained) - (rope.factor - 1)
         return (rope.theta * stretch ** (dim / (dim - 2))) ** -exponents, 1.0
     frequencies = rope.theta**-exponents
+    if rope.divisors is not None:
+        frequencies = frequencies / np.array(rope.divisors)
     if rope.type == "linear":
         return frequencies / rope.factor, 1.0
     if rope.type == "llama3":
