@@ -242,6 +242,21 @@ def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
     return words.view(np.uint8)
 
 
+def pack_stream(codes: np.ndarray, bits: int) -> np.ndarray:
+    """The inverse, row by row: codes uint8 [n, K], K a multiple of 32 -> uint32 [n, K * bits / 32]."""
+    words = np.ascontiguousarray(codes).view(np.uint64)
+    width = bits
+    for lane in (16, 32, 64):
+        low = sum(((1 << width) - 1) << at for at in range(0, 64, lane))
+        moved = words >> np.uint64(lane // 2 - width)
+        moved &= np.uint64(low << width)
+        words = words & np.uint64(low)
+        words |= moved
+        width *= 2
+    stream = words.view(np.uint8).reshape(-1, 8)[:, :bits]
+    return np.ascontiguousarray(stream).reshape(len(codes), -1).view(np.uint32)
+
+
 # GGUF blocks: each function takes blocks uint8 [B, bytes], fills codes uint64 [B, weights / 8] (eight codes in a word) and
 # returns the scaling fields of Rows with the blocks as first dimension. Comments give the struct's fields in order.
 

@@ -10,13 +10,14 @@ from mlx_llama.core.config import LlamaConfig
 
 from . import ops
 from .cache import Cache
+from .quantized import QuantizedMatrix
 
 
 @dataclass(frozen=True)
 class Embedding:
     """weight: [V, E]."""
 
-    weight: mx.array
+    weight: mx.array | QuantizedMatrix
 
     def __call__(self, tokens: mx.array) -> mx.array:
         return ops.embed(self.weight, tokens)
@@ -24,9 +25,9 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Linear:
-    """weight: [N, K]; bias: [N] or None."""
+    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None."""
 
-    weight: mx.array
+    weight: mx.array | QuantizedMatrix | tuple[mx.array | QuantizedMatrix, ...]
     bias: mx.array | None = None
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.checkpoint import Checkpoint
+from mlx_llama.core import progress
+from mlx_llama.core.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.config import LlamaConfig
-from mlx_llama.core.errors import ContextError
+from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.positions import checked_tokens
+from mlx_llama.core.quantized import AffineWeight
 
 from . import runtime
 from .cache import Cache
 from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
+from .quantized import QuantizedMatrix, alike
 from .sampling import Sampler
 
 
@@ -32,23 +37,44 @@ class Llama:
         self.notices = notices
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu)) -> Llama:
-        """Build the model; weights keep their stored width. Raises BackendError for a dtype it cannot honour."""
+    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu),
+             threads: int | None = None, activation_bits: int | None = None) -> Llama:
+        """Build the model; weights keep their stored width. Raises BackendError for what it cannot honour: threads,
+        activation_bits."""
+        for flag, value in (("--threads", threads), ("--activation-bits", activation_bits)):
+            if value is not None:
+                raise BackendError(f"{flag} {value}: is for the cpu backend, and this is mlx: leave it out, or choose "
+                                   "--backend cpu")
         config, tensors = checkpoint.config, checkpoint.tensors
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
+        advance = progress.meter(checkpoint.nbytes)
 
-        def matrix(*names: str) -> mx.array:
-            parts = [tensors[name] for name in names]
+        def array(parts: Sequence[Tensor]) -> mx.array:
             kinds = {part.dtype for part in parts}
             bits = [part.bits if len(kinds) == 1 else part.float32() for part in parts]
             array = mx.array(bits[0] if len(bits) == 1 else np.concatenate(bits))
             if kinds == {"bfloat16"}:
                 array = array.view(mx.bfloat16)
             array = array.astype(activations)
-            mx.eval(array)  # one tensor at a time, so that at most one is in memory twice
+            mx.eval(array)
             for part in parts:
                 part.release()
             return array
+
+        def matrix(*names: str) -> mx.array | QuantizedMatrix | tuple[mx.array | QuantizedMatrix, ...]:
+            """Rows on rows, as few blocks as the formats allow: one tensor or block at a time is in memory twice."""
+            runs: list[list[Tensor | AffineWeight]] = []
+            for weight in map(tensors.__getitem__, names):
+                if runs and alike(runs[-1][0], weight):
+                    runs[-1].append(weight)
+                else:
+                    runs.append([weight])
+            blocks = []
+            for run in runs:
+                is_low_bit = isinstance(run[0], AffineWeight)
+                blocks.append(QuantizedMatrix.pack(run, activations, device) if is_low_bit else array(run))
+                advance(sum(weight.nbytes for weight in run))
+            return blocks[0] if len(blocks) == 1 else tuple(blocks)
 
         def linear(prefix: str, *names: str) -> Linear:
             biases = [key for name in names if (key := f"{prefix}{name}.bias") in tensors]

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from .quantized import QuantizedMatrix
 
-def embed(weight: mx.array, tokens: mx.array) -> mx.array:
+
+def embed(weight: mx.array | QuantizedMatrix, tokens: mx.array) -> mx.array:
     """Rows of the embedding. weight: [V, E]; tokens: int32 [B, T]; returns [B, T, E]."""
-    return weight[tokens]
+    return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else weight[tokens]
 
 
-def linear(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
-    """x @ weight.T + bias. x: [..., K]; weight: [N, K]; bias: [N]; returns [..., N]."""
-    return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
+def linear(x: mx.array, weight: mx.array | QuantizedMatrix | tuple, bias: mx.array | None = None) -> mx.array:
+    """x @ weight.T + bias. x: [..., K]; weight: [N, K], or a tuple of its blocks of rows; bias: [N]; returns [..., N]."""
+    if isinstance(weight, mx.array):
+        return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
+    if isinstance(weight, QuantizedMatrix):
+        product = weight.matmul(x)
+    else:
+        product = mx.concatenate([linear(x, block) for block in weight], axis=-1)
+    return product if bias is None else product + bias
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:

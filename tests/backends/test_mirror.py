@@ -70,7 +70,7 @@ def test_what_the_engine_uses_is_there(backend):
                     inspect.signature(getattr(real, name)).parameters), name
 
 
-ALLOWED = {"config", "rope", "quantized", "rng", "errors", "positions", "machine", "checkpoint", "options"}
+ALLOWED = {"config", "rope", "quantized", "rng", "errors", "positions", "machine", "checkpoint", "options", "progress"}
 
 
 @pytest.mark.parametrize("name", HOMES)

@@ -1,0 +1,137 @@
+"""QuantizedMatrix: a low-bit matrix at its own width, multiplied by mx.quantized_matmul without being unpacked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_llama.core.checkpoint import Tensor
+from mlx_llama.core.quantized import AffineWeight, MLXWeight, pack_stream
+
+HALF_GROUP = 16  # MLX's kernels know groups of 32, 64 and 128; these come in pairs
+_SLAB = 1 << 20  # weights that a thread repacks at a time
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """One low-bit matrix [N, K]: w = scale * code + bias over groups of `group_size` columns.
+
+    packed: uint32 [N, K * bits / 32], each row one stream of codes, low bits first.
+    scalings: pairs of (scales, biases), [N, K / group_size] each, in the dtype in which products are computed. One pair;
+    for a format with groups of 16 two over groups of 32, the first for the even groups of 16, the second for the odd.
+    even: bool [K], the columns for which the first pair holds; None where there is one pair.
+    dtype: of the rows that `rows` returns.
+    """
+
+    bits: int
+    group_size: int
+    packed: mx.array
+    scalings: tuple[tuple[mx.array, mx.array], ...]
+    even: mx.array | None
+    dtype: mx.Dtype
+
+    @classmethod
+    def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> QuantizedMatrix:
+        """Rows on rows of `weights`, which are `alike`; their pages are released. dtype: of the activations.
+
+        Products are computed in the activations' dtype on a GPU, if it holds the scales and biases exactly: its kernels
+        take 16-bit operands and sum them in float32. Else in float32: a scale of two factors needs more than 11 bits, and
+        on the CPU MLX would sum 16-bit operands in 16 bits, 1e-2 off and 8 to 40 times slower.
+        """
+        first = weights[0]
+        is_mlx = isinstance(first, MLXWeight)
+        packed, scales, biases = _joined(weights) if is_mlx else _repacked(weights)
+        exact = dtype == mx.float32 or getattr(mx, first.scale_dtype) == dtype and not first.two_level
+        # bias = -offset * scale: a power of two changes no digit, but it may leave float16's range
+        fits = is_mlx or dtype != mx.float16 or np.abs(biases).max(initial=0) <= np.finfo(np.float16).max
+        product = dtype if device.type == mx.gpu and exact and fits else mx.float32
+        pairs, even = [(scales, biases)], None
+        if first.group_size == HALF_GROUP:
+            pairs = [(scales[:, i::2], biases[:, i::2]) for i in (0, 1)]
+            even = mx.arange(first.shape[1]) // HALF_GROUP % 2 == 0
+
+        def scaling(values: np.ndarray) -> mx.array:
+            array = mx.array(values)
+            return (array.view(mx.bfloat16) if array.dtype == mx.uint16 else array).astype(product)
+
+        matrix = cls(first.bits, max(first.group_size, 2 * HALF_GROUP), mx.array(packed),
+                     tuple((scaling(s), scaling(b)) for s, b in pairs), even, dtype)
+        mx.eval(matrix.packed, matrix.scalings, even)
+        for weight in weights:
+            weight.release()
+        return matrix
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.packed.shape[0], self.packed.shape[1] * 32 // self.bits
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: codes, scales and biases."""
+        return self.packed.nbytes + sum(part.nbytes for pair in self.scalings for part in pair)
+
+    def matmul(self, x: mx.array) -> mx.array:
+        """x @ w.T. x: [..., K]; returns [..., N] in x's dtype."""
+        wide = x.astype(self.scalings[0][0].dtype)
+        if self.even is None:
+            return self._product(wide, 0).astype(x.dtype)
+        # Groups of 16, exactly: all codes with the even groups' scales, where x is zero outside those groups, and all
+        # codes once more with the odd groups' scales.
+        halves = mx.where(self.even, wide, 0), mx.where(self.even, 0, wide)
+        return (self._product(halves[0], 0) + self._product(halves[1], 1)).astype(x.dtype)
+
+    def rows(self, tokens: mx.array) -> mx.array:
+        """Rows by index, dequantised in float32. tokens: int32 [B, T]; returns [B, T, K] in `dtype`."""
+        packed = self.packed[tokens]
+        pairs = [tuple(part[tokens].astype(mx.float32) for part in pair) for pair in self.scalings]
+        rows = [mx.dequantize(packed, *pair, group_size=self.group_size, bits=self.bits) for pair in pairs]
+        return (rows[0] if self.even is None else mx.where(self.even, *rows)).astype(self.dtype)
+
+    def _product(self, x: mx.array, i: int) -> mx.array:
+        return mx.quantized_matmul(x, self.packed, *self.scalings[i], group_size=self.group_size, bits=self.bits)
+
+
+def alike(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
+    """Whether two weights can be one array or one QuantizedMatrix, rows on rows."""
+    if not isinstance(first, AffineWeight) or type(first) is not type(second):
+        return type(first) is type(second)
+    fields = ("bits", "group_size", "two_level", "scale_dtype")
+    return all(getattr(first, name) == getattr(second, name) for name in fields)
+
+
+def _joined(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales and biases of the file as they are; one matrix's are the mapped file itself."""
+    parts = [(weight.packed, weight.scales, weight.biases) for weight in weights]
+    return parts[0] if len(parts) == 1 else tuple(np.concatenate(arrays) for arrays in zip(*parts))
+
+
+def _repacked(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes as MLX packs them, uint32 [N, K * bits / 32], scales and biases float32 [N, K / group_size], slab by slab."""
+    first, K = weights[0], weights[0].shape[1]
+    N = sum(weight.shape[0] for weight in weights)
+    packed = np.empty((N, K * first.bits // 32), np.uint32)
+    scales, biases = np.empty((2, N, K // first.group_size), np.float32)
+
+    step, slabs = max(1, _SLAB // K), []  # (weight, its first row, its last row + 1, where they go)
+    for weight, at in zip(weights, np.cumsum([0] + [weight.shape[0] for weight in weights])):
+        starts = range(0, weight.shape[0], step)
+        slabs += [(weight, start, min(start + step, weight.shape[0]), at + start) for start in starts]
+
+    def fill(weight: AffineWeight, start: int, stop: int, at: int) -> None:
+        rows, own = weight.rows(start, stop), slice(at, at + stop - start)
+        packed[own] = pack_stream(rows.codes, first.bits)
+        scales[own] = rows.scales
+        if rows.biases is None:
+            np.multiply(rows.scales, np.float32(-rows.offset), out=biases[own])
+        else:
+            biases[own] = rows.biases
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda slab: fill(*slab), slabs))
+    return packed, scales, biases
