@@ -153,6 +153,24 @@ def load_template(folder: str | os.PathLike, tokenizer: Tokenizer) -> ChatTempla
     return ChatTemplate(value, f"{path} (chat_template)", tokenizer.named)
 
 
+def gguf_template(metadata: Mapping[str, Any], source: str, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template in a GGUF file's metadata, None where it has none; `source` is the file to name in errors.
+
+    Further templates under names of their own (tokenizer.chat_template.NAME: for tools and the like) are not the chat's.
+
+    Raises:
+        TemplateError: there is one, but it is not text or not valid Jinja.
+    """
+    value = metadata.get("tokenizer.chat_template")
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise TemplateError(
+            f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; give one with --template"
+        )
+    return ChatTemplate(value, f"{source} (tokenizer.chat_template)", tokenizer.named)
+
+
 def builtin_template(name_or_path: str, tokenizer: Tokenizer) -> ChatTemplate:
     """The template behind `--template`: one of `BUILTIN` by name, or a Jinja file.
 

@@ -347,8 +347,7 @@ def test_a_broken_generation_config(text, tmp_path):
 def test_a_file_instead_of_a_folder(tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     assert "folder" in refusal(open_checkpoint, folder / "model.safetensors")
-    (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    assert "GGUF is not supported yet" in refusal(open_checkpoint, str(tmp_path / "x.gguf"))
+    assert "a .gguf file" in refusal(open_checkpoint, folder / "config.json")
 
 
 def test_weights_that_are_a_folder(tmp_path):

@@ -1,4 +1,4 @@
-"""A folder or a hub id -> config, tokenizer, template and named tensors, nothing copied.
+"""A folder, a .gguf file or a hub id -> config, tokenizer, template and named tensors, nothing copied.
 
 `open_checkpoint` checks everything that can be checked without reading weights: the config, the headers of all weight
 files, and that every tensor the config calls for is there with its shape, and no other.
@@ -18,6 +18,7 @@ from ..config import LlamaConfig, read_json, show
 from ..errors import CheckpointError, ConfigError
 from ..quantized import AffineWeight, MLXWeight
 from . import hub
+from .gguf import GGUFFile, part_names
 from .safetensors import SafetensorsFile, Tensor
 
 if TYPE_CHECKING:
@@ -42,16 +43,18 @@ _CONVERT = (
 class Checkpoint:
     """An opened model: everything a backend needs to load it. Opening reads headers only.
 
-    name: as the user gave it. path: the folder. tensors: every tensor of `config.tensor_shapes()`, and no other.
-    generation_config: generation_config.json as it is, {} where there is none. nbytes: of all tensors together.
+    name: as the user gave it. path: the folder, or the .gguf file. tensors: every tensor of `config.tensor_shapes()`, and
+    no other. generation_config: generation_config.json as it is, {} where there is none. nbytes: of all tensors together.
+    gguf_metadata: of a GGUF file, else None.
     """
 
     name: str
     path: Path
     config: LlamaConfig
-    tensors: Mapping[str, Tensor] = field(repr=False)
+    tensors: Mapping[str, Tensor | AffineWeight] = field(repr=False)
     generation_config: dict[str, Any] = field(repr=False)
     nbytes: int
+    gguf_metadata: dict[str, Any] | None = field(default=None, repr=False)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -60,6 +63,10 @@ class Checkpoint:
         Raises:
             TokenizerError: none there, malformed, or larger than the model's vocabulary.
         """
+        if self.gguf_metadata is not None:
+            from ..gguf_tokenizer import load_gguf_tokenizer
+
+            return load_gguf_tokenizer(self.gguf_metadata, self.config, str(self.path))
         from ..tokenizer import load_tokenizer
 
         return load_tokenizer(self.path, self.config)
@@ -71,42 +78,52 @@ class Checkpoint:
         Raises:
             TemplateError: there is one, but it is not a template.
         """
+        if self.gguf_metadata is not None:
+            from ..template import gguf_template
+
+            return gguf_template(self.gguf_metadata, str(self.path), self.tokenizer)
         from ..template import load_template
 
         return load_template(self.path, self.tokenizer)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Every token that ends an answer: of config.json, generation_config.json and the tokenizer together."""
-        from ..tokenizer import has_tokenizer
-
+        """Every token that ends an answer: of the config, generation_config.json and the tokenizer together."""
         ids = set(self.config.eos_token_ids)
         ids.update(_generation_eos(self.generation_config, self.path, self.config.vocab_size))
-        if has_tokenizer(self.path):
+        if self._has_tokenizer:
             ids.update(self.tokenizer.eos_ids)
         return frozenset(ids)
 
     @cached_property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text: the tokenizer's, else config.json's."""
-        from ..tokenizer import has_tokenizer
-
-        if has_tokenizer(self.path) and self.tokenizer.bos_id is not None:
+        """The token that begins a text: the tokenizer's, else the config's."""
+        if self._has_tokenizer and self.tokenizer.bos_id is not None:
             return self.tokenizer.bos_id
         return self.config.bos_token_id
 
     @property
+    def _has_tokenizer(self) -> bool:
+        if self.gguf_metadata is not None:
+            return "tokenizer.ggml.model" in self.gguf_metadata
+        from ..tokenizer import has_tokenizer
+
+        return has_tokenizer(self.path)
+
+    @property
     def dtype(self) -> str:
-        """The width the weights are stored in: that of the embedding."""
-        return self.tensors["model.embed_tokens.weight"].dtype
+        """What activations should be: the width the embedding is stored in, or what a low-bit matrix asks for."""
+        low_bit = (tensor.dtype for tensor in self.tensors.values() if isinstance(tensor, AffineWeight))
+        return next(low_bit, self.tensors["model.embed_tokens.weight"].dtype)
 
 
 def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None = None) -> Checkpoint:
     """Opens a model.
 
     Args:
-        name: a folder, a hub id ("org/name"), or "guide" or None for the model that ships in this package. An
-            existing folder wins over everything else.
+        name: a folder, a .gguf file (of a split one, any part), a hub id ("org/name", or "org/name:file.gguf" for one
+            file of it), or "guide" or None for the model that ships in this package. What exists on the disk wins over
+            a hub id.
         revision: branch, tag or commit; hub ids only.
 
     Raises:
@@ -120,15 +137,23 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
             raise CheckpointError(
                 f"{folder}: the model that ships is not there; install mlx_llama again, or name a model"
             )
+    elif hub.gguf_in_hub(label):
+        return _open_gguf(label, hub.fetch_gguf(label, revision))
     elif hub.is_hub_id(label):
         # settings first: a model that cannot be run is refused before gigabytes travel
         folder = hub.fetch(label, revision, hub.SETTINGS)
+        if not (folder / "config.json").exists():
+            raise CheckpointError(
+                f"model {label}: has no config.json; if it holds GGUF files, name one: {label}:FILE.gguf"
+            )
         config = LlamaConfig.from_file(folder)
         folder = hub.fetch(label, revision, hub.SETTINGS + hub.WEIGHTS)
     else:
         if revision is not None:
             raise CheckpointError(f"model {label}: is a path, and only hub ids have a revision; leave it away")
         folder, config = _local(label), None
+        if folder.is_file():
+            return _open_gguf(label, folder)
     config = config or LlamaConfig.from_file(folder)
     tensors = _select(_weights(folder), config, folder)
     path = folder / "generation_config.json"
@@ -144,15 +169,36 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
     )
 
 
+def _open_gguf(name: str, path: Path) -> Checkpoint:
+    file = GGUFFile(path)
+    tensors = _select({tensor: (file, tensor) for tensor in file.names}, file.config, path, "its metadata")
+    return Checkpoint(
+        name=name,
+        path=path,
+        config=file.config,
+        tensors=tensors,
+        generation_config={},
+        nbytes=sum(tensor.nbytes for tensor in tensors.values()),
+        gguf_metadata=file.metadata,
+    )
+
+
 def _local(name: str) -> Path:
+    """The folder, or the .gguf file, that a path names; a folder whose only weights are one GGUF model names that."""
     path = Path(os.path.expanduser(name))
     if name and os.path.isdir(path):  # os.path answers False where pathlib raises: names too long, NUL, ~nobody
-        return path
+        files = sorted(file.name for file in path.glob("*.gguf"))
+        if not files or (path / _SINGLE).exists() or (path / _INDEX).exists():
+            return path
+        if files != [one for one in part_names(files[0]) if one in files]:
+            raise CheckpointError(f"{path}: holds {len(files)} GGUF files ({show(', '.join(files))}); name one of them")
+        return path / files[0]
     if name and os.path.exists(path):
-        kind = "GGUF is not supported yet; " if path.suffix == ".gguf" else ""
-        raise CheckpointError(
-            f"{path}: is a file, expected a folder with config.json and weights; {kind}name the folder"
-        )
+        if path.suffix != ".gguf":
+            raise CheckpointError(
+                f"{path}: is a file, expected a folder with config.json and weights, or a .gguf file; name the folder"
+            )
+        return path
     raise CheckpointError(
         f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check the path, or use `guide`, "
         "the model that ships"
@@ -207,9 +253,12 @@ def _weights(folder: Path) -> dict[str, tuple[SafetensorsFile, str]]:
 
 
 def _select(
-    weights: dict[str, tuple[SafetensorsFile, str]], config: LlamaConfig, folder: Path
+    weights: dict[str, tuple[SafetensorsFile | GGUFFile, str]],
+    config: LlamaConfig,
+    folder: Path,
+    source: str = "config.json",
 ) -> dict[str, Tensor | AffineWeight]:
-    """The tensors the config calls for, after a look at names and shapes."""
+    """The tensors the config calls for, after a look at names and shapes; `source` is what to call the config in errors."""
     embedding, head = "model.embed_tokens", "lm_head"
     if config.tie_word_embeddings:
         # tied: one matrix, which some writers save under both names and some under the head's alone
@@ -236,14 +285,14 @@ def _select(
             hint = " (the matrix beside it is quantised)"
         raise CheckpointError(
             f"{folder}: tensor {missing[0]} {list(expected[missing[0]])} is missing{hint}{_more(missing)}; "
-            "the weights and config.json do not belong together, fetch both again"
+            f"the weights and {source} do not belong together, fetch both again"
         )
     extra = [name for name in weights if name not in expected and not _HARMLESS.fullmatch(name)]
     if extra:
         file, name = weights[extra[0]]
         raise CheckpointError(
-            f"{file.path}: tensor {show(extra[0])} {show(list(file.shape(name)))} is not part of the model that config.json "
-            f"describes{_more(extra)}; the weights and config.json do not belong together"
+            f"{file.path}: tensor {show(extra[0])} {show(list(file.shape(name)))} is not part of the model that {source} "
+            f"describes{_more(extra)}; the weights and {source} do not belong together"
         )
     for name, shape in expected.items():
         file, stored = weights[name]
@@ -252,8 +301,8 @@ def _select(
             packing = packed.get(module + ".weight")
             hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
             raise CheckpointError(
-                f"{file.path}: tensor {name} has shape {list(file.shape(stored))}, config.json calls for {list(shape)}{hint}; "
-                "the weights and config.json do not belong together"
+                f"{file.path}: tensor {name} has shape {list(file.shape(stored))}, {source} calls for {list(shape)}{hint}; "
+                f"the weights and {source} do not belong together"
             )
     tensors: dict[str, Tensor | AffineWeight] = {}
     for name in config.tensor_shapes():

@@ -307,6 +307,8 @@ class _Part:
                     raise CheckpointError(
                         f"{path}: begins with {show(head[:4])}, expected {show(_MAGIC)}: not a GGUF file; fetch it again"
                     )
+                if self._size < 24:
+                    raise self.corrupt(f"{self._size} bytes long, expected at least 24 for a header")
                 self._check_version(int.from_bytes(head[4:8], "little"))
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:

@@ -1,4 +1,7 @@
-"""Hub ids: told from paths without the network, fetched through huggingface_hub into its shared cache."""
+"""Hub ids: told from paths without the network, fetched through huggingface_hub into its shared cache.
+
+"org/name" is a model's folder, "org/name:file.gguf" one file of it (with its parts, where it is split).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from pathlib import Path
 
 from ..config import show
 from ..errors import CheckpointError
+from .gguf import part_names
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_HUB_FILE = re.compile(r"([^:]+):((?:[\w-][\w. +-]*/)*[\w-][\w. +-]*\.gguf)", re.ASCII)
 SETTINGS = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
 # Other people's formats that live beside the model in some repositories: Meta's and Mistral's originals, subfolders
@@ -27,7 +32,33 @@ def is_hub_id(name: str | os.PathLike) -> bool:
     return not os.path.exists(name)
 
 
-def fetch(name: str, revision: str | None = None, patterns: tuple[str, ...] = SETTINGS + WEIGHTS) -> Path:
+def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
+    """(hub id, file) of "org/name:file.gguf", None for any other name; an existing path is a path."""
+    match = _HUB_FILE.fullmatch(name) if isinstance(name, str) and not os.path.exists(name) else None
+    return (match[1], match[2]) if match and is_hub_id(match[1]) else None
+
+
+def fetch_gguf(name: str, revision: str | None = None) -> Path:
+    """The local file of "org/name:file.gguf", downloaded with its other parts when the cache lacks it.
+
+    Raises:
+        CheckpointError: as `fetch`; the repository has no such file.
+    """
+    model, file = gguf_in_hub(name)
+    folder, _, base = file.rpartition("/")
+    parts = tuple(f"{folder}/{part}" if folder else part for part in part_names(base))
+    path = fetch(model, revision, parts, skip=()) / file
+    if not path.exists():
+        raise CheckpointError(f"model {name}: {model} has no file {file}, or the cache lacks it; check the name on the hub")
+    return path
+
+
+def fetch(
+    name: str,
+    revision: str | None = None,
+    patterns: tuple[str, ...] = SETTINGS + WEIGHTS,
+    skip: tuple[str, ...] = _SKIP,
+) -> Path:
     """The local folder of a hub model, downloaded when the cache lacks it (progress bar on stderr).
 
     With HF_HUB_OFFLINE=1, or when the hub cannot be reached, the cache alone answers.
@@ -42,7 +73,7 @@ def fetch(name: str, revision: str | None = None, patterns: tuple[str, ...] = SE
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_SKIP)
+                name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(skip)
             )
         )
     except errors.GatedRepoError:
