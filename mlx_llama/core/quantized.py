@@ -163,7 +163,8 @@ class GGUFWeight(AffineWeight):
         blocks = rows.reshape(-1, self._layout.nbytes)
         with np.errstate(all="ignore"):
             scaling = self._layout.unpack(blocks, codes.reshape(-1, self._layout.block_size).view(np.uint64))
-        rows_of = {key: value if value is None else value.reshape(n, value.size // max(n, 1)) for key, value in scaling.items()}
+        per_row = k // self._layout.block_size
+        rows_of = {key: value if value is None else value.reshape(n, per_row * value.shape[1]) for key, value in scaling.items()}
         return Rows(codes, offset=self.offset, **rows_of)
 
 
