@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ import numpy as np
 from mlx_llama.core.config import LlamaConfig
 
 SHAPES = {
-    "tiny": dict(hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, vocab_size=512, max_position_embeddings=256),
+    # rows of 256 and 768: the smallest that every GGUF type can quantise
+    "tiny": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, vocab_size=512, max_position_embeddings=512),
     "tinyllama": dict(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
                       num_key_value_heads=4, vocab_size=32000, max_position_embeddings=2048),
     "llama-3.2-1b": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
@@ -31,28 +33,33 @@ SHAPES = {
 WIDTHS = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 
 
+def random_tensors(config: LlamaConfig, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Every tensor of `config` by its Hugging Face name, float32, one at a time: matrices of standard deviation
+    1 / sqrt(row length), which keeps activations near 1 through the layers, and norms around 1."""
+    rng = np.random.default_rng(seed)
+    for name, dims in config.tensor_shapes().items():
+        values = rng.standard_normal(dims, np.float32)
+        yield name, values * dims[1] ** -0.5 if len(dims) == 2 else 1 + 0.1 * values
+
+
 def write(folder: Path, shape: str, dtype: str, seed: int) -> None:
     """Write config.json and model.safetensors, one tensor at a time: memory holds one tensor, not the model."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
            "torch_dtype": dtype, "bos_token_id": 1, "eos_token_id": 2, **SHAPES[shape]}
     (folder / "config.json").write_text(json.dumps(raw, indent=1))
-    tensors = LlamaConfig.from_dict(raw, "config.json").tensor_shapes()
+    config = LlamaConfig.from_dict(raw, "config.json")
     kind, width = WIDTHS[dtype]
     header, offset = {}, 0
-    for name, dims in tensors.items():
+    for name, dims in config.tensor_shapes().items():
         end = offset + width * int(np.prod(dims))
         header[name] = {"dtype": kind, "shape": list(dims), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the data begins aligned, as the safetensors library writes it
-    rng = np.random.default_rng(seed)
     with open(folder / "model.safetensors", "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, dims in tensors.items():
-            values = np.ones(dims, np.float32) if len(dims) == 1 else rng.standard_normal(dims, np.float32)
-            if len(dims) == 2:
-                values *= dims[1] ** -0.5  # keeps activations near 1 through the layers
+        for _, values in random_tensors(config, seed):
             if dtype == "bfloat16":
                 file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
             else:
