@@ -14,7 +14,8 @@ from mlx_llama.core.positions import Positions
 class Cache(Positions):
     """Keys and values of all layers for up to `capacity` positions, preallocated and grown in steps.
 
-    keys, values: one array [B, G, allocated, D] per layer; tokens: int32 [B, allocated].
+    keys, values: one array [B, G, allocated, D] per layer; tokens: int32 [B, allocated]. Heads and positions are filled up
+    to whole vectors of 16 in memory, for the compiled path; the arrays show only what counts.
     """
 
     def __init__(self, config: LlamaConfig, capacity: int, dtype: np.dtype = np.dtype(np.float32), device: str = "cpu"):
@@ -30,6 +31,7 @@ class Cache(Positions):
         self.keys: list[np.ndarray] = []
         self.values: list[np.ndarray] = []
         self.tokens: np.ndarray | None = None
+        self.addresses: np.ndarray | None = None  # of keys and values, int64 [B, layers, 2]
         self.rope: tuple[np.ndarray, np.ndarray] | None = None  # of the current call's positions
         self.mask: np.ndarray | None = None  # of the current call
 
@@ -57,6 +59,11 @@ class Cache(Positions):
         self.tokens[:, index_pos:index_pos + T] = tokens
         self.mask = self.visible(index_pos, T)
         self._end = index_pos + T
+
+    def layout(self) -> dict[str, int]:
+        """Distances in bytes between positions and between heads, the same in every layer."""
+        _, head_bytes, row_bytes, _ = self.keys[0].strides
+        return {"row_bytes": row_bytes, "head_bytes": head_bytes}
 
     def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Store new rows [B, G, T, D] of a layer; returns its visible keys and values [B, G, L, D], new ones last."""
@@ -105,19 +112,22 @@ class Cache(Positions):
 
     def _grow(self, batch: int, allocated: int) -> None:
         c = self.config
-        shape = (batch, c.num_key_value_heads, allocated, c.head_dim)
+        heads, size = c.num_key_value_heads, c.head_dim
 
-        def grown(new, old):
+        def grown(old):
+            new = np.zeros((batch, heads, -(-allocated // 16) * 16, -(-size // 16) * 16), self.dtype)[:, :, :allocated, :size]
             if old is not None:
                 new[..., :self.length, :] = old[..., :self.length, :]
             return new
 
         held = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
-        keys = [grown(np.zeros(shape, self.dtype), old) for old, _ in held]
-        values = [grown(np.zeros(shape, self.dtype), old) for _, old in held]
+        keys, values = [grown(old) for old, _ in held], [grown(old) for _, old in held]
+        first = np.array([[key.ctypes.data, value.ctypes.data] for key, value in zip(keys, values)], np.int64)
+        addresses = first + np.arange(batch)[:, None, None] * keys[0].strides[0]
         tokens = np.zeros((batch, allocated), np.int32)
         if self.tokens is not None:
             tokens[:, :self.length] = self.tokens[:, :self.length]
         tables = rope.tables(c, 0, allocated, None)
         # All at once: an interrupt before this line has changed nothing.
-        self.keys, self.values, self.tokens, self._tables, self.allocated = keys, values, tokens, tables, allocated
+        self.keys, self.values, self.tokens, self.addresses = keys, values, tokens, addresses
+        self._tables, self.allocated = tables, allocated

@@ -16,7 +16,7 @@ from .cache import Cache
 class Embedding:
     """weight: [V, E]."""
 
-    weight: np.ndarray
+    weight: ops.Matrix
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         return ops.embed(self.weight, tokens)
@@ -24,9 +24,9 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Linear:
-    """weight: [N, K]; bias: [N] or None."""
+    """weight: [N, K], or parts of it below each other; bias: [N] or None."""
 
-    weight: np.ndarray
+    weight: ops.Matrix | tuple[ops.Matrix, ...]
     bias: np.ndarray | None = None
 
     def __call__(self, x: np.ndarray) -> np.ndarray:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from mlx_llama.core import machine
 from mlx_llama.core.checkpoint import Checkpoint
 from mlx_llama.core.config import LlamaConfig
-from mlx_llama.core.errors import ContextError
+from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.positions import checked_tokens
+from mlx_llama.core.quantized import AffineWeight
 
-from . import runtime
+from . import compiled, ops, runtime
 from .cache import Cache
 from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
+from .quantized import QuantizedMatrix
 from .sampling import Sampler
+
+if TYPE_CHECKING:
+    from .compiled.runner import CompiledLlama
+
+BYTES_PER_THREAD = 4 << 20  # of weights: below, waking another thread for every token costs more than it gains
 
 
 class Llama:
@@ -29,24 +39,29 @@ class Llama:
         self.dtype = dtype
         self.device = device
         self.notices = notices
+        self.compiled: CompiledLlama | None = None  # the same model as machine code; None: NumPy only
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: str = "cpu") -> Llama:
-        """Build the model; weights keep their stored width. Raises BackendError for a dtype it cannot honour."""
+    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: str = "cpu", threads: int | None = None,
+             activation_bits: int | None = None) -> Llama:
+        """Build the model; weights keep their stored width.
+
+        threads: of the compiled path (None: one per physical core, fewer for a small model). activation_bits: 8, 16 or
+        32, what it multiplies low-bit weights with (None: 16, with dtype "float32" 32). Raises BackendError for what it
+        cannot honour, CheckpointError where memory does not suffice.
+        """
         config, tensors = checkpoint.config, checkpoint.tensors
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
+        target, reason = compiled.find_target()
+        if target is None and (threads is not None or activation_bits is not None):
+            flag = "--threads" if threads is not None else "--activation-bits"
+            raise BackendError(f"{flag} is for the compiled path, which is not to be had here ({reason}): leave it out")
 
-        def matrix(*names: str) -> np.ndarray:
-            parts = [tensors[name] for name in names]
-            if len(parts) == 1:
-                return np.require(parts[0].bits, requirements="A")  # mapped; copied only from an unaligned file
-            kinds = {part.dtype for part in parts}
-            bits = [part.bits if len(kinds) == 1 else part.float32() for part in parts]
-            fused = np.empty((sum(map(len, bits)), bits[0].shape[1]), bits[0].dtype)
-            np.concatenate(bits, out=fused)
-            for part in parts:
-                part.release()
-            return fused
+        def matrix(*names: str) -> ops.Matrix | tuple[ops.Matrix, ...]:
+            """As it lies in the file, mapped; copied only from an unaligned one."""
+            parts = [QuantizedMatrix(part) if isinstance(part, AffineWeight) else np.require(part.bits, requirements="A")
+                     for part in map(tensors.__getitem__, names)]
+            return parts[0] if len(parts) == 1 else tuple(parts)
 
         def linear(prefix: str, *names: str) -> Linear:
             biases = [tensors[key].float32() for name in names if (key := f"{prefix}{name}.bias") in tensors]
@@ -68,7 +83,14 @@ class Llama:
             ))
         embedding = Embedding(matrix("model.embed_tokens.weight"))
         head = Linear(embedding.weight) if config.tie_word_embeddings else linear("", "lm_head")
-        return cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device)
+        model = cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device,
+                    () if target else (f"plain NumPy: {reason}",))
+        if target:
+            if threads is None:
+                threads = max(1, min(machine.physical_cores(), checkpoint.nbytes // BYTES_PER_THREAD))
+            bits = activation_bits or (32 if dtype == "float32" else 16)
+            model.compiled = compiled.build(config, tensors, threads, bits, target)
+        return model
 
     def make_cache(self, capacity: int) -> Cache:
         """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
@@ -79,10 +101,15 @@ class Llama:
 
         tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to
         cache.length. Returns logits [B, V] of the last position, with `every` [B, T, V]. probe(name, array) is called at
-        every checkpoint of the model. Raises ContextError when the call does not continue the cache or does not fit.
+        every checkpoint of the model, which only the NumPy code below has. Raises ContextError when the call does not
+        continue the cache or does not fit.
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
         cache.begin(tokens, index_pos)
+        if self.compiled and not probe:
+            logits = self.compiled.forward(lambda part: self.embedding(tokens[:, part]), cache, every)
+            cache.end()
+            return logits
         x = self.embedding(tokens)
         if probe:
             probe("embedding", x)

@@ -1,12 +1,16 @@
 """The arithmetic of a Llama, one function each.
 
 A weight matrix is float32, float16, or uint16 holding bfloat16 bits (NumPy has no bfloat16; bfloat16 is the upper half
-of a float32, so widening it is a shift).
+of a float32, so widening it is a shift), or a low-bit QuantizedMatrix; a tuple of matrices is one matrix, rows below rows.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from .quantized import QuantizedMatrix
+
+Matrix = np.ndarray | QuantizedMatrix
 
 # A block of widened rows should stay in a core's second-level cache between being written and being multiplied.
 BLOCK_BYTES = 1 << 19
@@ -34,17 +38,26 @@ def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     return out
 
 
-def embed(weight: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def embed(weight: Matrix, tokens: np.ndarray) -> np.ndarray:
     """Rows of the embedding. weight: [V, E]; tokens: int32 [B, T]; returns float32 [B, T, E]."""
-    return widen(weight[tokens])
+    return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else widen(weight[tokens])
 
 
-def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+def linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None) -> np.ndarray:
     """x @ weight.T + bias. x: float32 [..., K]; weight: [N, K], any width; bias: float32 [N]; returns float32 [..., N].
 
-    16-bit weights are widened a block of rows at a time, so that no float32 copy of the matrix ever exists.
+    16-bit and low-bit weights are widened a block of rows at a time: no float32 copy of the matrix ever exists.
     """
     rows = x.reshape(-1, x.shape[-1])
+    parts = weight if isinstance(weight, tuple) else (weight,)
+    outs = [part.matmul(rows) if isinstance(part, QuantizedMatrix) else _matmul(rows, part) for part in parts]
+    out = outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
+    if bias is not None:
+        out += bias
+    return out.reshape(*x.shape[:-1], out.shape[1])
+
+
+def _matmul(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
     if weight.dtype == np.float32:
         # One row goes through a matrix-vector product, which reads the weights at the memory's speed.
         out = (weight @ rows[0])[None] if len(rows) == 1 else rows @ weight.T
@@ -59,9 +72,7 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
                 np.dot(wide, rows[0], out=out[0, start:start + step])
             else:
                 out[:, start:start + step] = rows @ wide.T
-    if bias is not None:
-        out += bias
-    return out.reshape(*x.shape[:-1], len(weight))
+    return out
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""NumPy computes at once, so launching and reading cost nothing; the names are here because the engine calls them."""
+"""The CPU computes at once, so launching and reading cost nothing; the names are here because the engine calls them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 
 from mlx_llama.core import machine
 from mlx_llama.core.errors import BackendError
+
+from . import compiled
 
 NAME = "cpu"
 
@@ -24,7 +26,8 @@ def pick_device(device: str | None = None) -> str:
 
 def device_name(device: str) -> str:
     """A name for receipts."""
-    return "NumPy on the CPU"
+    target, _ = compiled.find_target()
+    return f"CPU, compiled for {target.name}" if target else "NumPy on the CPU"
 
 
 def runs_ahead(device: str) -> bool:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import os
+import platform
+import subprocess
 import sys
+from pathlib import Path
 
 
 def peak_memory() -> int:
@@ -27,3 +31,34 @@ def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
     last = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
         mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def physical_cores() -> int:
+    """Cores that this process may run on, counting those that share one core's units (hyper-threads) once."""
+    if sys.platform == "darwin":
+        # Performance cores only, where there are two kinds: the slow ones would hold up the others.
+        for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
+            answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True).stdout.strip()
+            if answer.isdigit() and int(answer) > 0:
+                return int(answer)
+        return os.cpu_count() or 1
+    if not hasattr(os, "sched_getaffinity"):
+        shared = platform.machine().lower() in ("amd64", "x86_64")  # Windows does not say; most of these have two threads
+        return max(1, (os.cpu_count() or 1) // (2 if shared else 1))
+    allowed = os.sched_getaffinity(0)
+    siblings = set()
+    for cpu in allowed:
+        try:
+            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            siblings.add(str(cpu))
+    return min(len(siblings), _quota())
+
+
+def _quota() -> int:
+    """Processors that a container's limit (cgroup 2) grants; a large number where there is none."""
+    try:
+        most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, int(most) // int(period))
+    except (OSError, ValueError):
+        return 1 << 30

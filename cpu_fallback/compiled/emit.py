@@ -1,0 +1,313 @@
+"""Writing LLVM code from Python: functions, values with operators, loops and mutable variables.
+
+Only what the kernels need. An address is an i64, so that address arithmetic reads like arithmetic. Vectors have 16 lanes
+of 32 bits on every machine; LLVM splits them where registers are narrower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from llvmlite import ir
+
+LANES = 16  # float32 or int32 lanes of a vector: rows of a panel, positions of a block of keys
+
+i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+f16, f32 = ir.HalfType(), ir.FloatType()
+void, pointer = ir.VoidType(), ir.PointerType()
+
+
+def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
+    """The type of `lanes` elements."""
+    return ir.VectorType(element, lanes)
+
+
+f32s, i32s = vector(f32), vector(i32)
+
+
+def _is_float(type_: ir.Type) -> bool:
+    return isinstance(getattr(type_, "element", type_), (ir.FloatType, ir.HalfType))
+
+
+def _constant(type_: ir.Type, value: int | float | list) -> ir.Constant:
+    if isinstance(type_, ir.VectorType) and not isinstance(value, list):
+        value = [value] * type_.count
+    return ir.Constant(type_, value)
+
+
+class Module(ir.Module):
+    """LLVM code under construction. known: its finished functions by name, so that each is written once."""
+
+    def __init__(self, name: str = "mlx_llama"):
+        super().__init__(name)
+        self.known: dict[str, Function] = {}
+
+
+class Value:
+    """A number or vector in a function under construction; + - * / and, for integers, & | << >> // % as in C.
+
+    Plain Python numbers on the right are constants of the same type. >> and // are unsigned.
+    """
+
+    def __init__(self, function: Function, raw: ir.Value):
+        self.function = function
+        self.raw = raw
+
+    @property
+    def type(self) -> ir.Type:
+        return self.raw.type
+
+    def _binary(self, other: Value | int | float, integer: str, floating: str = "") -> Value:
+        name = floating if _is_float(self.type) else integer
+        return Value(self.function, getattr(self.function.builder, name)(self.raw, self.function.raw(other, self.type)))
+
+    def __add__(self, other): return self._binary(other, "add", "fadd")
+    def __sub__(self, other): return self._binary(other, "sub", "fsub")
+    def __mul__(self, other): return self._binary(other, "mul", "fmul")
+    def __truediv__(self, other): return self._binary(other, "", "fdiv")
+    def __floordiv__(self, other): return self._binary(other, "udiv")
+    def __mod__(self, other): return self._binary(other, "urem")
+    def __and__(self, other): return self._binary(other, "and_")
+    def __or__(self, other): return self._binary(other, "or_")
+    def __xor__(self, other): return self._binary(other, "xor")
+    def __lshift__(self, other): return self._binary(other, "shl")
+    def __rshift__(self, other): return self._binary(other, "lshr")
+    __radd__, __rmul__ = __add__, __mul__
+
+    def shift_signed(self, bits: int) -> Value:
+        """Right shift that keeps the sign."""
+        return self._binary(bits, "ashr")
+
+    def compare(self, operator: str, other: Value | int | float) -> Value:
+        """A signed or ordered comparison: "<", "<=", ">", ">=", "==", "!="."""
+        builder = self.function.builder
+        ask = builder.fcmp_ordered if _is_float(self.type) else builder.icmp_signed
+        return Value(self.function, ask(operator, self.raw, self.function.raw(other, self.type)))
+
+    def choose(self, yes: Value, no: Value | int | float) -> Value:
+        """Where this condition holds `yes`, else `no`."""
+        return Value(self.function, self.function.builder.select(self.raw, yes.raw, self.function.raw(no, yes.type)))
+
+    def at_most(self, other: Value | int) -> Value:
+        """The smaller of two signed integers."""
+        other = Value(self.function, self.function.raw(other, self.type))
+        return self.compare("<", other).choose(self, other)
+
+    def signed(self, type_: ir.Type) -> Value:
+        """To wider integers, as signed numbers."""
+        return self._cast("sext", type_)
+
+    def unsigned(self, type_: ir.Type) -> Value:
+        """To wider integers, as unsigned numbers."""
+        return self._cast("zext", type_)
+
+    def narrow(self, type_: ir.Type) -> Value:
+        """To narrower integers: the low bits."""
+        return self._cast("trunc", type_)
+
+    def bits(self, type_: ir.Type) -> Value:
+        """The same bits as another type."""
+        return self._cast("bitcast", type_)
+
+    def to_float(self) -> Value:
+        """int32 -> float32, rounded to nearest."""
+        return self._cast("sitofp", f32s if isinstance(self.type, ir.VectorType) else f32)
+
+    def to_int(self) -> Value:
+        """float32 -> int32, towards zero."""
+        return self._cast("fptosi", i32s if isinstance(self.type, ir.VectorType) else i32)
+
+    def widen_half(self) -> Value:
+        """float16 -> float32, exact."""
+        return self._cast("fpext", vector(f32, self.type.count))
+
+    def _cast(self, name: str, type_: ir.Type) -> Value:
+        return Value(self.function, getattr(self.function.builder, name)(self.raw, type_))
+
+    def splat(self, lanes: int = LANES) -> Value:
+        """A vector with this number in every lane."""
+        builder, type_ = self.function.builder, vector(self.type, lanes)
+        empty = ir.Constant(type_, ir.Undefined)
+        one = builder.insert_element(empty, self.raw, i32(0))
+        return Value(self.function, builder.shuffle_vector(one, empty, ir.Constant(vector(i32, lanes), [0] * lanes)))
+
+    def lane(self, index: int) -> Value:
+        return Value(self.function, self.function.builder.extract_element(self.raw, i32(index)))
+
+    def with_lane(self, index: int, value: Value) -> Value:
+        return Value(self.function, self.function.builder.insert_element(self.raw, value.raw, i32(index)))
+
+    def shuffle(self, lanes: list[int], other: Value | None = None) -> Value:
+        """The lanes with these numbers, those of `other` counted on from this vector's."""
+        other = self if other is None else other
+        mask = ir.Constant(vector(i32, len(lanes)), lanes)
+        return Value(self.function, self.function.builder.shuffle_vector(self.raw, other.raw, mask))
+
+
+class Variable:
+    """A value that changes; LLVM keeps it in a register."""
+
+    def __init__(self, function: Function, initial: Value):
+        self.function = function
+        with function.builder.goto_entry_block():
+            self.place = function.builder.alloca(initial.type)
+        self.type = initial.type
+        self.set(initial)
+
+    def get(self) -> Value:
+        return Value(self.function, self.function.builder.load(self.place, typ=self.type))
+
+    def set(self, value: Value) -> None:
+        self.function.builder.store(value.raw, self.place)
+
+
+class Function:
+    """A function under construction. Parameters are attributes: `f.out` of Function(module, "name", {"out": i64})."""
+
+    def __init__(self, module: Module, name: str, parameters: Mapping[str, ir.Type], result: ir.Type = void,
+                 public: bool = False):
+        self.module = module
+        self.ir = ir.Function(module, ir.FunctionType(result, list(parameters.values())), name)
+        self.ir.attributes.add("nounwind")
+        if not public:
+            self.ir.linkage = "internal"
+            self.ir.attributes.add("noinline")
+        self.builder = ir.IRBuilder(self.ir.append_basic_block("entry"))
+        self.parameters = {key: Value(self, raw) for key, raw in zip(parameters, self.ir.args)}
+
+    def __getattr__(self, name: str) -> Value:
+        try:
+            return self.__dict__["parameters"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def raw(self, value: Value | int | float, type_: ir.Type) -> ir.Value:
+        """The LLVM value of a Value or a Python number."""
+        return value.raw if isinstance(value, Value) else _constant(type_, value)
+
+    def constant(self, type_: ir.Type, value: int | float | list) -> Value:
+        return Value(self, _constant(type_, value))
+
+    def zero(self, type_: ir.Type) -> Value:
+        return self.constant(type_, 0.0 if _is_float(type_) else 0)
+
+    def load(self, type_: ir.Type, address: Value, offset: Value | int = 0, align: int = 1) -> Value:
+        return Value(self, self.builder.load(self._pointer(address, offset), align=align, typ=type_))
+
+    def store(self, value: Value, address: Value, offset: Value | int = 0, align: int = 1) -> None:
+        self.builder.store(value.raw, self._pointer(address, offset), align=align)
+
+    def _pointer(self, address: Value, offset: Value | int = 0) -> ir.Value:
+        if not (isinstance(offset, int) and offset == 0):
+            address = address + offset
+        return self.builder.inttoptr(address.raw, pointer)
+
+    def call(self, function: Function, *arguments: Value | int | float) -> Value:
+        raws = [self.raw(value, type_) for value, type_ in zip(arguments, function.ir.function_type.args, strict=True)]
+        return Value(self, self.builder.call(function.ir, raws))
+
+    def intrinsic(self, name: str, result: ir.Type, *arguments: Value) -> Value:
+        """A call to an LLVM intrinsic or an external function of this name."""
+        declared = self.module.globals.get(name)
+        if declared is None:
+            types = [value.type for value in arguments]
+            declared = ir.Function(self.module, ir.FunctionType(result, types), name)
+        return Value(self, self.builder.call(declared, [value.raw for value in arguments]))
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once. float32 vectors."""
+        return self.intrinsic("llvm.fma.v16f32", f32s, a, b, c)
+
+    def math(self, name: str, *arguments: Value) -> Value:
+        """llvm.<name> of float32 vectors or numbers: sqrt, fabs, rint, maxnum, minnum."""
+        type_ = arguments[0].type
+        suffix = f"v{type_.count}f32" if isinstance(type_, ir.VectorType) else "f32"
+        return self.intrinsic(f"llvm.{name}.{suffix}", type_, *arguments)
+
+    def largest(self, values: Value) -> Value:
+        """The largest lane of a float32 vector."""
+        return self.intrinsic("llvm.vector.reduce.fmax.v16f32", f32, values)
+
+    def total(self, values: Value) -> Value:
+        """The sum of the lanes: integers in any order, float32 always pairwise halves, so that it never varies."""
+        if not _is_float(values.type):
+            return self.intrinsic("llvm.vector.reduce.add.v16i32", i32, values)
+        width = LANES
+        while width > 1:
+            width //= 2
+            values = values.shuffle(list(range(width))) + values.shuffle(list(range(width, 2 * width)))
+        return values.lane(0)
+
+    @contextmanager
+    def loop(self, count: Value | int, start: Value | int = 0, step: int = 1) -> Iterator[Value]:
+        """for (i64 i = start; i < count; i += step)"""
+        builder, before = self.builder, self.builder.block
+        head, body, after = (builder.append_basic_block() for _ in range(3))
+        builder.branch(head)
+        builder.position_at_end(head)
+        index = builder.phi(i64)
+        index.add_incoming(self.raw(start, i64), before)
+        builder.cbranch(builder.icmp_signed("<", index, self.raw(count, i64)), body, after)
+        builder.position_at_end(body)
+        yield Value(self, index)
+        index.add_incoming(builder.add(index, i64(step)), builder.block)
+        builder.branch(head)
+        builder.position_at_end(after)
+
+    @contextmanager
+    def forever(self) -> Iterator[Callable[[Value], None]]:
+        """A loop that ends where the body calls what it gets with a condition that holds."""
+        builder = self.builder
+        body, after = builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(body)
+        builder.position_at_end(body)
+
+        def leave_if(condition: Value) -> None:
+            stay = builder.append_basic_block()
+            builder.cbranch(condition.raw, after, stay)
+            builder.position_at_end(stay)
+
+        yield leave_if
+        builder.branch(body)
+        builder.position_at_end(after)
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        with self.builder.if_then(condition.raw):
+            yield
+
+    @contextmanager
+    def either(self, condition: Value) -> Iterator[tuple]:
+        """`with f.either(c) as (yes, no):` then `with yes:` and `with no:`."""
+        with self.builder.if_else(condition.raw) as branches:
+            yield branches
+
+    def atomic_add(self, address: Value, value: Value | int) -> Value:
+        """Adds to an i64 in memory; returns what was there before."""
+        return Value(self, self.builder.atomic_rmw("add", self._pointer(address), self.raw(value, i64), "acq_rel"))
+
+    def atomic_load(self, address: Value) -> Value:
+        return Value(self, self.builder.load_atomic(self._pointer(address), "acquire", 8, typ=i64))
+
+    def atomic_store(self, address: Value, value: Value | int) -> None:
+        self.builder.atomic_rmw("xchg", self._pointer(address), self.raw(value, i64), "acq_rel")
+
+    def switch(self, number: Value, cases: list[Callable[[], None]]) -> None:
+        """Runs the code that cases[number] writes; nothing for other numbers."""
+        builder = self.builder
+        after = builder.append_basic_block()
+        choice = builder.switch(number.raw, after)
+        for index, case in enumerate(cases):
+            block = builder.append_basic_block()
+            choice.add_case(i64(index), block)
+            builder.position_at_end(block)
+            case()
+            builder.branch(after)
+        builder.position_at_end(after)
+
+    def finish(self, result: Value | None = None) -> Function:
+        """End the function."""
+        self.builder.ret_void() if result is None else self.builder.ret(result.raw)
+        self.module.known[self.ir.name] = self
+        return self

@@ -1,0 +1,568 @@
+"""The kernels: products of panels with activations, activations from floats, attention. Each is one function of addresses.
+
+Every sum has one fixed order, the same for one token as for a tile of them, so results do not depend on threads, tiles or
+on whether a position was decoded or part of a prompt. Addresses and counts are i64; callers check them (program.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+
+from . import layouts
+from .emit import LANES, Function, Module, Value, Variable, f16, f32, f32s, i8, i16, i32, i32s, i64, vector
+from .layouts import GROUP, PLANES, FloatLayout, Form, LowBitLayout
+from .target import Target
+
+PANELS_AT_ONCE = 4  # of float weights when decoding: independent sums hide the latency of multiply and add
+
+
+PRODUCT = {"weights": i64, "x": i64, "out": i64, "out_stride": i64, "blocks": i64, "bias": i64, "accumulate": i64}
+
+
+def product_name(layout: layouts.Layout, form: Form, tokens: int, panels: int = 1) -> str:
+    return f"product_{layout.name}_{form.name}_{tokens}x{panels}"
+
+
+def product(module: Module, target: Target, layout: layouts.Layout, form: Form, tokens: int, panels: int = 1,
+            public: bool = False) -> Function:
+    """out[t][16 rows] = panel times x[t] (+ bias) (+ out, if accumulate) for `tokens` tokens.
+
+    weights: the panel; x: the activations' first record; out: float32, token t at t * out_stride bytes; blocks: of the
+    panel; bias: float32 [16] or 0. panels > 1 (float weights only): so many panels, `blocks` apart, at once.
+    """
+    name = product_name(layout, form, tokens, panels)
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, PRODUCT, public=public)
+    if isinstance(layout, FloatLayout):
+        sums = _float_sums(f, layout, tokens, panels)
+    elif form.name == "float":
+        sums = _dequantised_sums(f, layout, tokens)
+    else:
+        sums = _integer_sums(f, target, layout, form, tokens)
+    for panel in range(panels):
+        for t in range(tokens):
+            at = f.out + f.out_stride * t + 64 * panel if t or panel else f.out
+            value = sums[panel * tokens + t]
+            total = Variable(f, value.get())
+            with f.when(f.bias.compare("!=", 0)):
+                total.set(total.get() + f.load(f32s, f.bias, 64 * panel, 4))
+            with f.when(f.accumulate.compare("!=", 0)):
+                total.set(total.get() + f.load(f32s, at, 0, 4))
+            f.store(total.get(), at, 0, 4)
+    return f.finish()
+
+
+def _zeros(f: Function, count: int) -> list[Variable]:
+    return [Variable(f, f.zero(f32s)) for _ in range(count)]
+
+
+def _load_wide(f: Function, dtype: str, address: Value, offset: Value | int) -> Value:
+    """16 numbers of `dtype` as float32."""
+    if dtype == "float32":
+        return f.load(f32s, address, offset, 4)
+    if dtype == "float16":
+        return f.load(vector(f16), address, offset, 2).widen_half()
+    return (f.load(vector(i16), address, offset, 2).unsigned(i32s) << 16).bits(f32s)  # bfloat16: a float32's upper half
+
+
+def _float_sums(f: Function, layout: FloatLayout, tokens: int, panels: int) -> list[Variable]:
+    unroll, width = 8, layouts.WIDTHS[layout.dtype] * layouts.ROWS
+    sums = _zeros(f, tokens * panels)
+    steps = f.blocks * (GROUP // unroll)
+    panel_bytes = f.blocks * layout.block_bytes
+    with f.loop(steps) as i:
+        weights, x = f.weights + i * (unroll * width), f.x + i * (unroll * 4 * tokens)
+        for u in range(unroll):
+            for panel in range(panels):
+                w = _load_wide(f, layout.dtype, weights + panel_bytes * panel if panel else weights, u * width)
+                for t in range(tokens):
+                    one = sums[panel * tokens + t]
+                    one.set(f.fma(w, f.load(f32, x, 4 * (u * tokens + t), 4).splat(), one.get()))
+    return sums
+
+
+class _Codes:
+    """The codes of one group, chunk by chunk: int32 [16 rows], byte e of a lane is the code of input 4 k + e."""
+
+    def __init__(self, f: Function, bits: int, address: Value):
+        self.f, self.bits, self.address = f, bits, address
+        self.loaded: dict[int, Value] = {}
+
+    def chunk(self, k: int) -> Value:
+        f, result, first = self.f, None, 0
+        for width, shift in PLANES[self.bits]:
+            at = first + k % width
+            if at not in self.loaded:
+                self.loaded[at] = f.load(i32s, self.address, 64 * at, 64)
+            part, move = self.loaded[at], k // width * width - shift
+            part = part >> move if move > 0 else part << -move if move < 0 else part
+            if width < 8:
+                part = part & (((1 << width) - 1 << shift) * 0x01010101)
+            result = part if result is None else result | part
+            first += width
+        return result
+
+    def order(self) -> list[int]:
+        """The chunks so that those of one vector stand together."""
+        width = PLANES[self.bits][0][0]
+        return [k for first in range(width) for k in range(first, 8, width)]
+
+
+class _Scales:
+    """Scales and biases of one block."""
+
+    def __init__(self, f: Function, layout: LowBitLayout, block: Value):
+        self.f, self.layout, self.block = f, layout, block
+        self.super = {}
+        if layout.two_level:
+            for part in ("scales", "biases")[:1 + layout.has_biases]:
+                self.super[part] = _load_wide(f, layout.scale_dtype, block, layout.offsets[f"super_{part}"])
+
+    def __call__(self, part: str, group: Value | int) -> Value:
+        """The 16 rows' "scales" or "biases" of a scale group."""
+        f, layout = self.f, self.layout
+        if not layout.two_level:
+            width = layouts.WIDTHS[layout.scale_dtype] * LANES
+            return _load_wide(f, layout.scale_dtype, self.block, group * width + layout.offsets[part])
+        sub = f.load(vector(i8), self.block, group * LANES + layout.offsets[part], 16)
+        sub = sub.signed(i32s) if part == "scales" else sub.unsigned(i32s)
+        return self.super[part] * sub.to_float()
+
+
+def _each_group(f: Function, layout: LowBitLayout, record: int, unrolled: bool):
+    """Yields (codes' address, record's address, scale of the block, number of the group in the block) for every group."""
+    with f.loop(f.blocks) as i:
+        block, x = f.weights + i * layout.block_bytes, f.x + i * (layout.groups * record)
+        if unrolled:
+            scales = _Scales(f, layout, block)
+            for g in range(layout.groups):
+                yield block + g * layout.group_bytes, x + g * record, scales, g
+        else:
+            with f.loop(layout.groups) as g:
+                yield block + g * layout.group_bytes, x + g * record, _Scales(f, layout, block), g
+
+
+def _scale_group(layout: LowBitLayout, group: Value | int, half: int) -> Value | int:
+    """The scale group of a half (16 inputs) of a group."""
+    if layout.group_size == 16:
+        return group * 2 + half
+    return group // (layout.group_size // GROUP)
+
+
+def _integer_sums(f: Function, target: Target, layout: LowBitLayout, form: Form, tokens: int) -> list[Variable]:
+    """Integer products within a group, then one multiply and add in float32 per group."""
+    sums = _zeros(f, tokens)
+    planes = 2 if form.name == "int8x2" else 1
+    halves = 2 if layout.group_size == 16 else 1
+    # NEON's dot product takes signed codes: 8-bit ones are shifted by 128, and the offset with them
+    flip = target.dot == "sdot" and layout.bits == 8
+    offset = layout.offset - 128 if flip else layout.offset
+    for address, x, scales, group in _each_group(f, layout, form.record(tokens), tokens == 1):
+        codes = _Codes(f, layout.bits, address)
+
+        def part(name: str, type_: ir.Type, t: int, half: int = 0) -> Value:
+            return f.load(type_, x, form.at(name, tokens) + 4 * (half * tokens + t), 4)
+
+        for half in range(halves):
+            sum_name = "minus_half_sums" if halves == 2 else "minus_sum"
+            products = []
+            for t in range(tokens):
+                start = f.zero(i32s)
+                if offset:
+                    start = part(sum_name, i32, t, half).splat() * offset
+                products.append([f.zero(i32s)] * (planes - 1) + [start])
+            for k in codes.order() if halves == 1 else range(4 * half, 4 * half + 4):
+                chunk = codes.chunk(k)
+                if flip:
+                    chunk = chunk ^ -0x7F7F7F80
+                if target.dot == "madd":
+                    even, odd = (chunk & 0x00FF00FF), ((chunk >> 8) & 0x00FF00FF)
+                for t in range(tokens):
+                    if target.dot == "madd":
+                        for which, codes16 in enumerate((even, odd)):
+                            pair = f.load(i32, x, 8 * (tokens * k + t) + 4 * which, 4).splat()
+                            products[t][0] = products[t][0] + _multiply_pairs(f, codes16, pair)
+                    else:
+                        for plane in range(planes):
+                            quad = f.load(i32, x, 4 * (tokens * (8 * plane + k) + t), 4).splat()
+                            products[t][plane] = _dot(f, target, products[t][plane], chunk, quad)
+            scale = scales("scales", _scale_group(layout, group, half))
+            for t in range(tokens):
+                total = products[t][0]
+                if planes == 2:
+                    total = (total << 8) + products[t][1]
+                factor = scale * part("scale", f32, t).splat()
+                sums[t].set(f.fma(total.to_float(), factor, sums[t].get()))
+            if layout.has_biases:
+                bias = scales("biases", _scale_group(layout, group, half))
+                for t in range(tokens):
+                    if halves == 1:
+                        summed = part("sum", f32, t)
+                    else:
+                        summed = part("minus_half_sums", i32, t, half).to_float() * part("scale", f32, t) * -1.0
+                    sums[t].set(f.fma(bias, summed.splat(), sums[t].get()))
+    return sums
+
+
+def _dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Value:
+    """sums + the four products of unsigned (NEON: signed) codes with signed bytes of x, in every lane."""
+    bytes_ = vector(i8, 64)
+    if target.dot == "vnni":
+        return f.intrinsic("llvm.x86.avx512.vpdpbusd.512", i32s, sums, codes.bits(bytes_), x.bits(bytes_))
+    quarters = []
+    for q in range(4):
+        lanes, some = list(range(4 * q, 4 * q + 4)), list(range(16 * q, 16 * q + 16))
+        quarters.append(f.intrinsic("llvm.aarch64.neon.sdot.v4i32.v16i8", vector(i32, 4), sums.shuffle(lanes),
+                                    codes.bits(bytes_).shuffle(some), x.bits(bytes_).shuffle(some)))
+    low, high = (quarters[i].shuffle(list(range(8)), quarters[i + 1]) for i in (0, 2))
+    return low.shuffle(list(range(16)), high)
+
+
+def _multiply_pairs(f: Function, codes: Value, x: Value) -> Value:
+    """The sum of both 16-bit products in every lane; LLVM sees the multiply and pair-add instruction in it."""
+    halves, wide = vector(i16, 32), vector(i32, 32)
+    products = codes.bits(halves).signed(wide) * x.bits(halves).signed(wide)
+    return products.shuffle(list(range(0, 32, 2))) + products.shuffle(list(range(1, 32, 2)))
+
+
+def _dequantised_sums(f: Function, layout: LowBitLayout, tokens: int) -> list[Variable]:
+    """float32 activations: every weight is dequantised, as the file format defines it, and multiplied."""
+    sums = _zeros(f, tokens)
+    record = layouts.FLOAT.record(tokens)
+    for address, x, scales, group in _each_group(f, layout, record, False):
+        codes = _Codes(f, layout.bits, address)
+        for half in range(2):
+            if half == 0 or layout.group_size == 16:
+                scale = scales("scales", _scale_group(layout, group, half))
+                bias = scales("biases", _scale_group(layout, group, half)) if layout.has_biases else None
+            for k in range(4 * half, 4 * half + 4):
+                chunk = codes.chunk(k)
+                for e in range(4):
+                    code = (chunk >> 8 * e if e else chunk) & 255
+                    if layout.offset:
+                        code = code - layout.offset
+                    weight = code.to_float() * scale
+                    if bias is not None:
+                        weight = weight + bias
+                    for t in range(tokens):
+                        one = f.load(f32, x, 4 * ((4 * k + e) * tokens + t), 4).splat()
+                        sums[t].set(f.fma(weight, one, sums[t].get()))
+    return sums
+
+
+def _exp(f: Function, x: Value) -> Value:
+    """exp of 16 numbers, within 2 units in the last place; Cephes' polynomial (Moshier, expf.c)."""
+    real = lambda number: f.constant(f32s, float(np.float32(number)))  # noqa: E731
+    x = f.math("minnum", f.math("maxnum", x, real(-87.0)), real(88.0))
+    n = f.math("rint", x * real(1.44269504))
+    r = f.fma(n, real(-0.693359375), x)
+    r = f.fma(n, real(2.12194440e-4), r)
+    p = real(1.9875691500e-4)
+    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = f.fma(p, r, real(c))
+    y = f.fma(p, r * r, r) + real(1.0)
+    return y * ((n.to_int() + 127) << 23).bits(f32s)
+
+
+def pack_name(form: Form, source: str, tokens: int) -> str:
+    return f"pack_{source}_{form.name}_{form.limit}_{tokens}"
+
+
+PACK = {"a": i64, "b": i64, "factor": f32, "groups": i64, "out": i64, "slot": i64}
+
+
+def pack(module: Module, form: Form, source: str, tokens: int, public: bool = False) -> Function:
+    """Floats of one token -> its slot in the records of a block of `tokens` tokens.
+
+    source: "plain" x = a, "norm" x = a * factor * b, "silu" x = silu(a) * b; a, b: float32 [32 groups]; out: the first
+    record to write; slot: the token's number in its block.
+    """
+    name = pack_name(form, source, tokens)
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, PACK, public=public)
+    record = form.record(tokens)
+    with f.loop(f.groups) as i:
+        out = f.out + i * record
+        x = []
+        for half in range(2):
+            at = i * (4 * GROUP) + 4 * LANES * half
+            value = f.load(f32s, f.a, at, 4)
+            if source == "norm":
+                value = value * f.factor.splat() * f.load(f32s, f.b, at, 4)
+            elif source == "silu":
+                negative = f.constant(f32s, -0.0) - value
+                value = value / (_exp(f, negative) + 1.0) * f.load(f32s, f.b, at, 4)
+            x.append(value)
+        if form.name == "float":
+            for half, value in enumerate(x):
+                if tokens == 1:
+                    f.store(value, out, 4 * LANES * half, 4)
+                    continue
+                for e in range(LANES):
+                    f.store(value.lane(e), out + f.slot * 4, 4 * tokens * (LANES * half + e), 4)
+        else:
+            _quantise(f, form, x, out, tokens)
+    return f.finish()
+
+
+def _quantise(f: Function, form: Form, x: list[Value], out: Value, tokens: int) -> None:
+    """One group of one token: x = scale * code with |code| <= form.limit."""
+    largest = f.largest(f.math("maxnum", *(f.math("fabs", half) for half in x)))
+    usable = largest.compare(">", 1e-30)  # below, 1 / largest would overflow: such a group counts as zero
+    inverse = usable.choose(f.constant(f32, float(form.limit)) / usable.choose(largest, 1.0), 0.0)
+    scale = largest * float(np.float32(1 / form.limit))
+    codes = [f.math("rint", half * inverse.splat()).to_int() for half in x]
+    sums = [f.total(half) for half in codes]
+    both = sums[0] + sums[1]
+
+    def put(part: str, value: Value, half: int = 0) -> None:
+        f.store(value, out + f.slot * 4, form.at(part, tokens) + 4 * tokens * half, 4)
+
+    put("scale", scale)
+    put("minus_sum", both * -1)
+    put("minus_half_sums", sums[0] * -1)
+    put("minus_half_sums", sums[1] * -1, 1)
+    put("sum", scale * both.to_float())
+
+    if form.name == "int16":
+        for half, code in enumerate(codes):
+            swapped = code.narrow(vector(i16)).shuffle([4 * j + e for j in range(4) for e in (0, 2, 1, 3)])
+            quads = swapped.bits(vector(i64, 4))
+            for j in range(4):
+                f.store(quads.lane(j), out + f.slot * 8, 8 * tokens * (4 * half + j), 4)
+        return
+    planes = [codes]
+    if form.name == "int8x2":
+        high = [(code + 128).shift_signed(8) for code in codes]
+        planes = [high, [code - (top << 8) for code, top in zip(codes, high)]]
+    for plane, halves in enumerate(planes):
+        for half, code in enumerate(halves):
+            quads = code.narrow(vector(i8)).bits(vector(i32, 4))
+            for j in range(4):
+                f.store(quads.lane(j), out + f.slot * 4, 4 * tokens * (8 * plane + 4 * half + j), 4)
+
+
+def sum_of_squares(module: Module, public: bool = False) -> Function:
+    """out[0] = the sum of a[i]**2 over `groups` groups of 32. a, out: float32."""
+    name = "sum_of_squares"
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, {"a": i64, "groups": i64, "out": i64}, public=public)
+    sums = _zeros(f, 2)
+    with f.loop(f.groups) as i:
+        for half, one in enumerate(sums):
+            value = f.load(f32s, f.a, i * (4 * GROUP) + 4 * LANES * half, 4)
+            one.set(f.fma(value, value, one.get()))
+    f.store(f.total(sums[0].get() + sums[1].get()), f.out, 0, 4)
+    return f.finish()
+
+
+def rotate(module: Module, head_dim: int, public: bool = False) -> Function:
+    """Rotary embedding of one head in place (Hugging Face's layout: pairs i, i + D/2). x: float32 [D]; cosine, sine: [D/2]."""
+    name = f"rotate_{head_dim}"
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, {"x": i64, "cosine": i64, "sine": i64}, public=public)
+    half = head_dim // 2
+
+    def turn(type_: ir.Type, at: Value | int) -> None:
+        first, second = f.load(type_, f.x, at, 4), f.load(type_, f.x + 4 * half, at, 4)
+        cosine, sine = f.load(type_, f.cosine, at, 4), f.load(type_, f.sine, at, 4)
+        f.store(first * cosine - second * sine, f.x, at, 4)
+        f.store(second * cosine + first * sine, f.x + 4 * half, at, 4)
+
+    whole = half // LANES * LANES
+    for i in range(0, whole, LANES):
+        turn(f32s, 4 * i)
+    with f.loop(half, whole) as i:
+        turn(f32, i * 4)
+    return f.finish()
+
+
+ATTEND = {"query": i64, "keys": i64, "values": i64, "out": i64, "first": i64, "end": i64, "row_bytes": i64,
+          "heads": i64, "scores": i64, "scores_bytes": i64}
+HEADS_AT_ONCE = 4
+TILE = 64  # positions whose values are read for all heads before the next ones
+PIECE = 64  # dimensions of a head whose sums are in registers together
+
+
+def attend(module: Module, head_dim: int, public: bool = False) -> Function:
+    """softmax(q k^T / sqrt(D)) v of one token and one key head, for the `heads` query heads that share it.
+
+    query, out: float32 [heads][D] (out may be filled up to whole vectors); keys, values: the head's rows, float32
+    [positions][D, filled up with zeros to whole vectors], row_bytes apart, whole blocks of 16 rows readable; first, end:
+    the positions to be seen; scores: scratch, scores_bytes apart for each head, 4 bytes for each position from first's
+    block of 16 to end's.
+    """
+    name = f"attend_{head_dim}"
+    if name in module.known:
+        return module.known[name]
+    chunks = -(-head_dim // LANES)
+    score = _score_block(module, head_dim)
+    mixers = {count: _mix(module, head_dim, count) for count in (HEADS_AT_ONCE, 1)}
+    f = Function(module, name, ATTEND, public=public)
+    start = f.first // LANES * LANES
+    blocks = (f.end - start + (LANES - 1)) // LANES
+    with f.loop(blocks) as b:
+        position = start + b * LANES
+        keys = f.keys + position * f.row_bytes
+        with f.loop(f.heads) as h:
+            f.call(score, f.query + h * (4 * head_dim), keys, f.row_bytes, position, f.first, f.end,
+                   f.scores + h * f.scores_bytes + b * (4 * LANES))
+    with f.loop(f.heads) as h:
+        row = f.scores + h * f.scores_bytes
+        top = Variable(f, f.constant(f32s, -3e38))
+        with f.loop(blocks) as b:
+            top.set(f.math("maxnum", top.get(), f.load(f32s, row, b * (4 * LANES), 4)))
+        largest = f.largest(top.get()).splat()
+        sums = Variable(f, f.zero(f32s))
+        with f.loop(blocks) as b:
+            value = f.load(f32s, row, b * (4 * LANES), 4)
+            value = value.compare(">", -2e38).choose(_exp(f, value - largest), 0.0)
+            f.store(value, row, b * (4 * LANES), 4)
+            sums.set(sums.get() + value)
+        share = (f.constant(f32, 1.0) / f.total(sums.get())).splat()
+        with f.loop(blocks) as b:
+            f.store(f.load(f32s, row, b * (4 * LANES), 4) * share, row, b * (4 * LANES), 4)
+        with f.loop(head_dim) as d:
+            f.store(f.zero(f32), f.out + h * (4 * head_dim), d * 4, 4)
+    with f.loop(f.end, f.first, TILE) as tile:
+        count = (f.end - tile).at_most(TILE)
+        values, seen = f.values + tile * f.row_bytes, f.scores + (tile - start) * 4
+        whole = f.heads // HEADS_AT_ONCE * HEADS_AT_ONCE
+        for start_head, end_head, at_once in ((f.constant(i64, 0), whole, HEADS_AT_ONCE), (whole, f.heads, 1)):
+            with f.loop(end_head, start_head, at_once) as h:
+                for piece in range(0, chunks * LANES, PIECE):
+                    f.call(mixers[at_once][piece], seen + h * f.scores_bytes, f.scores_bytes, values + 4 * piece, f.row_bytes,
+                           count, f.out + h * (4 * head_dim) + 4 * piece)
+    return f.finish()
+
+
+def _score_block(module: Module, head_dim: int) -> Function:
+    """Scores of one head against 16 rows of keys; -3e38 outside first .. end."""
+    f = Function(module, f"score_block_{head_dim}", {
+        "query": i64, "keys": i64, "row_bytes": i64, "position": i64, "first": i64, "end": i64, "out": i64})
+    sums: list[Value] = []
+    tail = head_dim % LANES
+    whole = head_dim // LANES
+    query = [f.load(f32s, f.query, 4 * LANES * c, 4) for c in range(whole)]
+    if tail:  # the rows of keys are filled up with zeros, the query is not: what stands behind it must not count
+        last = f.zero(f32s)
+        for e in range(tail):
+            last = last.with_lane(e, f.load(f32, f.query, 4 * (LANES * whole + e), 4))
+        query.append(last)
+    for j in range(LANES):
+        row = f.keys + f.row_bytes * j if j else f.keys
+        one = f.load(f32s, row, 0, 4) * query[0]
+        for c in range(1, len(query)):
+            one = f.fma(f.load(f32s, row, 4 * LANES * c, 4), query[c], one)
+        sums.append(one)
+    # Lanes of 16 vectors summed into one vector: pairs of lanes of pairs of vectors, four times.
+    while len(sums) > 1:
+        sums = [one.shuffle(list(range(0, 32, 2)), two) + one.shuffle(list(range(1, 32, 2)), two)
+                for one, two in zip(sums[::2], sums[1::2])]
+    scores = sums[0] * float(np.float32(head_dim**-0.5))
+    lanes = f.position.narrow(i32).splat() + f.constant(i32s, list(range(LANES)))
+    outside = f.constant(f32s, -3e38)
+    scores = lanes.compare("<", f.end.narrow(i32).splat()).choose(scores, outside)
+    scores = lanes.compare(">=", f.first.narrow(i32).splat()).choose(scores, outside)
+    f.store(scores, f.out, 0, 4)
+    return f.finish()
+
+
+def _mix(module: Module, head_dim: int, heads: int) -> dict[int, Function]:
+    """By first dimension of a piece: out[h][piece] += the sum over `count` positions of share[h][position] * values."""
+    pieces = {}
+    for piece in range(0, -(-head_dim // LANES) * LANES, PIECE):
+        dims = min(PIECE, head_dim - piece)
+        whole, tail = dims // LANES, dims % LANES
+        f = Function(module, f"mix_{head_dim}_{piece}_{heads}", {
+            "shares": i64, "shares_bytes": i64, "values": i64, "row_bytes": i64, "count": i64, "out": i64})
+
+        def places(h: int):
+            """(out's address, type, lanes) of each vector of a head."""
+            out = f.out + 4 * head_dim * h if h else f.out
+            return [(out + 4 * LANES * c if c else out) for c in range(whole + bool(tail))]
+
+        sums = []
+        for h in range(heads):
+            for c, at in enumerate(places(h)):
+                if c < whole:
+                    sums.append(Variable(f, f.load(f32s, at, 0, 4)))
+                else:
+                    part = f.zero(f32s)
+                    for e in range(tail):
+                        part = part.with_lane(e, f.load(f32, at, 4 * e, 4))
+                    sums.append(Variable(f, part))
+        width = whole + bool(tail)
+        with f.loop(f.count) as i:
+            row = f.values + i * f.row_bytes
+            values = [f.load(f32s, row, 4 * LANES * c, 4) for c in range(width)]
+            for h in range(heads):
+                share = f.load(f32, f.shares + f.shares_bytes * h + i * 4 if h else f.shares + i * 4, 0, 4).splat()
+                for c in range(width):
+                    one = sums[h * width + c]
+                    one.set(f.fma(share, values[c], one.get()))
+        for h in range(heads):
+            for c, at in enumerate(places(h)):
+                value = sums[h * width + c].get()
+                if c < whole:
+                    f.store(value, at, 0, 4)
+                else:
+                    for e in range(tail):
+                        f.store(value.lane(e), at, 4 * e, 4)
+        pieces[piece] = f.finish()
+    return pieces
+
+
+def transpose_codes(module: Module, layout: LowBitLayout, public: bool = True) -> Function:
+    """Codes of 16 rows -> the codes of one panel. rows: uint8 [16][row_bytes]; blocks: of the panel; out: the panel."""
+    name = f"panel_{layout.name}"
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, {"rows": i64, "row_bytes": i64, "blocks": i64, "out": i64}, public=public)
+    with f.loop(f.blocks) as b:
+        with f.loop(layout.groups) as g:
+            source = f.rows + b * layout.block + g * GROUP
+            chunks = []
+            for k in range(8):
+                lanes = f.zero(i32s)
+                for r in range(LANES):
+                    lanes = lanes.with_lane(r, f.load(i32, source + f.row_bytes * r if r else source, 4 * k, 1))
+                chunks.append(lanes)
+            out, at = f.out + b * layout.block_bytes + g * layout.group_bytes, 0
+            for width, shift in PLANES[layout.bits]:
+                mask = ((1 << width) - 1) * 0x01010101 if width < 8 else None
+                for v in range(width):
+                    packed = None
+                    for k in range(v, 8, width):
+                        part = chunks[k] >> shift if shift else chunks[k]
+                        part = part & mask if mask else part
+                        part = part << k // width * width if k >= width else part
+                        packed = part if packed is None else packed | part
+                    f.store(packed, out, 64 * (at + v), 64)
+                at += width
+    return f.finish()
+
+
+def transpose_floats(module: Module, layout: FloatLayout, public: bool = True) -> Function:
+    """16 rows of numbers -> one panel. rows: [16][row_bytes]; blocks: of the panel; out: the panel."""
+    name = f"panel_{layout.name}"
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, {"rows": i64, "row_bytes": i64, "blocks": i64, "out": i64}, public=public)
+    width = layouts.WIDTHS[layout.dtype]
+    with f.loop(f.blocks * (GROUP * width // 4)) as word:  # 4 bytes at a time: one float32 or two 16-bit numbers
+        lanes = f.zero(i32s)
+        for r in range(LANES):
+            lanes = lanes.with_lane(r, f.load(i32, f.rows + f.row_bytes * r + word * 4 if r else f.rows + word * 4, 0, 1))
+        out = f.out + word * (4 * LANES)
+        if width == 4:
+            f.store(lanes, out, 0, 64)
+        else:
+            f.store(lanes.narrow(vector(i16)), out, 0, 32)
+            f.store((lanes >> 16).narrow(vector(i16)), out, 32, 32)
+    return f.finish()

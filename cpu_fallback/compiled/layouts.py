@@ -1,0 +1,156 @@
+"""The one place that says how weights and activations lie in memory for the compiled kernels.
+
+Weights [N, K] lie in panels of 16 rows, one behind the other; the last panel is filled up with zero rows. A panel is a run
+of blocks along K, filled up with zeros to whole blocks, and a kernel reads it from front to back once. Lane r of a vector
+is row r of the panel. Inputs are counted in groups of 32.
+
+Activations lie in blocks of T tokens (T = 1 when decoding, a tile of tokens for prompts), each a run of records, one per
+group of 32 inputs, with everything that a kernel needs of the group: for integer forms the codes, their scale and sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+ROWS = 16  # of a panel: the lanes of a vector
+GROUP = 32  # inputs of a group
+WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}  # bytes of a number
+
+# How codes of each width are cut into bit planes: (width, position of its lowest bit in the code). A plane of width w takes
+# w vectors of 64 bytes per group; chunk k (inputs 4 k .. 4 k + 3, one byte each in a 32-bit lane) lies in vector k % w,
+# shifted left by (k // w) * w.
+PLANES = {2: ((2, 0),), 3: ((2, 0), (1, 2)), 4: ((4, 0),), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 8: ((8, 0),)}
+
+
+@dataclass(frozen=True)
+class FloatLayout:
+    """Weights as they are: a block is 32 inputs, each [16 rows] of `dtype` (float32, float16, bfloat16)."""
+
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return self.dtype
+
+    @property
+    def block(self) -> int:
+        """Inputs of a block."""
+        return GROUP
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in one panel."""
+        return GROUP * ROWS * WIDTHS[self.dtype]
+
+
+@dataclass(frozen=True)
+class LowBitLayout:
+    """w = scale * (code - offset) + bias, one scale and bias per row and `group_size` inputs.
+
+    A block is, without holes but filled up to 64 bytes at the end:
+        codes        groups x bits x [16 rows] x 4 bytes, see PLANES
+        scales       [scale groups][16 rows] of `scale_dtype`
+        biases       the same, if has_biases
+    and with two levels of scales (256 inputs; scale = super * sub, bias = super bias * sub bias):
+        sub scales   [scale groups][16 rows] int8
+        sub biases   [scale groups][16 rows] uint8, if has_biases
+        super scale  [16 rows] of `scale_dtype`
+        super bias   the same, if has_biases
+    """
+
+    bits: int
+    group_size: int
+    offset: int
+    has_biases: bool
+    two_level: bool
+    scale_dtype: str
+
+    @cached_property
+    def name(self) -> str:
+        kind = "two_level" if self.two_level else "one_level"
+        return f"{self.bits}bit_g{self.group_size}_o{self.offset}_b{int(self.has_biases)}_{kind}_{self.scale_dtype}"
+
+    @cached_property
+    def groups(self) -> int:
+        """Groups of 32 inputs in a block."""
+        return 8 if self.two_level else max(2, 2 * self.group_size // GROUP)
+
+    @property
+    def block(self) -> int:
+        """Inputs of a block."""
+        return self.groups * GROUP
+
+    @property
+    def scale_groups(self) -> int:
+        """Scales of a row in a block."""
+        return self.block // self.group_size
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of one group's codes."""
+        return self.bits * ROWS * 4
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each part of a block begins, in bytes; "end" is the size of the block."""
+        width = WIDTHS[self.scale_dtype]
+        inner = 1 if self.two_level else width
+        at, parts = self.groups * self.group_bytes, {}
+        sizes = {"scales": inner * self.scale_groups, "biases": inner * self.scale_groups if self.has_biases else 0}
+        if self.two_level:
+            sizes |= {"super_scales": width, "super_biases": width if self.has_biases else 0}
+        for part, size in sizes.items():
+            parts[part] = at
+            at += size * ROWS
+        parts["end"] = -(-at // 64) * 64
+        return parts
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in one panel."""
+        return self.offsets["end"]
+
+
+Layout = FloatLayout | LowBitLayout
+
+
+@dataclass(frozen=True)
+class Form:
+    """Activations of T tokens, group by group.
+
+    "float": float32 [32 inputs][T].
+    "int8x2", "int8", "int16": codes, then float32 scale [T], int32 minus_sum [T], int32 minus_half_sums [2][T] (of the
+    first and last 16 inputs), float32 sum [T] (scale times the sum of the codes). x = scale * code.
+        int8x2: code = 256 * high + low, planes [2][8 chunks][T][4 inputs] int8, high first
+        int8:   the same with one plane
+        int16:  [8 chunks][T][4 inputs: 0, 2, 1, 3] int16, for the 16-bit multiply and pair-add
+    """
+
+    name: str
+    limit: int = 0  # the largest code
+
+    def record(self, tokens: int) -> int:
+        """Bytes of a group's record."""
+        return self.codes(tokens) + (0 if self.name == "float" else 20 * tokens)
+
+    def codes(self, tokens: int) -> int:
+        """Bytes of a record's codes."""
+        return {"float": 128, "int8x2": 64, "int16": 64, "int8": 32}[self.name] * tokens
+
+    def at(self, part: str, tokens: int) -> int:
+        """Where "scale", "minus_sum", "minus_half_sums" or "sum" begin in a record."""
+        return self.codes(tokens) + {"scale": 0, "minus_sum": 4, "minus_half_sums": 8, "sum": 16}[part] * tokens
+
+
+FLOAT = Form("float")
+
+
+def form(activation_bits: int, dot: str) -> Form:
+    """The form that low-bit weights are multiplied with: 8, 16 or 32 bits, on a target with this `dot`."""
+    if activation_bits == 32:
+        return FLOAT
+    limit = {8: 127, 16: 32639}[activation_bits]  # 127 * 256 + 127
+    if dot == "madd":
+        return Form("int16", limit)
+    return Form("int8x2" if activation_bits == 16 else "int8", limit)

@@ -1,0 +1,346 @@
+"""A Llama as compiled programs: one for a decoded token, one for a part of a prompt, and the threads that walk them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from mlx_llama.core import progress
+from mlx_llama.core.checkpoint import Tensor
+from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.errors import CheckpointError
+from mlx_llama.core.quantized import AffineWeight
+
+from . import layouts, panels
+from .layouts import GROUP, ROWS, Form
+from .panels import Arena, Panels, Plan
+from .program import CONTEXT, Code, Program, Recipe, float_bits, pack_kind, product_kind, tile
+from .target import Target
+
+CHUNK = 256  # prompt tokens per run: what the workspace holds
+HEAD_CHUNK = 32  # tokens whose logits are computed at once
+WIDTH = 256  # rows of floats are filled up to this, so that every layout's blocks are whole
+NO_WINDOW = 1 << 60
+
+
+class Buffer:
+    """Zeros that begin on a cache line. address: of the first byte."""
+
+    def __init__(self, *shape: int, dtype: type = np.float32):
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        raw = np.zeros(nbytes + 64, np.uint8)
+        skip = -raw.ctypes.data % 64
+        self.array = raw[skip:skip + nbytes].view(dtype).reshape(shape)
+        self.address = self.array.ctypes.data
+
+    @property
+    def row_bytes(self) -> int:
+        return self.array.strides[0]
+
+
+class Team:
+    """Threads that walk programs together, asleep in between. One run at a time; others wait for their turn.
+
+    The caller's thread does not take part: an interrupt (Ctrl-C) only ever reaches the main thread of Python, and a run
+    that one of its threads has left could not end.
+    """
+
+    def __init__(self, threads: int):
+        self.threads = threads
+        self._lock = threading.Lock()
+        if threads > 1:
+            self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+            others = [queue.SimpleQueue() for _ in range(threads - 1)]
+            done: queue.SimpleQueue = queue.SimpleQueue()
+            threading.Thread(target=_lead, args=(self._jobs, others, done), daemon=True).start()
+            for number, jobs in enumerate(others, 1):
+                threading.Thread(target=_follow, args=(jobs, done, number), daemon=True).start()
+            weakref.finalize(self, self._jobs.put, None)
+
+    def run(self, program: Program, context: np.ndarray) -> None:
+        """Walk the program; returns when it is done, also when interrupted (then the interrupt is raised)."""
+        program.reset()
+        if self.threads == 1:
+            program.walk(context, 0)
+            return
+        finished: queue.SimpleQueue = queue.SimpleQueue()
+        interrupt: BaseException | None = None
+        self._jobs.put((program, context, finished))
+        while True:
+            try:
+                finished.get()
+                break
+            except KeyboardInterrupt as caught:
+                interrupt = caught
+        if interrupt is not None:
+            raise interrupt
+
+
+def _lead(jobs: queue.SimpleQueue, others: list[queue.SimpleQueue], done: queue.SimpleQueue) -> None:
+    while (job := jobs.get()) is not None:
+        program, context, finished = job
+        for other in others:
+            other.put((program, context))
+        program.walk(context, 0)
+        for _ in others:
+            done.get()
+        del job, program, context  # asleep, nothing is kept alive
+        finished.put(None)
+        del finished
+    for other in others:
+        other.put(None)
+
+
+def _follow(jobs: queue.SimpleQueue, done: queue.SimpleQueue, number: int) -> None:
+    while (job := jobs.get()) is not None:
+        program, context = job
+        program.walk(context, number)
+        del job, program, context
+        done.put(None)
+
+
+class CompiledLlama:
+    """All matrices of a model in panels, and the programs that run it. Safe to share by threads: runs take turns.
+
+    tensors: the checkpoint's. threads: that walk the programs. activation_bits: 8, 16 or 32, against low-bit weights;
+    float weights are always multiplied with float32.
+
+    Raises CheckpointError where memory does not suffice.
+    """
+
+    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor | AffineWeight], threads: int,
+                 activation_bits: int, target: Target):
+        self.config, self.target = config, target
+        self.team = Team(threads)
+        self._lock = threading.Lock()  # around the workspace
+        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+        names = [name for name in tensors if len(tensors[name].shape) == 2
+                 and (name != "model.embed_tokens.weight" or name == head)]
+        plans = {name: Plan(tensors[name], panels.layout_of(tensors[name])) for name in names}
+        kinds = tuple(sorted({plan.layout for plan in plans.values()}, key=lambda layout: layout.name))
+        form = layouts.form(activation_bits, target.dot)
+        self.code = Code(target, Recipe(kinds, form, config.head_dim))
+        self.panels = self._fill(plans, threads)
+        self.head = self.panels[head]
+        self.nbytes = sum(plan.nbytes for plan in plans.values())
+        self._vectors: list[Buffer] = []  # norms and biases, which the programs point to
+        self._workspace(tensors)
+        self.decode = Program(self.code, threads)
+        self._body(self.decode, tensors, decode=True)
+        self._head(self.decode, tensors, decode=True)
+        self.decode.finish()
+        self.prompt = Program(self.code, threads)
+        self._body(self.prompt, tensors, decode=False)
+        self.prompt.finish()
+        self.last = Program(self.code, threads)
+        self._head(self.last, tensors, decode=True)
+        self.last.finish()
+        self.every = Program(self.code, threads)
+        self._head(self.every, tensors, decode=False)
+        self.every.finish()
+
+    def _fill(self, plans: dict[str, Plan], threads: int) -> dict[str, Panels]:
+        size = sum(-(-plan.nbytes // Arena.ALIGN) * Arena.ALIGN for plan in plans.values())
+        try:
+            arena = Arena(size)
+        except (OSError, MemoryError, OverflowError, ValueError):
+            raise CheckpointError(f"the weights take {size / 1e9:.1f} GB of memory, which this machine does not give: "
+                                  f"close other programs, or load a smaller or lower-bit model") from None
+        found = {name: Panels(plan, arena, arena.take(plan.nbytes)) for name, plan in plans.items()}
+        advance = progress.meter(sum(plan.tensor.nbytes for plan in plans.values()))
+        with ThreadPoolExecutor(threads) as pool:
+            waiting: list[tuple[Plan, list]] = []
+
+            def collect(keep: int) -> None:
+                while len(waiting) > keep:
+                    plan, jobs = waiting.pop(0)
+                    for job in jobs:
+                        job.result()
+                    plan.tensor.release()  # its panels are made: the file's pages may go
+                    advance(plan.tensor.nbytes)
+
+            for name, matrix in found.items():
+                waiting.append((matrix.plan, panels.fill(matrix, self.code.transpose[matrix.plan.layout], pool.submit)))
+                collect(2)
+            collect(0)
+        return found
+
+    def _workspace(self, tensors: Mapping[str, Tensor | AffineWeight]) -> None:
+        c, threads = self.config, self.team.threads
+        up = lambda width: -(-width // WIDTH) * WIDTH  # noqa: E731
+        heads, key_heads = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        filled = lambda width: -(-width // ROWS) * ROWS  # noqa: E731
+        self.hidden = Buffer(CHUNK, up(c.hidden_size))
+        self.keys_at, self.values_at = filled(heads), filled(heads) + filled(key_heads)
+        self.qkv = Buffer(CHUNK, self.values_at + filled(key_heads))
+        self.mixed = Buffer(CHUNK, up(heads))
+        self.gate, self.up = Buffer(CHUNK, up(c.intermediate_size)), Buffer(CHUNK, up(c.intermediate_size))
+        self.logits = Buffer(HEAD_CHUNK, filled(c.vocab_size))
+        widest = max(up(width) for width in (c.hidden_size, heads, c.intermediate_size))
+        self.activations = {form: Buffer(CHUNK * widest // GROUP * form.record(1), dtype=np.uint8)
+                            for form in self.code.recipe.forms}
+        self.scratch = Buffer(threads, 16)
+        self.sync = Buffer(16, dtype=np.int64)
+        self.scores: np.ndarray | None = None
+        self.context = np.zeros(len(CONTEXT), np.int64)
+        self._set("window", c.sliding_window or NO_WINDOW)
+        self._set("sync", self.sync.address)
+
+    def _set(self, name: str, value: int) -> None:
+        self.context[CONTEXT[name]] = value
+
+    # ---- programs
+
+    def _vector(self, values: np.ndarray) -> Buffer:
+        """A norm's weight or a bias, filled up with zeros."""
+        buffer = Buffer(-(-len(values) // WIDTH) * WIDTH)
+        buffer.array[:len(values)] = values
+        self._vectors.append(buffer)
+        return buffer
+
+    def _form(self, name: str) -> Form:
+        return self.code.recipe.form_of(self.panels[name].plan.layout)
+
+    def _pack(self, program: Program, source: str, consumers: list[str], a: Buffer, decode: bool, b: Buffer | None = None,
+              b_per_token: bool = False, width: int = 1) -> None:
+        """Make `a` into the form, or the forms, that the consuming matrices are multiplied with."""
+        groups = a.array.shape[1] // GROUP
+        part = max(8, -(-groups // 64) * 8)  # a norm's sum is made for every part again, so at most eight of them
+        forms = list(dict.fromkeys(self._form(name) for name in consumers))
+        for form in forms:
+            program.add(
+                pack_kind(form, source, decode), -(-groups // part), per_token=True, wait=form is forms[-1],
+                a=a.address, a_bytes=a.row_bytes, b=b.address if b else a.address,
+                b_bytes=b.row_bytes if b and b_per_token else 0, groups=groups, part=part,
+                x=self.activations[form].address, x_bytes=groups * form.record(tile(self.target, form, decode)),
+                width=float_bits(width), eps=float_bits(self.config.rms_norm_eps), scratch=self.scratch.address)
+
+    def _product(self, program: Program, name: str, columns: int, out: Buffer, decode: bool, at: int = 0,
+                 accumulate: bool = False, bias: np.ndarray | None = None, wait: bool = True) -> None:
+        """out[:, at:] = matrix `name` times what was packed last (rows of `columns` inputs)."""
+        matrix = self.panels[name]
+        plan, form = matrix.plan, self._form(name)
+        portion = max(1, (1 << 16 if decode else 1 << 17) // plan.panel_bytes)
+        portion = min(portion, max(1, plan.panels // (2 * self.team.threads)))
+        if form.name == "float" and decode:
+            portion = -(-portion // 4) * 4
+        program.add(
+            product_kind(plan.layout, decode), plan.panels, portion, wait=wait, weights=matrix.address,
+            panel_bytes=plan.panel_bytes, blocks=plan.blocks, x=self.activations[form].address,
+            x_bytes=columns // GROUP * form.record(tile(self.target, form, decode)), out=out.address + 4 * at,
+            out_bytes=out.row_bytes, bias=self._vector(bias).address if bias is not None else 0, accumulate=int(accumulate))
+
+    def _body(self, program: Program, tensors: Mapping[str, Tensor | AffineWeight], decode: bool) -> None:
+        """All layers: hidden -> hidden."""
+        c = self.config
+        hidden, mixed, inner = (buffer.array.shape[1] for buffer in (self.hidden, self.mixed, self.gate))
+
+        def vector(name: str) -> np.ndarray | None:
+            return tensors[name].float32() if name in tensors else None
+
+        for i in range(c.num_hidden_layers):
+            attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+            projections = [(f"{attention}{name}_proj", at) for name, at in
+                           (("q", 0), ("k", self.keys_at), ("v", self.values_at))]
+            weights = [f"{name}.weight" for name, _ in projections]
+            norm = self._vector(vector(f"model.layers.{i}.input_layernorm.weight"))
+            self._pack(program, "norm", weights, self.hidden, decode, norm, width=c.hidden_size)
+            for name, at in projections:
+                self._product(program, f"{name}.weight", hidden, self.qkv, decode, at, bias=vector(f"{name}.bias"),
+                              wait=name.endswith("v_proj"))
+            place = dict(qkv=self.qkv.address, qkv_bytes=self.qkv.row_bytes, key_heads=c.num_key_value_heads, layer=i)
+            program.add("rotate", 1, per_token=True, heads=c.num_attention_heads, keys_at=4 * self.keys_at,
+                        values_at=4 * self.values_at, **place)
+            program.add("attend", c.num_key_value_heads, per_token=True,
+                        shared=c.num_attention_heads // c.num_key_value_heads, out=self.mixed.address,
+                        out_bytes=self.mixed.row_bytes, **place)
+            self._pack(program, "plain", [f"{attention}o_proj.weight"], self.mixed, decode)
+            self._product(program, f"{attention}o_proj.weight", mixed, self.hidden, decode, accumulate=True,
+                          bias=vector(f"{attention}o_proj.bias"))
+            norm = self._vector(vector(f"model.layers.{i}.post_attention_layernorm.weight"))
+            self._pack(program, "norm", [f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"], self.hidden, decode, norm,
+                       width=c.hidden_size)
+            for name, out in (("gate_proj", self.gate), ("up_proj", self.up)):
+                self._product(program, f"{mlp}{name}.weight", hidden, out, decode, bias=vector(f"{mlp}{name}.bias"),
+                              wait=out is self.up)
+            self._pack(program, "silu", [f"{mlp}down_proj.weight"], self.gate, decode, self.up, b_per_token=True)
+            self._product(program, f"{mlp}down_proj.weight", inner, self.hidden, decode, accumulate=True,
+                          bias=vector(f"{mlp}down_proj.bias"))
+
+    def _head(self, program: Program, tensors: Mapping[str, Tensor | AffineWeight], decode: bool) -> None:
+        """hidden, from the context's first row on -> logits."""
+        name = next(name for name, matrix in self.panels.items() if matrix is self.head)
+        norm = self._vector(tensors["model.norm.weight"].float32())
+        self._pack(program, "norm", [name], self.hidden, decode, norm, width=self.config.hidden_size)
+        self._product(program, name, self.hidden.array.shape[1], self.logits, decode)
+
+    # ---- running
+
+    def forward(self, embed: Callable[[slice], np.ndarray], cache, every: bool) -> np.ndarray:
+        """Logits after the tokens of the cache's current call, whose keys and values are stored in it.
+
+        embed(part of the call's tokens) -> float32 [B, that many, E]. cache: after `begin`. Returns float32 [B, V] of the
+        last position, or with `every` [B, T, V].
+        """
+        vocab = self.config.vocab_size
+        count = len(cache.rope[0])
+        with self._lock:
+            self._set("cosine", cache.rope[0].ctypes.data)
+            self._set("sine", cache.rope[1].ctypes.data)
+            for name, value in cache.layout().items():
+                self._set(name, value)
+            self._room_for_scores(cache.allocated)
+            results: np.ndarray | None = None
+            for begin in range(0, count, CHUNK):
+                end = min(begin + CHUNK, count)
+                rows = embed(slice(begin, end))
+                if results is None:
+                    results = np.empty((len(rows), count, vocab) if every else (len(rows), vocab), np.float32)
+                for b, sequence in enumerate(rows):
+                    self._set("caches", cache.addresses[b].ctypes.data)
+                    out = (results[b, begin:end] if every else results[b:b + 1]) if every or end == count else None
+                    self._chunk(sequence, cache.length + begin, begin, cache, out, every)
+        return results
+
+    def _chunk(self, rows: np.ndarray, position: int, begin: int, cache, out: np.ndarray | None, every: bool) -> None:
+        """One run over at most CHUNK tokens. rows: their embeddings; out: where logits go, or None."""
+        tokens = len(rows)
+        half = self.config.head_dim // 2
+        self._set("cosine", cache.rope[0].ctypes.data + 4 * half * begin)
+        self._set("sine", cache.rope[1].ctypes.data + 4 * half * begin)
+        self._set("tokens", tokens)
+        self._set("position", position)
+        self._set("first_row", 0)
+        self.hidden.array[:tokens, :rows.shape[1]] = rows
+        vocab = self.config.vocab_size
+        if tokens == 1 and out is not None:
+            self.team.run(self.decode, self.context)
+            out[0] = self.logits.array[0, :vocab]
+            return
+        self.team.run(self.prompt, self.context)
+        if out is None:
+            return
+        step = HEAD_CHUNK if every else 1
+        for first in range(0 if every else tokens - 1, tokens, step):
+            some = min(step, tokens - first)
+            self._set("tokens", some)
+            self._set("first_row", first)
+            self.team.run(self.every if every else self.last, self.context)
+            out[first if every else 0:][:some] = self.logits.array[:some, :vocab]
+
+    def _room_for_scores(self, positions: int) -> None:
+        """Scratch for the scores of all heads that share a key head, for each thread."""
+        c = self.config
+        head_bytes = 4 * (-(-positions // 16) * 16 + 32)
+        thread_bytes = head_bytes * (c.num_attention_heads // c.num_key_value_heads) + 64
+        needed = thread_bytes * self.team.threads
+        if self.scores is None or self.scores.nbytes < needed:
+            self.scores = np.empty(needed, np.uint8)
+        self._set("scores", self.scores.ctypes.data)
+        self._set("scores_bytes", thread_bytes)
+        self._set("scores_head_bytes", head_bytes)

@@ -1,0 +1,209 @@
+"""Which instructions this machine has, and machine code for them: compiled once, kept on disk, checked before use."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+NAMES = ("avx512-vnni", "avx512", "avx2", "neon")
+_VNNI = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "f16c", "fma")
+_FEATURES = {  # what LLVM must know about the machine for each target
+    "avx512-vnni": _VNNI,
+    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "f16c", "fma"),
+    "avx2": ("avx2", "f16c", "fma"),
+    "neon": ("neon", "dotprod"),
+}
+_BASE = {"avx512-vnni": "x86-64-v4", "avx512": "x86-64-v4", "avx2": "x86-64-v3", "neon": "generic"}
+_MAGIC = b"mlx_llama compiled 1\n"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A set of vector instructions.
+
+    dot: how four products of 8-bit codes and activations are summed into 32 bits: "vnni" (vpdpbusd), "sdot" (NEON), "madd"
+    (16-bit multiply and pair-add). tile: prompt tokens that share one pass over low-bit weights; float_tile: over float
+    weights; both as many as the registers hold.
+    """
+
+    name: str
+    triple: str
+    cpu: str
+    features: str
+    dot: str
+    tile: int
+    float_tile: int
+
+    def machine(self) -> llvm.TargetMachine:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        return llvm.Target.from_triple(self.triple).create_target_machine(
+            cpu=self.cpu, features=self.features, opt=2, jit=True)
+
+
+def target(name: str, triple: str | None = None, host: bool = True) -> Target:
+    """A target by name. host: tuned for this very processor; False: any processor with these instructions (also to
+    compile for another architecture, with its triple)."""
+    wide = name.startswith("avx512")
+    features = ",".join(f"+{feature}" for feature in _FEATURES[name])
+    cpu = _BASE[name]
+    if host and name == _best():
+        cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    elif name == "avx512":
+        features += ",-avx512vnni"
+    dot = {"avx512-vnni": "vnni", "neon": "sdot"}.get(name, "madd")
+    return Target(name, triple or llvm.get_default_triple(), cpu, features, dot, 8 if wide else 4, 16 if wide else 4)
+
+
+def available() -> list[str]:
+    """The targets that this machine can execute, best first."""
+    has = llvm.get_host_cpu_features()
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        return [name for name in NAMES[:3] if all(has.get(feature) for feature in _FEATURES[name])]
+    if machine in ("arm64", "aarch64"):
+        # The features are listed on Linux only; every Apple processor has the dot product.
+        return ["neon"] if sys.platform == "darwin" or has.get("dotprod") or has.get("asimddp") else []
+    return []
+
+
+@functools.cache
+def _best() -> str | None:
+    return next(iter(available()), None)
+
+
+class Compiled:
+    """Loaded machine code: `address[name]` of every public function. Must outlive every call."""
+
+    def __init__(self, engine: llvm.ExecutionEngine, names: list[str]):
+        self._engine = engine
+        self.address = {name: engine.get_function_address(name) for name in names}
+
+    def function(self, name: str, parameters: int) -> Callable[..., None]:
+        """A callable that takes `parameters` integers; Python's lock is free while it runs."""
+        return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * parameters)(self.address[name])
+
+
+def compile_module(for_target: Target, key: str, names: list[str], write: Callable[[], ir.Module]) -> Compiled:
+    """The machine code of `write()`, from the cache on disk if it is there under the same key.
+
+    key: everything besides this package's sources, the compiler and the target that the code depends on. names: the
+    public functions.
+    """
+    digest = _digest(for_target, key)
+    file = _cache_folder() / f"{digest.hex()[:32]}.o"
+    code = _read(file, digest)
+    if code is None:
+        code = object_code(for_target, write())
+        _write(file, digest, code)
+    llvm.add_symbol("mlx_llama_yield", ctypes.cast(_yield_function(), ctypes.c_void_p).value)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{for_target.triple}"'),
+                                        for_target.machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return Compiled(engine, names)
+
+
+def optimised(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+    """The module after LLVM's passes, and the machine to emit it for. Inlining and vectorising are done by hand."""
+    module.triple = for_target.triple
+    machine = for_target.machine()
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(parsed, passes)
+    return parsed, machine
+
+
+def object_code(for_target: Target, module: ir.Module) -> bytes:
+    parsed, machine = optimised(for_target, module)
+    return machine.emit_object(parsed)
+
+
+def assembly(for_target: Target, module: ir.Module) -> str:
+    """What a person or a test can read."""
+    parsed, machine = optimised(for_target, module)
+    return machine.emit_assembly(parsed)
+
+
+@functools.cache
+def _sources() -> bytes:
+    hashed = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        hashed.update(path.name.encode() + b"\0" + path.read_bytes())
+    return hashed.digest()
+
+
+def _digest(for_target: Target, key: str) -> bytes:
+    compiler = f"{llvmlite.__version__} {llvm.llvm_version_info} {for_target} {key}"
+    return hashlib.sha256(_sources() + compiler.encode()).digest()
+
+
+def _cache_folder() -> Path:
+    """MLX_LLAMA_CACHE, else the system's folder for caches."""
+    if given := os.environ.get("MLX_LLAMA_CACHE"):
+        return Path(given)
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Caches/mlx_llama"
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "mlx_llama/cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx_llama"
+
+
+def _read(file: Path, digest: bytes) -> bytes | None:
+    """The code in a cache file, if the file is ours, whole, and made from these sources for this target."""
+    try:
+        with open(file, "rb") as stream:
+            owner = os.fstat(stream.fileno())
+            content = stream.read()
+    except OSError:
+        return None
+    if hasattr(os, "getuid") and (owner.st_uid != os.getuid() or owner.st_mode & 0o022):
+        return None  # machine code that someone else may have written
+    head = len(_MAGIC) + 32 + 32 + 8
+    if len(content) < head or not content.startswith(_MAGIC):
+        return None
+    at = len(_MAGIC)
+    made_for, check, length = content[at:at + 32], content[at + 32:at + 64], struct.unpack("<Q", content[at + 64:head])[0]
+    code = content[head:]
+    if made_for != digest or len(code) != length or hashlib.sha256(digest + code).digest() != check:
+        return None
+    return code
+
+
+def _write(file: Path, digest: bytes, code: bytes) -> None:
+    """Keep the code for the next time; where that is not possible it is compiled again then."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".new-")  # readable and writable by this user only
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(_MAGIC + digest + hashlib.sha256(digest + code).digest() + struct.pack("<Q", len(code)) + code)
+            os.replace(temporary, file)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError:
+        pass
+
+
+@functools.cache
+def _yield_function():
+    """The system's call that lets other threads run."""
+    if os.name == "nt":
+        return ctypes.WinDLL("kernel32").SwitchToThread
+    return ctypes.CDLL(None).sched_yield
