@@ -1,0 +1,288 @@
+"""Low-bit weights on every backend, judged by gguf's dequantiser, transformers and mlx-lm."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.conftest import relative_error
+from backends.evaluations import counted
+from making import config_fields, encode_tensor, make_checkpoint, write_safetensors
+from making_gguf import LOW_BIT, make_gguf
+from mlx_llama import load as load_llm
+from mlx_llama.core.checkpoint import open_checkpoint
+
+SHAPE = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
+
+
+def mostly(kind: str, **others: str):
+    """The type of each matrix: `kind`, or another where its module's name is given."""
+    return lambda name: others.get(name.split(".")[-2], kind)
+
+
+# Q4_K_M and Q5_K_M as llama.cpp mixes them; then types that share a width, a group or nothing, in matrices that are fused
+MIXED = {
+    "Q4_K_M": mostly("Q4_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K"),
+    "Q5_K_M": mostly("Q5_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K"),
+    "Q2_K mix": mostly("Q3_K", q_proj="Q2_K", k_proj="Q2_K", embed_tokens="Q2_K", gate_proj="Q4_K", lm_head="Q6_K"),
+    "widths": mostly("Q4_0", k_proj="Q4_1", v_proj="Q5_0", up_proj="Q5_1", lm_head="Q8_0"),
+    "IQ4": mostly("IQ4_XS", v_proj="Q8_0", k_proj="IQ4_NL", up_proj="IQ4_NL", lm_head="Q6_K"),
+    "plain ones": mostly("Q4_0", k_proj="F16", up_proj="F32", embed_tokens="F16", lm_head="BF16"),
+}
+
+
+@functools.cache
+def gguf_model(kind: str, layers: int = 1, tied: bool = False) -> tuple[Path, dict[str, np.ndarray]]:
+    """(file, its weights dequantised by gguf, in Hugging Face order)."""
+    path = Path(tempfile.mkdtemp()) / f"{kind}.gguf"
+    judge = make_gguf(path, kinds=MIXED.get(kind, kind), num_hidden_layers=layers, tie_word_embeddings=tied, **SHAPE)
+    return path, judge
+
+
+def probes(model, to_numpy, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    seen: dict[str, np.ndarray] = {}
+    model.forward(tokens, 0, model.make_cache(tokens.shape[1]), every=True,
+                  probe=lambda name, array: seen.__setitem__(name, to_numpy(array)))
+    return seen
+
+
+@pytest.mark.parametrize("length", [1, 7])
+@pytest.mark.parametrize("kind", [*LOW_BIT, *MIXED])
+def test_every_product_is_that_of_the_dequantised_matrix(kind, length, load):
+    path, judge = gguf_model(kind)
+    model, to_numpy = load(path)
+    tokens = np.random.default_rng(length).integers(0, 384, (2, length)).astype(np.int32)
+    seen = probes(model, to_numpy, tokens)
+
+    rows = judge["model.embed_tokens.weight"][tokens]
+    if kind == "Q8_K":  # its float32 scale times an 8-bit code takes 32 bits
+        np.testing.assert_allclose(seen["embedding"], rows, rtol=0, atol=1e-6 * np.abs(rows).max())
+    else:
+        np.testing.assert_array_equal(seen["embedding"], rows)
+
+    def product(x: np.ndarray, name: str) -> np.ndarray:
+        return x.astype(np.float64) @ judge[name].T.astype(np.float64)
+
+    layer = "model.layers.0."
+    for name, heads in (("query", HEADS), ("key", KV_HEADS), ("value", KV_HEADS)):
+        wanted = product(seen["0.attention_norm"], f"{layer}self_attn.{name[0]}_proj.weight")
+        wanted = wanted.reshape(2, length, heads, HEAD_DIM).transpose(0, 2, 1, 3)
+        assert relative_error(seen[f"0.{name}"], wanted) < 5e-6
+    if length == 1:  # all attention is on the one position: each query head gives the value of its group
+        mixed = np.repeat(seen["0.value"], HEADS // KV_HEADS, axis=1).reshape(2, 1, HEADS * HEAD_DIM)
+        assert relative_error(seen["0.attention"], product(mixed, f"{layer}self_attn.o_proj.weight")) < 5e-6
+    gate, up = (product(seen["0.ffn_norm"], f"{layer}mlp.{name}_proj.weight") for name in ("gate", "up"))
+    wanted = product(gate / (1 + np.exp(-gate)) * up, f"{layer}mlp.down_proj.weight")
+    assert relative_error(seen["0.ffn"], wanted) < 5e-6
+    assert relative_error(seen["logits"], product(seen["norm"], "lm_head.weight")) < 5e-6
+
+
+TOKENS = np.random.default_rng(1).integers(3, 384, (2, 24)).astype(np.int32)
+
+
+@functools.cache
+def transformers_logits(kind: str, tied: bool) -> np.ndarray:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    _, judge = gguf_model(kind, 2, tied)
+    folder = make_checkpoint(Path(tempfile.mkdtemp()) / "judge", tie_word_embeddings=tied, **SHAPE)
+    write_safetensors(folder / "model.safetensors", {name: encode_tensor(x, "float32") for name, x in judge.items()})
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.from_numpy(TOKENS).long()).logits.numpy()
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", *MIXED])
+def test_a_gguf_models_logits_are_those_of_transformers(kind, tied, load):
+    model, to_numpy = load(gguf_model(kind, 2, tied)[0])
+    cache = model.make_cache(TOKENS.shape[1])
+    first = to_numpy(model.forward(TOKENS[:, :20], 0, cache, every=True))
+    rest = [to_numpy(model.forward(TOKENS[:, i:i + 1], i, cache, every=True)) for i in range(20, TOKENS.shape[1])]
+    # random codes with large biases make softmax sharp: rounding grows from layer to layer
+    assert relative_error(np.concatenate([first, *rest], axis=1), transformers_logits(kind, tied)) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K_M"])
+def test_at_its_own_dtype_a_gguf_model_is_close(kind, backend):
+    model = backend.load(open_checkpoint(gguf_model(kind, 2)[0]), "auto")
+    got = backend.runtime.to_numpy(model.forward(TOKENS, 0, model.make_cache(TOKENS.shape[1]), every=True))
+    assert relative_error(got, transformers_logits(kind, False)) < 0.1
+
+
+# What mlx_lm.convert writes
+
+
+def per_layer(path: str, module, *_) -> bool | dict:
+    """Settings that differ inside what is fused, and matrices left as they are."""
+    name = path.split(".")[-1]
+    if name in ("k_proj", "lm_head") or path == "model.layers.1.mlp.up_proj":
+        return False
+    bits = {"q_proj": 8, "v_proj": 6, "embed_tokens": 5, "gate_proj": 3}.get(name, 2)
+    return {"group_size": 32 if name == "v_proj" else 64, "bits": bits, "mode": "affine"}
+
+
+CONVERSIONS = {
+    "2 bits": dict(q_bits=2, q_group_size=32),
+    "3 bits": dict(q_bits=3, q_group_size=64),
+    "4 bits": dict(q_bits=4, q_group_size=64),
+    "5 bits": dict(q_bits=5, q_group_size=128),
+    "6 bits": dict(q_bits=6, q_group_size=32),
+    "8 bits": dict(q_bits=8, q_group_size=128),
+    "mixed_3_6": dict(quant_predicate="mixed_3_6", q_group_size=64),
+    "per layer": dict(quant_predicate=per_layer),
+    "tied": dict(q_bits=4, q_group_size=32, fields=dict(tie_word_embeddings=True)),
+    "biases": dict(q_bits=4, q_group_size=64, fields=dict(attention_bias=True, mlp_bias=True)),
+    "bfloat16": dict(q_bits=4, q_group_size=64, dtype="bfloat16"),
+    "float16": dict(q_bits=8, q_group_size=64, dtype="float16"),
+}
+
+
+@functools.cache
+def converted(case: str) -> Path:
+    from mlx_lm.convert import convert
+
+    settings = dict(CONVERSIONS[case])
+    fields = dict(hidden_size=128, intermediate_size=256) | settings.pop("fields", {})
+    dtype = settings.pop("dtype", "float32")
+    home = Path(tempfile.mkdtemp())
+    source = make_checkpoint(home / "source", dtype=dtype, tokenizer="llama2", **fields)
+    convert(str(source), str(home / "quantised"), quantize=True, **settings)
+    return home / "quantised"
+
+
+@functools.cache
+def mlx_lm_model(case: str):
+    """mlx-lm's model with its scales, biases and norms widened to float32."""
+    import mlx.core as mx
+    from mlx.utils import tree_map
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(converted(case))
+    model.update(tree_map(lambda x: x.astype(mx.float32) if mx.issubdtype(x.dtype, mx.floating) else x, model.parameters()))
+    return model
+
+
+@functools.cache
+def mlx_lm_logits(case: str) -> np.ndarray:
+    import mlx.core as mx
+
+    with mx.stream(mx.cpu):
+        return np.array(mlx_lm_model(case)(mx.array(TOKENS)))
+
+
+@pytest.mark.parametrize("case", CONVERSIONS)
+def test_a_converted_models_logits_are_those_of_mlx_lm(case, load):
+    pytest.importorskip("mlx.core")
+    model, to_numpy = load(converted(case))
+    got = to_numpy(model.forward(TOKENS, 0, model.make_cache(TOKENS.shape[1]), every=True))
+    assert relative_error(got, mlx_lm_logits(case)) < 1e-4
+
+
+@pytest.mark.parametrize("case", ["4 bits", "mixed_3_6", "per layer", "tied", "bfloat16"])
+def test_a_converted_model_says_what_mlx_lm_says(case, backend):
+    mx = pytest.importorskip("mlx.core")
+    from mlx_lm.generate import generate_step
+
+    llm = load_llm(converted(case), backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu",
+                   dtype="float32")
+    prompt, n = llm.encode("Once upon a time"), 24
+    with mx.stream(mx.cpu):
+        steps = generate_step(mx.array(prompt), mlx_lm_model(case), max_tokens=n)
+        wanted = [int(token) for token, _ in steps]
+    got = list(llm.generate(prompt, max_tokens=n, temperature=0).tokens)
+    stop = next((i for i, token in enumerate(wanted) if token in llm.checkpoint.eos_token_ids), n)
+    assert stop > 4 and got[:stop] == wanted[:stop]
+
+
+@pytest.mark.parametrize("case", ["bfloat16", "float16"])
+def test_at_its_own_dtype_a_converted_model_is_close(case, backend):
+    pytest.importorskip("mlx.core")
+    model = backend.load(open_checkpoint(converted(case)), "auto")
+    got = backend.runtime.to_numpy(model.forward(TOKENS, 0, model.make_cache(TOKENS.shape[1]), every=True))
+    assert relative_error(got, mlx_lm_logits(case)) < (0.1 if case == "bfloat16" else 0.02)
+
+
+def test_one_launch_and_one_wait_per_token(backend, monkeypatch):
+    if backend.name == "cpu":
+        pytest.skip("NumPy computes at once: there is nothing to launch or wait for")
+    device = "gpu" if "gpu" in str(backend.device) else "cpu"
+    for kind in ("Q4_0", "Q2_K mix"):
+        llm = load_llm(gguf_model(kind, 2)[0], backend=backend.name, device=device)
+        llm.generate("Once upon", max_tokens=2)
+        with counted(backend, monkeypatch) as count:
+            completion = llm.generate("Once upon", max_tokens=8)
+        assert count["wait"] == completion.waits == len(completion.tokens)
+
+
+# Memory
+
+WIDE = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=3, num_attention_heads=16, num_key_value_heads=16,
+            vocab_size=8192)
+MEASURE = """
+import gc, os, resource, sys
+from mlx_llama.core.backend import select
+from mlx_llama.core.checkpoint import open_checkpoint
+folder, name, device = sys.argv[1:4]
+
+def peak():
+    # Linux keeps ru_maxrss across exec, so that a large parent would hide everything
+    if os.path.exists("/proc/self/status"):
+        return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+backend = select(name, device)
+def run(folder):
+    model = backend.load(open_checkpoint(folder))
+    backend.runtime.to_numpy(model.forward([[1, 2, 3]], 0, model.make_cache(8)))
+    return model
+
+run(sys.argv[4])  # libraries load what they need at the first use
+gc.collect()
+before = peak()
+model = run(folder)
+print(peak() - before)
+"""
+
+
+@functools.cache
+def wide_model() -> tuple[Path, int]:
+    """(folder of a model with 4 bits in groups of 64, float16 scales; number of its weights)."""
+    folder, rng = Path(tempfile.mkdtemp()), np.random.default_rng(0)
+    config = config_fields(**WIDE, torch_dtype="float16")
+    from mlx_llama.core.config import LlamaConfig
+
+    tensors, count = {}, 0
+    for name, shape in LlamaConfig.from_dict(config).tensor_shapes().items():
+        count += int(np.prod(shape))
+        if len(shape) == 1:
+            tensors[name] = encode_tensor(np.ones(shape, np.float32), "float16")
+            continue
+        packed = (shape[0], shape[1] // 8)
+        tensors[name] = "U32", packed, rng.bytes(4 * packed[0] * packed[1])
+        for part, value in ((".scales", 0.01), (".biases", -0.08)):
+            scaling = np.full((shape[0], shape[1] // 64), value, np.float32)
+            tensors[name.removesuffix(".weight") + part] = encode_tensor(scaling, "float16")
+    write_safetensors(folder / "model.safetensors", tensors)
+    (folder / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4, "group_size": 64}}))
+    return folder, count
+
+
+def test_loading_makes_no_sixteen_bit_copy(backend):
+    folder, weights = wide_model()
+    device = "gpu" if "gpu" in str(backend.device) else "cpu"
+    small = make_checkpoint(Path(tempfile.mkdtemp()) / "small", tokenizer=False)
+    run = subprocess.run([sys.executable, "-c", MEASURE, folder, backend.name, device, small],
+                         capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-2000:]
+    grown = int(run.stdout)
+    assert weights * 4 / 8 < grown < weights * 2 * 0.6
