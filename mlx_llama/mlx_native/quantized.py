@@ -99,8 +99,10 @@ class QuantizedMatrix:
 
 def alike(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
     """Whether two weights can be one array or one QuantizedMatrix, rows on rows."""
-    if not isinstance(first, AffineWeight) or type(first) is not type(second):
-        return type(first) is type(second)
+    if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
+        return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
+    if type(first) is not type(second):
+        return False
     fields = ("bits", "group_size", "two_level", "scale_dtype")
     return all(getattr(first, name) == getattr(second, name) for name in fields)
 
