@@ -10,13 +10,14 @@ from mlx_llama.core.config import LlamaConfig
 
 from . import ops
 from .cache import Cache
+from .quantized import QuantizedMatrix
 
 
 @dataclass(frozen=True)
 class Embedding:
     """weight: [V, E]."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor | QuantizedMatrix
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         return ops.embed(self.weight, tokens)
@@ -24,9 +25,9 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Linear:
-    """weight: [N, K]; bias: [N] or None."""
+    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor | QuantizedMatrix | tuple[torch.Tensor | QuantizedMatrix, ...]
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

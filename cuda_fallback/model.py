@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from mlx_llama.core import progress
 from mlx_llama.core.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.config import LlamaConfig
-from mlx_llama.core.errors import ContextError
+from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.positions import checked_tokens
+from mlx_llama.core.quantized import AffineWeight
 
 from . import runtime
 from .cache import Cache
 from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
+from .quantized import QuantizedMatrix, alike, find_kernels
 from .sampling import Sampler
 
 
@@ -34,10 +38,19 @@ class Llama:
         self.notices = notices
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu")) -> Llama:
-        """Build the model; weights keep their stored width. Raises BackendError for a dtype it cannot honour."""
+    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu"),
+             threads: int | None = None, activation_bits: int | None = None) -> Llama:
+        """Build the model; weights keep their stored width. Raises BackendError for what it cannot honour: a dtype,
+        threads, activation_bits."""
+        for flag, value in (("--threads", threads), ("--activation-bits", activation_bits)):
+            if value is not None:
+                raise BackendError(f"{flag} {value}: is for the cpu backend, and this is cuda: leave it out, or choose "
+                                   "--backend cpu")
         config, tensors = checkpoint.config, checkpoint.tensors
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
+        advance = progress.meter(checkpoint.nbytes)
+        low_bit = any(isinstance(weight, AffineWeight) for weight in tensors.values())
+        kernels, notices = find_kernels(device) if low_bit else (None, ())
 
         def tensor(stored: Tensor) -> torch.Tensor:
             with warnings.catch_warnings():
@@ -45,8 +58,7 @@ class Llama:
                 bits = torch.from_numpy(np.require(stored.bits, requirements="A"))
             return bits.view(torch.bfloat16) if stored.dtype == "bfloat16" else bits
 
-        def matrix(*names: str) -> torch.Tensor:
-            parts = [tensors[name] for name in names]
+        def array(parts: Sequence[Tensor]) -> torch.Tensor:
             if len(parts) == 1 and device.type == "cpu" and parts[0].dtype == str(activations).removeprefix("torch."):
                 return tensor(parts[0])  # mapped, not copied
             rows = [part.shape[0] for part in parts]
@@ -55,6 +67,21 @@ class Llama:
                 target.copy_(tensor(part))
                 part.release()
             return fused
+
+        def matrix(*names: str) -> torch.Tensor | QuantizedMatrix | tuple[torch.Tensor | QuantizedMatrix, ...]:
+            """Rows on rows, as few blocks as the formats allow."""
+            runs: list[list[Tensor | AffineWeight]] = []
+            for weight in map(tensors.__getitem__, names):
+                if runs and alike(runs[-1][0], weight):
+                    runs[-1].append(weight)
+                else:
+                    runs.append([weight])
+            blocks = []
+            for run in runs:
+                is_low_bit = isinstance(run[0], AffineWeight)
+                blocks.append(QuantizedMatrix.pack(run, activations, device, kernels) if is_low_bit else array(run))
+                advance(sum(weight.nbytes for weight in run))
+            return blocks[0] if len(blocks) == 1 else tuple(blocks)
 
         def linear(prefix: str, *names: str) -> Linear:
             biases = [key for name in names if (key := f"{prefix}{name}.bias") in tensors]
@@ -75,7 +102,7 @@ class Llama:
             ))
         embedding = Embedding(matrix("model.embed_tokens.weight"))
         head = Linear(embedding.weight) if config.tie_word_embeddings else linear("", "lm_head")
-        return cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device)
+        return cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device, notices)
 
     def make_cache(self, capacity: int) -> Cache:
         """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""

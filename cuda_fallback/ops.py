@@ -5,15 +5,24 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .quantized import QuantizedMatrix
 
-def embed(weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+
+def embed(weight: torch.Tensor | QuantizedMatrix, tokens: torch.Tensor) -> torch.Tensor:
     """Rows of the embedding. weight: [V, E]; tokens: int32 [B, T]; returns [B, T, E]."""
-    return F.embedding(tokens, weight)
+    return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else F.embedding(tokens, weight)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias. x: [..., K]; weight: [N, K]; bias: [N]; returns [..., N]."""
-    return F.linear(x, weight, bias)
+def linear(x: torch.Tensor, weight: torch.Tensor | QuantizedMatrix | tuple,
+           bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x @ weight.T + bias. x: [..., K]; weight: [N, K], or a tuple of its blocks of rows; bias: [N]; returns [..., N]."""
+    if isinstance(weight, torch.Tensor):
+        return F.linear(x, weight, bias)
+    if isinstance(weight, QuantizedMatrix):
+        product = weight.matmul(x)
+    else:
+        product = torch.cat([linear(x, block) for block in weight], dim=-1)
+    return product if bias is None else product + bias
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

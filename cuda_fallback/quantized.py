@@ -1,0 +1,226 @@
+"""QuantizedMatrix: a low-bit matrix at its own width. Plain torch here; on a GPU, Triton's kernels where there are any.
+
+A code of `bits` bits is held as digits in one or two planes whose widths divide a byte: 2, 4 and 8 are one digit, 3 is
+2 + 1, 5 is 4 + 1, 6 is 4 + 2. A plane is a tensor of words [N, K / P], P digits to the word. A row is cut into spans of
+C * P columns; column p * C + c of a span is digit p, counted from the low end, of the span's word c:
+
+    words of a span   0      1     ..  C - 1
+    digit 0           0      1     ..  C - 1        so that one shift and one mask unpack C neighbouring columns
+    digit 1           C      C + 1 ..  2 C - 1
+
+For torch's own operations a word is a byte and a span the whole row: few, long operations. For the kernels a word of the
+low plane has 32 bits, one of the high plane as many digits, and a span has at most four words and lies within a group,
+so that a thread reads sixteen bytes of neighbouring words, and each word has one scale.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from mlx_llama.core.checkpoint import Tensor
+from mlx_llama.core.quantized import AffineWeight
+
+PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}  # bits: widths of the low and the high digit
+SUPER_GROUP = 256  # weights that share a super scale
+
+_WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
+_SLAB = 1 << 20  # weights that a thread packs at a time
+# Weights dequantised at a time: what a core's cache holds; on a GPU at most 32 MiB of scratch, float32 included.
+_BLOCK = {"cpu": 1 << 18, "cuda": 1 << 22}
+
+
+def alike(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
+    """Whether two weights can be one tensor or one QuantizedMatrix, rows on rows."""
+    if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
+        return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
+    fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
+    return all(getattr(first, name) == getattr(second, name) for name in fields)
+
+
+def find_kernels(device: torch.device) -> tuple[ModuleType | None, tuple[str, ...]]:
+    """The module of Triton kernels, None where they do not run, and what a user should know of that."""
+    if device.type == "cpu":
+        return None, ()
+    try:
+        from . import kernels
+
+        kernels.try_out(device)
+    except Exception as error:  # noqa: BLE001: no triton, no C compiler for its launcher, a GPU it does not know ...
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        return None, (f"low-bit weights are dequantised for every product, which is slow: Triton's kernels do not run here "
+                      f"({reason[0]}): pip install triton, and a C compiler",)
+    return kernels, ()
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """One low-bit matrix [N, K]: w = scale * (code - offset) + bias over groups of `group_size` columns.
+
+    shape: (N, K). digits: P of the low plane. chunk: C of the low plane (see above).
+    low: words of the low plane [N, K / digits]: uint8 (torch's own operations) or int32 (the kernels).
+    high: words of the high plane, or None: uint8 [N, K * width / 8], or [N, K / digits] of as many digits as low's.
+    scales, biases: [N, K / group_size], float32, float16 or bfloat16, as wide as in the file; biases None for zero.
+    super_scales, super_biases: float16 [N, K / 256] or None. With them there are two levels: a group's scale is
+    super_scales * scales, with int8 scales, and its bias super_biases * biases, with uint8 biases.
+    dtype: of what `matmul` and `rows` return. kernels: the module of Triton kernels, None for torch's own operations.
+    """
+
+    shape: tuple[int, int]
+    bits: int
+    group_size: int
+    offset: int
+    digits: int
+    chunk: int
+    low: torch.Tensor
+    high: torch.Tensor | None
+    scales: torch.Tensor
+    biases: torch.Tensor | None
+    super_scales: torch.Tensor | None
+    super_biases: torch.Tensor | None
+    dtype: torch.dtype
+    kernels: ModuleType | None = None
+
+    @classmethod
+    def pack(cls, weights: Sequence[AffineWeight], dtype: torch.dtype, device: torch.device,
+             kernels: ModuleType | None = None) -> QuantizedMatrix:
+        """Rows on rows of `weights`, which are `alike`; slab by slab, each weight's pages released when it is done."""
+        first, K = weights[0], weights[0].shape[1]
+        N = sum(weight.shape[0] for weight in weights)
+        widths = PLANES[first.bits]
+        digits, chunk = _layout(widths[0], K, first.group_size, kernels)
+
+        def empty(columns: int, kind: torch.dtype) -> torch.Tensor:
+            return torch.empty((N, columns), dtype=kind, device=device)
+
+        def plane(width: int) -> torch.Tensor | None:
+            per_word = digits if kernels else 8 // max(width, 1)
+            return empty(K // per_word, _WORDS[per_word * width]) if width else None
+
+        def scaling(exists: bool, level: torch.dtype) -> torch.Tensor | None:
+            kind = level if first.two_level else getattr(torch, first.scale_dtype)
+            return empty(K // first.group_size, kind) if exists else None
+
+        def super_scaling(exists: bool) -> torch.Tensor | None:
+            return empty(K // SUPER_GROUP, torch.float16) if exists and first.two_level else None
+
+        matrix = cls((N, K), first.bits, first.group_size, first.offset, digits, chunk, plane(widths[0]), plane(widths[1]),
+                     scaling(True, torch.int8), scaling(first.has_biases, torch.uint8),
+                     super_scaling(True), super_scaling(first.has_biases), dtype, kernels)
+        step = max(1, _SLAB // K)
+        at = 0
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for weight in weights:
+                starts = range(0, weight.shape[0], step)
+                list(pool.map(lambda start: matrix._fill(weight, at, start, min(start + step, weight.shape[0])), starts))
+                weight.release()
+                at += weight.shape[0]
+        return matrix
+
+    def _fill(self, weight: AffineWeight, at: int, start: int, stop: int) -> None:
+        """Pack rows start .. stop - 1 of `weight`, whose first row is row `at` here."""
+        rows, target = weight.rows(start, stop), slice(at + start, at + stop)
+        codes = torch.from_numpy(rows.codes).to(self.low.device)
+        shift = 0
+        for plane, width in zip((self.low, self.high), PLANES[self.bits]):
+            if width:
+                plane[target] = _packed((codes >> shift) & ((1 << width) - 1), width, plane, self._chunk(plane))
+            shift += width
+        if weight.two_level:
+            stored = (rows.sub_scales, rows.sub_biases, rows.super_scales, rows.super_biases)
+        else:
+            stored = (rows.scales, rows.biases, None, None)
+        for ours, theirs in zip((self.scales, self.biases, self.super_scales, self.super_biases), stored):
+            if ours is not None:
+                ours[target] = torch.from_numpy(np.ascontiguousarray(theirs)).to(ours.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: codes and everything that scales them."""
+        parts = (self.low, self.high, self.scales, self.biases, self.super_scales, self.super_biases)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def matmul(self, x: torch.Tensor) -> torch.Tensor:
+        """x @ w.T, accumulated in float32. x: [..., K]; returns [..., N] in x's dtype.
+
+        A few rows of x are multiplied with the packed codes by a kernel; for more, and without kernels, blocks of rows of
+        w are dequantised one after the other: to x's dtype on a GPU, to float32 on the CPU.
+        """
+        N, K = self.shape
+        flat = x.reshape(-1, K)
+        if self.kernels and len(flat) <= self.kernels.MOST_ROWS:
+            return self.kernels.multiply(self, flat).reshape(*x.shape[:-1], N)
+        flat = flat.to(x.dtype if x.is_cuda else torch.float32)
+        out = torch.empty((len(flat), N), dtype=flat.dtype, device=x.device)
+        step = max(1, _BLOCK[x.device.type] // K)
+        for start in range(0, N, step):
+            block = self.dequantized(slice(start, min(start + step, N)), flat.dtype)
+            torch.mm(flat, block.T, out=out[:, start:start + step])
+        return out.to(x.dtype).reshape(*x.shape[:-1], N)
+
+    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows by index, dequantised. tokens: int32 or int64, any shape; returns [*tokens.shape, K] in `dtype`."""
+        return self.dequantized(tokens.reshape(-1), self.dtype).reshape(*tokens.shape, self.shape[1])
+
+    def dequantized(self, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Some rows as [n, K] in `dtype`, computed in float32: a slice of them, or int indices [n]."""
+        if self.kernels:
+            return self.kernels.dequantize(self, which, dtype)
+
+        def pick(part: torch.Tensor) -> torch.Tensor:
+            return part[which] if isinstance(which, slice) else part.index_select(0, which)
+
+        def scaling(part: torch.Tensor, above: torch.Tensor | None) -> torch.Tensor:
+            part = pick(part).float()
+            if above is not None:
+                part = (part.view(len(part), -1, SUPER_GROUP // self.group_size) * pick(above).float()[:, :, None])
+            return part.view(len(part), -1, 1)
+
+        codes = _digits(pick(self.low), PLANES[self.bits][0], self.shape[1], self._chunk(self.low))
+        if self.high is not None:
+            high = _digits(pick(self.high), PLANES[self.bits][1], self.shape[1], self._chunk(self.high))
+            codes |= high << PLANES[self.bits][0]
+        values = codes.view(len(codes), -1, self.group_size).float()
+        if self.offset:
+            values -= self.offset
+        values *= scaling(self.scales, self.super_scales)
+        if self.biases is not None:
+            values += scaling(self.biases, self.super_biases)
+        return values.view(codes.shape).to(dtype)
+
+    def _chunk(self, plane: torch.Tensor) -> int:
+        """C of a plane: in the layout for torch's own operations a span is a row, of any plane."""
+        return self.chunk if self.kernels else plane.shape[1]
+
+
+def _layout(width: int, columns: int, group_size: int, kernels: ModuleType | None) -> tuple[int, int]:
+    """(P, C) of the low plane."""
+    if kernels is None:
+        return 8 // width, columns * width // 8
+    return 32 // width, min(4, group_size * width // 32)
+
+
+def _packed(digits: torch.Tensor, width: int, plane: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Words [n, K / P] like those of `plane` from digits uint8 [n, K]."""
+    n, K = digits.shape
+    spans = digits.view(n, -1, K // plane.shape[1], chunk)
+    words = spans[:, :, 0].to(plane.dtype)
+    for p in range(1, spans.shape[2]):
+        words |= spans[:, :, p].to(plane.dtype) << (p * width)
+    return words.reshape(n, -1)
+
+
+def _digits(words: torch.Tensor, width: int, columns: int, chunk: int) -> torch.Tensor:
+    """Digits uint8 [n, columns] of words [n, columns / P]."""
+    n, per_word = len(words), columns // words.shape[1]
+    words = words.view(n, -1, chunk)
+    digits = torch.empty((n, words.shape[1], per_word, chunk), dtype=torch.uint8, device=words.device)
+    for p in range(per_word):
+        digits[:, :, p] = (words >> (p * width)) & ((1 << width) - 1)
+    return digits.view(n, columns)
