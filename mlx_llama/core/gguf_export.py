@@ -45,12 +45,6 @@ _PRE_TOKENIZERS = {
     (("digits", "gpt-2"), False): "smollm",
     (("gpt-2",), False): "gpt-2",
 }
-_NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
 
 
 def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8_0") -> Written:
@@ -78,8 +72,10 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
 
     config = checkpoint.config
     plan = {name: _planned(tensor, config, format) for name, tensor in checkpoint.tensors.items()}
+    # model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, one in plan.items():
-        writer.add_tensor_info(gguf_name(name), one.shape, np.dtype(np.uint8 if one.kind[0] == "Q" else one.numpy),
+        writer.add_tensor_info(names.get_name(name, (".weight", ".bias")), one.shape, np.dtype(np.uint8 if one.kind[0] == "Q" else one.numpy),
                                one.nbytes, gguf.GGMLQuantizationType[one.kind])
     if (factors := _frequency_factors(config)) is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
@@ -103,15 +99,6 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
         finally:
             writer.close()
     return Written(Path(out), nbytes, count_weights(checkpoint), tuple(notices))
-
-
-def gguf_name(name: str) -> str:
-    """A Hugging Face tensor name in GGUF's spelling: model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
-    base, kind = name.rsplit(".", 1)
-    if base.startswith("model.layers."):
-        layer, base = base.removeprefix("model.layers.").split(".", 1)
-        return f"blk.{layer}.{_NAMES[base]}.{kind}"
-    return f"{_NAMES[base]}.{kind}"
 
 
 @dataclass(frozen=True)
@@ -285,13 +272,16 @@ def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) 
 def _write_space_prefix(writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabulary, notices: list[str]) -> None:
     """add_space_prefix, found out by trying: llama.cpp puts the space before a text and after each special token."""
     tokenizer = checkpoint.tokenizer
-    begins = lambda ids, at: vocabulary.texts[ids[at]].startswith(_SPACE)  # noqa: E731
-    first = begins(tokenizer.encode("a"), 0)
-    writer.add_add_space_prefix(first)
-    specials = [text for text, one in tokenizer.special_ids.items() if vocabulary.types[one] == _CONTROL]
-    if first and specials and not begins(tokenizer.encode(f"{specials[0]}a", parse_special=True), 1):
-        notices.append("the tokenizer puts a space before a text, but none after special tokens; a GGUF file cannot say "
-                       "so, and both places get one")
+    spell = lambda text: "".join(vocabulary.texts[one] for one in tokenizer.encode(text, parse_special=True))  # noqa: E731
+    prefix = spell("a").startswith(_SPACE)
+    writer.add_add_space_prefix(prefix)
+    special = next((text for text, one in tokenizer.special_ids.items() if vocabulary.types[one] == _CONTROL), "")
+    missing = [where for text, spelled, where in ((f"{special}a", f"{special}{_SPACE}a", "after special tokens"),
+                                                  (" a", f"{_SPACE * 2}a", "before a text that begins with one"))
+               if prefix and spell(text) != spelled]
+    if missing:
+        notices.append(f"llama.cpp puts a space before a text and after each special token; this tokenizer does not "
+                       f"{' or '.join(missing)}, which a GGUF file cannot say")
 
 
 @dataclass
@@ -326,7 +316,7 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
         for text, one in model["vocab"].items():
             result.set(one, text, _NORMAL)
         return result
-    return _from_merges(model["vocab"], merges, path)
+    return _from_merges(model["vocab"], merges, frozenset(checkpoint.tokenizer.added_ids), path)
 
 
 def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
@@ -378,7 +368,8 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
     return result
 
 
-def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], path: Path) -> _Vocabulary:
+def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added: frozenset[str],
+                 path: Path) -> _Vocabulary:
     """A sentencepiece vocabulary out of a tokenizer.json with byte fallback (Llama 2): a score is a merge's place.
 
     llama.cpp joins any two neighbours whose union is a token, the best score first. That is the same as this list of
@@ -387,11 +378,12 @@ def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], path: 
     result, ranks = _Vocabulary("llama", "default"), {}
     for rank, (a, b) in enumerate(merges):
         ranks.setdefault(a + b, []).append(rank)
-    for text, places in ranks.items():
+    for text in vocab.keys() - added:
+        places = ranks.get(text, [])
         pairs = sum(text[:cut] in vocab and text[cut:] in vocab for cut in range(1, len(text)))
-        if len(places) != pairs or places[-1] - places[0] != len(places) - 1:
-            raise TokenizerError(f"{path}: the merges that make {show(text)} are in an order that llama.cpp's scores cannot "
-                                 f"express; write the MLX form")
+        if len(places) != pairs or (places and places[-1] - places[0] != len(places) - 1):
+            raise TokenizerError(f"{path}: the merges that make {show(text)} are not all there, or not one after the other, "
+                                 f"which llama.cpp's scores cannot express; write the MLX form")
     for text, one in vocab.items():
         byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
         result.set(one, text, _UNKNOWN if text == "<unk>" else _BYTE if byte else _NORMAL,

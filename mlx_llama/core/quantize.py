@@ -201,13 +201,13 @@ def slabs(tensor: Tensor | AffineWeight, advance: Any, order: np.ndarray | None 
     advance: of core.progress, told the source's bytes. order: int [N], which row comes when. Raises CheckpointError for
     values that are not finite at `dtype`.
     """
-    rows = tensor.shape[0]
+    rows, bits = tensor.shape[0], tensor.bits if isinstance(tensor, Tensor) else None
     step = max(1, _SLAB // math.prod(tensor.shape[1:]))
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         here = slice(start, stop) if order is None else order[start:stop]
-        if isinstance(tensor, Tensor):
-            values = decode(tensor.bits[here])
+        if bits is not None:
+            values = decode(bits[here])
         else:
             values = tensor.rows(start, stop).float32() if order is None else tensor.take(here)
         finite = np.isfinite(values).all()
