@@ -225,8 +225,9 @@ def peak_memory() -> int:
 
 
 def serve(program: str, path: str, capacity: int, threads: int, bits: int | None) -> int:
-    """A program's process: load the model, then answer requests [method, arguments] with one line of JSON each."""
+    """A program's process: load the model, say so, answer requests [method, arguments] with one line of JSON each."""
     answers = {"ours": Ours, "peer": Peer}[program](path, capacity, threads, bits)
+    print(json.dumps("loaded"), flush=True)
     for line in sys.stdin:
         method, arguments = json.loads(line)
         value = peak_memory() if method == "peak" else getattr(answers, method)(*arguments)
@@ -242,17 +243,20 @@ class Program:
         self.process = subprocess.Popen([sys.executable, __file__, "--serve", settings], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.label = f"{NAMES[name]} on {path}"
+        self._answer()  # loaded
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """The answer to one request. Exits when the process has ended, which then has said why."""
-        try:
-            self.process.stdin.write(json.dumps([method, arguments]) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
-        if not (line := self.process.stdout.readline()):
-            sys.exit(f"error: {self.label} ended with exit code {self.process.wait()}")
-        return json.loads(line)
+        """The answer to one request. Exits when the process has ended."""
+        self.process.stdin.write(json.dumps([method, arguments]) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        if line := self.process.stdout.readline():
+            return json.loads(line)
+        code = self.process.wait()
+        # A process that ends by itself has said why on stderr, which it shares with this one.
+        sys.exit(code if code > 0 else f"error: {self.label} was ended by signal {-code}")
 
     def __enter__(self) -> Program:
         return self
@@ -375,12 +379,12 @@ def report(figures: dict[str, Any], given: argparse.Namespace, states: dict[str,
             "peak": "peak memory / file", "error": "relative error of logits"}
     bits = "" if given.activation_bits is None else f", activations of {given.activation_bits} bits"
     lines = [f"{figures['file']}: {figures['bytes'] / 1e9:.2f} GB, {given.threads} threads each{bits}",
-             f"{'':30}{NAMES['ours']:>10}{NAMES['peer']:>10}{'ratio':>7}{'GB/s':>6}{'pairs':>6}"]
+             f"{'':30}{NAMES['ours']:>10}{NAMES['peer']:>10}{'ratio':>9}{'GB/s':>6}{'pairs':>6}"]
 
     def line(title: str, found: dict[str, float]) -> str:
         digits = ".1e" if title == rows["error"] else ".2f" if found["peer"] < 20 else ".1f"
         bandwidth = f"{found['bandwidth'] / 1e9:6.0f}" if found["bandwidth"] else " " * 6
-        return (f"{title:30}{found['ours']:10{digits}}{found['peer']:10{digits}}{found['ratio']:6.2g}x{bandwidth}"
+        return (f"{title:30}{found['ours']:10{digits}}{found['peer']:10{digits}}{found['ratio']:8.3g}x{bandwidth}"
                 f"{found['pairs']:6}")
 
     for key, title in rows.items():
