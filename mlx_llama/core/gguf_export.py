@@ -20,6 +20,7 @@ from . import progress
 from .checkpoint import Checkpoint, Tensor
 from .config import LlamaConfig, read_json, show
 from .errors import CheckpointError, ConfigError, OptionsError, TokenizerError
+from .gguf_tokenizer import _CONTRACTION, _GPT2, _PRE_TOKENIZERS, _WHOLE_WORDS
 from .quantized import AffineWeight
 from .quantize import Written, appearing, count_of, count_weights, requantised, slabs
 from .rope import inverse_frequencies
@@ -30,21 +31,11 @@ _SPACE = "▁"
 # token types (llama.h, llama_token_type)
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
-# How byte-level tokenizers split a text: the steps of tokenizer.json, and ignore_merges -> llama.cpp's name for that
-# (llama-vocab.cpp, llm_tokenizer_bpe). The patterns are those of the models that brought them.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
-_TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}|"
-           r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-_PRE_TOKENIZERS = {
-    ((rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), True): "llama-bpe",
-    ((rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), False): "smaug-bpe",
-    ((rf"{_WORDS}|\p{{N}}|{_REST}",), False): "qwen2",
-    ((_TEKKEN,), True): "tekken",
-    (("digits", "gpt-2"), False): "smollm",
-    (("gpt-2",), False): "gpt-2",
-}
+# llama.cpp's names for how byte-level tokenizers split a text, each after what it stands for: the patterns, and whether
+# a piece that is a token is taken as it is (tokenizer.json, ignore_merges). Where two mean the same, the usual one.
+_SPLITS = {(_PRE_TOKENIZERS[name], name in _WHOLE_WORDS): name
+           for name in ("llama-bpe", "smaug-bpe", "qwen2", "tekken", "gpt-4o", "smollm", "gpt-2", "falcon", "deepseek-llm",
+                        "deepseek-coder", "deepseek-v3")}
 
 
 def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8_0") -> Written:
@@ -159,6 +150,8 @@ def interleaved(heads: int, head_dim: int) -> np.ndarray:
 
 def _frequency_factors(config: LlamaConfig) -> np.ndarray | None:
     """rope_freqs.weight, float32 [head_dim / 2]: what llama.cpp divides each pair's frequency by; None for ones."""
+    if config.rope.divisors is not None:
+        return np.array(config.rope.divisors, np.float32)
     if config.rope.type != "llama3":
         return None
     plain = config.rope.theta ** -(np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
@@ -169,7 +162,8 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     import gguf
 
     config = checkpoint.config
-    writer.add_name(Path(checkpoint.name).name)
+    # a file's name is a setting too: llama.cpp knows Phi-3's white space by it
+    writer.add_name(str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name)))
     writer.add_file_type({"Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}[format])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.vocab_size)
@@ -218,6 +212,9 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
 
 def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
     """tokenizer.*: the vocabulary as llama.cpp has it. Raises TokenizerError, TemplateError."""
+    if checkpoint.gguf_metadata is not None:
+        _copy_vocabulary(writer, checkpoint)
+        return
     tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
     vocabulary = _read_vocabulary(checkpoint)
     for text, one in tokenizer.added_ids.items():
@@ -251,6 +248,25 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
         _write_space_prefix(writer, checkpoint, vocabulary, notices)
     if checkpoint.template is not None:
         writer.add_chat_template(checkpoint.template.source)
+
+
+def _copy_vocabulary(writer: Any, checkpoint: Checkpoint) -> None:
+    """tokenizer.* of a GGUF file, as it is. Raises TokenizerError where there is none, or it is malformed."""
+    from gguf import GGUFValueType as Type
+
+    assert checkpoint.tokenizer is not None  # reads it, and complains
+    for key, value in checkpoint.gguf_metadata.items():
+        if not key.startswith("tokenizer."):
+            continue
+        if isinstance(value, np.ndarray):
+            kind = {"i": Type.INT32, "u": Type.UINT32, "f": Type.FLOAT32}[value.dtype.kind]
+            kind = Type.UINT8 if value.dtype.itemsize == 1 else kind
+            writer.add_key_value(key, value.tolist(), Type.ARRAY, kind)
+        elif not isinstance(value, (str, bool, int, float)):
+            writer.add_key_value(key, list(value), Type.ARRAY, Type.STRING)
+        else:
+            kinds = {str: Type.STRING, bool: Type.BOOL, float: Type.FLOAT32, int: Type.UINT32}
+            writer.add_key_value(key, value, kinds[type(value)])
 
 
 def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
@@ -326,15 +342,15 @@ def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
     for step in outer.get("pretokenizers", [outer]):
         kind = step.get("type")
         if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
-            steps.append(step["pattern"].get("Regex", "?"))
+            steps.append(step["pattern"].get("Regex", "?").replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", _CONTRACTION))
         elif kind == "Digits" and step.get("individual_digits"):
-            steps.append("digits")
+            steps.append(r"\p{N}")
         elif kind == "ByteLevel" and not step.get("add_prefix_space"):
-            steps += ["gpt-2"] if step.get("use_regex", True) else []
+            steps += _GPT2 if step.get("use_regex", True) else ()
         else:
             steps.append(f"{kind}?")
     others = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
-    pre = _PRE_TOKENIZERS.get((tuple(steps), bool(model.get("ignore_merges"))))
+    pre = _SPLITS.get((tuple(steps), bool(model.get("ignore_merges"))))
     if raw.get("normalizer") is not None or others or pre is None:
         what = f"normalizer {show(raw['normalizer'])}" if raw.get("normalizer") else (
             f"model.{others[0]}" if others else f"pre_tokenizer {show(outer)}")

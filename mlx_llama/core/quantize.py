@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from . import progress
+from . import gguf_folder, progress
 from .checkpoint import Checkpoint, Tensor
-from .config import LlamaConfig, read_json
+from .config import read_json
 from .errors import CheckpointError, ConfigError, OptionsError
 from .quantized import AffineWeight
 
@@ -118,7 +118,7 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int = 4, gro
     if bits not in BITS or group_size not in GROUP_SIZES:
         raise OptionsError(f"--bits {bits} --group-size {group_size}: MLX has {_listed(BITS)} bits and groups of "
                            f"{_listed(GROUP_SIZES)}")
-    config = _raw_config(checkpoint)
+    config, companions = _raw_config(checkpoint), _companions(checkpoint)
     plan = {name: _MLXTensor(tensor, _mlx_dtype(tensor, checkpoint, config), bits, group_size)
             for name, tensor in checkpoint.tensors.items()}
     odd = [name for name, one in plan.items() if len(one.tensor.shape) == 2 and not one.quantised]
@@ -137,7 +137,8 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int = 4, gro
 
     with appearing(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))
-        _write_companions(checkpoint, folder)
+        for file, content in companions.items():
+            (folder / file).write_bytes(content)
         shards = _shards({name: sum(spec[2] for spec in one.arrays(name).values()) for name, one in plan.items()})
         advance, weight_map = progress.meter(checkpoint.nbytes), {}
         for i, names in enumerate(shards):
@@ -308,14 +309,20 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=4, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _write_companions(checkpoint: Checkpoint, folder: Path) -> None:
-    for name in _COMPANIONS:
-        if (checkpoint.path / name).exists():
-            shutil.copyfile(checkpoint.path / name, folder / name)
+def _companions(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """{file name: content} of the settings beside config.json. Raises CheckpointError, TokenizerError."""
+    if checkpoint.gguf_metadata is not None:
+        return gguf_folder.companions(checkpoint)
+    try:
+        return {name: (checkpoint.path / name).read_bytes() for name in _COMPANIONS if (checkpoint.path / name).exists()}
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
 
 
 def _raw_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """config.json without what it says of an earlier quantisation."""
+    if checkpoint.gguf_metadata is not None:
+        return gguf_folder.config_json(checkpoint)
     raw = read_json(checkpoint.path / "config.json", ConfigError)
     return {name: value for name, value in raw.items()
             if name not in ("quantization", "quantization_config", "_name_or_path")}
