@@ -265,9 +265,9 @@ class LlamaConfig:
             read.fail("tokenizer.ggml.tokens", tokens, f"at most {vocab} tokens, the rows of token_embd.weight")
         positions = read.gguf("context_length", "max_position_embeddings")
         window = metadata.get("llama.attention.sliding_window", 0)
-        bos, *ends = (
-            read.token(f"tokenizer.ggml.{name}_token_id", None, vocab) for name in ("bos", "eos", "eot", "eom")
-        )
+        keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
+        # some writers store -1, "none", as an unsigned number
+        bos, *ends = (None if metadata.get(key) == 0xFFFFFFFF else read.token(key, None, vocab) for key in keys)
         return cls(
             architecture="LlamaForCausalLM",
             vocab_size=vocab,

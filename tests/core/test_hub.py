@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from making import make_checkpoint
+from making_gguf import make_gguf
 
 from mlx_llama.core.checkpoint import hub, open_checkpoint
 from mlx_llama.core.errors import CheckpointError, ConfigError
@@ -121,6 +122,67 @@ def test_an_unreachable_hub_falls_back_to_the_cache(cache, monkeypatch):
     assert open_checkpoint("toy/llama").path.samefile(snapshot)
     message = refusal("toy/absent")
     assert "cannot be reached" in message and "network" in message
+
+
+def put_gguf_in_cache(cache, split=0, folder=""):
+    """A repository of GGUF files alone, as huggingface_hub leaves it."""
+    made = cache.parent / "gguf" / folder
+    made.mkdir(parents=True)
+    make_gguf(made / "m-Q8_0.gguf", kinds="Q8_0", split=split)
+    repository = cache / "models--toy--llama-GGUF"
+    shutil.copytree(cache.parent / "gguf", repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return repository / "snapshots" / COMMIT
+
+
+def test_one_gguf_file_of_a_hub_model(cache):
+    snapshot = put_gguf_in_cache(cache)
+    opened = open_checkpoint("toy/llama-GGUF:m-Q8_0.gguf")
+    assert opened.name == "toy/llama-GGUF:m-Q8_0.gguf" and opened.path == snapshot / "m-Q8_0.gguf"
+    assert opened.tensors["lm_head.weight"].format == "Q8_0"
+    assert open_checkpoint("toy/llama-GGUF:m-Q8_0.gguf", "main").path == opened.path
+    assert "has no file m-Q4_0.gguf" in refusal("toy/llama-GGUF:m-Q4_0.gguf")
+    assert "not in the local cache" in refusal("toy/absent:m.gguf")
+    assert "name one: toy/llama-GGUF:FILE.gguf" in refusal("toy/llama-GGUF")
+
+
+def test_a_split_gguf_file_of_a_hub_model(cache):
+    put_gguf_in_cache(cache, split=11, folder="Q8_0")
+    assert len(open_checkpoint("toy/llama-GGUF:Q8_0/m-Q8_0-00002-of-00002.gguf").tensors) == 21
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("org/name:m.gguf", ("org/name", "m.gguf")),
+        ("org/name:Q4 K/m-00001-of-00002.gguf", ("org/name", "Q4 K/m-00001-of-00002.gguf")),
+        ("org/name", None),
+        ("org/name:", None),
+        ("org/name:m.bin", None),
+        ("org/name:../m.gguf", None),
+        ("org/name:/m.gguf", None),
+        ("org/name:*.gguf", None),
+        ("name:m.gguf", None),
+        ("C:\\m.gguf", None),
+        ("./org/name:m.gguf", None),
+    ],
+)
+def test_hub_files_are_told_by_their_form(name, expected):
+    assert hub.gguf_in_hub(name) == expected
+
+
+def test_all_parts_of_a_hub_file_are_asked_for(monkeypatch, tmp_path):
+    """The patterns, judged by huggingface_hub's own filter."""
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(tmp_path))
+    refusal("toy/llama:Q4/m-00001-of-00002.gguf")
+    files = ["Q4/m-00001-of-00002.gguf", "Q4/m-00002-of-00002.gguf", "m-00001-of-00002.gguf", "Q8/m.gguf", "config.json"]
+    kept = filter_repo_objects(files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"])
+    assert list(kept) == files[:2]
 
 
 def test_a_half_downloaded_model_is_told(cache):

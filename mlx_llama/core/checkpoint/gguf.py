@@ -89,6 +89,9 @@ class StringArray(Sequence[str]):
         """starts: int64 [n + 1], where in `data` each string's length stands, and where the last string ends."""
         self._data, self._starts, self._where = data, starts, where
 
+    def __repr__(self) -> str:
+        return f"{len(self)} texts"
+
     def __len__(self) -> int:
         return len(self._starts) - 1
 
