@@ -4,15 +4,17 @@ Ids are llama.cpp's (src/llama-vocab.cpp, src/unicode.cpp); the libraries do the
 memory, tokenizers on vocabulary, merges and the pre-tokenizer that the file names. Three things differ on purpose:
 
 - User text never becomes a control token. llama.cpp's merges can arrive at one whose spelling they pass through.
-- "tekken" and "gpt-4o" split words by Unicode's letter cases, as those models' own tokenizer.json does. llama.cpp
-  tells cases apart in ASCII only and cuts combining marks off (ÉCOLE becomes É, COLE there).
-- `decode` gives back what was encoded; llama.cpp may drop spaces before punctuation (clean_spaces). add_eos_token is not
-  obeyed either: a prompt that is to be continued must not end.
+- Pre-tokenizers that C++'s regular expressions cannot express are those of the models' own tokenizer.json: "tekken" and
+  "gpt-4o" split words by Unicode's letter cases and keep combining marks (llama.cpp makes É, COLE out of ÉCOLE), the
+  "deepseek" ones have ideographic and wide spaces in their character ranges.
+- `decode` gives back what was encoded; llama.cpp may drop spaces before punctuation (clean_spaces). Nor is
+  add_eos_token obeyed: a prompt that is to be continued must not end.
 """
 
 from __future__ import annotations
 
 import struct
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,17 +32,26 @@ _NO_ID = 0xFFFFFFFF  # how some writers say "none": -1 as an unsigned number
 _KEY = "tokenizer.ggml."
 _AGAIN = "fetch the file again, or convert the model again"
 
-# Texts that end an answer whatever the metadata says, and the fill-in-the-middle tokens that do so where the metadata
-# names no other (llama-vocab.cpp, llama_vocab::impl::load)
+# Tokens that llama.cpp knows by their text (llama-vocab.cpp, llama_vocab::impl::load): control tokens whatever the file
+# says, and those of the first two lists end an answer. The fill-in-the-middle ones unless the metadata names another.
 _ENDS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
-    "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[".split()
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
+    "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> "
+    "[e~[".split()
 )
-_FIM_ENDS = {
-    "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
-    "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    "fim_sep_token_id": ("<|file_sep|>",),
+_MIDDLE_ENDS = {
+    "fim_pad_token_id": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]".split(),
+    "fim_rep_token_id": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>".split(),
+    "fim_sep_token_id": ["<|file_sep|>"],
 }
+_MIDDLE = {
+    "fim_pre_token_id":
+        "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>".split(),
+    "fim_suf_token_id":
+        "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>".split(),
+    "fim_mid_token_id":
+        "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>".split(),
+}  # fmt: skip
 _NAMED = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -78,7 +89,8 @@ _LLAMA3 = (rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_OTHER}",)
 _QWEN2 = (rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_OTHER}",)
 _TEKKEN = (rf"{_CASED}{_UPPER}*{_LOWER}+|{_CASED}{_UPPER}+{_LOWER}*|\p{{N}}|{_OTHER_SLASH}",)
 _GPT4O = (
-    rf"{_CASED}{_UPPER}*{_LOWER}+{_CONTRACTION}?|{_CASED}{_UPPER}+{_LOWER}*{_CONTRACTION}?|\p{{N}}{{1,3}}|{_OTHER_SLASH}",
+    rf"{_CASED}{_UPPER}*{_LOWER}+{_CONTRACTION}?|{_CASED}{_UPPER}+{_LOWER}*{_CONTRACTION}?|"
+    rf"\p{{N}}{{1,3}}|{_OTHER_SLASH}",
 )
 _DEEPSEEK_LLM = (
     r"[\r\n]",
@@ -145,8 +157,8 @@ def load_gguf_tokenizer(metadata: Mapping[str, Any], config: LlamaConfig, source
         source: the file, to be named in errors.
 
     Raises:
-        TokenizerError: a kind or pre-tokenizer that is not supported; a field that is missing, of the wrong type, out of
-            range or at odds with another; more tokens than the model has embeddings.
+        TokenizerError: a kind or pre-tokenizer that is not supported; a field that is missing, of the wrong type, out
+            of range or at odds with another; more tokens than the model has embeddings.
     """
     fields = _Fields(metadata, source)
     kind = fields.text("model")
@@ -165,6 +177,8 @@ class _Fields:
         self.metadata, self.source = metadata, source
 
     def wrong(self, name: str, value: Any, expected: str, remedy: str = _AGAIN) -> TokenizerError:
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            value = list(value[:4])  # a lazily decoded array says nothing by itself
         found = "missing" if value is None else show(value)
         return TokenizerError(f"{self.source}: {_KEY}{name} is {found}, {expected}; {remedy}")
 
@@ -223,8 +237,10 @@ class _Vocabulary(Tokenizer):
     """What both kinds share: tokens, their types, special tokens found in a text as llama.cpp finds them.
 
     _tokens: texts by id. _types: int [vocab_size], _CONTROL for what is control whatever the file says.
-    _file_types: the same as the file has them.
+    _file_types: the same as the file has them. _DEFAULTS: ids of named tokens where the file has none.
     """
+
+    _DEFAULTS: Mapping[str, int] = {}
 
     def __init__(self, fields: _Fields, config: LlamaConfig):
         super().__init__(Path(fields.source), config)
@@ -252,9 +268,12 @@ class _Vocabulary(Tokenizer):
         self.vocab_size = count
 
         named = {name: fields.id(key, count) for name, key in _NAMED.items()}
-        ends = self._ends(fields, named)
+        for name, one in self._DEFAULTS.items():
+            if named[name] is None and one < count and types[one] in (_CONTROL, _UNKNOWN):
+                named[name] = one
+        ends, known = self._known(fields, named)
         self._types = types.copy()
-        self._types[ends] = _CONTROL
+        self._types[known] = _CONTROL
         self.bos_id = named["bos_token"]
         self.eos_ids = tuple(ends)
         self.named = {name: texts[one] for name, one in named.items() if one is not None}
@@ -273,21 +292,24 @@ class _Vocabulary(Tokenizer):
         fields.flag("add_eos_token")
         self._prefix = False  # whether a space goes before the text's first word and the first after a special token
 
+    @abstractmethod
     def _starts(self, fields: _Fields) -> bool:
         """Whether texts begin with BOS where the file does not say."""
-        raise NotImplementedError
 
     def _of_type(self, *types: int) -> dict[str, int]:
         return {self._tokens[i]: int(i) for i in np.flatnonzero(np.isin(self._types, types))}
 
-    def _ends(self, fields: _Fields, named: Mapping[str, int | None]) -> list[int]:
-        """Ids that end an answer, as llama.cpp collects them: eos first, then those the metadata or their texts name."""
-        found = [named["eos_token"], *(fields.id(f"{name}_token_id", self.vocab_size) for name in ("eot", "eom"))]
-        for key, texts in _FIM_ENDS.items():
+    def _known(self, fields: _Fields, named: Mapping[str, int | None]) -> tuple[list[int], list[int]]:
+        """(ids that end an answer, eos first; ids that are control because of their texts), as llama.cpp finds them."""
+        ends = [named["eos_token"], *(fields.id(f"{name}_token_id", self.vocab_size) for name in ("eot", "eom"))]
+        known = [self._id_of[text] for text in _ENDS if text in self._id_of]
+        for key, texts in {**_MIDDLE_ENDS, **_MIDDLE}.items():
             one = fields.id(key, self.vocab_size)
-            found += [self._id_of.get(text) for text in texts] if one is None else [one]
-        found += sorted(self._id_of[text] for text in _ENDS if text in self._id_of)
-        return [one for one in dict.fromkeys(found) if one is not None]
+            found = [self._id_of[text] for text in texts if text in self._id_of] if one is None else [one]
+            known += found if one is None else []
+            ends += found if key in _MIDDLE_ENDS else []
+        ends += sorted(self._id_of[text] for text in _ENDS if text in self._id_of)
+        return [one for one in dict.fromkeys(ends) if one is not None], known
 
     def _swallow_spaces(self, fields: _Fields) -> frozenset[int]:
         """Special tokens that take the white space after them along: Phi-3's, known by the model's name alone."""
@@ -341,31 +363,33 @@ class _Vocabulary(Tokenizer):
             parts = cut
         return parts
 
+    @abstractmethod
     def _encode_text(self, text: str) -> list[int]:
         """Ids of a text without special tokens."""
-        raise NotImplementedError
 
     # decoding
 
     def _make_piece(self, one: int) -> _Piece | None:
         if one >= self.vocab_size:
             return None
-        text, type = self._tokens[one], self._types[one]
-        if type in (_UNUSED, _UNDEFINED):
+        text, kind = self._tokens[one], self._types[one]
+        if kind in (_UNUSED, _UNDEFINED):
             return None
-        if type == _BYTE:
+        if kind == _BYTE:
             return _Piece(bytes([_byte(text)]), True, False)
-        if type == _NORMAL:
+        if kind == _NORMAL:
             return _Piece(self._text_bytes(text), False, False)
         return _Piece(text.encode(), False, one in self._specials, opaque=True)
 
+    @abstractmethod
     def _text_bytes(self, text: str) -> bytes:
         """What a normal token stands for."""
-        raise NotImplementedError
 
 
 class _SentencePieceVocabulary(_Vocabulary):
     """tokenizer.ggml.model "llama": pieces with scores, merged best score first; bytes for what is no piece."""
+
+    _DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 
     def __init__(self, fields: _Fields, config: LlamaConfig):
         super().__init__(fields, config)
@@ -412,8 +436,9 @@ class _SentencePieceVocabulary(_Vocabulary):
             texts, values, kinds = [*texts, spare], [*values, 0.0], [*kinds, _UNKNOWN]
         pieces = []
         for text, score, kind in zip(texts, values, kinds, strict=True):
-            data = text.encode()  # piece = 1, score = 2, type = 3
-            pieces.append(_message(1, b"\x0a" + _varint(len(data)) + data + b"\x15" + _FLOAT(score) + b"\x18" + bytes([kind])))
+            data = text.encode()
+            body = b"\x0a" + _varint(len(data)) + data + b"\x15" + _FLOAT(score) + b"\x18" + bytes([kind])
+            pieces.append(_message(1, body))  # piece = 1, score = 2, type = 3
         trainer = b"\x18\x02\x98\x02\x01"  # model_type = BPE, byte_fallback = true
         normalizer = b"\x18\x00\x20\x00\x28\x01"  # no dummy prefix, spaces kept as many as they are, and made visible
         model = b"".join(pieces) + _message(2, trainer) + _message(3, normalizer)
@@ -432,7 +457,7 @@ class _SentencePieceVocabulary(_Vocabulary):
 
 
 class _ByteLevelVocabulary(_Vocabulary):
-    """tokenizer.ggml.model "gpt2": pieces of text, split by regular expressions, as bytes that merge in a given order."""
+    """tokenizer.ggml.model "gpt2": text in pieces, split by regular expressions, whose bytes merge in a given order."""
 
     def __init__(self, fields: _Fields, config: LlamaConfig):
         super().__init__(fields, config)
@@ -443,13 +468,12 @@ class _ByteLevelVocabulary(_Vocabulary):
         missing = [byte for char, byte in alphabet.items() if char not in self._id_of and byte not in _RARE_BYTES]
         if missing:
             raise TokenizerError(
-                f"{fields.source}: {_KEY}tokens holds no token for byte 0x{missing[0]:02X}, expected one for every byte of "
-                f"a text{f' ({len(missing)} are missing)' if len(missing) > 1 else ''}; {_AGAIN}"
+                f"{fields.source}: {_KEY}tokens holds no token for byte 0x{missing[0]:02X}, expected one for every "
+                f"byte of a text{f' ({len(missing)} are missing)' if len(missing) > 1 else ''}; {_AGAIN}"
             )
-        strange = np.flatnonzero(self._file_types == _BYTE)
-        if any(_byte(self._tokens[i]) is None for i in strange):
-            i = next(i for i in strange if _byte(self._tokens[i]) is None)
-            raise fields.wrong(f"token_type[{i}]", _BYTE, f"a byte, but the token is {show(self._tokens[i])}, expected <0x..>")
+        for i in np.flatnonzero(self._file_types == _BYTE):
+            if _byte(self._tokens[i]) is None:
+                raise fields.wrong(f"tokens[{i}]", self._tokens[i], "expected <0x00> to <0xFF> for a byte token")
         # text that merges into one of these is spelled another way; other ends may be ordinary text ("</s>" in HTML)
         guarded = np.isin(self._file_types, (_CONTROL, _UNKNOWN))
         self._guarded = frozenset(int(i) for i in np.flatnonzero(guarded) if len(self._tokens[i]) > 1)
@@ -474,7 +498,7 @@ class _ByteLevelVocabulary(_Vocabulary):
         if set(map(len, merges)) != {2}:
             merge = next(" ".join(merge) for merge in merges if len(merge) != 2)
             raise TokenizerError(
-                f"{fields.source}: {_KEY}merges holds {show(merge)}, expected two tokens with one space between; {_AGAIN}"
+                f"{fields.source}: {_KEY}merges holds {show(merge)}, expected two tokens and a space between; {_AGAIN}"
             )
         try:
             model = models.BPE(self._id_of, merges, ignore_merges=name in _WHOLE_WORDS)
@@ -483,8 +507,8 @@ class _ByteLevelVocabulary(_Vocabulary):
                 for text in (left, right, left + right):
                     if text not in self._id_of:
                         raise TokenizerError(
-                            f"{fields.source}: {_KEY}merges holds {show(f'{left} {right}')}, but {show(text)} is no token, "
-                            f"expected both parts and the whole among {_KEY}tokens; {_AGAIN}"
+                            f"{fields.source}: {_KEY}merges holds {show(f'{left} {right}')}, but {show(text)} is no "
+                            f"token, expected both parts and the whole among {_KEY}tokens; {_AGAIN}"
                         ) from None
             raise TokenizerError(f"{fields.source}: {_KEY}merges cannot be used ({show(str(e))}); {_AGAIN}") from None
         library = tokenizers.Tokenizer(model)
