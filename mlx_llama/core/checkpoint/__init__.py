@@ -290,9 +290,12 @@ def _select(
     extra = [name for name in weights if name not in expected and not _HARMLESS.fullmatch(name)]
     if extra:
         file, name = weights[extra[0]]
+        hint = ""
+        if extra[0].endswith((".scales", ".biases")):
+            hint = " (its field quantization says so)" if config.quantization else " (it has no field quantization)"
         raise CheckpointError(
             f"{file.path}: tensor {show(extra[0])} {show(list(file.shape(name)))} is not part of the model that {source} "
-            f"describes{_more(extra)}; the weights and {source} do not belong together"
+            f"describes{hint}{_more(extra)}; the weights and {source} do not belong together"
         )
     for name, shape in expected.items():
         file, stored = weights[name]
