@@ -1,0 +1,271 @@
+"""The Triton kernels against gguf's and MLX's dequantisers: on a GPU where there is one, else in Triton's interpreter.
+
+The interpreter runs a kernel on the CPU through NumPy. It must be chosen before triton is imported, so a process of its
+own runs it. What it cannot show, that a kernel compiles for a GPU and how, is asked of the compiler, which needs no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import platform
+import re
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import pytest
+
+from machine import required
+from making_gguf import LOW_BIT, dequantise, make_gguf, random_blocks
+from mlx_llama.core.quantized import GGUFWeight, MLXWeight, Rows
+
+torch = pytest.importorskip("torch")
+
+BITS, GROUPS = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+
+
+def start_process(interpret: bool):
+    """call(function, *arguments) in a process of its own; what it raises is raised here."""
+    if importlib.util.find_spec("triton") is None:
+        if sys.platform == "linux" and platform.machine() == "x86_64" and "cuda" in required():
+            pytest.fail("triton is required where cuda is: pip install -e '.[test]'")
+        pytest.skip("triton is not installed: here torch's own operations are all there is")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1" if interpret else "0")
+        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        assert pool.submit(os.getenv, "TRITON_INTERPRET").result() == ("1" if interpret else "0")
+    return pool
+
+
+@pytest.fixture(scope="module")
+def call():
+    """call(function, *arguments) where the kernels run."""
+    with start_process(interpret=not HAS_GPU) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+class Made:
+    """A low-bit matrix of random codes in any of the forms that an AffineWeight may have."""
+
+    def __init__(self, bits: int, group_size: int, has_biases: bool, shape: tuple[int, int]):
+        rng = np.random.default_rng(bits * group_size)
+        self.bits, self.group_size, self.has_biases, self.shape = bits, group_size, has_biases, shape
+        self.offset = 0 if has_biases else 1 << (bits - 1)
+        self.two_level, self.scale_dtype = False, "float16"
+        groups = (shape[0], shape[1] // group_size)
+        self.codes = rng.integers(0, 1 << bits, shape, dtype=np.uint8)
+        self.codes[0], self.codes[-1] = 0, (1 << bits) - 1
+        self.scales, self.biases = rng.standard_normal((2, *groups)).astype(np.float16)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        biases = self.biases[start:stop].astype(np.float32) if self.has_biases else None
+        return Rows(self.codes[start:stop], self.scales[start:stop].astype(np.float32), biases, self.offset)
+
+    def release(self) -> None:
+        pass
+
+    def float64(self) -> np.ndarray:
+        values = (self.codes.astype(np.float64) - self.offset) * np.repeat(self.scales.astype(np.float64), self.group_size, 1)
+        return values + np.repeat(self.biases.astype(np.float64), self.group_size, 1) if self.has_biases else values
+
+
+def packed(weights, dtype: str = "float32"):
+    from cuda_fallback import kernels
+    from cuda_fallback.quantized import QuantizedMatrix
+
+    assert HAS_GPU or type(kernels._multiply).__name__ == "InterpretedFunction"
+    return QuantizedMatrix.pack(weights, getattr(torch, dtype), DEVICE, kernels)
+
+
+def multiplied(weights, batches: tuple[int, ...], dtype: str = "float32") -> list[tuple[np.ndarray, np.ndarray]]:
+    """[(x float32 [M, K], its product float32 [M, N])] for M in `batches`; each computed twice, to the same bits."""
+    matrix, results = packed(weights, dtype), []
+    for M in batches:
+        x = torch.from_numpy(np.random.default_rng(M).standard_normal((M, matrix.shape[1]), np.float32))
+        x = x.to(DEVICE, matrix.dtype)
+        by_kernel = M <= matrix.kernels.MOST_ROWS
+        product, again = matrix.matmul(x), matrix.kernels.multiply(matrix, x) if by_kernel else matrix.matmul(x)
+        assert product.dtype == x.dtype and torch.equal(product, again)
+        results.append((x.float().cpu().numpy(), product.float().cpu().numpy()))
+    return results
+
+
+def dequantised(weights, ids: list[int], kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """All rows but the first and the last, and the rows `ids`, as the kernel gives them, float32."""
+    matrix = packed(weights)
+    N = matrix.shape[0]
+    rows = matrix.rows(torch.tensor([ids], dtype=getattr(torch, kind), device=DEVICE))
+    return matrix.dequantized(slice(1, N - 1), torch.float32).cpu().numpy(), rows[0].cpu().numpy()
+
+
+def check_products(results, wanted: np.ndarray, bound: float = 1e-6) -> None:
+    """Errors against sums of absolute values: what rounding of products and sums may be judged by."""
+    for x, product in results:
+        x, w = x.astype(np.float64), wanted.astype(np.float64)
+        assert product.shape == (len(x), len(w))
+        assert (np.abs(product - x @ w.T) / (np.abs(x) @ np.abs(w).T)).max() < bound
+
+
+@pytest.mark.parametrize("has_biases", [False, True], ids=["offset", "biases"])
+@pytest.mark.parametrize("group_size", GROUPS)
+@pytest.mark.parametrize("bits", BITS)
+def test_every_width_and_group(bits, group_size, has_biases, call):
+    weight = Made(bits, group_size, has_biases, (9, 3 * group_size))
+    check_products(call(multiplied, [weight], (1, 3)), weight.float64())
+
+
+@pytest.mark.parametrize("kind", LOW_BIT)
+def test_gguf(kind, call):
+    blocks = random_blocks(kind, 11, 768, np.random.default_rng(0))
+    weight, judge = GGUFWeight("w", kind, (11, 768), blocks), dequantise(blocks, kind)
+    check_products(call(multiplied, [weight], (1, 2)), judge)
+    rows, picked = call(dequantised, [weight], [7, 0, 10, 7], "int32")
+    np.testing.assert_array_equal(rows, judge[1:-1])
+    np.testing.assert_array_equal(picked, judge[[7, 0, 10, 7]])
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("bits", BITS)
+def test_mlx(bits, group_size, call):
+    mx = pytest.importorskip("mlx.core")
+    with mx.stream(mx.cpu):
+        w = mx.array(np.random.default_rng(0).standard_normal((6, 256), np.float32)).astype(mx.bfloat16)
+        parts = mx.quantize(w, group_size, bits)
+        judge = np.array(mx.dequantize(parts[0], *(part.astype(mx.float32) for part in parts[1:]), group_size, bits))
+    packed_codes, scales, biases = (np.array(part if i == 0 else part.view(mx.uint16)) for i, part in enumerate(parts))
+    weight = MLXWeight("w", bits, group_size, packed_codes, scales, biases)
+    check_products(call(multiplied, [weight], (1,)), judge)
+    rows, picked = call(dequantised, [weight], [5, 1], "int64")
+    np.testing.assert_array_equal(rows, judge[1:-1])
+    np.testing.assert_array_equal(picked, judge[[5, 1]])
+
+
+def test_every_batch(call):
+    weight = Made(4, 32, False, (3, 96))
+    check_products(call(multiplied, [weight], tuple(range(1, 18))), weight.float64())
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (4, 32), (3, 992), (5, 5664), (66, 4128), (2, 33000 - 33000 % 32)], ids=str)
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_ragged_sizes_and_rows_long_enough_to_be_cut(bits, shape, call):
+    weight = Made(bits, 32, True, shape)
+    check_products(call(multiplied, [weight], (1,)), weight.float64())
+
+
+@pytest.mark.parametrize("dtype, bound", [("float16", 1e-3), ("bfloat16", 8e-3)])
+def test_sixteen_bit_activations(dtype, bound, call):
+    weight = Made(5, 32, True, (7, 160))
+    check_products(call(multiplied, [weight], (1, 4, 17), dtype), weight.float64(), bound)
+
+
+def test_several_matrices_as_one(call):
+    weights = [Made(6, 16, False, (n, 256)) for n in (3, 1, 8)]
+    judge = np.concatenate([weight.float64() for weight in weights])
+    check_products(call(multiplied, weights, (1, 5)), judge)
+
+
+def logits(path, use_kernels: bool) -> np.ndarray:
+    """Of a prompt of two tokens and of a decoded one, float32 [2, V]."""
+    from cuda_fallback import kernels, model
+    from mlx_llama.core.checkpoint import open_checkpoint
+
+    with pytest.MonkeyPatch.context() as patch:
+        if use_kernels:
+            patch.setattr(model, "find_kernels", lambda device: (kernels, ()))
+        llama = model.Llama.load(open_checkpoint(path), "float32", DEVICE)
+    assert (llama.head.weight.kernels is kernels) is (use_kernels or HAS_GPU)
+    cache = llama.make_cache(8)
+    steps = [llama.forward(tokens, at, cache) for tokens, at in (([[3, 7]], 0), ([[9]], 2))]
+    return torch.cat(steps).cpu().numpy()
+
+
+def test_a_model_of_mixed_formats(call, tmp_path):
+    """With the kernels as with torch's own operations, which test_quantized.py judges."""
+    others = {"v_proj": "Q6_K", "k_proj": "Q3_K", "o_proj": "Q8_0", "down_proj": "Q5_1"}
+    path = tmp_path / "m.gguf"
+    make_gguf(path, kinds=lambda name: others.get(name.split(".")[-2], "Q4_K"), tokenizer=None, num_hidden_layers=1,
+              hidden_size=256, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+              tie_word_embeddings=True, vocab_size=64)
+    plain = call(logits, path, False)
+    assert np.abs(call(logits, path, True) - plain).max() < 1e-5 * np.abs(plain).max()
+
+
+# The compiler
+
+
+def compiled(bits: int, group_size: int, two_level: bool, has_biases: bool, x: str, capability: int) -> tuple[str, str]:
+    """`_multiply` for a GPU of compute capability `capability`: Triton's GPU code and the assembly."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from cuda_fallback import kernels
+    from cuda_fallback.quantized import PLANES
+
+    matrix = packed_on_cpu(bits, group_size, has_biases)
+    kinds = {torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}
+    scale, bias = ("*i8", "*u8") if two_level else ("*fp16", "*fp16")
+    types = {
+        "x": x, "low": "*i32", "high": kinds[matrix.high.dtype] if PLANES[bits][1] else None, "scales": scale,
+        "biases": bias if has_biases else None, "super_scales": "*fp16" if two_level else None,
+        "super_biases": "*fp16" if two_level and has_biases else None, "out": x, "N": "i32",
+    }
+    fixed = dict(zip(("LOW", "HIGH", "GROUP", "OFFSET", "SUPER", "DIGITS", "CHUNK"), kernels._constants(matrix)))
+    fixed |= {"K": 4096, "ROWS": kernels._ROWS, "UNITS": kernels._UNITS * kernels._WARPS, "PART": 4096}
+    names = kernels._multiply.arg_names
+    signature = {name: types.get(name) or "constexpr" for name in names}
+    constants = {(i,): fixed.get(name) for i, name in enumerate(names) if signature[name] == "constexpr"}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    found = triton.compile(ASTSource(kernels._multiply, signature, constants, aligned), GPUTarget("cuda", capability, 32),
+                           {"num_warps": kernels._WARPS, "enable_fp_fusion": True})
+    return found.asm["ttgir"], found.asm["ptx"]
+
+
+def packed_on_cpu(bits: int, group_size: int, has_biases: bool):
+    from cuda_fallback import kernels
+    from cuda_fallback.quantized import QuantizedMatrix
+
+    return QuantizedMatrix.pack([Made(bits, group_size, has_biases, (1, 256))], torch.float16, torch.device("cpu"), kernels)
+
+
+@pytest.fixture(scope="module")
+def compile_call(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        with start_process(interpret=False) as pool:
+            yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+FORMATS = {"Q4_0": (4, 32, False, False), "Q4_K": (4, 32, True, True), "Q5_K": (5, 32, True, True),
+           "Q6_K": (6, 16, True, False), "Q3_K": (3, 16, True, False), "Q2_K": (2, 16, True, True),
+           "Q8_0": (8, 32, False, False), "mlx": (4, 64, False, True)}
+
+
+@pytest.mark.parametrize("x", ["*fp16", "*fp32"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_compiled_for_a_gpu(name, x, compile_call):
+    """Words come sixteen bytes at a time (where they lie so) and are unpacked by the thread that loaded them."""
+    capability = 90 if x == "*fp16" else 80
+    intermediate, assembly = compile_call(compiled, *FORMATS[name], x, capability)
+    loop = intermediate[intermediate.index("scf.for"):intermediate.index("scf.yield")]
+    assert "tt.load" in loop and "convert_layout" not in loop and "local_alloc" not in loop
+    bits, group_size = FORMATS[name][:2]
+    widest = min(4, group_size * {2: 2, 3: 2, 8: 8}.get(bits, 4) // 32)
+    loads = re.findall(r"ld\.global(?:\.v(\d))?\.b32", assembly)
+    assert max(int(vector or 1) for vector in loads) >= widest
+    assert f".target sm_{capability}" in assembly
+
+
+def test_where_triton_is_missing_or_fails_torch_computes_and_says_so(monkeypatch):
+    from cuda_fallback.quantized import find_kernels
+
+    assert find_kernels(torch.device("cpu")) == (None, ())
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "cuda_fallback.kernels", raising=False)
+    kernels, (notice,) = find_kernels(torch.device("cuda"))
+    assert kernels is None
+    assert "triton" in notice and "pip install triton" in notice and "\n" not in notice
