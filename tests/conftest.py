@@ -31,6 +31,15 @@ def toy(tmp_path_factory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("toy") / "toy")
 
 
+@pytest.fixture(scope="session")
+def guide_q8(tmp_path_factory) -> Path:
+    """The model that ships as a GGUF file of 8 bits per weight."""
+    from mlx_llama.core.checkpoint import open_checkpoint
+    from mlx_llama.core.gguf_export import write_gguf
+
+    return write_gguf(open_checkpoint(), tmp_path_factory.mktemp("guide") / "guide-q8_0.gguf", "Q8_0").path
+
+
 def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(f"backends required here: {', '.join(sorted(required()))} (python {sys.version.split()[0]})")
     for name in ALL:

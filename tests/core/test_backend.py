@@ -41,3 +41,20 @@ def test_a_gpu_that_is_not_there(backend):
         pytest.skip("there is a GPU here")
     with pytest.raises(BackendError, match="no .*GPU"):
         backends.select(backend.name, "gpu")
+
+
+@pytest.mark.parametrize("name, value", [("threads", 2), ("threads", "2"), ("activation_bits", 8), ("activation_bits", "16")])
+def test_what_only_the_cpu_backend_takes(name, value, backend):
+    if backend.name == "cpu":
+        assert backend.load_options(**{name: value}) == {name: int(value)}
+        return
+    with pytest.raises(BackendError, match=f"--{name.replace('_', '-')} {value}: is for the cpu backend"):
+        backend.load_options(**{name: value})
+
+
+@pytest.mark.parametrize("name, value", [("threads", 0), ("threads", -1), ("threads", 1025), ("threads", "1.5"),
+                                         ("threads", True), ("threads", "٣"), ("threads", 2.0), ("activation_bits", 4),
+                                         ("activation_bits", ""), ("activation_bits", "all")])
+def test_threads_and_activation_bits_that_are_none(name, value):
+    with pytest.raises(BackendError, match="must be a whole number"):
+        backends.select("cpu").load_options(**{name: value})

@@ -151,6 +151,14 @@ def test_regen_without_an_answer_and_regen_never_begun(session):
         command(session, "/regen")
 
 
+def test_stats_tell_what_the_model_says_of_itself(session, monkeypatch):
+    monkeypatch.setattr(session.engine.model, "notices", ("a word about this model",))
+    command(session, "/clear")
+    assert "no answer yet\nnote: a word about this model\n" in command(session, "/stats")
+    session.send("hi")
+    assert command(session, "/stats").count("note: a word about this model") == 1
+
+
 def test_stats_tell_speed_reuse_and_evaluations(session):
     text = command(session, "/stats")
     for words in ("tokens/s", "reused", "evaluations per token: 1 ", f"of {session.engine.context} tokens held", "MiB",

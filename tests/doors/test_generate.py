@@ -56,12 +56,50 @@ def test_jsonl_is_pieces_and_a_receipt(toy, llm):
     (["-p", "hi", "--dtype", "int8"], b"", "--dtype 'int8'"), (["-p", "hi", "--ctx-size", "9999"], b"", "1 to 256"),
     (["-p", "word " * 500], b"", "the context holds 256"), (["-p", "hi", "--template", "nope"], b"", "nope"),
     (["-p", "hi", "-sys", "x", "--ignore-chat-template"], b"", "--system-prompt needs a chat template"),
+    (["-p", "hi", "--backend", "cpu", "--threads", "0"], b"", "--threads '0': must be a whole number, 1 to 1024"),
+    (["-p", "hi", "--backend", "cpu", "--threads", "two"], b"", "--threads 'two'"),
+    (["-p", "hi", "--backend", "cpu", "--threads", "99999999999"], b"", "--threads '99999999999'"),
+    (["-p", "hi", "--backend", "cpu", "--activation-bits", "12"], b"", "--activation-bits '12'"),
+    (["-p", "hi", "--backend", "cpu", "--activation-bits", "8", "--dtype", "float32"], b"", "contradict each other"),
+    (["-p", "hi", "--backend", "cpu", "--threads", "0", "--model", "no/such/folder"], b"", "--threads '0'"),
 ])
 def test_a_bad_input_is_one_line_and_exit_code_2(arguments, stdin, message, toy):
     done = run("--model", str(toy), *arguments, stdin=stdin)
     error = done.stderr.decode()
     assert done.returncode == 2 and done.stdout == b""
     assert error.startswith("error: ") and len(error.splitlines()) == 1 and message in error, error
+
+
+def test_threads_and_activation_bits_reach_the_model(guide_q8):
+    from cpu_fallback import compiled
+
+    if compiled.find_target()[0] is None:
+        pytest.skip(f"the compiled path is not to be had here: {compiled.find_target()[1]}")
+    arguments = ["--model", str(guide_q8), "--backend", "cpu", "-p", "Who are you?", "-m", "20"]
+    plain, told = run(*arguments), run(*arguments, "--threads", "1", "--activation-bits", "32")
+    assert told.returncode == 0 and told.stdout == plain.stdout, told.stderr
+
+
+def test_stats_tell_a_models_notices(guide_q8, capfd, monkeypatch):
+    from mlx_llama import cli, generate
+    from mlx_llama.core import backend
+
+    wrapped = backend.Backend.load
+
+    def noted(self, *arguments):
+        model = wrapped(self, *arguments)
+        model.notices = ("a word about this model",)
+        return model
+
+    monkeypatch.setattr(backend.Backend, "load", noted)
+    arguments = ["--model", str(guide_q8), "--backend", "cpu", "-p", "hi", "-m", "3"]
+    assert cli.run(generate.main, arguments) == 0
+    assert "a word" not in capfd.readouterr().err
+    assert cli.run(generate.main, [*arguments, "--stats"]) == 0
+    assert "note: a word about this model\n" in capfd.readouterr().err
+    assert cli.run(generate.main, [*arguments, "--jsonl"]) == 0
+    receipt = json.loads(capfd.readouterr().out.splitlines()[-1])["receipt"]
+    assert receipt["notices"] == ["a word about this model"]
 
 
 def test_debug_shows_the_traceback(toy):

@@ -57,6 +57,25 @@ def test_the_golden_tokens_are_those_of_transformers(case):
     assert out[0, inputs.shape[1]:].tolist() == case["tokens"]
 
 
+@pytest.fixture(scope="module")
+def eight_bits(backend, guide_q8):
+    return load(guide_q8, backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu", dtype="float32")
+
+
+def test_at_eight_bits_it_answers_the_same(eight_bits, guide_q8):
+    """Most golden texts word for word, nearly every golden token where all before it are given; all backends alike."""
+    reference = load(guide_q8, backend="cpu", dtype="float32")
+    same, agreed, total = 0, 0, 0
+    for case in GOLDEN["greedy"]:
+        done = eight_bits.generate(messages(case), max_tokens=60)
+        assert done.tokens == reference.generate(messages(case), max_tokens=60).tokens
+        same += done.tokens == case["tokens"]
+        prompt = eight_bits.encode(messages(case))
+        likeliest = eight_bits.logits(prompt + case["tokens"][:-1])[len(prompt) - 1:].argmax(-1)
+        agreed, total = agreed + (likeliest == case["tokens"]).sum(), total + len(case["tokens"])
+    assert same > len(GOLDEN["greedy"]) / 2 and agreed >= 0.98 * total
+
+
 def test_it_is_small_and_has_grouped_heads():
     files = {path.name: path.stat().st_size for path in GUIDE_PATH.iterdir()}
     assert sum(files.values()) <= 8_000_000

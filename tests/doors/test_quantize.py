@@ -1,0 +1,143 @@
+"""python -m mlx_llama.quantize as a user runs it, and what can be done with what it writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from making import make_checkpoint
+from mlx_llama import generate, quantize
+from mlx_llama.core.checkpoint import hub, open_checkpoint
+
+
+@pytest.mark.parametrize("arguments, name, bits", [
+    ((), "out", "affine"), (("--bits", "8", "--group-size", "32"), "out", "affine"),
+    (("--format", "gguf:Q8_0"), "out.gguf", "Q8_0"), (("--format", "gguf:Q4_0"), "out.gguf", "Q4_0"),
+])
+def test_what_is_written_answers(arguments, name, bits, backend, toy, tmp_path, door):
+    out = tmp_path / name
+    done = door(quantize.main, toy, out, *arguments)
+    assert done.code == 0 and done.out == "", done.err
+    assert f"{out}: " in done.err and "bits each" in done.err and "times smaller" in done.err
+    assert open_checkpoint(out).tensors["model.layers.0.self_attn.q_proj.weight"].format == bits
+    device = "gpu" if "gpu" in str(backend.device) else "cpu"
+    done = door(generate.main, "--model", out, "--backend", backend.name, "--device", device, "-p", "Once upon", "-m", "5",
+                "--stats")
+    assert done.code == 0 and "5 tokens" in done.err, done.err
+
+
+def test_four_bits_in_groups_of_64_are_the_default(toy, tmp_path, door):
+    assert door(quantize.main, toy, tmp_path / "out").code == 0
+    weight = open_checkpoint(tmp_path / "out").tensors["model.layers.0.self_attn.q_proj.weight"]
+    assert (weight.bits, weight.group_size) == (4, 64)
+
+
+def test_what_stays_as_it_is_is_said(toy, tmp_path, door):
+    done = door(quantize.main, toy, tmp_path / "out")
+    assert "(2 matrices (such as model.layers.0.mlp.down_proj.weight) are kept at float32: groups of 64 do not divide rows of 96)" in done.err
+    done = door(quantize.main, tmp_path / "out", tmp_path / "again", "--group-size", "32")
+    assert "is quantised already (affine 4-bit, groups of 64)" in done.err
+
+
+def test_the_guide_and_hub_ids(toy, tmp_path, door, monkeypatch):
+    assert door(quantize.main, "guide", tmp_path / "guide").code == 0
+    monkeypatch.setattr(hub, "fetch", lambda name, revision, patterns: toy)
+    assert door(quantize.main, "org/name", tmp_path / "out", "--revision", "main").code == 0
+    assert open_checkpoint(tmp_path / "out").tensors
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["IN"], "required: OUT"), (["IN", "OUT", "--bits", "7"], "--bits '7': MLX has 2, 3, 4, 5, 6, 8"),
+    (["IN", "OUT", "--bits", "four"], "--bits 'four'"), (["IN", "OUT", "--group-size", "16"], "MLX has 32, 64, 128"),
+    (["IN", "OUT", "--group-size", "128"], "divides the rows of no matrix"),
+    (["IN", "OUT", "--format", "gguf"], "choose mlx, gguf:Q4_0 or gguf:Q8_0"),
+    (["IN", "OUT", "--format", "gguf:Q5_K"], "'gguf:Q5_K'"), (["IN", "OUT", "--format", "gguf:Q8_0"], "ends in .gguf"),
+    (["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--bits", "8"], "--bits 8: is for --format mlx"),
+    (["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--group-size", "32"], "--group-size 32: is for --format mlx"),
+    (["nothing", "OUT"], "no such folder"), (["IN", "IN"], "is there already"), (["IN", "OUT", "--revision", "x"], "revision"),
+    (["IN", "OUT", "--nope"], "--nope"), (["IN", "IN/config.json/OUT"], "cannot be written"),
+])
+def test_a_bad_input_is_one_line_and_leaves_nothing(arguments, message, toy, tmp_path, door):
+    arguments = [argument.replace("IN", str(toy)).replace("OUT", str(tmp_path / "out")) for argument in arguments]
+    done = door(quantize.main, *arguments)
+    assert done.code == 2 and done.out == ""
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1 and message in done.err, done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_is_listed():
+    done = subprocess.run([sys.executable, "-m", "mlx_llama"], capture_output=True, text=True, timeout=60)
+    assert "python -m mlx_llama.quantize" in done.stdout
+    done = subprocess.run([sys.executable, "-m", "mlx_llama.quantize", "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "--group-size" in done.stdout
+
+
+def test_it_works_without_mlx_or_torch(toy, tmp_path):
+    code = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("mlx", "mlx_lm", "torch", "transformers"):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+from mlx_llama import cli, quantize
+assert cli.run(quantize.main, [{str(toy)!r}, {str(tmp_path / "out")!r}]) == 0
+assert cli.run(quantize.main, [{str(toy)!r}, {str(tmp_path / "out.gguf")!r}, "--format", "gguf:Q8_0"]) == 0
+print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "fine\n", done.stderr
+
+
+# the progress bar
+
+WORK = """
+import sys, time
+from mlx_llama import cli
+from mlx_llama.core import progress
+with cli.Bar("loading [b]x[/b]", patience=float(sys.argv[1])):
+    advance = progress.meter(200_000_000)
+    for _ in range(4):
+        advance(50_000_000)
+        time.sleep(0.15)
+print("done")
+"""
+
+
+def test_a_terminal_shows_progress_and_then_no_more(terminal):
+    child = terminal("-c", WORK, "0")
+    child.expect("done")
+    child.expect_exact("\r\n")
+    seen = child.logfile_read.getvalue()
+    assert "loading [b]x[/b]" in seen and "100.0/200.0 MB" in seen and "200.0/200.0 MB" in seen
+    assert "\x1b[2K" in seen.split("200.0/200.0 MB")[-1]  # the line is cleared
+
+
+def test_work_that_is_soon_done_shows_nothing(terminal):
+    child = terminal("-c", WORK, "60")
+    child.expect("done")
+    assert child.logfile_read.getvalue().strip() == "done"
+
+
+def test_a_pipe_sees_no_progress():
+    done = subprocess.run([sys.executable, "-c", WORK, "0"], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_loading_reports_every_byte(backend, tmp_path):
+    """Every backend says how far it has come, to the last byte, whatever it does to the weights."""
+    from mlx_llama.core import progress
+    from mlx_llama.core.quantize import write_mlx
+
+    source = make_checkpoint(tmp_path / "in", dtype="bfloat16")
+    write_mlx(open_checkpoint(source), tmp_path / "out", 4, 32)
+    for path in (source, tmp_path / "out"):
+        seen = []
+        with progress.reported(lambda done, total: seen.append((done, total))):
+            backend.load(open_checkpoint(path))
+        assert all(done <= total for done, total in seen)
+        if seen:  # a backend may run from the mapped file as it is
+            assert seen[-1][0] == seen[-1][1]
+    assert seen, "low-bit weights are repacked everywhere"
