@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 
+from mlx_llama.core.quantized import GGUF_FORMATS
+
 from . import layouts
 from .emit import LANES, Function, Module, Value, Variable, f16, f32, f32s, i8, i16, i32, i32s, i64, vector
 from .layouts import GROUP, PLANES, FloatLayout, Form, LowBitLayout
@@ -518,51 +520,111 @@ def _mix(module: Module, head_dim: int, heads: int) -> dict[int, Function]:
     return pieces
 
 
-def transpose_codes(module: Module, layout: LowBitLayout, public: bool = True) -> Function:
-    """Codes of 16 rows -> the codes of one panel. rows: uint8 [16][row_bytes]; blocks: of the panel; out: the panel."""
-    name = f"panel_{layout.name}"
-    if name in module.known:
+FILL = {"rows": i64, "panels": i64, "blocks": i64, "out": i64, "panel_bytes": i64}
+
+
+def fill_name(layout: layouts.Layout, format: str = "") -> str:
+    return f"fill_{layout.name}_{format}" if format else f"fill_{layout.name}"
+
+
+def fill_from_codes(module: Module, layout: LowBitLayout) -> Function:
+    """Codes, one per byte -> the codes of `panels` panels. rows: int64 [panels][16], the address of each row's codes."""
+    if (name := fill_name(layout)) in module.known:
         return module.known[name]
-    f = Function(module, name, {"rows": i64, "row_bytes": i64, "blocks": i64, "out": i64}, public=public)
-    with f.loop(f.blocks) as b:
-        with f.loop(layout.groups) as g:
-            source = f.rows + b * layout.block + g * GROUP
-            chunks = []
-            for k in range(8):
-                lanes = f.zero(i32s)
-                for r in range(LANES):
-                    lanes = lanes.with_lane(r, f.load(i32, source + f.row_bytes * r if r else source, 4 * k, 1))
-                chunks.append(lanes)
-            out, at = f.out + b * layout.block_bytes + g * layout.group_bytes, 0
-            for width, shift in PLANES[layout.bits]:
-                mask = ((1 << width) - 1) * 0x01010101 if width < 8 else None
-                for v in range(width):
-                    packed = None
-                    for k in range(v, 8, width):
-                        part = chunks[k] >> shift if shift else chunks[k]
-                        part = part & mask if mask else part
-                        part = part << k // width * width if k >= width else part
-                        packed = part if packed is None else packed | part
-                    f.store(packed, out, 64 * (at + v), 64)
-                at += width
+    f = Function(module, name, FILL, public=True)
+    with f.loop(f.panels) as p, f.loop(f.blocks) as b, f.loop(layout.groups) as g:
+        at = b * layout.block + g * GROUP
+        chunks = [_gather(f, f.rows + p * (8 * LANES), at + 4 * k) for k in range(8)]
+        _store_group(f, layout.bits, chunks, f.out + p * f.panel_bytes + b * layout.block_bytes + g * layout.group_bytes)
     return f.finish()
 
 
-def transpose_floats(module: Module, layout: FloatLayout, public: bool = True) -> Function:
-    """16 rows of numbers -> one panel. rows: [16][row_bytes]; blocks: of the panel; out: the panel."""
-    name = f"panel_{layout.name}"
-    if name in module.known:
+def fill_from_blocks(module: Module, layout: LowBitLayout, name: str) -> Function:
+    """A GGUF file's blocks of the format `name` -> the codes of `panels` panels. rows: the address of each row's blocks.
+
+    Only for rows of whole blocks of the layout, and formats whose codes need no table.
+    """
+    if fill_name(layout, name) in module.known:
+        return module.known[fill_name(layout, name)]
+    file = GGUF_FORMATS[name]
+    f = Function(module, fill_name(layout, name), FILL, public=True)
+    per_block = layout.block // file.block_size
+    groups = file.block_size // GROUP
+    with f.loop(f.panels) as p, f.loop(f.blocks) as b, f.loop(per_block) as i:
+        rows, at = f.rows + p * (8 * LANES), (b * per_block + i) * file.nbytes
+        out = f.out + p * f.panel_bytes + b * layout.block_bytes + i * (groups * layout.group_bytes)
+        words: dict[int, Value] = {}
+
+        def word(offset: int) -> Value:
+            if offset not in words:
+                words[offset] = _gather(f, rows, at + offset)
+            return words[offset]
+
+        for g in range(groups):
+            chunks = []
+            for c in range(GROUP * g, GROUP * (g + 1), 4):
+                chunk = None
+                for field in file.fields:
+                    if field.run == 0:
+                        # four single bits to the lowest bits of four bytes
+                        bits = (word(field.first + c // 32 * 4) >> c % 32) & 15
+                        part = (bits * 0x00204081) & 0x01010101
+                    else:
+                        per_run = field.run * 8 // field.width
+                        place = field.first + c // per_run * field.run + c % field.run
+                        part = (word(place) >> c % per_run // field.run * field.width)
+                        if field.width < 8:
+                            part = part & ((1 << field.width) - 1) * 0x01010101
+                    part = part << field.at if field.at else part
+                    chunk = part if chunk is None else chunk | part
+                chunks.append(chunk ^ (0x01010101 * file.flip - (1 << 32)) if file.flip else chunk)
+            _store_group(f, layout.bits, chunks, out + g * layout.group_bytes)
+    return f.finish()
+
+
+def _gather(f: Function, rows: Value, offset: Value) -> Value:
+    """Four bytes of each of 16 rows, int32 [16]. rows: where their addresses are."""
+    lanes = f.zero(i32s)
+    for r in range(LANES):
+        lanes = lanes.with_lane(r, f.load(i32, f.load(i64, rows, 8 * r, 8), offset))
+    return lanes
+
+
+def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> None:
+    """Eight chunks of codes as bit planes (layouts.PLANES)."""
+    at = 0
+    for width, shift in PLANES[bits]:
+        for v in range(width):
+            packed = None
+            for k in range(v, 8, width):
+                part = chunks[k] >> shift if shift else chunks[k]
+                part = part & ((1 << width) - 1) * 0x01010101 if width < 8 else part
+                part = part << k // width * width if k >= width else part
+                packed = part if packed is None else packed | part
+            f.store(packed, out, 64 * (at + v), 64)
+        at += width
+
+
+def fill_from_floats(module: Module, layout: FloatLayout) -> Function:
+    """Rows of numbers -> panels. rows: int64 [panels][16], the address of each row."""
+    if (name := fill_name(layout)) in module.known:
         return module.known[name]
-    f = Function(module, name, {"rows": i64, "row_bytes": i64, "blocks": i64, "out": i64}, public=public)
+    f = Function(module, name, FILL, public=True)
     width = layouts.WIDTHS[layout.dtype]
-    with f.loop(f.blocks * (GROUP * width // 4)) as word:  # 4 bytes at a time: one float32 or two 16-bit numbers
-        lanes = f.zero(i32s)
-        for r in range(LANES):
-            lanes = lanes.with_lane(r, f.load(i32, f.rows + f.row_bytes * r + word * 4 if r else f.rows + word * 4, 0, 1))
-        out = f.out + word * (4 * LANES)
+    # 4 bytes at a time: one float32 or two 16-bit numbers
+    with f.loop(f.panels) as p, f.loop(f.blocks * (GROUP * width // 4)) as word:
+        lanes = _gather(f, f.rows + p * (8 * LANES), word * 4)
+        out = f.out + p * f.panel_bytes + word * (4 * LANES)
         if width == 4:
             f.store(lanes, out, 0, 64)
         else:
             f.store(lanes.narrow(vector(i16)), out, 0, 32)
             f.store((lanes >> 16).narrow(vector(i16)), out, 32, 32)
     return f.finish()
+
+
+def fill(module: Module, layout: layouts.Layout, format: str) -> Function:
+    """The function that fills panels of a layout from rows of a format ("": numbers, or codes one per byte)."""
+    if isinstance(layout, FloatLayout):
+        return fill_from_floats(module, layout)
+    return fill_from_blocks(module, layout, format) if format else fill_from_codes(module, layout)

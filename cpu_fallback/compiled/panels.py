@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlx_llama.core.checkpoint import Tensor
-from mlx_llama.core.quantized import AffineWeight
+from mlx_llama.core.quantized import AffineWeight, GGUFWeight
 
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout
 
-_SLAB = 1 << 18  # weights unpacked at a time: what fits a core's second-level cache
+_SLAB = 1 << 19  # weights at a time: what fits a core's second-level cache
 
 
 class Arena:
@@ -72,6 +72,18 @@ class Plan:
         return -(-self.tensor.shape[1] // self.layout.block)
 
     @property
+    def columns(self) -> int:
+        """Of each row, filled up to whole blocks."""
+        return self.blocks * self.layout.block
+
+    @property
+    def source(self) -> str:
+        """The GGUF format whose blocks the panels are filled from; "" where numbers or single codes are handed over."""
+        if not isinstance(self.tensor, GGUFWeight) or self.tensor.layout.table or self.tensor.shape[1] != self.columns:
+            return ""
+        return self.tensor.format
+
+    @property
     def panel_bytes(self) -> int:
         return self.blocks * self.layout.block_bytes
 
@@ -106,38 +118,46 @@ def layout_of(tensor: Tensor | AffineWeight) -> Layout:
                         tensor.scale_dtype)
 
 
-def fill(panels: Panels, transpose: Callable[[int, int, int, int], None],
+def fill(panels: Panels, kernel: Callable[[int, int, int, int, int], None],
          submit: Callable[[Callable[[int, int], None], int, int], object]) -> list:
     """Hand out the work of filling `panels`: submit(work, first panel, last panel + 1) for each slab.
 
-    transpose: the compiled kernels.transpose_* of the layout.
+    kernel: the compiled kernels.fill for the plan's layout and source.
     """
     plan = panels.plan
-    step = max(1, _SLAB // (plan.blocks * plan.layout.block * ROWS))
+    step = max(1, _SLAB // (plan.columns * ROWS))
 
     def work(first: int, last: int) -> None:
-        fill_slab(panels, transpose, first, last)
+        fill_slab(panels, kernel, first, last)
 
     return [submit(work, first, min(first + step, plan.panels)) for first in range(0, plan.panels, step)]
 
 
-def fill_slab(panels: Panels, transpose: Callable[[int, int, int, int], None], first: int, last: int) -> None:
+def fill_slab(panels: Panels, kernel: Callable[[int, int, int, int, int], None], first: int, last: int) -> None:
     """Write panels first .. last - 1."""
     plan, tensor = panels.plan, panels.plan.tensor
     start, stop = ROWS * first, min(ROWS * last, plan.rows)
-    columns = plan.blocks * plan.layout.block
-    if isinstance(tensor, Tensor):
-        numbers = _filled_up(tensor.bits[start:stop], ROWS * (last - first), columns)
-        rows = numbers
+    scaling = None
+    if plan.source:
+        scaling = tensor.scaling(start, stop)
+        rows = tensor.blocks
+        numbers = np.arange(start, stop) if tensor.order is None else tensor.order[start:stop]
+        # rows that the last panel is filled up with: any codes do, since their scales are zero
+        numbers = np.concatenate([numbers, np.full(ROWS * (last - first) - len(numbers), numbers[-1])])
     else:
-        rows = tensor.rows(start, stop)
-        numbers = _filled_up(rows.codes, ROWS * (last - first), columns)
-    row_bytes = numbers.strides[0]
-    for panel in range(first, last):
-        transpose(numbers.ctypes.data + (panel - first) * ROWS * row_bytes, row_bytes, plan.blocks,
-                  panels.address + panel * plan.panel_bytes)
-    if isinstance(plan.layout, LowBitLayout):
-        for part, values, dtype in _scales(plan.layout, rows):
+        if isinstance(tensor, Tensor):
+            rows = tensor.bits[start:stop]
+        else:
+            scaling = tensor.rows(start, stop)
+            rows = scaling.codes
+        rows = _filled_up(rows, ROWS * (last - first), plan.columns)
+        numbers = np.arange(len(rows))
+    if rows.strides[1] != rows.itemsize:
+        raise ValueError(f"{tensor.name}: the rows of its array are not contiguous")
+    addresses = rows.ctypes.data + numbers * rows.strides[0]
+    kernel(addresses.ctypes.data, last - first, plan.blocks, panels.address + first * plan.panel_bytes, plan.panel_bytes)
+    if scaling is not None:
+        for part, values, dtype in _scales(plan.layout, scaling):
             _place(panels, first, last, part, values, dtype)
 
 

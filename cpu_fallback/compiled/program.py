@@ -46,14 +46,19 @@ SPINS = 2000  # rounds of waiting for other threads, some 20 microseconds, befor
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the machine code depends on: the weights' layouts, the low-bit activations' form, the size of a head."""
+    """What the machine code depends on: the weights' layouts and the formats in the file that they are filled from (see
+    kernels.fill), the low-bit activations' form, the size of a head."""
 
-    layouts: tuple[Layout, ...]
+    sources: tuple[tuple[Layout, str], ...]
     form: Form
     head_dim: int
 
     def form_of(self, layout: Layout) -> Form:
         return layouts.FLOAT if isinstance(layout, FloatLayout) else self.form
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        return tuple(dict.fromkeys(layout for layout, _ in self.sources))
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -71,11 +76,11 @@ class Code:
     def __init__(self, target: Target, recipe: Recipe):
         self.target, self.recipe = target, recipe
         self.kinds = {name: index for index, (name, _) in enumerate(_operations(target, recipe))}
-        transposes = {layout: f"panel_{layout.name}" for layout in recipe.layouts}
-        self.compiled: Compiled = compile_module(target, repr(recipe), ["run", *transposes.values()],
+        fills = {source: kernels.fill_name(*source) for source in recipe.sources}
+        self.compiled: Compiled = compile_module(target, repr(recipe), ["run", *fills.values()],
                                                  lambda: _write(target, recipe))
         self.run = self.compiled.function("run", len(_RUN))
-        self.transpose = {layout: self.compiled.function(name, 4) for layout, name in transposes.items()}
+        self.fill = {source: self.compiled.function(name, len(kernels.FILL)) for source, name in fills.items()}
 
 
 def product_kind(layout: Layout, decode: bool) -> str:
@@ -312,8 +317,8 @@ _RUN = {"program": i64, "count": i64, "thread": i64, "threads": i64, "context": 
 def _write(target: Target, recipe: Recipe) -> Module:
     module = Module()
     module.triple = target.triple
-    for layout in recipe.layouts:
-        (kernels.transpose_floats if isinstance(layout, FloatLayout) else kernels.transpose_codes)(module, layout)
+    for source in recipe.sources:
+        kernels.fill(module, *source)
     operations = [write(module, name) for name, write in _operations(target, recipe)]
     barrier = _barrier(module)
     f = Function(module, "run", _RUN, public=True)

@@ -122,9 +122,9 @@ class CompiledLlama:
         names = [name for name in tensors if len(tensors[name].shape) == 2
                  and (name != "model.embed_tokens.weight" or name == head)]
         plans = {name: Plan(tensors[name], panels.layout_of(tensors[name])) for name in names}
-        kinds = tuple(sorted({plan.layout for plan in plans.values()}, key=lambda layout: layout.name))
+        sources = sorted({(plan.layout, plan.source) for plan in plans.values()}, key=lambda one: (one[0].name, one[1]))
         form = layouts.form(activation_bits, target.dot)
-        self.code = Code(target, Recipe(kinds, form, config.head_dim))
+        self.code = Code(target, Recipe(tuple(sources), form, config.head_dim))
         self.panels = self._fill(plans, threads)
         self.head = self.panels[head]
         self.nbytes = sum(plan.nbytes for plan in plans.values())
@@ -165,7 +165,8 @@ class CompiledLlama:
                     advance(plan.tensor.nbytes)
 
             for name, matrix in found.items():
-                waiting.append((matrix.plan, panels.fill(matrix, self.code.transpose[matrix.plan.layout], pool.submit)))
+                waiting.append((matrix.plan, panels.fill(
+                    matrix, self.code.fill[matrix.plan.layout, matrix.plan.source], pool.submit)))
                 collect(2)
             collect(0)
         return found

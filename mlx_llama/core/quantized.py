@@ -15,6 +15,7 @@ import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -123,6 +124,7 @@ class GGUFWeight(AffineWeight):
 
     blocks: uint8 [N, row bytes], the file's own pages, rows in the file's order.
     order: int64 [N], Hugging Face's row n is the file's row order[n]; None where they agree.
+    layout: how a block lies in the file.
     """
 
     scale_dtype = dtype = "float16"
@@ -145,10 +147,17 @@ class GGUFWeight(AffineWeight):
         if format == "Q8_K":
             self.scale_dtype = "float32"
         self.nbytes = blocks.nbytes
-        self._layout, self._mapped, self._begin = layout, mapped, begin
+        self.layout, self._mapped, self._begin = layout, mapped, begin
 
     def rows(self, start: int, stop: int) -> Rows:
-        return self._unpack(self.blocks[start:stop] if self.order is None else self.blocks[self.order[start:stop]])
+        return self._unpack(self._blocks(start, stop))
+
+    def scaling(self, start: int, stop: int) -> Rows:
+        """As `rows`, without the codes (uint8 [n, 0]): for a reader of the blocks that takes the codes from them itself."""
+        return self._unpack(self._blocks(start, stop), codes=False)
+
+    def _blocks(self, start: int, stop: int) -> np.ndarray:
+        return self.blocks[start:stop] if self.order is None else self.blocks[self.order[start:stop]]
 
     def _gather(self, ids: np.ndarray) -> Rows:
         return self._unpack(self.blocks[ids if self.order is None else self.order[ids]])
@@ -157,15 +166,17 @@ class GGUFWeight(AffineWeight):
         if self._mapped is not None:
             release_pages(self._mapped, self._begin, self.nbytes)
 
-    def _unpack(self, rows: np.ndarray) -> Rows:
-        n, k = len(rows), self.shape[1]
-        codes = np.empty((n, k), np.uint8)
-        blocks = rows.reshape(-1, self._layout.nbytes)
+    def _unpack(self, rows: np.ndarray, codes: bool = True) -> Rows:
+        n, k, layout = len(rows), self.shape[1], self.layout
+        blocks = rows.reshape(-1, layout.nbytes)
+        unpacked = np.empty((n, k if codes else 0), np.uint8)
+        if codes:
+            layout.unpack(blocks, unpacked.reshape(-1, layout.block_size).view(np.uint64))
         with np.errstate(all="ignore"):
-            scaling = self._layout.unpack(blocks, codes.reshape(-1, self._layout.block_size).view(np.uint64))
-        per_row = k // self._layout.block_size
+            scaling = layout.scaling(blocks)
+        per_row = k // layout.block_size
         rows_of = {key: value if value is None else value.reshape(n, per_row * value.shape[1]) for key, value in scaling.items()}
-        return Rows(codes, offset=self.offset, **rows_of)
+        return Rows(unpacked, offset=self.offset, **rows_of)
 
 
 class MLXWeight(AffineWeight):
@@ -258,8 +269,8 @@ def pack_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.ascontiguousarray(stream).reshape(len(codes), -1).view(np.uint32)
 
 
-# GGUF blocks: each function takes blocks uint8 [B, bytes], fills codes uint64 [B, weights / 8] (eight codes in a word) and
-# returns the scaling fields of Rows with the blocks as first dimension. Comments give the struct's fields in order.
+# GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields of Rows with the blocks as first
+# dimension. Comments give the struct's fields in order.
 
 
 def _repeat(value: int) -> np.uint64:
@@ -299,45 +310,31 @@ def _add_high(words: np.ndarray, codes: np.ndarray, run: int, bits: int, at: int
     codes |= high
 
 
-# a byte of single bits -> eight codes that have bit 4 set or not
-_FIFTH_BITS = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") << 4).view(np.uint64)[:, 0]
+# a byte of single bits -> eight codes that have bit 0 set or not
+_SINGLE_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(np.uint64)[:, 0]
 
 
-def _add_fifth_bits(blocks: np.ndarray, first: int, codes: np.ndarray) -> None:
-    """Bit 4 of 32 codes from four bytes of single bits."""
-    for j in range(4):
-        codes[:, j] |= _FIFTH_BITS[blocks[:, first + j]]
-
-
-def _q4_0(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # half d; uint8 qs[16]
-    _spread(_words(blocks, 2, 18), codes, 2, 4)
+def _q4_0(blocks: np.ndarray) -> _Scaling:  # half d; uint8 qs[16]
     return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
 
 
-def _q4_1(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # half d, m; uint8 qs[16]
-    _spread(_words(blocks, 4, 20), codes, 2, 4)
+def _q4_1(blocks: np.ndarray) -> _Scaling:  # half d, m; uint8 qs[16]
     return {"scales": _half(blocks, 0).astype(np.float32), "biases": _half(blocks, 2).astype(np.float32)}
 
 
-def _q5_0(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # half d; uint8 qh[4], qs[16]
-    _spread(_words(blocks, 6, 22), codes, 2, 4)
-    _add_fifth_bits(blocks, 2, codes)
+def _q5_0(blocks: np.ndarray) -> _Scaling:  # half d; uint8 qh[4], qs[16]
     return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
 
 
-def _q5_1(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # half d, m; uint8 qh[4], qs[16]
-    _spread(_words(blocks, 8, 24), codes, 2, 4)
-    _add_fifth_bits(blocks, 4, codes)
+def _q5_1(blocks: np.ndarray) -> _Scaling:  # half d, m; uint8 qh[4], qs[16]
     return {"scales": _half(blocks, 0).astype(np.float32), "biases": _half(blocks, 2).astype(np.float32)}
 
 
-def _q8_0(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # half d; int8 qs[32]
-    np.bitwise_xor(_words(blocks, 2, 34), _repeat(128), out=codes)
+def _q8_0(blocks: np.ndarray) -> _Scaling:  # half d; int8 qs[32]
     return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
 
 
-def _q8_k(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # float d; int8 qs[256]; int16 sums[16], which repeat qs
-    np.bitwise_xor(_words(blocks, 4, 260), _repeat(128), out=codes)
+def _q8_k(blocks: np.ndarray) -> _Scaling:  # float d; int8 qs[256]; int16 sums[16], which repeat qs
     return {"scales": blocks[:, :4].copy().view(np.float32).repeat(2, axis=1), "biases": None}
 
 
@@ -361,15 +358,12 @@ def _two_levels(
     return scaling
 
 
-def _q2_k(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # uint8 scales[16], qs[64]; half d, dmin
-    _spread(_words(blocks, 16, 80), codes, 4, 2)
+def _q2_k(blocks: np.ndarray) -> _Scaling:  # uint8 scales[16], qs[64]; half d, dmin
     packed = blocks[:, :16]
     return _two_levels(_half(blocks, 80), packed & np.uint8(15), _half(blocks, 82), packed >> np.uint8(4))
 
 
-def _q3_k(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # uint8 hmask[32], qs[64], scales[12]; half d
-    _spread(_words(blocks, 32, 96), codes, 4, 2)
-    _add_high(_words(blocks, 0, 32), codes, 4, 1, 2)
+def _q3_k(blocks: np.ndarray) -> _Scaling:  # uint8 hmask[32], qs[64], scales[12]; half d
     # 16 sub scales of 6 bits: the low four of 0..7 and of 8..15 in the nibbles of bytes 0..7, the upper two in bytes 8..11
     packed = np.ascontiguousarray(blocks[:, 96:108]).view(np.uint32)
     sub_scales = np.empty((len(blocks), 4), np.uint32)
@@ -396,22 +390,17 @@ def _six_bit_pairs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return pairs[0], pairs[1]
 
 
-def _q4_k(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # half d, dmin; uint8 scales[12], qs[128]
-    _spread(_words(blocks, 16, 144), codes, 4, 4)
+def _q4_k(blocks: np.ndarray) -> _Scaling:  # half d, dmin; uint8 scales[12], qs[128]
     sub_scales, sub_biases = _six_bit_pairs(blocks)
     return _two_levels(_half(blocks, 0), sub_scales, _half(blocks, 2), sub_biases)
 
 
-def _q5_k(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # half d, dmin; uint8 scales[12], qh[32], qs[128]
-    _spread(_words(blocks, 48, 176), codes, 4, 4)
-    _add_high(_words(blocks, 16, 48), codes, 4, 1, 4)
+def _q5_k(blocks: np.ndarray) -> _Scaling:  # half d, dmin; uint8 scales[12], qh[32], qs[128]
     sub_scales, sub_biases = _six_bit_pairs(blocks)
     return _two_levels(_half(blocks, 0), sub_scales, _half(blocks, 2), sub_biases)
 
 
-def _q6_k(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # uint8 ql[128], qh[64]; int8 scales[16]; half d
-    _spread(_words(blocks, 0, 128), codes, 8, 4)
-    _add_high(_words(blocks, 128, 192), codes, 4, 2, 4)
+def _q6_k(blocks: np.ndarray) -> _Scaling:  # uint8 ql[128], qh[64]; int8 scales[16]; half d
     return _two_levels(_half(blocks, 208), blocks[:, 192:208].copy().view(np.int8))
 
 
@@ -435,13 +424,11 @@ def _iq4(pairs: np.ndarray, codes: np.ndarray) -> None:
         target[:, i] = _IQ4_PAIRS[i].take(source)
 
 
-def _iq4_nl(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # half d; uint8 qs[16]
-    _iq4(np.ascontiguousarray(blocks[:, 2:18]).view(np.uint16), codes)
+def _iq4_nl(blocks: np.ndarray) -> _Scaling:  # half d; uint8 qs[16]
     return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
 
 
-def _iq4_xs(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
-    _iq4(np.ascontiguousarray(blocks[:, 8:136]).view(np.uint16), codes)
+def _iq4_xs(blocks: np.ndarray) -> _Scaling:  # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
     eight = np.arange(8, dtype=np.uint32)
     high = blocks[:, 2:4].copy().view(np.uint16) >> (2 * eight) & np.uint32(3)
     low = np.ascontiguousarray(blocks[:, 4:8]).view(np.uint32) >> (4 * eight) & np.uint32(15)
@@ -449,8 +436,26 @@ def _iq4_xs(blocks: np.ndarray, codes: np.ndarray) -> _Scaling:  # half d; uint1
 
 
 @dataclass(frozen=True)
+class Field:
+    """Where a part of a block's codes lies: `width` bits of each, which become bits `at` and up.
+
+    Bytes from `first` on come in runs of `run`: the lowest fields of a run's bytes belong to its first `run` codes, the next
+    ones to the next `run` codes, and so on. run 0: single bits, each byte's belonging to eight codes in a row.
+    """
+
+    first: int
+    width: int
+    run: int
+    at: int = 0
+
+
+@dataclass(frozen=True)
 class GGUFFormat:
-    """One GGUF tensor type: blocks of `block_size` weights in `nbytes` bytes, and what they unpack to (see AffineWeight)."""
+    """One GGUF tensor type: blocks of `block_size` weights in `nbytes` bytes, and what they unpack to (see AffineWeight).
+
+    fields: of the codes; IQ4 types have the indices of their table there. flip: what the codes are then combined with by
+    exclusive or. scaling: blocks -> the scaling fields of Rows.
+    """
 
     block_size: int
     nbytes: int
@@ -459,21 +464,39 @@ class GGUFFormat:
     offset: int
     has_biases: bool
     two_level: bool
-    unpack: Callable[[np.ndarray, np.ndarray], _Scaling]
+    scaling: Callable[[np.ndarray], _Scaling]
+    fields: tuple[Field, ...]
+    flip: int = 0
+    table: bool = False
+
+    def unpack(self, blocks: np.ndarray, codes: np.ndarray) -> None:
+        """Write the codes of blocks uint8 [B, bytes] to uint64 [B, weights / 8], eight in a word."""
+        for number, field in enumerate(self.fields):
+            last = field.first + self.block_size * field.width // 8
+            if self.table:
+                _iq4(np.ascontiguousarray(blocks[:, field.first : last]).view(np.uint16), codes)
+            elif field.run == 0:
+                for j in range(last - field.first):
+                    codes[:, j] |= _SINGLE_BITS[blocks[:, field.first + j]] << np.uint64(field.at)
+            elif field.width == 8:
+                np.bitwise_xor(_words(blocks, field.first, last), _repeat(self.flip), out=codes)
+            else:
+                spread = _spread if number == 0 else partial(_add_high, at=field.at)
+                spread(_words(blocks, field.first, last), codes, field.run // 8, field.width)
 
 
 GGUF_FORMATS: dict[str, GGUFFormat] = {
-    "Q4_0": GGUFFormat(32, 18, 4, 32, 8, False, False, _q4_0),
-    "Q4_1": GGUFFormat(32, 20, 4, 32, 0, True, False, _q4_1),
-    "Q5_0": GGUFFormat(32, 22, 5, 32, 16, False, False, _q5_0),
-    "Q5_1": GGUFFormat(32, 24, 5, 32, 0, True, False, _q5_1),
-    "Q8_0": GGUFFormat(32, 34, 8, 32, 128, False, False, _q8_0),
-    "Q2_K": GGUFFormat(256, 84, 2, 16, 0, True, True, _q2_k),
-    "Q3_K": GGUFFormat(256, 110, 3, 16, 4, False, True, _q3_k),
-    "Q4_K": GGUFFormat(256, 144, 4, 32, 0, True, True, _q4_k),
-    "Q5_K": GGUFFormat(256, 176, 5, 32, 0, True, True, _q5_k),
-    "Q6_K": GGUFFormat(256, 210, 6, 16, 32, False, True, _q6_k),
-    "Q8_K": GGUFFormat(256, 292, 8, 128, 128, False, False, _q8_k),
-    "IQ4_NL": GGUFFormat(32, 18, 8, 32, 128, False, False, _iq4_nl),
-    "IQ4_XS": GGUFFormat(256, 136, 8, 32, 128, False, True, _iq4_xs),
+    "Q4_0": GGUFFormat(32, 18, 4, 32, 8, False, False, _q4_0, (Field(2, 4, 16),)),
+    "Q4_1": GGUFFormat(32, 20, 4, 32, 0, True, False, _q4_1, (Field(4, 4, 16),)),
+    "Q5_0": GGUFFormat(32, 22, 5, 32, 16, False, False, _q5_0, (Field(6, 4, 16), Field(2, 1, 0, 4))),
+    "Q5_1": GGUFFormat(32, 24, 5, 32, 0, True, False, _q5_1, (Field(8, 4, 16), Field(4, 1, 0, 4))),
+    "Q8_0": GGUFFormat(32, 34, 8, 32, 128, False, False, _q8_0, (Field(2, 8, 32),), flip=128),
+    "Q2_K": GGUFFormat(256, 84, 2, 16, 0, True, True, _q2_k, (Field(16, 2, 32),)),
+    "Q3_K": GGUFFormat(256, 110, 3, 16, 4, False, True, _q3_k, (Field(32, 2, 32), Field(0, 1, 32, 2))),
+    "Q4_K": GGUFFormat(256, 144, 4, 32, 0, True, True, _q4_k, (Field(16, 4, 32),)),
+    "Q5_K": GGUFFormat(256, 176, 5, 32, 0, True, True, _q5_k, (Field(48, 4, 32), Field(16, 1, 32, 4))),
+    "Q6_K": GGUFFormat(256, 210, 6, 16, 32, False, True, _q6_k, (Field(0, 4, 64), Field(128, 2, 32, 4))),
+    "Q8_K": GGUFFormat(256, 292, 8, 128, 128, False, False, _q8_k, (Field(4, 8, 256),), flip=128),
+    "IQ4_NL": GGUFFormat(32, 18, 8, 32, 128, False, False, _iq4_nl, (Field(2, 4, 16),), table=True),
+    "IQ4_XS": GGUFFormat(256, 136, 8, 32, 128, False, True, _iq4_xs, (Field(8, 4, 16),), table=True),
 }
