@@ -479,6 +479,55 @@ def test_a_sentencepiece_model_that_llama_cpp_reads_otherwise(settings, message,
         write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
 
 
+# llama.cpp itself
+
+
+def llama_cpp_model(path: Path):
+    llama_cpp = pytest.importorskip("llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"')
+    return llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False,
+                           type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32, flash_attn=False)
+
+
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("fields", [dict(), dict(tie_word_embeddings=True, attention_bias=True, num_key_value_heads=1),
+                                    dict(mlp_bias=True, head_dim=32, hidden_size=48, num_attention_heads=6),
+                                    *(dict(head_dim=64, **one) for one in ROPES.values())], ids=str)
+def test_llama_cpp_computes_the_same_logits(format, fields, tmp_path):
+    """Up to what rounding activations to 8 bits costs there."""
+    from mlx_llama import load
+
+    write_gguf(open_checkpoint(make_checkpoint(tmp_path / "in", **fields)), tmp_path / "out.gguf", format)
+    theirs = llama_cpp_model(tmp_path / "out.gguf")
+    tokens = np.random.default_rng(3).integers(3, 384, 100).tolist()
+    theirs.eval(tokens)
+    ours = load(tmp_path / "out.gguf", backend="cpu", dtype="float32").logits(tokens)
+    assert np.sqrt(((ours - theirs.scores[:100]) ** 2).mean() / (ours**2).mean()) < 0.03
+    # the file may be wrong for both readers: it must also be near the model that it was made from
+    exact = load(tmp_path / "in", backend="cpu", dtype="float32").logits(tokens)
+    assert np.sqrt(((exact - theirs.scores[:100]) ** 2).mean() / (exact**2).mean()) < (0.03 if format == "Q8_0" else 0.3)
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "llama2", "bytelevel"])
+def test_llama_cpp_gives_the_same_ids(kind, tmp_path):
+    source = make_checkpoint(tmp_path / "in", tokenizer=kind, vocab_size=400)
+    write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
+    theirs, ours = llama_cpp_model(tmp_path / "out.gguf"), open_checkpoint(source).tokenizer
+    for text in [*SENTENCES, "a\n\n b  c ", "Ünïcödé 🦙 12345", "I'm he'll", *([" ", "  two"] if kind != "llama2" else [])]:
+        assert theirs.tokenize(text.encode(), add_bos=True, special=False) == ours.encode(text, add_bos=True), text
+    assert {theirs.token_eos(), theirs.token_bos()} <= {ours.bos_id, *ours.eos_ids}
+
+
+def test_llama_cpp_answers_as_the_guide(guide_q8):
+    """Through its own template engine, tokenizer, sampler and stop condition."""
+    from mlx_llama import load
+
+    messages = [{"role": "user", "content": "Who are you?"}]
+    done = llama_cpp_model(guide_q8).create_chat_completion(messages, temperature=0, max_tokens=60)
+    assert done["choices"][0]["message"]["content"].strip() == load(guide_q8, backend="cpu").generate(
+        messages, max_tokens=60).text.strip()
+    assert done["choices"][0]["finish_reason"] == "stop"
+
+
 # what goes wrong
 
 
