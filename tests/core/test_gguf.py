@@ -460,10 +460,11 @@ def test_a_large_vocabulary_is_read_whole_and_fast(tmp_path):
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 64, 4096])
-def test_alignment(alignment, tmp_path):
+@pytest.mark.parametrize("length", [12, 13, 14, 15])
+def test_alignment(length, alignment, tmp_path):
     def edit(writer):
         writer.add_custom_alignment(alignment)
-        writer.add_string("general.name", "x" * 13)
+        writer.add_string("general.name", "x" * length)
 
     judge = make_gguf(tmp_path / "m.gguf", kinds="Q4_0", edit=edit)
     for name, tensor in open_checkpoint(tmp_path / "m.gguf").tensors.items():
