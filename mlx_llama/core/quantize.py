@@ -23,7 +23,7 @@ from . import gguf_folder, progress
 from .checkpoint import Checkpoint, Tensor
 from .config import read_json
 from .errors import CheckpointError, ConfigError, OptionsError
-from .quantized import AffineWeight
+from .quantized import AffineWeight, pack_stream
 
 BITS, GROUP_SIZES = (2, 3, 4, 5, 6, 8), (32, 64, 128)  # what mx.quantize knows, mode "affine"
 SHARD_BYTES = 5 << 30  # mlx_lm's largest file
@@ -74,20 +74,6 @@ def affine(weights: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray,
         np.rint(codes, out=codes)
         np.clip(codes, 0, top, out=codes)
     return codes.astype(np.uint8).reshape(weights.shape), scales, biases
-
-
-def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes as one little-endian stream per row, low bits first: uint8 [n, K], K a multiple of 32, -> uint32
-    [n, K * bits / 32]."""
-    words = np.ascontiguousarray(codes).view(np.uint64)  # eight codes each, which become `bits` bytes
-    width = bits
-    for lane in (16, 32, 64):  # the used bits of two neighbouring lanes move together, until one lane is left
-        low = sum(((1 << width) - 1) << at for at in range(0, 64, lane))
-        high = low << lane // 2 & (1 << 64) - 1
-        words = (words & np.uint64(low)) | ((words & np.uint64(high)) >> np.uint64(lane // 2 - width))
-        width *= 2
-    stream = words.view(np.uint8).reshape(-1, 8)[:, :bits]
-    return np.ascontiguousarray(stream).reshape(len(codes), -1).view(np.uint32)
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -190,7 +176,7 @@ class _MLXTensor:
         for start, values in slabs(self.tensor, advance, dtype=self.dtype):
             here = slice(start, start + len(values))
             codes, *scaling = affine(values, self.bits, self.group_size)
-            packed[here] = pack(codes, self.bits)
+            packed[here] = pack_stream(codes, self.bits)
             scales[here], biases[here] = (encode(one, self.dtype) for one in scaling)
         return {name: packed, f"{base}.scales": scales, f"{base}.biases": biases}
 
