@@ -27,7 +27,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 anything = st.lists(
     st.one_of(
         st.characters(exclude_categories=["Cs"]),
-        st.sampled_from([*" \n\t🦙é你<>|_/s", "  ", "Hello", " world", "<0x41>", "</s>", "don't", "I'LL", "1234", "<user>"]),
+        st.sampled_from([*" \n\t🦙é你<>|_/s", "  ", "Hello", " world", "<0x41>", "</s>", "don't", "I'LL", "1234", "<b>"]),
     ),
     max_size=30,
 ).map("".join)
@@ -88,7 +88,8 @@ def toy_byte_level():
     """(metadata, the tokenizers library's own) of a tokenizer.json as Llama 3 has it"""
     library = tokenizers.Tokenizer.from_str(byte_level_json())
     vocab = library.get_vocab()
-    merges = [one if isinstance(one, str) else " ".join(one) for one in json.loads(byte_level_json())["model"]["merges"]]
+    merges = json.loads(byte_level_json())["model"]["merges"]
+    merges = [one if isinstance(one, str) else " ".join(one) for one in merges]
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe",
@@ -171,11 +172,12 @@ def test_pre_tokenizers_are_llama_cpps(pre, vocabularies, judged):
 
 # The patterns of mistralai/Mistral-Nemo-Base-2407's and Xenova/gpt-4o's tokenizer.json
 CASED = {
-    "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}"
-    r"\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 
 
@@ -238,7 +240,8 @@ def test_text_comes_back_at_once_and_streamed(name, text, vocabularies):
 def test_any_ids_decode_as_the_library_decodes_them(kind, data):
     metadata, library = toy(kind)
     ours = load(metadata)
-    ids = data.draw(st.lists(st.integers(min_value=3, max_value=len(metadata["tokenizer.ggml.tokens"]) - 6), max_size=20))
+    highest = len(metadata["tokenizer.ggml.tokens"]) - 1 - len(LLAMA3_SPECIALS)
+    ids = data.draw(st.lists(st.integers(min_value=3, max_value=highest), max_size=20))
     assert ours.decode(ids) == library.decode(ids)
 
 
@@ -258,7 +261,8 @@ def test_control_tokens_are_text_in_user_text(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_user_defined_tokens_are_found_in_any_text(kind):
     metadata, _ = toy(kind)
-    tokens, types = [*metadata["tokenizer.ggml.tokens"], "<think>"], [*metadata["tokenizer.ggml.token_type"], USER_DEFINED]
+    tokens = [*metadata["tokenizer.ggml.tokens"], "<think>"]
+    types = [*metadata["tokenizer.ggml.token_type"], USER_DEFINED]
     extra = {"scores": [*metadata["tokenizer.ggml.scores"], 0.0]} if kind == "llama" else {}
     ours = load(metadata, tokens=tokens, token_type=types, **extra)
     think = len(tokens) - 1
@@ -269,12 +273,42 @@ def test_user_defined_tokens_are_found_in_any_text(kind):
     assert ours.encode_parts(["a<", "think>b"]).count(think) == 0
 
 
+def test_the_longest_special_token_takes_its_places_first():
+    metadata, _ = toy_byte_level()
+    count = len(metadata["tokenizer.ggml.tokens"])
+    extra = ["<a", "a><b>", "<a><b>", "<b>"]
+    types = [*metadata["tokenizer.ggml.token_type"], *[USER_DEFINED] * 4]
+    ours = load(metadata, tokens=[*metadata["tokenizer.ggml.tokens"], *extra], token_type=types)
+    assert ours.encode("<a><b>") == [count + 2]
+    assert ours.encode("x<a><c>") == [*ours.encode("x"), count, *ours.encode("><c>")]
+    assert ours.encode("<<b>a><b>") == [*ours.encode("<"), count + 3, count + 1]
+
+
+def test_a_skipped_special_token_ends_a_character_as_in_sentencepiece():
+    metadata, sp = toy_sentencepiece()
+    ours, half = load(metadata), [sp.piece_to_id("<0xC3>"), sp.piece_to_id("<0xA9>")]
+    assert ours.decode(half) == sp.decode(half) == "é"
+    assert ours.decode([half[0], 2, half[1]]) == sp.decode([half[0], 2, half[1]]) == "\ufffd\ufffd"
+
+
+def test_a_user_defined_token_keeps_its_space():
+    metadata, sp = toy_sentencepiece()
+    ours = load(
+        metadata,
+        tokens=[*metadata["tokenizer.ggml.tokens"], "  "],
+        scores=[*metadata["tokenizer.ggml.scores"], 0.0],
+        token_type=[*metadata["tokenizer.ggml.token_type"], USER_DEFINED],
+    )
+    assert ours.encode("  ") == [sp.get_piece_size()]
+    assert ours.decode(ours.encode("  ")) == "  "
+
+
 def test_a_space_goes_before_what_follows_a_special_token():
     ours = load(toy_sentencepiece()[0])
     tokens = [ours._tokens[one] for one in ours.encode("</s>Hello", parse_special=True)]
     assert tokens[0] == "</s>" and tokens[1].startswith("▁")
-    assert ours.encode_parts(["</s>", "Hello"]) == [2, *load(toy_sentencepiece()[0], add_space_prefix=False).encode("Hello")]
     bare = load(toy_sentencepiece()[0], add_space_prefix=False)
+    assert ours.encode_parts(["</s>", "Hello"]) == [2, *bare.encode("Hello")]
     assert bare.decode(bare.encode(" Hello")) == " Hello"
     assert not bare._tokens[bare.encode("Hello")[0]].startswith("▁")
 
