@@ -40,7 +40,7 @@ def product(module: Module, target: Target, layout: layouts.Layout, form: Form, 
     if isinstance(layout, FloatLayout):
         sums = _float_sums(f, layout, tokens, panels)
     elif form.name == "float":
-        sums = _dequantised_sums(f, layout, tokens)
+        sums = _dequantised_sums(f, target, layout, tokens)
     else:
         sums = _integer_sums(f, target, layout, form, tokens)
     for panel in range(panels):
@@ -88,8 +88,8 @@ def _float_sums(f: Function, layout: FloatLayout, tokens: int, panels: int) -> l
 class _Codes:
     """The codes of one group, chunk by chunk: int32 [16 rows], byte e of a lane is the code of input 4 k + e."""
 
-    def __init__(self, f: Function, bits: int, address: Value):
-        self.f, self.bits, self.address = f, bits, address
+    def __init__(self, f: Function, target: Target, bits: int, address: Value):
+        self.f, self.target, self.bits, self.address = f, target, bits, address
         self.loaded: dict[int, Value] = {}
 
     def chunk(self, k: int) -> Value:
@@ -98,10 +98,9 @@ class _Codes:
             at = first + k % width
             if at not in self.loaded:
                 self.loaded[at] = f.load(i32s, self.address, 64 * at, 64)
-            part, move = self.loaded[at], k // width * width - shift
-            part = part >> move if move > 0 else part << -move if move < 0 else part
+            part = self.loaded[at]
             if width < 8:
-                part = part & (((1 << width) - 1 << shift) * 0x01010101)
+                part = _field(f, self.target, part, k // width * width - shift, (1 << width) - 1 << shift)
             result = part if result is None else result | part
             first += width
         return result
@@ -112,38 +111,42 @@ class _Codes:
         return [k for first in range(width) for k in range(first, 8, width)]
 
 
+def _field(f: Function, target: Target, bytes_: Value, move: int, mask: int) -> Value:
+    """Every byte of int32 [16] moved right by `move` bits (left, where negative), and what `mask` leaves of it."""
+    if target.gfni and move and mask & 1:
+        # One instruction: bit i of the result is the parity of the byte and row 7 - i of a matrix of bits. The higher planes
+        # do without: a shift is as good there, since their mask and the "or" after it become one instruction.
+        rows = [1 << i + move if mask >> i & 1 else 0 for i in reversed(range(8))]
+        matrix = f.constant(vector(i8, 64), rows * 8)
+        return f.intrinsic("llvm.x86.vgf2p8affineqb.512", matrix.type, bytes_.bits(matrix.type), matrix,
+                           f.constant(i8, 0)).bits(i32s)
+    moved = bytes_ >> move if move > 0 else bytes_ << -move if move < 0 else bytes_
+    return moved & mask * 0x01010101
+
+
 class _Scales:
-    """Scales and biases of one block."""
+    """Scales and biases of one block: outer * inner, where there are two levels; else all is inner."""
 
     def __init__(self, f: Function, layout: LowBitLayout, block: Value):
         self.f, self.layout, self.block = f, layout, block
-        self.super = {}
-        if layout.two_level:
-            for part in ("scales", "biases")[:1 + layout.has_biases]:
-                self.super[part] = _load_wide(f, layout.scale_dtype, block, layout.offsets[f"super_{part}"])
 
-    def __call__(self, part: str, group: Value | int) -> Value:
-        """The 16 rows' "scales" or "biases" of a scale group."""
+    def outer(self, part: str) -> Value:
+        """The 16 rows' super "scales" or "biases" of the block."""
+        return _load_wide(self.f, self.layout.scale_dtype, self.block, self.layout.offsets[f"super_{part}"])
+
+    def inner(self, part: str, group: Value | int) -> Value:
+        """The 16 rows' own "scales" or "biases" of a scale group."""
         f, layout = self.f, self.layout
         if not layout.two_level:
             width = layouts.WIDTHS[layout.scale_dtype] * LANES
             return _load_wide(f, layout.scale_dtype, self.block, group * width + layout.offsets[part])
         sub = f.load(vector(i8), self.block, group * LANES + layout.offsets[part], 16)
-        sub = sub.signed(i32s) if part == "scales" else sub.unsigned(i32s)
-        return self.super[part] * sub.to_float()
+        return (sub.signed(i32s) if part == "scales" else sub.unsigned(i32s)).to_float()
 
-
-def _each_group(f: Function, layout: LowBitLayout, record: int, unrolled: bool):
-    """Yields (codes' address, record's address, scale of the block, number of the group in the block) for every group."""
-    with f.loop(f.blocks) as i:
-        block, x = f.weights + i * layout.block_bytes, f.x + i * (layout.groups * record)
-        if unrolled:
-            scales = _Scales(f, layout, block)
-            for g in range(layout.groups):
-                yield block + g * layout.group_bytes, x + g * record, scales, g
-        else:
-            with f.loop(layout.groups) as g:
-                yield block + g * layout.group_bytes, x + g * record, _Scales(f, layout, block), g
+    def __call__(self, part: str, group: Value | int) -> Value:
+        """Both levels multiplied."""
+        inner = self.inner(part, group)
+        return self.outer(part) * inner if self.layout.two_level else inner
 
 
 def _scale_group(layout: LowBitLayout, group: Value | int, half: int) -> Value | int:
@@ -153,59 +156,93 @@ def _scale_group(layout: LowBitLayout, group: Value | int, half: int) -> Value |
     return group // (layout.group_size // GROUP)
 
 
+def flips(target: Target, layout: LowBitLayout) -> bool:
+    """Whether the codes are made signed, as NEON's dot product takes them: 8-bit ones less 128."""
+    return target.dot == "sdot" and layout.bits == 8
+
+
+def dot_offset(target: Target, layout: LowBitLayout) -> int:
+    """What is still to be taken off the codes as they enter the dot product."""
+    return layout.offset - 128 if flips(target, layout) else layout.offset
+
+
 def _integer_sums(f: Function, target: Target, layout: LowBitLayout, form: Form, tokens: int) -> list[Variable]:
-    """Integer products within a group, then one multiply and add in float32 per group."""
+    """Integer products within a group, then float32: sums over a block (two levels of scales) and over the row."""
     sums = _zeros(f, tokens)
-    planes = 2 if form.name == "int8x2" else 1
     halves = 2 if layout.group_size == 16 else 1
-    # NEON's dot product takes signed codes: 8-bit ones are shifted by 128, and the offset with them
-    flip = target.dot == "sdot" and layout.bits == 8
-    offset = layout.offset - 128 if flip else layout.offset
-    for address, x, scales, group in _each_group(f, layout, form.record(tokens), tokens == 1):
-        codes = _Codes(f, layout.bits, address)
+    flip, offset = flips(target, layout), dot_offset(target, layout)
+    if offset and offset != form.offset:
+        raise ValueError(f"{layout.name} needs activations with sums for the offset {offset}, not {form.offset}")
+    record = form.record(tokens)
+    with f.loop(f.blocks) as i:
+        block, records = f.weights + i * layout.block_bytes, f.x + i * (layout.groups * record)
+        inner = _zeros(f, tokens) if layout.two_level else sums
 
-        def part(name: str, type_: ir.Type, t: int, half: int = 0) -> Value:
-            return f.load(type_, x, form.at(name, tokens) + 4 * (half * tokens + t), 4)
-
-        for half in range(halves):
-            sum_name = "minus_half_sums" if halves == 2 else "minus_sum"
-            products = []
-            for t in range(tokens):
-                start = f.zero(i32s)
+        def group(g: Value | int) -> None:
+            codes = _Codes(f, target, layout.bits, block + g * layout.group_bytes)
+            scales, x = _Scales(f, layout, block), records + g * record
+            for half in range(halves):
+                order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)
+                chunks = [(k, codes.chunk(k) ^ -0x7F7F7F80 if flip else codes.chunk(k)) for k in order]
+                starts = [f.zero(i32s)] * tokens
                 if offset:
-                    start = part(sum_name, i32, t, half).splat() * offset
-                products.append([f.zero(i32s)] * (planes - 1) + [start])
-            for k in codes.order() if halves == 1 else range(4 * half, 4 * half + 4):
-                chunk = codes.chunk(k)
-                if flip:
-                    chunk = chunk ^ -0x7F7F7F80
-                if target.dot == "madd":
-                    even, odd = (chunk & 0x00FF00FF), ((chunk >> 8) & 0x00FF00FF)
-                for t in range(tokens):
-                    if target.dot == "madd":
-                        for which, codes16 in enumerate((even, odd)):
-                            pair = f.load(i32, x, 8 * (tokens * k + t) + 4 * which, 4).splat()
-                            products[t][0] = products[t][0] + _multiply_pairs(f, codes16, pair)
-                    else:
-                        for plane in range(planes):
-                            quad = f.load(i32, x, 4 * (tokens * (8 * plane + k) + t), 4).splat()
-                            products[t][plane] = _dot(f, target, products[t][plane], chunk, quad)
-            scale = scales("scales", _scale_group(layout, group, half))
+                    part = "offset_sum" if halves == 1 else "offset_half_sums"
+                    at = form.at(part, tokens) + 4 * tokens * half
+                    starts = [f.load(i32, x, at + 4 * t, 4).splat() for t in range(tokens)]
+                scale = scales.inner("scales", _scale_group(layout, g, half))
+                for t, product in enumerate(_products(f, target, form, x, chunks, starts)):
+                    factor = f.load(f32, x, form.at("scale", tokens) + 4 * t, 4).splat()
+                    inner[t].set(f.fma(product.to_float() * scale, factor, inner[t].get()))
+                if layout.has_biases:
+                    bias = scales("biases", _scale_group(layout, g, half))
+                    at = form.at("sum" if halves == 1 else "half_sums", tokens) + 4 * tokens * half
+                    for t in range(tokens):
+                        sums[t].set(f.fma(bias, f.load(f32, x, at + 4 * t, 4).splat(), sums[t].get()))
+
+        if tokens == 1:
+            for g in range(layout.groups):
+                group(g)
+        else:
+            with f.loop(layout.groups) as g:
+                group(g)
+        if layout.two_level:
+            scale = _Scales(f, layout, block).outer("scales")
             for t in range(tokens):
-                total = products[t][0]
-                if planes == 2:
-                    total = (total << 8) + products[t][1]
-                factor = scale * part("scale", f32, t).splat()
-                sums[t].set(f.fma(total.to_float(), factor, sums[t].get()))
-            if layout.has_biases:
-                bias = scales("biases", _scale_group(layout, group, half))
-                for t in range(tokens):
-                    if halves == 1:
-                        summed = part("sum", f32, t)
-                    else:
-                        summed = part("minus_half_sums", i32, t, half).to_float() * part("scale", f32, t) * -1.0
-                    sums[t].set(f.fma(bias, summed.splat(), sums[t].get()))
+                sums[t].set(f.fma(inner[t].get(), scale, sums[t].get()))
     return sums
+
+
+def _products(f: Function, target: Target, form: Form, x: Value, chunks: list[tuple[int, Value]],
+              starts: list[Value]) -> list[Value]:
+    """For each token int32 [16 rows]: its start plus the sum over the chunks (number, codes) of code * activation code.
+
+    Integers: the order of the sums does not matter, so one token takes one chain of sums (fewer instructions: a core looks
+    only so far ahead while it waits for memory), several take one for each plane (more of them at once).
+    """
+    tokens = len(starts)
+    if target.dot == "madd":
+        products = starts
+        for k, chunk in chunks:
+            for which, codes in enumerate((chunk & 0x00FF00FF, (chunk >> 8) & 0x00FF00FF)):
+                pairs = [f.load(i32, x, 8 * (tokens * k + t) + 4 * which, 4).splat() for t in range(tokens)]
+                products = [total + _multiply_pairs(f, codes, pair) for total, pair in zip(products, pairs)]
+        return products
+
+    def add(totals: list[Value], plane: int, some: list[tuple[int, Value]]) -> list[Value]:
+        for k, chunk in some:
+            at = 4 * tokens * (8 * plane + k)
+            totals = [_dot(f, target, total, chunk, f.load(i32, x, at + 4 * t, 4).splat()) for t, total in enumerate(totals)]
+        return totals
+
+    if form.name == "int8":
+        return add(starts, 0, chunks)
+    if tokens == 1:
+        high = add([f.zero(i32s)], 0, chunks)[0] << 8
+        return add([high + starts[0]], 1, chunks)
+    high, low = [f.zero(i32s)] * tokens, starts
+    for one in chunks:
+        high, low = add(high, 0, [one]), add(low, 1, [one])
+    return [(top << 8) + bottom for top, bottom in zip(high, low)]
 
 
 def _dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Value:
@@ -229,12 +266,13 @@ def _multiply_pairs(f: Function, codes: Value, x: Value) -> Value:
     return products.shuffle(list(range(0, 32, 2))) + products.shuffle(list(range(1, 32, 2)))
 
 
-def _dequantised_sums(f: Function, layout: LowBitLayout, tokens: int) -> list[Variable]:
+def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens: int) -> list[Variable]:
     """float32 activations: every weight is dequantised, as the file format defines it, and multiplied."""
     sums = _zeros(f, tokens)
     record = layouts.FLOAT.record(tokens)
-    for address, x, scales, group in _each_group(f, layout, record, False):
-        codes = _Codes(f, layout.bits, address)
+    with f.loop(f.blocks) as i, f.loop(layout.groups) as group:
+        block, x = f.weights + i * layout.block_bytes, f.x + (i * layout.groups + group) * record
+        codes, scales = _Codes(f, target, layout.bits, block + group * layout.group_bytes), _Scales(f, layout, block)
         for half in range(2):
             if half == 0 or layout.group_size == 16:
                 scale = scales("scales", _scale_group(layout, group, half))
@@ -269,7 +307,7 @@ def _exp(f: Function, x: Value) -> Value:
 
 
 def pack_name(form: Form, source: str, tokens: int) -> str:
-    return f"pack_{source}_{form.name}_{form.limit}_{tokens}"
+    return f"pack_{source}_{form.name}_{form.limit}_{form.offset}_{tokens}"
 
 
 PACK = {"a": i64, "b": i64, "factor": f32, "groups": i64, "out": i64, "slot": i64}
@@ -318,16 +356,15 @@ def _quantise(f: Function, form: Form, x: list[Value], out: Value, tokens: int) 
     scale = largest * float(np.float32(1 / form.limit))
     codes = [f.math("rint", half * inverse.splat()).to_int() for half in x]
     sums = [f.total(half) for half in codes]
-    both = sums[0] + sums[1]
 
     def put(part: str, value: Value, half: int = 0) -> None:
         f.store(value, out + f.slot * 4, form.at(part, tokens) + 4 * tokens * half, 4)
 
     put("scale", scale)
-    put("minus_sum", both * -1)
-    put("minus_half_sums", sums[0] * -1)
-    put("minus_half_sums", sums[1] * -1, 1)
-    put("sum", scale * both.to_float())
+    for name, totals in (("sum", [sums[0] + sums[1]]), ("half_sums", sums)):
+        for half, total in enumerate(totals):
+            put(name, scale * total.to_float(), half)
+            put(f"offset_{name}", total * -form.offset, half)
 
     if form.name == "int16":
         for half, code in enumerate(codes):

@@ -120,8 +120,8 @@ class Form:
     """Activations of T tokens, group by group.
 
     "float": float32 [32 inputs][T].
-    "int8x2", "int8", "int16": codes, then float32 scale [T], int32 minus_sum [T], int32 minus_half_sums [2][T] (of the
-    first and last 16 inputs), float32 sum [T] (scale times the sum of the codes). x = scale * code.
+    "int8x2", "int8", "int16": codes, x = scale * code; then float32 scale [T], sum [T] and half_sums [2][T] (of all x, of
+    the first and of the last 16), int32 offset_sum [T] and offset_half_sums [2][T] (of the codes, times -offset).
         int8x2: code = 256 * high + low, planes [2][8 chunks][T][4 inputs] int8, high first
         int8:   the same with one plane
         int16:  [8 chunks][T][4 inputs: 0, 2, 1, 3] int16, for the 16-bit multiply and pair-add
@@ -129,28 +129,30 @@ class Form:
 
     name: str
     limit: int = 0  # the largest code
+    offset: int = 0  # of the weights that it is for; 0: of those without
 
     def record(self, tokens: int) -> int:
         """Bytes of a group's record."""
-        return self.codes(tokens) + (0 if self.name == "float" else 20 * tokens)
+        return self.codes(tokens) + (0 if self.name == "float" else 28 * tokens)
 
     def codes(self, tokens: int) -> int:
         """Bytes of a record's codes."""
         return {"float": 128, "int8x2": 64, "int16": 64, "int8": 32}[self.name] * tokens
 
     def at(self, part: str, tokens: int) -> int:
-        """Where "scale", "minus_sum", "minus_half_sums" or "sum" begin in a record."""
-        return self.codes(tokens) + {"scale": 0, "minus_sum": 4, "minus_half_sums": 8, "sum": 16}[part] * tokens
+        """Where the part named so begins in a record."""
+        place = {"scale": 0, "sum": 1, "half_sums": 2, "offset_sum": 4, "offset_half_sums": 5}[part]
+        return self.codes(tokens) + 4 * place * tokens
 
 
 FLOAT = Form("float")
 
 
-def form(activation_bits: int, dot: str) -> Form:
-    """The form that low-bit weights are multiplied with: 8, 16 or 32 bits, on a target with this `dot`."""
+def form(activation_bits: int, dot: str, offset: int = 0) -> Form:
+    """The form that low-bit weights with this offset are multiplied with: 8, 16 or 32 bits, on a target with this `dot`."""
     if activation_bits == 32:
         return FLOAT
     limit = {8: 127, 16: 32639}[activation_bits]  # 127 * 256 + 127
     if dot == "madd":
-        return Form("int16", limit)
-    return Form("int8x2" if activation_bits == 16 else "int8", limit)
+        return Form("int16", limit, offset)
+    return Form("int8x2" if activation_bits == 16 else "int8", limit, offset)

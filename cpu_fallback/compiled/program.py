@@ -47,14 +47,20 @@ SPINS = 2000  # rounds of waiting for other threads, some 20 microseconds, befor
 @dataclass(frozen=True)
 class Recipe:
     """What the machine code depends on: the weights' layouts and the formats in the file that they are filled from (see
-    kernels.fill), the low-bit activations' form, the size of a head."""
+    kernels.fill), the bits of activations against low-bit weights, the size of a head."""
 
+    target: Target
     sources: tuple[tuple[Layout, str], ...]
-    form: Form
+    activation_bits: int
     head_dim: int
 
     def form_of(self, layout: Layout) -> Form:
-        return layouts.FLOAT if isinstance(layout, FloatLayout) else self.form
+        """What a layout is multiplied with. Where no offset matters, a form that another layout needs anyway will do."""
+        if isinstance(layout, FloatLayout) or self.activation_bits == 32:
+            return layouts.FLOAT
+        low_bit = [layout, *(other for other in self.layouts if not isinstance(other, FloatLayout))]
+        offset = next(filter(None, (kernels.dot_offset(self.target, one) for one in low_bit)), 0)
+        return layouts.form(self.activation_bits, self.target.dot, offset)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -73,12 +79,12 @@ def tile(target: Target, form: Form, decode: bool) -> int:
 class Code:
     """The machine code for a recipe. kinds: the number of each operation by name; run: the runner."""
 
-    def __init__(self, target: Target, recipe: Recipe):
-        self.target, self.recipe = target, recipe
-        self.kinds = {name: index for index, (name, _) in enumerate(_operations(target, recipe))}
+    def __init__(self, recipe: Recipe):
+        self.recipe = recipe
+        self.kinds = {name: index for index, (name, _) in enumerate(_operations(recipe))}
         fills = {source: kernels.fill_name(*source) for source in recipe.sources}
-        self.compiled: Compiled = compile_module(target, repr(recipe), ["run", *fills.values()],
-                                                 lambda: _write(target, recipe))
+        self.compiled: Compiled = compile_module(recipe.target, repr(recipe), ["run", *fills.values()],
+                                                 lambda: _write(recipe))
         self.run = self.compiled.function("run", len(_RUN))
         self.fill = {source: self.compiled.function(name, len(kernels.FILL)) for source, name in fills.items()}
 
@@ -88,7 +94,7 @@ def product_kind(layout: Layout, decode: bool) -> str:
 
 
 def pack_kind(form: Form, source: str, decode: bool) -> str:
-    return f"pack {source} {form.name} {'decode' if decode else 'prompt'}"
+    return f"pack {source} {form.name} {form.offset} {'decode' if decode else 'prompt'}"
 
 
 class Program:
@@ -159,9 +165,9 @@ class _Operation:
         return _word(self.f, self.f.context, CONTEXT[name])
 
 
-def _operations(target: Target, recipe: Recipe) -> list[tuple[str, Callable[[Module, str], Function]]]:
+def _operations(recipe: Recipe) -> list[tuple[str, Callable[[Module, str], Function]]]:
     """Every operation: its name, and what writes it."""
-    found: list[tuple[str, Callable[[Module, str], Function]]] = []
+    target, found = recipe.target, []
     for decode in (True, False):
         for layout in recipe.layouts:
             form = recipe.form_of(layout)
@@ -314,12 +320,12 @@ def _pause(f: Function) -> None:
 _RUN = {"program": i64, "count": i64, "thread": i64, "threads": i64, "context": i64}
 
 
-def _write(target: Target, recipe: Recipe) -> Module:
+def _write(recipe: Recipe) -> Module:
     module = Module()
-    module.triple = target.triple
+    module.triple = recipe.target.triple
     for source in recipe.sources:
         kernels.fill(module, *source)
-    operations = [write(module, name) for name, write in _operations(target, recipe)]
+    operations = [write(module, name) for name, write in _operations(recipe)]
     barrier = _barrier(module)
     f = Function(module, "run", _RUN, public=True)
     sync, tokens = (_word(f, f.context, CONTEXT[name]) for name in ("sync", "tokens"))

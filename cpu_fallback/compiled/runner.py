@@ -16,7 +16,7 @@ from mlx_llama.core.config import LlamaConfig
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.quantized import AffineWeight
 
-from . import layouts, panels
+from . import panels
 from .layouts import GROUP, ROWS, Form
 from .panels import Arena, Panels, Plan
 from .program import CONTEXT, Code, Program, Recipe, float_bits, pack_kind, product_kind, tile
@@ -123,8 +123,7 @@ class CompiledLlama:
                  and (name != "model.embed_tokens.weight" or name == head)]
         plans = {name: Plan(tensors[name], panels.layout_of(tensors[name])) for name in names}
         sources = sorted({(plan.layout, plan.source) for plan in plans.values()}, key=lambda one: (one[0].name, one[1]))
-        form = layouts.form(activation_bits, target.dot)
-        self.code = Code(target, Recipe(tuple(sources), form, config.head_dim))
+        self.code = Code(Recipe(target, tuple(sources), activation_bits, config.head_dim))
         self.panels = self._fill(plans, threads)
         self.head = self.panels[head]
         self.nbytes = sum(plan.nbytes for plan in plans.values())

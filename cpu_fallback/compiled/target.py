@@ -36,7 +36,7 @@ class Target:
 
     dot: how four products of 8-bit codes and activations are summed into 32 bits: "vnni" (vpdpbusd), "sdot" (NEON), "madd"
     (16-bit multiply and pair-add). tile: prompt tokens that share one pass over low-bit weights; float_tile: over float
-    weights; both as many as the registers hold.
+    weights; both as many as the registers hold. gfni: bits can be moved within bytes by one instruction.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Target:
     dot: str
     tile: int
     float_tile: int
+    gfni: bool = False
 
     def machine(self) -> llvm.TargetMachine:
         llvm.initialize_all_targets()
@@ -65,7 +66,8 @@ def target(name: str, triple: str | None = None, host: bool = True) -> Target:
     elif name == "avx512":
         features += ",-avx512vnni"
     dot = {"avx512-vnni": "vnni", "neon": "sdot"}.get(name, "madd")
-    return Target(name, triple or llvm.get_default_triple(), cpu, features, dot, 8 if wide else 4, 16 if wide else 4)
+    gfni = wide and "+gfni" in features.split(",")
+    return Target(name, triple or llvm.get_default_triple(), cpu, features, dot, 8 if wide else 4, 16 if wide else 4, gfni)
 
 
 def available() -> list[str]:
