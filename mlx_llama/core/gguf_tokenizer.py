@@ -223,8 +223,11 @@ class _Fields:
         value = self.metadata.get(_KEY + name)
         if value is None:
             raise self.wrong(name, None, f"expected {expected}, one for each of the {count} tokens")
-        array = np.asarray(value) if isinstance(value, (np.ndarray, list, tuple)) else None
-        if array is None or array.ndim != 1 or array.dtype.kind not in kinds:
+        try:
+            array = np.asarray(value)
+        except ValueError:  # lists of different lengths within a list
+            array = np.empty(())
+        if array.ndim != 1 or array.dtype.kind not in kinds:
             raise self.wrong(name, value, f"expected {expected}, one for each token")
         if len(array) != count:
             raise TokenizerError(
@@ -393,7 +396,8 @@ class _SentencePieceVocabulary(_Vocabulary):
 
     def __init__(self, fields: _Fields, config: LlamaConfig):
         super().__init__(fields, config)
-        scores = fields.numbers("scores", self.vocab_size, "fiu", "numbers")
+        with np.errstate(over="ignore"):
+            scores = fields.numbers("scores", self.vocab_size, "fiu", "numbers").astype("<f4")
         if not np.isfinite(scores).all():
             i = int(np.flatnonzero(~np.isfinite(scores))[0])
             raise fields.wrong(f"scores[{i}]", float(scores[i]), "expected a finite number")
@@ -403,7 +407,7 @@ class _SentencePieceVocabulary(_Vocabulary):
         self._prefix = True if prefix is None else prefix
         self._strip = "one" if self._prefix else None
         self._special_breaks = True
-        self._sp = self._build(scores.astype("<f4"))
+        self._sp = self._build(scores)
 
     def _starts(self, fields: _Fields) -> bool:
         return True

@@ -175,7 +175,8 @@ CASED = {
     "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
     r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?"
+    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
@@ -424,6 +425,8 @@ BAD = [
     ("llama", {"scores": [0.0] * 385}, "scores holds 385 values"),
     ("llama", {"scores": ["0"] * 384}, "scores is ['0'"),
     ("llama", {"scores": "none"}, "scores is 'none'"),
+    ("llama", {"scores": [[0.0], [0.0, 1.0]]}, "scores is [[0.0], "),
+    ("llama", {"scores": np.full(384, 1e300)}, "scores[0] is inf"),
     ("llama", {"scores": changed("llama", "scores", 5, float("nan"))}, "scores[5] is nan"),
     ("llama", {"bos_token_id": 384}, "bos_token_id is 384, expected a token id from 0 to 383"),
     ("llama", {"eos_token_id": -1}, "eos_token_id is -1"),
