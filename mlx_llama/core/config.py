@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from .errors import ConfigError, LlamaError
 
@@ -233,7 +231,7 @@ class LlamaConfig:
         """The config that a GGUF file's metadata and tensors describe.
 
         Args:
-            metadata: {key: value}, arrays as sequences.
+            metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough), of text as any sequence.
             shapes: of the tensors, by Hugging Face name: the embedding's rows are the vocabulary, a head or a bias is
                 there or not.
             divisors: values of the tensor rope_freqs.weight, or None where there is none.
@@ -264,7 +262,6 @@ class LlamaConfig:
         if isinstance(tokens, (str, int, float)) or len(tokens) > vocab or not 1 <= vocab <= _LIMITS["vocab_size"]:
             read.fail("tokenizer.ggml.tokens", tokens, f"at most {vocab} tokens, the rows of token_embd.weight")
         positions = read.gguf("context_length", "max_position_embeddings")
-        window = metadata.get("llama.attention.sliding_window", 0)
         keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
         # some writers store -1, "none", as an unsigned number
         bos, *ends = (None if metadata.get(key) == 0xFFFFFFFF else read.token(key, None, vocab) for key in keys)
@@ -283,7 +280,8 @@ class LlamaConfig:
             tie_word_embeddings="lm_head.weight" not in shapes,
             attention_bias=any(".self_attn." in name and name.endswith(".bias") for name in shapes),
             mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
-            sliding_window=read.gguf("attention.sliding_window", "sliding_window") if window else None,
+            # 0 stands for none
+            sliding_window=read.gguf("attention.sliding_window", "sliding_window", None, low=0) or None,
             bos_token_id=bos,
             eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
             dtype=dtype,
@@ -341,20 +339,18 @@ class _Reader:
             self.fail(name, value, f"a whole number from 1 to {high}" + (" or null" if nullable else ""))
         return value
 
-    def gguf(self, name: str, field: str, default: Any = _MISSING) -> Any:
+    def gguf(self, name: str, field: str, default: Any = _MISSING, *, low: int = 1) -> Any:
         """The whole number llama.NAME, in the limits of a LlamaConfig's field; one per layer if they are all the same."""
         value, name = self.get(f"llama.{name}", default), f"llama.{name}"
-        if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) and 0 < len(value) <= 1 << 16:
-            different = set(value)
-            if len(different) > 1:
-                self.fail(name, list(value[:8]), "the same number for all layers")
-            value = different.pop()
-            value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, list) and value:
+            if any(one != value[0] for one in value):
+                self.fail(name, value, "the same number for all layers")
+            value = value[0]
         high = _LIMITS[field]
         if value is None and name not in self.raw:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-            self.fail(name, value, f"a whole number from 1 to {high}")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            self.fail(name, value, f"a whole number from {low} to {high}")
         return value
 
     def number(self, name: str, default: Any = _MISSING, *, low: float, high: float = 1e12) -> float:

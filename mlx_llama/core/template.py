@@ -161,14 +161,12 @@ def gguf_template(metadata: Mapping[str, Any], source: str, tokenizer: Tokenizer
     Raises:
         TemplateError: there is one, but it is not text or not valid Jinja.
     """
-    value = metadata.get("tokenizer.chat_template")
-    if value is None or value == "":
-        return None
+    value = metadata.get("tokenizer.chat_template", "")
     if not isinstance(value, str):
         raise TemplateError(
             f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; give one with --template"
         )
-    return ChatTemplate(value, f"{source} (tokenizer.chat_template)", tokenizer.named)
+    return ChatTemplate(value, f"{source} (tokenizer.chat_template)", tokenizer.named) if value else None
 
 
 def builtin_template(name_or_path: str, tokenizer: Tokenizer) -> ChatTemplate:

@@ -20,7 +20,7 @@ from cpu_fallback.model import Llama
 from mlx_llama.core.checkpoint import Tensor, open_checkpoint
 from mlx_llama.core.checkpoint.gguf import GGUFFile, part_names
 from mlx_llama.core.config import LlamaConfig
-from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError
+from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, TemplateError
 from mlx_llama.core.quantized import GGUFWeight
 from mlx_llama.core.rope import inverse_frequencies
 
@@ -34,6 +34,21 @@ def refusal(call, *args, kind: type[LlamaError] = CheckpointError) -> str:
     message = str(caught.value)
     assert "\n" not in message and len(message) < 600
     return message
+
+
+V = gguf.GGUFValueType
+
+
+def put(key, value, kind):
+    def edit(writer):
+        writer.kv_data[0].pop(key, None)
+        writer.add_key_value(key, value, kind)
+
+    return edit
+
+
+def drop(key):
+    return lambda writer: writer.kv_data[0].pop(key)
 
 
 def theirs(path, **fields) -> LlamaForCausalLM:
@@ -141,8 +156,15 @@ def test_a_file_without_tokenizer_or_template(tmp_path):
     make_gguf(tmp_path / "m.gguf", tokenizer=None)
     opened = open_checkpoint(tmp_path / "m.gguf")
     assert opened.eos_token_ids == frozenset() and opened.bos_token_id is None
-    make_gguf(tmp_path / "n.gguf", edit=lambda writer: writer.kv_data[0].pop("tokenizer.chat_template"))
+    make_gguf(tmp_path / "n.gguf", edit=drop("tokenizer.chat_template"))
     assert open_checkpoint(tmp_path / "n.gguf").template is None
+
+
+@pytest.mark.parametrize("value", [[1, 2], ["a", "b"]])
+def test_a_template_that_is_no_text(value, tmp_path):
+    make_gguf(tmp_path / "m.gguf", edit=put("tokenizer.chat_template", value, V.ARRAY))
+    message = refusal(lambda: open_checkpoint(tmp_path / "m.gguf").template, kind=TemplateError)
+    assert "m.gguf: tokenizer.chat_template is" in message and "expected Jinja text" in message
 
 
 # config and rope
@@ -265,25 +287,17 @@ def test_yarn_attn_factor_multiplies(tmp_path):
     assert factor == pytest.approx(0.5 * (0.1 * math.log(4) + 1))  # src/llama-context.cpp
 
 
-def put(key, value, kind):
-    def edit(writer):
-        writer.kv_data[0].pop(key, None)
-        writer.add_key_value(key, value, kind)
-
-    return edit
-
-
-def drop(key):
-    return lambda writer: writer.kv_data[0].pop(key)
-
-
-V = gguf.GGUFValueType
-
-
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
         (put("general.architecture", "qwen2", V.STRING), "general.architecture is 'qwen2', supported is 'llama'"),
+        (put("general.architecture", [1, 2], V.ARRAY), "general.architecture is [1, 2]"),
+        (put("general.type", [1, 2], V.ARRAY), "general.type is [1, 2]"),
+        (put("llama.rope.scaling.type", [1, 2], V.ARRAY), "llama.rope.scaling.type is [1, 2]"),
+        (put("llama.attention.sliding_window", [1, 2], V.ARRAY), "the same number for all layers"),
+        (put("llama.attention.causal", [True, False], V.ARRAY), "llama.attention.causal is [True, False]"),
+        (put("tokenizer.ggml.eos_token_id", [1, 999], V.ARRAY), "tokenizer.ggml.eos_token_id is [1, 999]"),
+        (put("tokenizer.ggml.bos_token_id", [1, 2], V.ARRAY), "tokenizer.ggml.bos_token_id is [1, 2]"),
         (put("general.type", "adapter", V.STRING), "general.type is 'adapter', expected 'model'"),
         (put("llama.expert_count", 8, V.UINT32), "llama.expert_count is 8, expected 0"),
         (put("llama.attention.causal", False, V.BOOL), "llama.attention.causal is False"),

@@ -35,6 +35,7 @@ _VERSIONS = (2, 3)  # the same but for big-endian files, which only version 3 kn
 _COUNT_LIMIT = 1 << 16  # metadata entries, tensors, parts: a real model has some tens, some hundreds, a few
 _NAME_LIMIT = 1 << 16  # bytes of a key or a tensor's name: the format's own limit for keys
 _TEXT_LIMIT = 1 << 24  # bytes of a text in the metadata: a chat template has some thousands
+_LAYER_LIMIT = (1 << 12) + 1  # numbers of an array that the config looks at: one per layer, and one too many
 _MAX_DIMENSIONS = 4
 _ALIGNMENT = 32  # where the metadata names no other
 
@@ -179,14 +180,20 @@ class GGUFFile:
         Raises:
             ConfigError: a metadata field is missing, of the wrong type, out of range, or asks for what is not supported.
         """
-        shapes = {name: part.tensors[stored].shape for name, (part, stored) in self._tensors.items()}
-        plain = [_PLAIN[part.tensors[stored].type][0] for name, (part, stored) in self._tensors.items()
-                 if name == "model.embed_tokens.weight" and part.tensors[stored].type in _PLAIN]  # fmt: skip
-        factors = None
+        entries = {name: part.tensors[stored] for name, (part, stored) in self._tensors.items()}
+        embedding = entries.get("model.embed_tokens.weight")
+        dtype = _PLAIN[embedding.type][0] if embedding and embedding.type in _PLAIN else "float16"
+        divisors = None
         if self._rope_factors is not None:
             part, name = self._rope_factors
-            factors = tuple(part.plain(name, name).float32().reshape(-1).tolist())
-        return LlamaConfig.from_gguf(self.metadata, shapes, factors, plain[0] if plain else "float16", str(self.path))
+            few = math.prod(part.tensors[name].shape) < _LAYER_LIMIT  # the config says how many there should be
+            divisors = tuple(part.plain(name, name).float32().reshape(-1).tolist()) if few else ()
+        metadata = {
+            key: value[:_LAYER_LIMIT].tolist() if isinstance(value, np.ndarray) else value
+            for key, value in self.metadata.items()
+        }
+        shapes = {name: entry.shape for name, entry in entries.items()}
+        return LlamaConfig.from_gguf(metadata, shapes, divisors, dtype, str(self.path))
 
     @cached_property
     def _absent_biases(self) -> tuple[str, ...]:
