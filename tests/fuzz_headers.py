@@ -4,8 +4,9 @@
     python tests/fuzz_headers.py --format gguf --first 4711 --count 1 --keep /tmp/case    # one case again
 
 Whatever stands in a file, opening it, its tensors, its tokenizer and its template ends well or in a LlamaError; within
-seconds; within 200 MB of memory. Case i of a format is the same on every machine: its random numbers come from (format, i)
-alone. The seed corpus is built by gguf's own writer and by `making`. Exits with 1 after the first case that breaks a rule.
+seconds; within 200 MB of memory. Case i of a format is the same on every machine: its random numbers come from (format,
+i) alone. The seed corpus is built by gguf's own writer and by `making`. Exits with 1 after the first case that breaks a
+rule.
 """
 
 from __future__ import annotations
@@ -47,17 +48,21 @@ NUMBERS = (
     1 << 32, 1 << 40, 1 << 60, (1 << 61) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 32, (1 << 64) - 1,
 )  # fmt: skip
 VALUES = (
-    None, True, False, 0, 1, -1, 2, 3, 32, 64, 1 << 31, 1 << 53, 1 << 60, 1 << 64, -(1 << 63), 10**400, 0.5, -0.0, 1e308, float("nan"),
-    float("inf"), "", "F32", "F16", "BF16", "U32", "I8", "F64", "llama", "yarn", "linear", "dynamic", "llama3", "\ud800", "x" * 5000,
+    None, True, False, 0, 1, -1, 2, 3, 32, 64, 1 << 31, 1 << 53, 1 << 60, 1 << 64, -(1 << 63), 10**400, 0.5, -0.0,
+    1e308, float("nan"), float("inf"), "", "F32", "F16", "BF16", "U32", "I8", "F64", "llama", "yarn", "linear",
+    "dynamic", "llama3", "\ud800", "x" * 5000,
     [], [0], [0, 0], [1, 2, 3], [[]], {}, {"a": 1}, "model.safetensors", "../x.safetensors", "/etc/passwd",
 )  # fmt: skip
 
 
 class Seed:
-    """A model to damage: a file or a folder of it by name, which of its files hold a header and how long that is, and, of
+    """A model to damage: a file or a folder of it by name, which of its files hold a header and how long that is, and,
+    of
     GGUF, (offset, bytes) of all fields and of the metadata's values."""
 
-    def __init__(self, root: Path, entry: str, headers: dict[str, int], fields: dict[str, Fields], values: dict[str, Fields]):
+    def __init__(
+        self, root: Path, entry: str, headers: dict[str, int], fields: dict[str, Fields], values: dict[str, Fields]
+    ):
         self.files = {path.name: path.read_bytes() for path in sorted(root.iterdir())}
         self.entry, self.headers, self.fields, self.values = entry, headers, fields, values
 
@@ -71,7 +76,9 @@ def gguf_fields(path: Path) -> tuple[int, Fields, Fields]:
         if field.name.startswith("GGUF."):
             continue
         for i, part in enumerate(field.parts):
-            if i < 12 or i > len(field.parts) - 5:  # of a vocabulary, its ends: no field should be hit more often than others
+            if (
+                i < 12 or i > len(field.parts) - 5
+            ):  # of a vocabulary, its ends: no field should be hit more often than others
                 found.append((at, part.nbytes))
             at += part.nbytes
         values += found[-1:] if field.types else []  # a tensor has none
@@ -87,7 +94,12 @@ def small_vocabulary(kind: str):
             words = ["ab", "cd", "ef", "gh", "abcd", "efgh", *(f"{i}é" for i in range(15))]
             bytes_ = ByteLevel.alphabet()
         ordinary = gguf.TokenType.BYTE if kind == "llama" else gguf.TokenType.NORMAL
-        types = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2, *[gguf.TokenType.NORMAL] * 21, *[ordinary] * 256]
+        types = [
+            gguf.TokenType.UNKNOWN,
+            *[gguf.TokenType.CONTROL] * 2,
+            *[gguf.TokenType.NORMAL] * 21,
+            *[ordinary] * 256,
+        ]
         writer.add_tokenizer_model(kind)
         writer.add_tokenizer_pre("default" if kind == "llama" else "llama-bpe")
         writer.add_token_list(["<unk>", "<s>", "</s>", *words, *bytes_])
@@ -202,7 +214,7 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
     """One value, name or order changed in a JSON text."""
     try:
         tree = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):  # an earlier change has broken it
         return raw
     places = []
 
@@ -226,7 +238,11 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
     elif kind == 3 and isinstance(node[key], (int, float)):
         node[key] = node[key] * rng.choice((-1, 2, 0.5, 1 << 40)) + rng.choice((-1, 0, 1))
     elif kind == 4:
-        deep = "[" * 100_000 if rng.random() < 0.1 else rng.choice(("[" * 900 + "]" * 900, "1e999", "-" * 50, '{"a":1,"a":2}', "9" * 5000))
+        deep = (
+            "[" * 100_000
+            if rng.random() < 0.1
+            else rng.choice(("[" * 900 + "]" * 900, "1e999", "-" * 50, '{"a":1,"a":2}', "9" * 5000))
+        )
         node[key] = "\0"
         return json.dumps(tree).replace('"\\u0000"', deep).encode()
     else:
@@ -275,7 +291,7 @@ def open_all(path: Path) -> None:
 
 
 def limit_memory() -> None:
-    """From here on an allocation that is too large fails at once, touched or not (Linux; elsewhere the peak is looked at)."""
+    """From here on an allocation that is too large fails at once, touched or not (Linux; elsewhere the peak tells)."""
     if sys.platform == "linux":
         import resource
 
@@ -329,7 +345,9 @@ def run(kind: str, first: int, count: int, keep: Path | None) -> collections.Cou
             if took > SECONDS:
                 raise SystemExit(f"{kind} case {i}: took {took:.1f} s, expected at most {SECONDS}")
             if peak_memory() - before > MEMORY:
-                raise SystemExit(f"{kind} case {i}: took {(peak_memory() - before) >> 20} MB, expected at most {MEMORY >> 20}")
+                raise SystemExit(
+                    f"{kind} case {i}: took {(peak_memory() - before) >> 20} MB, expected at most {MEMORY >> 20}"
+                )
             for file in changed:
                 (place / file).write_bytes(seed.files[file])
     told = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())

@@ -25,7 +25,16 @@ HALVES = {
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
 # what makes the weights of random codes about as large as those of a model, on average
-_SCALE = {"Q2_K": 0.008, "Q3_K": 0.004, "Q4_K": 3e-4, "Q5_K": 1.5e-4, "Q6_K": 7e-5, "Q8_K": 0.0014, "IQ4_NL": 0.0015, "IQ4_XS": 8e-5}
+_SCALE = {
+    "Q2_K": 0.008,
+    "Q3_K": 0.004,
+    "Q4_K": 3e-4,
+    "Q5_K": 1.5e-4,
+    "Q6_K": 7e-5,
+    "Q8_K": 0.0014,
+    "IQ4_NL": 0.0015,
+    "IQ4_XS": 8e-5,
+}
 
 
 def random_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:

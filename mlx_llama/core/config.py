@@ -244,7 +244,8 @@ class LlamaConfig:
         """
         read = _Reader(metadata, source)
         _refuse_gguf(read)
-        hidden, heads = read.gguf("embedding_length", "hidden_size"), read.gguf("attention.head_count", "num_attention_heads")
+        hidden = read.gguf("embedding_length", "hidden_size")
+        heads = read.gguf("attention.head_count", "num_attention_heads")
         kv_heads = read.gguf("attention.head_count_kv", "num_key_value_heads", heads)
         if heads % kv_heads:
             read.fail("llama.attention.head_count_kv", kv_heads, f"a divisor of llama.attention.head_count ({heads})")
@@ -340,7 +341,7 @@ class _Reader:
         return value
 
     def gguf(self, name: str, field: str, default: Any = _MISSING, *, low: int = 1) -> Any:
-        """The whole number llama.NAME, in the limits of a LlamaConfig's field; one per layer if they are all the same."""
+        """The whole number llama.NAME, in the limits of a LlamaConfig's field; a list if its numbers are the same."""
         value, name = self.get(f"llama.{name}", default), f"llama.{name}"
         if isinstance(value, list) and value:
             if any(one != value[0] for one in value):

@@ -1,12 +1,12 @@
 """AffineWeight: every low-bit format as w = scale * (code - offset) + bias over groups of a row.
 
 Two kinds of file are read: GGUF's blocks (struct layouts: llama.cpp, ggml/src/ggml-common.h; reference arithmetic:
-gguf.quants) and the packed matrices of mx.quantize. Both become the same `Rows` without a rounding error: `Rows.float32`
-gives the bits that gguf.quants.dequantize and mx.dequantize give. Nothing is unpacked before it is asked for, and only
-the rows asked for.
+gguf.quants) and the packed matrices of mx.quantize. Both become the same `Rows` without a rounding error:
+`Rows.float32` gives the bits that gguf.quants.dequantize and mx.dequantize give. Nothing is unpacked before it is asked
+for, and only the rows asked for.
 
-Unpacking works on eight codes at a time, one per byte of a 64-bit word: a shift moves all of them, a mask then takes off
-what crossed from one byte into the next.
+Unpacking works on eight codes at a time, one per byte of a 64-bit word: a shift moves all of them, a mask then takes
+off what crossed from one byte into the next.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class AffineWeight(ABC):
     bits: width of the codes: 2, 3, 4, 5, 6 or 8 (IQ4 types: 8, their table's values + 128).
     group_size: weights that share a scale: 16, 32, 64 or 128.
     offset, has_biases, two_level: what `Rows` of this matrix hold.
-    scale_dtype: "float16", "bfloat16" or "float32", the width of the scales (two levels: of the super scales) in the file.
+    scale_dtype: "float16", "bfloat16" or "float32", the width of the scales (two levels: of the super scales) in the
+    file.
     dtype: what activations should be: "float16" for GGUF, the scales' for mx.quantize's.
     nbytes: bytes in the file.
     """
@@ -106,7 +107,7 @@ class AffineWeight(ABC):
         return self._gather(np.asarray(ids)).float32()
 
     def float32(self) -> np.ndarray:
-        """The whole matrix dequantised, float32 [N, K]: for tests and comparisons, since it is several times `nbytes`."""
+        """The whole matrix dequantised, float32 [N, K], several times `nbytes`: for tests and comparisons."""
         n, k = self.shape
         result = np.empty(self.shape, np.float32)
         step = max(1, _SLAB // max(k, 1))
@@ -116,7 +117,8 @@ class AffineWeight(ABC):
         return result
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self.shape}, {self.format!r}, bits={self.bits}, group_size={self.group_size})"
+        described = f"{self.name!r}, {self.shape}, {self.format!r}, bits={self.bits}, group_size={self.group_size}"
+        return f"{type(self).__name__}({described})"
 
 
 class GGUFWeight(AffineWeight):
@@ -153,7 +155,7 @@ class GGUFWeight(AffineWeight):
         return self._unpack(self._blocks(start, stop))
 
     def scaling(self, start: int, stop: int) -> Rows:
-        """As `rows`, without the codes (uint8 [n, 0]): for a reader of the blocks that takes the codes from them itself."""
+        """As `rows`, without the codes (uint8 [n, 0]): for a reader of the blocks that unpacks them itself."""
         return self._unpack(self._blocks(start, stop), codes=False)
 
     def _blocks(self, start: int, stop: int) -> np.ndarray:
@@ -175,7 +177,10 @@ class GGUFWeight(AffineWeight):
         with np.errstate(all="ignore"):
             scaling = layout.scaling(blocks)
         per_row = k // layout.block_size
-        rows_of = {key: value if value is None else value.reshape(n, per_row * value.shape[1]) for key, value in scaling.items()}
+        rows_of = {
+            key: value if value is None else value.reshape(n, per_row * value.shape[1])
+            for key, value in scaling.items()
+        }
         return Rows(unpacked, offset=self.offset, **rows_of)
 
 
@@ -232,8 +237,8 @@ def _widen(values: np.ndarray) -> np.ndarray:
 def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
     """Codes of `bits` bits each, uint8 [weights], from a little-endian stream of them, uint32 of any shape.
 
-    Eight codes are `bits` bytes. They are read as one 64-bit word, whose halves are moved apart, then the halves' halves,
-    then theirs, until there is one code per byte.
+    Eight codes are `bits` bytes. They are read as one 64-bit word, whose halves are moved apart, then the halves'
+    halves, then theirs, until there is one code per byte.
     """
     if bits == 8:
         return packed.reshape(-1).view(np.uint8).copy()
@@ -269,8 +274,8 @@ def pack_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.ascontiguousarray(stream).reshape(len(codes), -1).view(np.uint32)
 
 
-# GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields of Rows with the blocks as first
-# dimension. Comments give the struct's fields in order.
+# GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields of Rows with the blocks as
+# first dimension. Comments give the struct's fields in order.
 
 
 def _repeat(value: int) -> np.uint64:
@@ -289,7 +294,7 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _spread(words: np.ndarray, codes: np.ndarray, run: int, bits: int) -> None:
-    """codes = bits-wide fields of the bytes: of `run` words the lowest fields, then the next ones, and so on to the highest.
+    """codes = bits-wide fields of the bytes: the lowest fields of `run` words, then the next ones, and so on.
 
     words: uint64 [B, W]; codes: uint64 [B, W * 8 / bits].
     """
@@ -339,7 +344,10 @@ def _q8_k(blocks: np.ndarray) -> _Scaling:  # float d; int8 qs[256]; int16 sums[
 
 
 def _two_levels(
-    super_scales: np.ndarray, sub_scales: np.ndarray, dmin: np.ndarray | None = None, sub_biases: np.ndarray | None = None
+    super_scales: np.ndarray,
+    sub_scales: np.ndarray,
+    dmin: np.ndarray | None = None,
+    sub_biases: np.ndarray | None = None,
 ) -> _Scaling:
     """The scaling of a format with super scales float16 [B, 1] and sub scales [B, groups]."""
     scaling: _Scaling = {
@@ -364,7 +372,8 @@ def _q2_k(blocks: np.ndarray) -> _Scaling:  # uint8 scales[16], qs[64]; half d, 
 
 
 def _q3_k(blocks: np.ndarray) -> _Scaling:  # uint8 hmask[32], qs[64], scales[12]; half d
-    # 16 sub scales of 6 bits: the low four of 0..7 and of 8..15 in the nibbles of bytes 0..7, the upper two in bytes 8..11
+    # 16 sub scales of 6 bits: the low four of 0..7 and of 8..15 in the nibbles of bytes 0..7, the upper two in bytes
+    # 8..11
     packed = np.ascontiguousarray(blocks[:, 96:108]).view(np.uint32)
     sub_scales = np.empty((len(blocks), 4), np.uint32)
     for i in range(4):
@@ -439,8 +448,8 @@ def _iq4_xs(blocks: np.ndarray) -> _Scaling:  # half d; uint16 scales_h; uint8 s
 class Field:
     """Where a part of a block's codes lies: `width` bits of each, which become bits `at` and up.
 
-    Bytes from `first` on come in runs of `run`: the lowest fields of a run's bytes belong to its first `run` codes, the next
-    ones to the next `run` codes, and so on. run 0: single bits, each byte's belonging to eight codes in a row.
+    Bytes from `first` on come in runs of `run`: the lowest fields of a run's bytes belong to its first `run` codes, the
+    next ones to the next `run` codes, and so on. run 0: single bits, each byte's belonging to eight codes in a row.
     """
 
     first: int
@@ -451,10 +460,11 @@ class Field:
 
 @dataclass(frozen=True)
 class GGUFFormat:
-    """One GGUF tensor type: blocks of `block_size` weights in `nbytes` bytes, and what they unpack to (see AffineWeight).
+    """One GGUF tensor type: blocks of `block_size` weights in `nbytes` bytes, and what they unpack to (see
+    AffineWeight).
 
-    fields: of the codes; IQ4 types have the indices of their table there. flip: what the codes are then combined with by
-    exclusive or. scaling: blocks -> the scaling fields of Rows.
+    fields: of the codes; IQ4 types have the indices of their table there. flip: what the codes are then combined with
+    by exclusive or. scaling: blocks -> the scaling fields of Rows.
     """
 
     block_size: int

@@ -156,7 +156,7 @@ def load_template(folder: str | os.PathLike, tokenizer: Tokenizer) -> ChatTempla
 def gguf_template(metadata: Mapping[str, Any], source: str, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The template in a GGUF file's metadata, None where it has none; `source` is the file to name in errors.
 
-    Further templates under names of their own (tokenizer.chat_template.NAME: for tools and the like) are not the chat's.
+    Further templates under names of their own (tokenizer.chat_template.NAME, for tools) are not the chat's.
 
     Raises:
         TemplateError: there is one, but it is not text or not valid Jinja.

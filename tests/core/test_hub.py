@@ -180,7 +180,7 @@ def test_all_parts_of_a_hub_file_are_asked_for(monkeypatch, tmp_path):
     asked = {}
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(tmp_path))
     refusal("toy/llama:Q4/m-00001-of-00002.gguf")
-    files = ["Q4/m-00001-of-00002.gguf", "Q4/m-00002-of-00002.gguf", "m-00001-of-00002.gguf", "Q8/m.gguf", "config.json"]
+    files = ["Q4/m-00001-of-00002.gguf", "Q4/m-00002-of-00002.gguf", "m-00001-of-00002.gguf", "Q8/m.gguf", "x.json"]
     kept = filter_repo_objects(files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"])
     assert list(kept) == files[:2]
 

@@ -43,9 +43,9 @@ _CONVERT = (
 class Checkpoint:
     """An opened model: everything a backend needs to load it. Opening reads headers only.
 
-    name: as the user gave it. path: the folder, or the .gguf file. tensors: every tensor of `config.tensor_shapes()`, and
-    no other. generation_config: generation_config.json as it is, {} where there is none. nbytes: of all tensors together.
-    gguf_metadata: of a GGUF file, else None.
+    name: as the user gave it. path: the folder, or the .gguf file. tensors: every tensor of `config.tensor_shapes()`,
+    and no other. generation_config: generation_config.json as it is, {} where there is none. nbytes: of all tensors
+    together. gguf_metadata: of a GGUF file, else None.
     """
 
     name: str
@@ -258,7 +258,7 @@ def _select(
     folder: Path,
     source: str = "config.json",
 ) -> dict[str, Tensor | AffineWeight]:
-    """The tensors the config calls for, after a look at names and shapes; `source` is what to call the config in errors."""
+    """The tensors the config calls for, after a look at names and shapes; `source` names the config in errors."""
     embedding, head = "model.embed_tokens", "lm_head"
     if config.tie_word_embeddings:
         # tied: one matrix, which some writers save under both names and some under the head's alone
@@ -304,8 +304,8 @@ def _select(
             packing = packed.get(module + ".weight")
             hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
             raise CheckpointError(
-                f"{file.path}: tensor {name} has shape {list(file.shape(stored))}, {source} calls for {list(shape)}{hint}; "
-                f"the weights and {source} do not belong together"
+                f"{file.path}: tensor {name} has shape {list(file.shape(stored))}, {source} calls for {list(shape)}"
+                f"{hint}; the weights and {source} do not belong together"
             )
     tensors: dict[str, Tensor | AffineWeight] = {}
     for name in config.tensor_shapes():

@@ -1,12 +1,12 @@
 """The GGUF file format: checked headers, metadata, and tensors that are views of the mapped file.
 
 Own code, because gguf's reader builds a NumPy array for every string of the vocabulary, which takes seconds, and trusts
-what the header says. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md - little-endian: "GGUF", a version,
-the numbers of tensors and of metadata entries, the entries (key, type, value), the tensors (name, dimensions, type,
-offset), padding, the data.
+what the header says. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md - little-endian: "GGUF", a
+version, the numbers of tensors and of metadata entries, the entries (key, type, value), the tensors (name, dimensions,
+type, offset), padding, the data.
 
-Tensors get their Hugging Face names here, and llama.cpp's order of query and key rows is undone: it stores the pairs that
-rope turns next to each other, where Hugging Face has half a head between them.
+Tensors get their Hugging Face names here, and llama.cpp's order of query and key rows is undone: it stores the pairs
+that rope turns next to each other, where Hugging Face has half a head between them.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _ALIGNMENT = 32  # where the metadata names no other
 
 # metadata value types, by their number
 _NUMBERS = {
-    0: np.dtype("u1"), 1: np.dtype("i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"), 5: np.dtype("<i4"),
-    6: np.dtype("<f4"), 10: np.dtype("<u8"), 11: np.dtype("<i8"), 12: np.dtype("<f8"),
+    0: np.dtype("u1"), 1: np.dtype("i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"),
+    5: np.dtype("<i4"), 6: np.dtype("<f4"), 10: np.dtype("<u8"), 11: np.dtype("<i8"), 12: np.dtype("<f8"),
 }  # fmt: skip
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 # tensor types, by their number (gguf.GGMLQuantizationType); what is not named in _PLAIN or GGUF_FORMATS is refused
 _TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
-    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 _PLAIN = {
     "F32": ("float32", np.dtype("<f4")),
@@ -122,7 +122,7 @@ class StringArray(Sequence[str]):
 
 
 class CopiedTensor(Tensor):
-    """A tensor whose bits cannot be a view of the file: rows in another order, or badly aligned. Copied at every look."""
+    """A tensor whose bits cannot be a view of the file: rows in another order, or badly aligned. Each look copies."""
 
     def __init__(self, view: Tensor, order: np.ndarray | None):
         """order: int64 [rows], row n is the file's row order[n]; None keeps them."""
@@ -145,7 +145,8 @@ class CopiedTensor(Tensor):
 class GGUFFile:
     """A model in one GGUF file, or in all the parts of a split one.
 
-    metadata: {key: value}: int, float, bool or str; arrays of numbers as NumPy views of the file, of text as StringArray.
+    metadata: {key: value}: int, float, bool or str; arrays of numbers as NumPy views of the file, of text as
+    StringArray.
     names: its tensors by their Hugging Face names. `config` is what the metadata and the tensors' shapes say.
 
     Raises:
@@ -178,7 +179,8 @@ class GGUFFile:
         """What the model is.
 
         Raises:
-            ConfigError: a metadata field is missing, of the wrong type, out of range, or asks for what is not supported.
+            ConfigError: a metadata field is missing, of the wrong type, out of range, or asks for what is not
+            supported.
         """
         entries = {name: part.tensors[stored] for name, (part, stored) in self._tensors.items()}
         embedding = entries.get("model.embed_tokens.weight")
@@ -222,7 +224,10 @@ class GGUFFile:
             return Tensor(name, "float32", zeros.shape, zeros)
         part, stored = self._tensors[name]
         order, entry = None, part.tensors[stored]
-        for block, heads in (("self_attn.q_proj.", "num_attention_heads"), ("self_attn.k_proj.", "num_key_value_heads")):
+        for block, heads in (
+            ("self_attn.q_proj.", "num_attention_heads"),
+            ("self_attn.k_proj.", "num_key_value_heads"),
+        ):
             if block in name and entry.shape[0] == getattr(self.config, heads) * self.config.head_dim:
                 order = _row_order(entry.shape[0], self.config.head_dim)
         if entry.type in _PLAIN:
@@ -315,7 +320,7 @@ class _Part:
                 head = file.read(8)
                 if head[:4] != _MAGIC:
                     raise CheckpointError(
-                        f"{path}: begins with {show(head[:4])}, expected {show(_MAGIC)}: not a GGUF file; fetch it again"
+                        f"{path}: begins with {show(head[:4])}, expected {show(_MAGIC)}: not GGUF; fetch the file again"
                     )
                 if self._size < 24:
                     raise self.corrupt(f"{self._size} bytes long, expected at least 24 for a header")
@@ -362,7 +367,8 @@ class _Part:
         if swapped in _VERSIONS:
             raise CheckpointError(f"{self.path}: is a big-endian GGUF file, expected little-endian; convert it again")
         raise CheckpointError(
-            f"{self.path}: has GGUF version {version}, expected {' or '.join(map(str, _VERSIONS))}; convert the model again"
+            f"{self.path}: has GGUF version {version}, expected {' or '.join(map(str, _VERSIONS))}; convert the model "
+            "again"
         )
 
     # Reading: each step moves self._at, never past the end of the file.
@@ -421,9 +427,10 @@ class _Part:
     def _walk_strings(self, count: int, what: str) -> np.ndarray:
         """Where the `count` strings from here on begin, and where the last ends, int64 [count + 1].
 
-        A vocabulary has hundreds of thousands. Their lengths are 8 bytes each, the upper seven nearly always zero, which
-        text never is: so the runs of seven zeros in a stretch of the file show where lengths stand, and each is believed
-        only if the one before leads exactly there. From the first that does not, the stretch is walked string by string.
+        A vocabulary has hundreds of thousands. Their lengths are 8 bytes each, the upper seven nearly always zero,
+        which text never is: so the runs of seven zeros in a stretch of the file show where lengths stand, and each is
+        believed only if the one before leads exactly there. From the first that does not, the stretch is walked string
+        by string.
         """
         if count > (self._size - self._at) // 8:
             raise self.corrupt(f"{what} has {count} strings, expected at most {(self._size - self._at) // 8}")
@@ -464,7 +471,12 @@ class _Part:
 
     def _read_tensors(self, count: int) -> dict[str, _Entry]:
         alignment = self.metadata.get("general.alignment", _ALIGNMENT)
-        if not isinstance(alignment, int) or isinstance(alignment, bool) or alignment < 1 or alignment & (alignment - 1):
+        if (
+            not isinstance(alignment, int)
+            or isinstance(alignment, bool)
+            or alignment < 1
+            or alignment & (alignment - 1)
+        ):
             raise self.corrupt(f"metadata general.alignment is {show(alignment)}, expected a power of two")
         found: list[tuple[str, str, tuple[int, ...], int]] = []
         for i in range(count):
@@ -504,7 +516,9 @@ class _Part:
                     f"{what} takes {nbytes} bytes from byte {start + offset}, but the file ends at byte {self._size}"
                 )
             if offset < reached:
-                raise self.corrupt(f"{what} begins at byte {offset} of the data, expected {reached} or later: it overlaps")
+                raise self.corrupt(
+                    f"{what} begins at byte {offset} of the data, expected {reached} or later: it overlaps"
+                )
             reached = offset + nbytes
             tensors[name] = _Entry(type, shape, start + offset, nbytes)
         return {name: tensors[name] for name, *_ in found}

@@ -49,7 +49,9 @@ def fetch_gguf(name: str, revision: str | None = None) -> Path:
     parts = tuple(f"{folder}/{part}" if folder else part for part in part_names(base))
     path = fetch(model, revision, parts, skip=()) / file
     if not path.exists():
-        raise CheckpointError(f"model {name}: {model} has no file {file}, or the cache lacks it; check the name on the hub")
+        raise CheckpointError(
+            f"model {name}: {model} has no file {file}, or the cache lacks it; check the name on the hub"
+        )
     return path
 
 
