@@ -97,7 +97,8 @@ def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, g
     tokens = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, prompt).tolist()
     resolved = options.resolve({"max_tokens": generate, "temperature": 0.0})
     engine.check_prompt(tokens + [0] * generate)
-    needed = bytes_per_token(checkpoint, model, prompt + generate // 2, None if backend.name == "cpu" else itemsize(model))
+    width = None if backend.name == "cpu" else itemsize(model)
+    needed = bytes_per_token(checkpoint, model, prompt + generate // 2, width)
 
     def once(probe: Callable[[], float] | None = None) -> tuple[Completion, list[float]]:
         completion, bandwidths = Completion(prompt_tokens=prompt), []

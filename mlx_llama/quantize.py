@@ -16,11 +16,12 @@ def parser() -> options.Parser:
     result = options.Parser(prog="python -m mlx_llama.quantize", description=__doc__, allow_abbrev=False)
     result.add_argument("source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide")
     result.add_argument("out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write")
-    result.add_argument("--bits", "--q-bits", default=None, metavar="{2,3,4,5,6,8}", help="bits per weight (default: 4)")
+    result.add_argument("--bits", "--q-bits", default=None, metavar="{2,3,4,5,6,8}",
+                        help="bits per weight (default: 4)")
     result.add_argument("--group-size", "--q-group-size", default=None, metavar="{32,64,128}",
                         help="weights that share a scale (default: 64)")
     result.add_argument("--format", default="mlx", metavar="{mlx,gguf:Q4_0,gguf:Q8_0}",
-                        help="mlx: a folder that mlx_lm opens too; gguf: a file that llama.cpp opens too (default: mlx)")
+                        help="mlx: a folder, for mlx_lm too; gguf: a file, for llama.cpp too (default: mlx)")
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     return result

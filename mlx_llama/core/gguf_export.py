@@ -34,8 +34,8 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 # llama.cpp's names for how byte-level tokenizers split a text, each after what it stands for: the patterns, and whether
 # a piece that is a token is taken as it is (tokenizer.json, ignore_merges). Where two mean the same, the usual one.
 _SPLITS = {(_PRE_TOKENIZERS[name], name in _WHOLE_WORDS): name
-           for name in ("llama-bpe", "smaug-bpe", "qwen2", "tekken", "gpt-4o", "smollm", "gpt-2", "falcon", "deepseek-llm",
-                        "deepseek-coder", "deepseek-v3")}
+           for name in ("llama-bpe", "smaug-bpe", "qwen2", "tekken", "gpt-4o", "smollm", "gpt-2", "falcon",
+                        "deepseek-llm", "deepseek-coder", "deepseek-v3")}
 
 
 def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8_0") -> Written:
@@ -66,14 +66,15 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
     # model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, one in plan.items():
-        writer.add_tensor_info(names.get_name(name, (".weight", ".bias")), one.shape, np.dtype(np.uint8 if one.kind[0] == "Q" else one.numpy),
-                               one.nbytes, gguf.GGMLQuantizationType[one.kind])
+        writer.add_tensor_info(names.get_name(name, (".weight", ".bias")), one.shape, one.written, one.nbytes,
+                               gguf.GGMLQuantizationType[one.kind])
     if (factors := _frequency_factors(config)) is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
     odd = [name for name, one in plan.items() if one.kind == "F16"]
     if odd:
+        lengths = ", ".join(sorted({str(plan[name].tensor.shape[1]) for name in odd}))
         notices.append(f"{count_of(odd, 'matrix', 'matrices')} kept at float16: blocks of 32 do not divide rows of "
-                       f"{', '.join(sorted({str(plan[name].tensor.shape[1]) for name in odd}))}")
+                       f"{lengths}")
 
     nbytes = sum(one.nbytes for one in plan.values())
     with appearing(Path(out), nbytes, folder=False) as path:
@@ -99,27 +100,32 @@ class _Planned:
     tensor: Tensor | AffineWeight
     kind: str
     order: np.ndarray | None
-    numpy: Any = field(default=np.float32)
+
+    @property
+    def written(self) -> np.dtype:
+        """What the file's values are to NumPy: bytes for block formats."""
+        return np.dtype({"F32": np.float32, "F16": np.float16}.get(self.kind, np.uint8))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """As add_tensor_info takes it: bytes per row for block formats."""
         from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
 
-        shape = self.tensor.shape
-        return quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind]) if self.kind[0] == "Q" else shape
+        if self.written != np.uint8:
+            return self.tensor.shape
+        return quant_shape_to_byte_shape(self.tensor.shape, GGMLQuantizationType[self.kind])
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * (1 if self.kind[0] == "Q" else np.dtype(self.numpy).itemsize)
+        return math.prod(self.shape) * self.written.itemsize
 
     def values(self, advance: Callable[[int], None]) -> np.ndarray:
         """What is written: uint8 blocks, float16 or float32. Raises CheckpointError."""
         from gguf.quants import GGMLQuantizationType, quantize
 
-        result = np.empty(self.shape, np.uint8 if self.kind[0] == "Q" else self.numpy)
+        result = np.empty(self.shape, self.written)
         for start, rows in slabs(self.tensor, advance, self.order, "float16" if self.kind == "F16" else "float32"):
-            if self.kind[0] == "Q":
+            if self.written == np.uint8:
                 with np.errstate(all="ignore"):
                     rows = quantize(rows, GGMLQuantizationType[self.kind])
                 size = 18 if self.kind == "Q4_0" else 34
@@ -137,7 +143,7 @@ def _planned(tensor: Tensor | AffineWeight, config: LlamaConfig, format: str) ->
     if len(tensor.shape) == 1:
         return _Planned(tensor, "F32", order)
     if tensor.shape[1] % 32:
-        return _Planned(tensor, "F16", order, np.float16)
+        return _Planned(tensor, "F16", order)
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     return _Planned(tensor, "Q8_0" if name == head else format, order)
 
@@ -199,8 +205,8 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
         # llama.cpp reads no others for this architecture, and always rounds the range of pairs
         if (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, True):
             raise ConfigError(f"{checkpoint.name}: rope type yarn with beta_fast {rope.beta_fast:g}, beta_slow "
-                              f"{rope.beta_slow:g} and truncate {rope.truncate} cannot be expressed in a GGUF file, whose "
-                              f"are 32, 1 and True; write the MLX form")
+                              f"{rope.beta_slow:g} and truncate {rope.truncate}: a GGUF file has only 32, 1 and True "
+                              f"for them; write the MLX form")
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope.factor)
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
@@ -288,7 +294,10 @@ def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) 
 def _write_space_prefix(writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabulary, notices: list[str]) -> None:
     """add_space_prefix, found out by trying: llama.cpp puts the space before a text and after each special token."""
     tokenizer = checkpoint.tokenizer
-    spell = lambda text: "".join(vocabulary.texts[one] for one in tokenizer.encode(text, parse_special=True))  # noqa: E731
+
+    def spell(text: str) -> str:
+        return "".join(vocabulary.texts[one] for one in tokenizer.encode(text, parse_special=True))
+
     prefix = spell("a").startswith(_SPACE)
     writer.add_add_space_prefix(prefix)
     special = next((text for text, one in tokenizer.special_ids.items() if vocabulary.types[one] == _CONTROL), "")
@@ -324,8 +333,8 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
     raw = read_json(path, TokenizerError)
     model = raw.get("model", {})
     if model.get("type", "BPE") != "BPE":
-        raise TokenizerError(f"{path}: model is {show(model.get('type'))}, and a GGUF file for llama.cpp takes BPE here; "
-                             f"write the MLX form")
+        raise TokenizerError(f"{path}: model is {show(model.get('type'))}, and a GGUF file for llama.cpp takes BPE "
+                             f"here; write the MLX form")
     merges = [tuple(one.split(" ", 1)) if isinstance(one, str) else tuple(one) for one in model["merges"]]
     if "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")]):
         result = _Vocabulary("gpt2", _pre_tokenizer(raw, path), merges=[" ".join(pair) for pair in merges])
@@ -368,8 +377,8 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
     sp = sentencepiece.SentencePieceProcessor(model_proto=blob)
     trainer, normalizer = (_last_message(blob, number) for number in (2, 3))
     if trainer.get(3, 1) != 2:
-        raise TokenizerError(f"{path}: is a sentencepiece model of type {trainer.get(3, 1)}, and llama.cpp takes BPE (2) "
-                             f"for this architecture; write the MLX form")
+        raise TokenizerError(f"{path}: is a sentencepiece model of type {trainer.get(3, 1)}, and llama.cpp takes BPE, "
+                             f"which is 2, for this architecture; write the MLX form")
     if normalizer.get(2) or normalizer.get(4, 1):
         what = "changes characters" if normalizer.get(2) else "removes extra spaces"
         raise TokenizerError(f"{path}: its normalizer {what}, which a GGUF file of this kind cannot express; write the "
@@ -398,8 +407,8 @@ def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added:
         places = ranks.get(text, [])
         pairs = sum(text[:cut] in vocab and text[cut:] in vocab for cut in range(1, len(text)))
         if len(places) != pairs or (places and places[-1] - places[0] != len(places) - 1):
-            raise TokenizerError(f"{path}: the merges that make {show(text)} are not all there, or not one after the other, "
-                                 f"which llama.cpp's scores cannot express; write the MLX form")
+            raise TokenizerError(f"{path}: the merges that make {show(text)} are not all there, or not one after the "
+                                 f"other, which llama.cpp's scores cannot express; write the MLX form")
     for text, one in vocab.items():
         byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
         result.set(one, text, _UNKNOWN if text == "<unk>" else _BYTE if byte else _NORMAL,

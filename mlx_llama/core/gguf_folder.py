@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, as the files of a Hugging Face folder: config.json, tokenizer, template, end tokens."""
+"""What a GGUF file says of itself, as files of a Hugging Face folder: config.json, tokenizer, template, end tokens."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def config_json(checkpoint: Checkpoint) -> dict[str, Any]:
     result["model_type"] = "mistral" if window else "llama"
     if window:
         if config.attention_bias or config.mlp_bias:
-            raise ConfigError(f"{checkpoint.path}: has a sliding window and biases, and no architecture of config.json has "
-                              f"both; write a GGUF file")
+            raise ConfigError(f"{checkpoint.path}: has a sliding window and biases, and no architecture of config.json "
+                              f"has both; write a GGUF file")
         result["sliding_window"] = config.sliding_window
     result["hidden_act"], result["torch_dtype"] = "silu", checkpoint.dtype
     result["eos_token_id"] = sorted(checkpoint.eos_token_ids)
@@ -42,8 +42,8 @@ def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
     if rope.divisors is not None and any(one != 1 for one in rope.divisors):
         rope = _as_llama3(config)
         if rope is None:
-            raise ConfigError(f"{source}: rope_freqs.weight holds factors that are not Llama 3's, which config.json cannot "
-                              f"express; write a GGUF file")
+            raise ConfigError(f"{source}: rope_freqs.weight holds factors that are not Llama 3's, which config.json "
+                              f"cannot express; write a GGUF file")
     if rope.type == "default":
         return None
     fields = dataclasses.asdict(dataclasses.replace(rope, divisors=None, theta=None))
@@ -64,12 +64,12 @@ def _as_llama3(config: LlamaConfig) -> RopeConfig | None:
     between = (kept > kept.min() * (1 + 1e-6)) & (kept < 1 - 1e-6)
     plain = rope.theta ** -(np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
     if between.sum() >= 2:
-        share = (kept[between] - 1 / factor) / (1 - 1 / factor)
-        slope, start = np.polyfit(plain[between] / plain[between].max(), share, 1) / (plain[between].max(), 1)
+        share, unit = (kept[between] - 1 / factor) / (1 - 1 / factor), plain[between].max()
+        slope, start = np.polyfit(plain[between] / unit, share, 1)
         if slope <= 0 or start >= 0:
             return None
         high = 1 - 1 / start
-        original = slope * 2 * math.pi * (high - 1)
+        original = slope / unit * 2 * math.pi * (high - 1)
     else:
         high, original = 4.0, 8192  # too few to tell: Llama 3's
     if not 1 <= original < 1 << 30:
@@ -98,9 +98,10 @@ def companions(checkpoint: Checkpoint) -> dict[str, bytes]:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         files["tokenizer.json"] = _byte_level_json(tokenizer).encode()
     else:
-        settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": tokenizer._prefix, "add_prefix_space": tokenizer._prefix}
-        # one message after the other is their union: add_dummy_prefix, which the reader does by itself
-        files["tokenizer.model"] = tokenizer._sp.serialized_model_proto() + (b"\x1a\x02\x18\x01" if tokenizer._prefix else b"")
+        prefix = tokenizer._prefix
+        settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": prefix, "add_prefix_space": prefix}
+        # two serialised messages, one after the other, are their union: this one says add_dummy_prefix
+        files["tokenizer.model"] = tokenizer._sp.serialized_model_proto() + (b"\x1a\x02\x18\x01" if prefix else b"")
     files["tokenizer_config.json"] = _json(settings)
     if checkpoint.template is not None:
         files["chat_template.jinja"] = checkpoint.template.source.encode()

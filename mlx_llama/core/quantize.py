@@ -118,8 +118,9 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int = 4, gro
     config = {**config, "quantization": scheme, "quantization_config": scheme}
     notices = requantised(checkpoint)
     if odd:
-        notices.append(f"{count_of(odd, 'matrix', 'matrices')} kept at {plan[odd[0]].dtype}: groups of {group_size} do not "
-                       f"divide rows of {', '.join(sorted({str(plan[name].tensor.shape[1]) for name in odd}))}")
+        lengths = ", ".join(sorted({str(plan[name].tensor.shape[1]) for name in odd}))
+        notices.append(f"{count_of(odd, 'matrix', 'matrices')} kept at {plan[odd[0]].dtype}: groups of {group_size} do "
+                       f"not divide rows of {lengths}")
 
     with appearing(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))
@@ -202,8 +203,8 @@ def slabs(tensor: Tensor | AffineWeight, advance: Any, order: np.ndarray | None 
             values = decode(encode(values, dtype))
             finite = np.isfinite(values).all()
         if not finite:
-            raise CheckpointError(f"tensor {tensor.name} holds a value that is not finite at {dtype}, in rows {start} to "
-                                  f"{stop - 1}: it cannot be quantised; fetch the model again"
+            raise CheckpointError(f"tensor {tensor.name} holds a value that is not finite at {dtype}, in rows {start} "
+                                  f"to {stop - 1}: it cannot be quantised; fetch the model again"
                                   + ("" if dtype == "float32" else ", or take its float32 or bfloat16 version"))
         yield start, values
         advance(tensor.nbytes * stop // rows - tensor.nbytes * start // rows)
@@ -300,7 +301,8 @@ def _companions(checkpoint: Checkpoint) -> dict[str, bytes]:
     if checkpoint.gguf_metadata is not None:
         return gguf_folder.companions(checkpoint)
     try:
-        return {name: (checkpoint.path / name).read_bytes() for name in _COMPANIONS if (checkpoint.path / name).exists()}
+        paths = [checkpoint.path / name for name in _COMPANIONS]
+        return {path.name: path.read_bytes() for path in paths if path.exists()}
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
 

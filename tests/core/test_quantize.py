@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from making import SENTENCES, encode_tensor, make_checkpoint, make_tokenizer, random_tensors, write_safetensors
-from mlx_llama.core import gguf_export, progress, quantize
+from making import SENTENCES, encode_tensor, make_checkpoint, random_tensors, write_safetensors
+from mlx_llama.core import progress, quantize
 from mlx_llama.core.checkpoint import open_checkpoint
-from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, OptionsError, TokenizerError
+from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError
 from mlx_llama.core.gguf_export import write_gguf
 from mlx_llama.core.quantize import write_mlx
 from mlx_llama.core.quantized import pack_stream
@@ -87,7 +87,8 @@ def test_the_folder_is_mlx_lms(model, bits, group, tmp_path):
         assert mine[name].dtype == wanted.dtype and mx.array_equal(mine[name], wanted), name
     mine, judge = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "judge"))
     assert mine == judge
-    mine, judge = (json.loads((tmp_path / name / "model.safetensors.index.json").read_text()) for name in ("out", "judge"))
+    index = "model.safetensors.index.json"
+    mine, judge = (json.loads((tmp_path / name / index).read_text()) for name in ("out", "judge"))
     assert mine == judge and written.nbytes == judge["metadata"]["total_size"]
     assert all("rows of 96" in notice for notice in written.notices) and len(written.notices) == (group == 64)
 
@@ -169,7 +170,8 @@ def gguf_fields(path: Path) -> dict:
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp, conversion/llama.py, LlamaModel.permute."""
-    return weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
+    split = weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
+    return split.swapaxes(1, 2).reshape(weights.shape)
 
 
 @pytest.mark.parametrize("format, kinds", [("Q8_0", {"Q8_0", "F32"}), ("Q4_0", {"Q4_0", "Q8_0", "F32"})])
@@ -185,8 +187,8 @@ def test_ggufs_own_reader_finds_every_tensor(format, kinds, fields, tmp_path):
     found = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "out.gguf").tensors}
     assert {tensor.tensor_type.name for tensor in found.values()} == kinds
     names = {"embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm", "model.layers.": "blk.",
-             "model.": "", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_": "attn_output_",
-             "self_attn.": "attn_", "mlp.": "ffn_", "_proj": ""}
+             "model.": "", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+             "self_attn.o_": "attn_output_", "self_attn.": "attn_", "mlp.": "ffn_", "_proj": ""}
     assert len(found) == len(checkpoint.tensors)
     for name, tensor in checkpoint.tensors.items():
         values, mapped = tensor.float32(), name
@@ -207,8 +209,8 @@ def test_our_own_reader_gives_the_same_model(tmp_path):
     write_gguf(before, tmp_path / "out.gguf", "Q8_0")
     after = open_checkpoint(tmp_path / "out.gguf")
     for field in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                  "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "rope", "attention_bias",
-                  "tie_word_embeddings"):
+                  "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "rope",
+                  "attention_bias", "tie_word_embeddings"):
         assert getattr(after.config, field) == getattr(before.config, field), field
     assert set(after.tensors) == set(before.tensors)
     for name, tensor in before.tensors.items():
@@ -348,9 +350,8 @@ def test_factors_that_config_json_cannot_express(tmp_path):
 
     source = make_checkpoint(tmp_path / "in", head_dim=64, **ROPES["llama3"])
     write_gguf(open_checkpoint(source), tmp_path / "in.gguf")
-    factors = next(tensor for tensor in GGUFReader(tmp_path / "in.gguf", "r+").tensors if tensor.name == "rope_freqs.weight")
-    factors.data[:] = np.linspace(1, 3, 32)
-    factors.data.flush() if hasattr(factors.data, "flush") else None
+    tensors = {tensor.name: tensor.data for tensor in GGUFReader(tmp_path / "in.gguf", "r+").tensors}
+    tensors["rope_freqs.weight"][:] = np.linspace(1, 3, 32)
     with pytest.raises(ConfigError, match="rope_freqs.weight holds factors that are not Llama 3's"):
         write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out", 4, 32)
     written = write_gguf(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out.gguf")
@@ -360,18 +361,32 @@ def test_factors_that_config_json_cannot_express(tmp_path):
 # vocabularies
 
 
+def texts(kind: str) -> list[str]:
+    """A tokenizer.json of Llama 2's kind puts no space before a text that begins with one: none of these for it."""
+    spaced = [" ", "  two"] if kind != "llama2" else []
+    return [*SENTENCES, "a\n\n b  c ", "Ünïcödé 🦙 12345", "I'm he'll", *spaced]
+
+
 @pytest.mark.parametrize("kind", ["sentencepiece", "llama2", "bytelevel"])
 def test_the_tokenizer_gives_the_same_ids(kind, tmp_path):
     source = make_checkpoint(tmp_path / "in", tokenizer=kind, vocab_size=400)
     written = write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     before, after = (open_checkpoint(path).tokenizer for path in (source, tmp_path / "out.gguf"))
-    texts = [*SENTENCES, "", "a\n\n b  c ", "Ünïcödé 🦙 12345", "I'm he'll", *([" ", "  two"] if kind != "llama2" else [])]
-    for text in texts:
+    for text in ["", *texts(kind)]:
         assert after.encode(text, add_bos=True) == before.encode(text, add_bos=True), text
         assert after.decode(before.encode(text)) == before.decode(before.encode(text)), text
-    assert (after.bos_id, set(after.eos_ids)) == (before.bos_id, {*before.eos_ids, *open_checkpoint(source).config.eos_token_ids})
+    assert after.bos_id == before.bos_id
+    assert set(after.eos_ids) == {*before.eos_ids, *open_checkpoint(source).config.eos_token_ids}
     said = " ".join(written.notices)
     assert ("after special tokens or before a text that begins with one" in said) == (kind != "bytelevel")
+
+
+def test_a_tokenizer_that_puts_no_space_before_a_text(guide_q8):
+    before, after = (open_checkpoint(path).tokenizer for path in (None, guide_q8))
+    for text in ("Hello", " Hello", "  two", *SENTENCES):
+        for special in (False, True):
+            assert after.encode(text, parse_special=special) == before.encode(text, parse_special=special), text
+    assert after.encode("<|end|>a", parse_special=True) == before.encode("<|end|>a", parse_special=True)
 
 
 def test_a_padded_embedding_is_padded_in_the_vocabulary(tmp_path):
@@ -391,8 +406,8 @@ def test_scores_out_of_merges_put_tokens_in_sentencepieces_order(tmp_path):
     write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     fields = gguf_fields(tmp_path / "out.gguf")
     sp = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
-    merged = [one for one in range(384) if len(sp.id_to_piece(one)) > 1 and not sp.is_byte(one) and not sp.is_control(one)
-              and not sp.is_unknown(one)]
+    merged = [one for one in range(384) if len(sp.id_to_piece(one)) > 1
+              and not (sp.is_byte(one) or sp.is_control(one) or sp.is_unknown(one))]
     assert len(merged) > 20
     scores = fields["tokenizer.ggml.scores"]
     assert sorted(merged, key=sp.get_score) == sorted(merged, key=lambda one: scores[one])
@@ -411,8 +426,10 @@ def test_how_text_is_split_gets_llama_cpps_name(split, ignore_merges, name, tmp_
                 "type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, plain]}
         elif split != "llama":
             pattern = raw["pre_tokenizer"]["pretokenizers"][0]["pattern"]
-            pattern["Regex"] = pattern["Regex"].replace(r"\p{N}{1,3}", r"\p{N}") if split == "qwen" else pattern[
-                "Regex"].replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
+            before, after = (r"\p{N}{1,3}", r"\p{N}") if split == "qwen" else (
+                "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
+            assert before in pattern["Regex"]
+            pattern["Regex"] = pattern["Regex"].replace(before, after)
 
     source = edited_tokenizer(tmp_path / "in", "bytelevel", change)
     write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
@@ -450,7 +467,7 @@ def set_in(*path_and_value):
     ("bytelevel", set_in("pre_tokenizer", "pretokenizers", 0, "pattern", {"Regex": r"\w+"}), "pre_tokenizer"),
     ("bytelevel", set_in("pre_tokenizer", "pretokenizers", 1, "add_prefix_space", True), "pre_tokenizer"),
     ("llama2", lambda raw: raw["model"]["merges"].pop(), "not all there"),
-    ("llama2", lambda raw: raw["model"]["merges"].append(raw["model"]["merges"].pop(several_ways(raw))), "one after the other"),
+    ("llama2", lambda raw: raw["model"]["merges"].append(raw["model"]["merges"].pop(several_ways(raw))), "one after"),
 ])
 def test_a_tokenizer_that_gguf_cannot_express(kind, change, message, tmp_path):
     source = edited_tokenizer(tmp_path / "in", kind, change)
@@ -502,10 +519,11 @@ def test_llama_cpp_computes_the_same_logits(format, fields, tmp_path):
     tokens = np.random.default_rng(3).integers(3, 384, 100).tolist()
     theirs.eval(tokens)
     ours = load(tmp_path / "out.gguf", backend="cpu", dtype="float32").logits(tokens)
-    assert np.sqrt(((ours - theirs.scores[:100]) ** 2).mean() / (ours**2).mean()) < 0.03
+    distance = lambda mine: np.sqrt(((mine - theirs.scores[:100]) ** 2).mean() / (mine**2).mean())  # noqa: E731
+    assert distance(ours) < 0.03
     # the file may be wrong for both readers: it must also be near the model that it was made from
     exact = load(tmp_path / "in", backend="cpu", dtype="float32").logits(tokens)
-    assert np.sqrt(((exact - theirs.scores[:100]) ** 2).mean() / (exact**2).mean()) < (0.03 if format == "Q8_0" else 0.3)
+    assert distance(exact) < (0.03 if format == "Q8_0" else 0.3)
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "llama2", "bytelevel"])
@@ -513,7 +531,7 @@ def test_llama_cpp_gives_the_same_ids(kind, tmp_path):
     source = make_checkpoint(tmp_path / "in", tokenizer=kind, vocab_size=400)
     write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     theirs, ours = llama_cpp_model(tmp_path / "out.gguf"), open_checkpoint(source).tokenizer
-    for text in [*SENTENCES, "a\n\n b  c ", "Ünïcödé 🦙 12345", "I'm he'll", *([" ", "  two"] if kind != "llama2" else [])]:
+    for text in texts(kind):
         assert theirs.tokenize(text.encode(), add_bos=True, special=False) == ours.encode(text, add_bos=True), text
     assert {theirs.token_eos(), theirs.token_bos()} <= {ours.bos_id, *ours.eos_ids}
 
@@ -563,7 +581,7 @@ def test_a_weight_that_is_not_finite_leaves_nothing_behind(value, tmp_path):
     tensors["model.layers.1.mlp.down_proj.weight"][5, 7] = value
     write_safetensors(source / "model.safetensors", {name: encode_tensor(x, "float32") for name, x in tensors.items()})
     for write, out in both(open_checkpoint(source), tmp_path):
-        with pytest.raises(CheckpointError, match="model.layers.1.mlp.down_proj.weight holds a value that is not finite"):
+        with pytest.raises(CheckpointError, match="model.layers.1.mlp.down_proj.weight holds a value that is not fin"):
             write()
     assert list(tmp_path.iterdir()) == [source]
 
@@ -631,7 +649,7 @@ def test_nobody_watches(toy):
 
 @pytest.mark.parametrize("form", ["mlx", "gguf"])
 def test_the_peak_of_memory_is_a_tensor_and_not_the_model(form, tmp_path):
-    """A model of 400 MB; what it takes over a small one's run is the largest tensor (16 MB of bfloat16), twice at most."""
+    """A model of 400 MB, whose largest tensors are 16 MB, takes less than 60 MB more than a small one."""
     if not Path("/proc/self/status").exists():
         pytest.skip("only Linux says how much memory a process has had since a given moment")
     fields = dict(hidden_size=1024, intermediate_size=8192, num_attention_heads=8, num_key_value_heads=4)
