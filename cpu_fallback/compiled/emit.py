@@ -195,6 +195,12 @@ class Function:
     def load(self, type_: ir.Type, address: Value, offset: Value | int = 0, align: int = 1) -> Value:
         return Value(self, self.builder.load(self._pointer(address, offset), align=align, typ=type_))
 
+    def scratch(self, nbytes: int) -> Value:
+        """The address of memory that this call of the function has to itself."""
+        with self.builder.goto_entry_block():
+            place = self.builder.alloca(vector(i8, nbytes))
+        return Value(self, self.builder.ptrtoint(place, i64))
+
     def store(self, value: Value, address: Value, offset: Value | int = 0, align: int = 1) -> None:
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 

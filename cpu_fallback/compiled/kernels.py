@@ -107,8 +107,13 @@ class _Codes:
 
     def order(self) -> list[int]:
         """The chunks so that those of one vector stand together."""
-        width = PLANES[self.bits][0][0]
+        width = PLANES[self.bits][-1][0]
         return [k for first in range(width) for k in range(first, 8, width)]
+
+
+def _codes(f: Function, target: Target, layout: LowBitLayout, block: Value, group: Value | int) -> _Codes:
+    """Of a group of a block."""
+    return _Codes(f, target, layout.bits, block + (group * layout.group_bytes + layout.offsets["codes"]))
 
 
 def _field(f: Function, target: Target, bytes_: Value, move: int, mask: int) -> Value:
@@ -167,48 +172,47 @@ def dot_offset(target: Target, layout: LowBitLayout) -> int:
 
 
 def _integer_sums(f: Function, target: Target, layout: LowBitLayout, form: Form, tokens: int) -> list[Variable]:
-    """Integer products within a group, then float32: sums over a block (two levels of scales) and over the row."""
+    """Integer products within a group; float32 sums over a span of groups, whose activations share a scale, and the row."""
     sums = _zeros(f, tokens)
     halves = 2 if layout.group_size == 16 else 1
     flip, offset = flips(target, layout), dot_offset(target, layout)
     if offset and offset != form.offset:
         raise ValueError(f"{layout.name} needs activations with sums for the offset {offset}, not {form.offset}")
-    record = form.record(tokens)
-    with f.loop(f.blocks) as i:
-        block, records = f.weights + i * layout.block_bytes, f.x + i * (layout.groups * record)
-        inner = _zeros(f, tokens) if layout.two_level else sums
+    record, per_span = form.record(tokens), layouts.SPAN // layout.groups
+    # With biases both levels of scales are multiplied at once, since the two kinds have outer scales of their own.
+    levels_apart = layout.two_level and not layout.has_biases
+    with f.loop((f.blocks + (per_span - 1)) // per_span) as span:
+        first = span * per_span
+        inner = _zeros(f, tokens)
 
-        def group(g: Value | int) -> None:
-            codes = _Codes(f, target, layout.bits, block + g * layout.group_bytes)
-            scales, x = _Scales(f, layout, block), records + g * record
+        def group(block: Value, x: Value, g: Value | int) -> None:
+            codes, scales = _codes(f, target, layout, block, g), _Scales(f, layout, block)
             for half in range(halves):
                 order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)
                 chunks = [(k, codes.chunk(k) ^ -0x7F7F7F80 if flip else codes.chunk(k)) for k in order]
-                starts = [f.zero(i32s)] * tokens
-                if offset:
-                    part = "offset_sum" if halves == 1 else "offset_half_sums"
-                    at = form.at(part, tokens) + 4 * tokens * half
-                    starts = [f.load(i32, x, at + 4 * t, 4).splat() for t in range(tokens)]
-                scale = scales.inner("scales", _scale_group(layout, g, half))
-                for t, product in enumerate(_products(f, target, form, x, chunks, starts)):
-                    factor = f.load(f32, x, form.at("scale", tokens) + 4 * t, 4).splat()
-                    inner[t].set(f.fma(product.to_float() * scale, factor, inner[t].get()))
-                if layout.has_biases:
-                    bias = scales("biases", _scale_group(layout, g, half))
-                    at = form.at("sum" if halves == 1 else "half_sums", tokens) + 4 * tokens * half
-                    for t in range(tokens):
-                        sums[t].set(f.fma(bias, f.load(f32, x, at + 4 * t, 4).splat(), sums[t].get()))
 
-        if tokens == 1:
-            for g in range(layout.groups):
-                group(g)
-        else:
-            with f.loop(layout.groups) as g:
-                group(g)
-        if layout.two_level:
-            scale = _Scales(f, layout, block).outer("scales")
-            for t in range(tokens):
-                sums[t].set(f.fma(inner[t].get(), scale, sums[t].get()))
+                def sums_of(part: str, type_: ir.Type) -> list[Value]:
+                    at = form.at(part if halves == 1 else part.replace("sum", "half_sums"), tokens) + 4 * tokens * half
+                    return [f.load(type_, x, at + 4 * t, 4).splat() for t in range(tokens)]
+
+                starts = sums_of("offset_sum", i32) if offset else [f.zero(i32s)] * tokens
+                scale_group = _scale_group(layout, g, half)
+                scale = scales.inner("scales", scale_group) if levels_apart else scales("scales", scale_group)
+                for one, product in zip(inner, _products(f, target, form, x, chunks, starts)):
+                    one.set(f.fma(product.to_float(), scale, one.get()))
+                if layout.has_biases:
+                    bias = scales("biases", scale_group)
+                    for one, total in zip(inner, sums_of("sum", f32)):
+                        one.set(f.fma(bias, total, one.get()))
+
+        with f.loop((f.blocks - first).at_most(per_span)) as i:
+            block, x = f.weights + (first + i) * layout.block_bytes, f.x + (first + i) * (layout.groups * record)
+            with f.loop(layout.groups) as g:  # a loop: unrolled, LLVM would read the groups in another order than they lie in
+                group(block, x + g * record, g)
+        outer = _Scales(f, layout, f.weights + first * layout.block_bytes).outer("scales") if levels_apart else None
+        for t in range(tokens):
+            scale = f.load(f32, f.x + first * (layout.groups * record), form.at("scale", tokens) + 4 * t, 4).splat()
+            sums[t].set(f.fma(inner[t].get(), scale if outer is None else scale * outer, sums[t].get()))
     return sums
 
 
@@ -272,7 +276,7 @@ def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens:
     record = layouts.FLOAT.record(tokens)
     with f.loop(f.blocks) as i, f.loop(layout.groups) as group:
         block, x = f.weights + i * layout.block_bytes, f.x + (i * layout.groups + group) * record
-        codes, scales = _Codes(f, target, layout.bits, block + group * layout.group_bytes), _Scales(f, layout, block)
+        codes, scales = _codes(f, target, layout, block, group), _Scales(f, layout, block)
         for half in range(2):
             if half == 0 or layout.group_size == 16:
                 scale = scales("scales", _scale_group(layout, group, half))
@@ -316,19 +320,19 @@ PACK = {"a": i64, "b": i64, "factor": f32, "groups": i64, "out": i64, "slot": i6
 def pack(module: Module, form: Form, source: str, tokens: int, public: bool = False) -> Function:
     """Floats of one token -> its slot in the records of a block of `tokens` tokens.
 
-    source: "plain" x = a, "norm" x = a * factor * b, "silu" x = silu(a) * b; a, b: float32 [32 groups]; out: the first
-    record to write; slot: the token's number in its block.
+    source: "plain" x = a, "norm" x = a * factor * b, "silu" x = silu(a) * b; a, b: float32 [32 groups]; groups: whole spans
+    of them; out: the first record to write; slot: the token's number in its block.
     """
     name = pack_name(form, source, tokens)
     if name in module.known:
         return module.known[name]
     f = Function(module, name, PACK, public=public)
     record = form.record(tokens)
-    with f.loop(f.groups) as i:
-        out = f.out + i * record
+
+    def values(group: Value) -> list[Value]:
         x = []
         for half in range(2):
-            at = i * (4 * GROUP) + 4 * LANES * half
+            at = group * (4 * GROUP) + 4 * LANES * half
             value = f.load(f32s, f.a, at, 4)
             if source == "norm":
                 value = value * f.factor.splat() * f.load(f32s, f.b, at, 4)
@@ -336,24 +340,37 @@ def pack(module: Module, form: Form, source: str, tokens: int, public: bool = Fa
                 negative = f.constant(f32s, -0.0) - value
                 value = value / (_exp(f, negative) + 1.0) * f.load(f32s, f.b, at, 4)
             x.append(value)
-        if form.name == "float":
-            for half, value in enumerate(x):
+        return x
+
+    if form.name == "float":
+        with f.loop(f.groups) as i:
+            out = f.out + i * record
+            for half, value in enumerate(values(i)):
                 if tokens == 1:
                     f.store(value, out, 4 * LANES * half, 4)
                     continue
                 for e in range(LANES):
                     f.store(value.lane(e), out + f.slot * 4, 4 * tokens * (LANES * half + e), 4)
-        else:
-            _quantise(f, form, x, out, tokens)
+        return f.finish()
+    scratch = f.scratch(4 * GROUP * layouts.SPAN)
+    with f.loop(f.groups // layouts.SPAN) as span:
+        largest = Variable(f, f.zero(f32s))
+        with f.loop(layouts.SPAN) as i:
+            for half, value in enumerate(values(span * layouts.SPAN + i)):
+                f.store(value, scratch, i * (4 * GROUP) + 4 * LANES * half, 4)
+                largest.set(f.math("maxnum", largest.get(), f.math("fabs", value)))
+        top = f.largest(largest.get())
+        usable = top.compare(">", 1e-30)  # below, 1 / top would overflow: such a span counts as zero
+        inverse = usable.choose(f.constant(f32, float(form.limit)) / usable.choose(top, 1.0), 0.0)
+        scale = top * float(np.float32(1 / form.limit))
+        with f.loop(layouts.SPAN) as i:
+            x = [f.load(f32s, scratch, i * (4 * GROUP) + 4 * LANES * half, 4) for half in range(2)]
+            _quantise(f, form, x, inverse, scale, f.out + (span * layouts.SPAN + i) * record, tokens)
     return f.finish()
 
 
-def _quantise(f: Function, form: Form, x: list[Value], out: Value, tokens: int) -> None:
-    """One group of one token: x = scale * code with |code| <= form.limit."""
-    largest = f.largest(f.math("maxnum", *(f.math("fabs", half) for half in x)))
-    usable = largest.compare(">", 1e-30)  # below, 1 / largest would overflow: such a group counts as zero
-    inverse = usable.choose(f.constant(f32, float(form.limit)) / usable.choose(largest, 1.0), 0.0)
-    scale = largest * float(np.float32(1 / form.limit))
+def _quantise(f: Function, form: Form, x: list[Value], inverse: Value, scale: Value, out: Value, tokens: int) -> None:
+    """One group of one token: x = scale * code, |code| <= form.limit."""
     codes = [f.math("rint", half * inverse.splat()).to_int() for half in x]
     sums = [f.total(half) for half in codes]
 
@@ -363,7 +380,7 @@ def _quantise(f: Function, form: Form, x: list[Value], out: Value, tokens: int) 
     put("scale", scale)
     for name, totals in (("sum", [sums[0] + sums[1]]), ("half_sums", sums)):
         for half, total in enumerate(totals):
-            put(name, scale * total.to_float(), half)
+            put(name, total.to_float(), half)
             put(f"offset_{name}", total * -form.offset, half)
 
     if form.name == "int16":
@@ -572,7 +589,8 @@ def fill_from_codes(module: Module, layout: LowBitLayout) -> Function:
     with f.loop(f.panels) as p, f.loop(f.blocks) as b, f.loop(layout.groups) as g:
         at = b * layout.block + g * GROUP
         chunks = [_gather(f, f.rows + p * (8 * LANES), at + 4 * k) for k in range(8)]
-        _store_group(f, layout.bits, chunks, f.out + p * f.panel_bytes + b * layout.block_bytes + g * layout.group_bytes)
+        out = f.out + p * f.panel_bytes + b * layout.block_bytes + g * layout.group_bytes + layout.offsets["codes"]
+        _store_group(f, layout.bits, chunks, out)
     return f.finish()
 
 
@@ -589,7 +607,7 @@ def fill_from_blocks(module: Module, layout: LowBitLayout, name: str) -> Functio
     groups = file.block_size // GROUP
     with f.loop(f.panels) as p, f.loop(f.blocks) as b, f.loop(per_block) as i:
         rows, at = f.rows + p * (8 * LANES), (b * per_block + i) * file.nbytes
-        out = f.out + p * f.panel_bytes + b * layout.block_bytes + i * (groups * layout.group_bytes)
+        out = f.out + p * f.panel_bytes + b * layout.block_bytes + i * (groups * layout.group_bytes) + layout.offsets["codes"]
         words: dict[int, Value] = {}
 
         def word(offset: int) -> Value:

@@ -15,12 +15,13 @@ from functools import cached_property
 
 ROWS = 16  # of a panel: the lanes of a vector
 GROUP = 32  # inputs of a group
+SPAN = 8  # groups whose activations share a scale, counted from a row's begin; a whole number of blocks of every layout
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}  # bytes of a number
 
 # How codes of each width are cut into bit planes: (width, position of its lowest bit in the code). A plane of width w takes
 # w vectors of 64 bytes per group; chunk k (inputs 4 k .. 4 k + 3, one byte each in a 32-bit lane) lies in vector k % w,
-# shifted left by (k // w) * w.
-PLANES = {2: ((2, 0),), 3: ((2, 0), (1, 2)), 4: ((4, 0),), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 8: ((8, 0),)}
+# shifted left by (k // w) * w. The plane of the highest bits comes first.
+PLANES = {2: ((2, 0),), 3: ((1, 2), (2, 0)), 4: ((4, 0),), 5: ((1, 4), (4, 0)), 6: ((2, 4), (4, 0)), 8: ((8, 0),)}
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,17 @@ class FloatLayout:
 class LowBitLayout:
     """w = scale * (code - offset) + bias, one scale and bias per row and `group_size` inputs.
 
-    A block is, without holes but filled up to 64 bytes at the end:
-        codes        groups x bits x [16 rows] x 4 bytes, see PLANES
+    A block is read from front to back (a jump ahead would not be foreseen by the processor's prefetching): without holes, but
+    filled up to 64 bytes before the codes,
         scales       [scale groups][16 rows] of `scale_dtype`
         biases       the same, if has_biases
-    and with two levels of scales (256 inputs; scale = super * sub, bias = super bias * sub bias):
-        sub scales   [scale groups][16 rows] int8
-        sub biases   [scale groups][16 rows] uint8, if has_biases
+    or with two levels of scales (256 inputs; scale = super * sub, bias = super bias * sub bias)
         super scale  [16 rows] of `scale_dtype`
         super bias   the same, if has_biases
+        sub scales   [scale groups][16 rows] int8
+        sub biases   [scale groups][16 rows] uint8, if has_biases
+    and then
+        codes        groups x bits x [16 rows] x 4 bytes, see PLANES
     """
 
     bits: int
@@ -93,23 +96,22 @@ class LowBitLayout:
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Where each part of a block begins, in bytes; "end" is the size of the block."""
+        """Where each part of a block begins, in bytes."""
         width = WIDTHS[self.scale_dtype]
-        inner = 1 if self.two_level else width
-        at, parts = self.groups * self.group_bytes, {}
-        sizes = {"scales": inner * self.scale_groups, "biases": inner * self.scale_groups if self.has_biases else 0}
-        if self.two_level:
-            sizes |= {"super_scales": width, "super_biases": width if self.has_biases else 0}
+        kinds = ("scales", "biases")[:1 + self.has_biases]
+        sizes = {f"super_{kind}": width for kind in kinds} if self.two_level else {}
+        sizes |= {kind: self.scale_groups * (1 if self.two_level else width) for kind in kinds}
+        at, parts = 0, {}
         for part, size in sizes.items():
             parts[part] = at
             at += size * ROWS
-        parts["end"] = -(-at // 64) * 64
+        parts["codes"] = -(-at // 64) * 64
         return parts
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block in one panel."""
-        return self.offsets["end"]
+        return self.offsets["codes"] + self.groups * self.group_bytes
 
 
 Layout = FloatLayout | LowBitLayout
@@ -120,8 +122,9 @@ class Form:
     """Activations of T tokens, group by group.
 
     "float": float32 [32 inputs][T].
-    "int8x2", "int8", "int16": codes, x = scale * code; then float32 scale [T], sum [T] and half_sums [2][T] (of all x, of
-    the first and of the last 16), int32 offset_sum [T] and offset_half_sums [2][T] (of the codes, times -offset).
+    "int8x2", "int8", "int16": codes, x = scale * code; then float32 scale [T] (the same in all groups of a span), sum [T]
+    and half_sums [2][T] (of all codes, of the first and of the last 16), int32 offset_sum [T] and offset_half_sums [2][T]
+    (the sums times -offset).
         int8x2: code = 256 * high + low, planes [2][8 chunks][T][4 inputs] int8, high first
         int8:   the same with one plane
         int16:  [8 chunks][T][4 inputs: 0, 2, 1, 3] int16, for the 16-bit multiply and pair-add
