@@ -204,6 +204,15 @@ class Function:
     def store(self, value: Value, address: Value, offset: Value | int = 0, align: int = 1) -> None:
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 
+    def prefetch(self, address: Value, nbytes: int) -> None:
+        """Ask for cache lines that will be read later, into the second-level cache."""
+        name = "llvm.prefetch.p0"
+        flags = [i32(0), i32(2), i32(1)]  # to read, second level, data
+        declared = self.module.globals.get(name) or ir.Function(
+            self.module, ir.FunctionType(void, [pointer, i32, i32, i32]), name)
+        for line in range(0, nbytes, 64):
+            self.builder.call(declared, [self._pointer(address, line), *flags])
+
     def _pointer(self, address: Value, offset: Value | int = 0) -> ir.Value:
         if not (isinstance(offset, int) and offset == 0):
             address = address + offset

@@ -76,6 +76,8 @@ def _float_sums(f: Function, layout: FloatLayout, tokens: int, panels: int) -> l
     panel_bytes = f.blocks * layout.block_bytes
     with f.loop(steps) as i:
         weights, x = f.weights + i * (unroll * width), f.x + i * (unroll * 4 * tokens)
+        if tokens > 1:
+            f.prefetch(weights + panel_bytes, unroll * width)
         for u in range(unroll):
             for panel in range(panels):
                 w = _load_wide(f, layout.dtype, weights + panel_bytes * panel if panel else weights, u * width)
@@ -208,6 +210,8 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, form: Form,
         with f.loop((f.blocks - first).at_most(per_span)) as i:
             block, x = f.weights + (first + i) * layout.block_bytes, f.x + (first + i) * (layout.groups * record)
             with f.loop(layout.groups) as g:  # a loop: unrolled, LLVM would read the groups in another order than they lie in
+                if tokens > 1:
+                    f.prefetch(block + f.blocks * layout.block_bytes + g * layout.group_bytes, layout.group_bytes)
                 group(block, x + g * record, g)
         outer = _Scales(f, layout, f.weights + first * layout.block_bytes).outer("scales") if levels_apart else None
         for t in range(tokens):
