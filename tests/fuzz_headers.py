@@ -236,7 +236,7 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
         other, there = rng.choice(places)
         other[there], node[key] = node[key], other[there]
     elif kind == 3 and isinstance(node[key], (int, float)):
-        node[key] = node[key] * rng.choice((-1, 2, 0.5, 1 << 40)) + rng.choice((-1, 0, 1))
+        node[key] = node[key] * rng.choice((-1, 2, 1 << 40)) + rng.choice((-1, 0, 1))
     elif kind == 4:
         deep = (
             "[" * 100_000
