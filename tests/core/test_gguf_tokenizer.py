@@ -393,6 +393,33 @@ def test_unused_and_empty_tokens():
     assert load(metadata, token_type=without).encode("Hello world") == sp.encode("Hello world")
 
 
+def test_a_user_defined_token_is_not_found_where_its_spelling_has_a_space():
+    """llama.cpp looks for it in the text as it is; sentencepiece would, after spaces were made visible."""
+    metadata, _ = toy_sentencepiece()
+    ours = load(
+        metadata,
+        tokens=[*metadata["tokenizer.ggml.tokens"], "zq▁x"],
+        scores=[*metadata["tokenizer.ggml.scores"], 0.0],
+        token_type=[*metadata["tokenizer.ggml.token_type"], USER_DEFINED],
+    )
+    added = len(metadata["tokenizer.ggml.tokens"])
+    assert added in ours.encode("a zq▁x") and added not in ours.encode("a zq x")
+
+
+def test_the_first_of_two_equal_merges_counts():
+    metadata, _ = toy_byte_level()
+    tokens, types = [*metadata["tokenizer.ggml.tokens"]], [*metadata["tokenizer.ggml.token_type"]]
+    ours = load(metadata, tokens=[*tokens, "QX", "XZ"], token_type=[*types, 1, 1], merges=["Q X", "X Z", "Q X"])
+    assert ours.encode("QXZ") == [len(tokens), tokens.index("Z")]
+
+
+def test_bytes_of_no_text_may_lack_a_token():
+    metadata, library = toy_byte_level()
+    at = metadata["tokenizer.ggml.tokens"].index("õ")  # 0xF5
+    ours = load(metadata, tokens=changed("gpt2", "tokens", at, "QQQ"))
+    assert ours.encode("Hello 🦙") == library.encode("Hello 🦙", add_special_tokens=False).ids
+
+
 # Bad input
 
 
