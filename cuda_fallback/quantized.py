@@ -19,6 +19,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -32,8 +33,8 @@ SUPER_GROUP = 256  # weights that share a super scale
 
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 _SLAB = 1 << 20  # weights that a thread packs at a time
-# Weights dequantised at a time: what a core's cache holds; on a GPU at most 32 MiB of scratch, float32 included.
-_BLOCK = {"cpu": 1 << 18, "cuda": 1 << 22}
+_BLOCK = {"cpu": 1 << 19, "cuda": 1 << 21}  # weights that torch's own operations dequantise at a time
+_SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
 
 
 def alike(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
@@ -113,18 +114,17 @@ class QuantizedMatrix:
         matrix = cls((N, K), first.bits, first.group_size, first.offset, digits, chunk, plane(widths[0]), plane(widths[1]),
                      scaling(True, torch.int8), scaling(first.has_biases, torch.uint8),
                      super_scaling(True), super_scaling(first.has_biases), dtype, kernels)
-        step = max(1, _SLAB // K)
-        at = 0
+        at, step = 0, max(1, _SLAB // K)
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for weight in weights:
-                starts = range(0, weight.shape[0], step)
-                list(pool.map(lambda start: matrix._fill(weight, at, start, min(start + step, weight.shape[0])), starts))
+                list(pool.map(partial(matrix._fill, weight, at, step), range(0, weight.shape[0], step)))
                 weight.release()
                 at += weight.shape[0]
         return matrix
 
-    def _fill(self, weight: AffineWeight, at: int, start: int, stop: int) -> None:
-        """Pack rows start .. stop - 1 of `weight`, whose first row is row `at` here."""
+    def _fill(self, weight: AffineWeight, at: int, step: int, start: int) -> None:
+        """Pack `step` rows of `weight` from row `start` on; its first row is row `at` here."""
+        stop = min(start + step, weight.shape[0])
         rows, target = weight.rows(start, stop), slice(at + start, at + stop)
         codes = torch.from_numpy(rows.codes).to(self.low.device)
         shift = 0
@@ -158,7 +158,7 @@ class QuantizedMatrix:
             return self.kernels.multiply(self, flat).reshape(*x.shape[:-1], N)
         flat = flat.to(x.dtype if x.is_cuda else torch.float32)
         out = torch.empty((len(flat), N), dtype=flat.dtype, device=x.device)
-        step = max(1, _BLOCK[x.device.type] // K)
+        step = max(1, (_SCRATCH // flat.itemsize if self.kernels else _BLOCK[x.device.type]) // K)
         for start in range(0, N, step):
             block = self.dequantized(slice(start, min(start + step, N)), flat.dtype)
             torch.mm(flat, block.T, out=out[:, start:start + step])
@@ -179,7 +179,7 @@ class QuantizedMatrix:
         def scaling(part: torch.Tensor, above: torch.Tensor | None) -> torch.Tensor:
             part = pick(part).float()
             if above is not None:
-                part = (part.view(len(part), -1, SUPER_GROUP // self.group_size) * pick(above).float()[:, :, None])
+                part = part.view(len(part), -1, SUPER_GROUP // self.group_size) * pick(above).float()[:, :, None]
             return part.view(len(part), -1, 1)
 
         codes = _digits(pick(self.low), PLANES[self.bits][0], self.shape[1], self._chunk(self.low))

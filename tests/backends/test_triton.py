@@ -172,6 +172,7 @@ def logits(path, use_kernels: bool) -> np.ndarray:
     from cuda_fallback import kernels, model
     from mlx_llama.core.checkpoint import open_checkpoint
 
+    kernels.try_out(DEVICE)
     with pytest.MonkeyPatch.context() as patch:
         if use_kernels:
             patch.setattr(model, "find_kernels", lambda device: (kernels, ()))
