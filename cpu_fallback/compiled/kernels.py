@@ -180,42 +180,45 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, form: Form,
     flip, offset = flips(target, layout), dot_offset(target, layout)
     if offset and offset != form.offset:
         raise ValueError(f"{layout.name} needs activations with sums for the offset {offset}, not {form.offset}")
-    record, per_span = form.record(tokens), layouts.SPAN // layout.groups
+    per_span = layouts.SPAN // layout.groups
     # With biases both levels of scales are multiplied at once, since the two kinds have outer scales of their own.
     levels_apart = layout.two_level and not layout.has_biases
     with f.loop((f.blocks + (per_span - 1)) // per_span) as span:
-        first = span * per_span
+        first, record = f.weights + span * (per_span * layout.block_bytes), f.x + span * form.record(tokens)
         inner = _zeros(f, tokens)
 
-        def group(block: Value, x: Value, g: Value | int) -> None:
+        def group(block: Value, g: Value, place: Value) -> None:
+            """g: the group's number in its block; place: in the span."""
             codes, scales = _codes(f, target, layout, block, g), _Scales(f, layout, block)
             for half in range(halves):
                 order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)
                 chunks = [(k, codes.chunk(k) ^ -0x7F7F7F80 if flip else codes.chunk(k)) for k in order]
 
                 def sums_of(part: str, type_: ir.Type) -> list[Value]:
-                    at = form.at(part if halves == 1 else part.replace("sum", "half_sums"), tokens) + 4 * tokens * half
-                    return [f.load(type_, x, at + 4 * t, 4).splat() for t in range(tokens)]
+                    part = part if halves == 1 else part.replace("sum", "half_sums")
+                    at = record + place * (4 * halves * tokens) + form.at(part, tokens)
+                    return [f.load(type_, at, 4 * (half * tokens + t), 4).splat() for t in range(tokens)]
 
                 starts = sums_of("offset_sum", i32) if offset else [f.zero(i32s)] * tokens
                 scale_group = _scale_group(layout, g, half)
                 scale = scales.inner("scales", scale_group) if levels_apart else scales("scales", scale_group)
-                for one, product in zip(inner, _products(f, target, form, x, chunks, starts)):
+                products = _products(f, target, form, record + place * form.codes(tokens), chunks, starts)
+                for one, product in zip(inner, products):
                     one.set(f.fma(product.to_float(), scale, one.get()))
                 if layout.has_biases:
                     bias = scales("biases", scale_group)
                     for one, total in zip(inner, sums_of("sum", f32)):
                         one.set(f.fma(bias, total, one.get()))
 
-        with f.loop((f.blocks - first).at_most(per_span)) as i:
-            block, x = f.weights + (first + i) * layout.block_bytes, f.x + (first + i) * (layout.groups * record)
+        with f.loop((f.blocks - span * per_span).at_most(per_span)) as i:
+            block = first + i * layout.block_bytes
             with f.loop(layout.groups) as g:  # a loop: unrolled, LLVM would read the groups in another order than they lie in
                 if tokens > 1:
                     f.prefetch(block + f.blocks * layout.block_bytes + g * layout.group_bytes, layout.group_bytes)
-                group(block, x + g * record, g)
-        outer = _Scales(f, layout, f.weights + first * layout.block_bytes).outer("scales") if levels_apart else None
+                group(block, g, i * layout.groups + g)
+        outer = _Scales(f, layout, first).outer("scales") if levels_apart else None
         for t in range(tokens):
-            scale = f.load(f32, f.x + first * (layout.groups * record), form.at("scale", tokens) + 4 * t, 4).splat()
+            scale = f.load(f32, record, form.at("scale", tokens) + 4 * t, 4).splat()
             sums[t].set(f.fma(inner[t].get(), scale if outer is None else scale * outer, sums[t].get()))
     return sums
 
@@ -277,9 +280,9 @@ def _multiply_pairs(f: Function, codes: Value, x: Value) -> Value:
 def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens: int) -> list[Variable]:
     """float32 activations: every weight is dequantised, as the file format defines it, and multiplied."""
     sums = _zeros(f, tokens)
-    record = layouts.FLOAT.record(tokens)
+    group_bytes = layouts.FLOAT.codes(tokens)
     with f.loop(f.blocks) as i, f.loop(layout.groups) as group:
-        block, x = f.weights + i * layout.block_bytes, f.x + (i * layout.groups + group) * record
+        block, x = f.weights + i * layout.block_bytes, f.x + (i * layout.groups + group) * group_bytes
         codes, scales = _codes(f, target, layout, block, group), _Scales(f, layout, block)
         for half in range(2):
             if half == 0 or layout.group_size == 16:
@@ -348,7 +351,7 @@ def pack(module: Module, form: Form, source: str, tokens: int, public: bool = Fa
 
     if form.name == "float":
         with f.loop(f.groups) as i:
-            out = f.out + i * record
+            out = f.out + i * form.codes(tokens)
             for half, value in enumerate(values(i)):
                 if tokens == 1:
                     f.store(value, out, 4 * LANES * half, 4)
@@ -369,23 +372,22 @@ def pack(module: Module, form: Form, source: str, tokens: int, public: bool = Fa
         scale = top * float(np.float32(1 / form.limit))
         with f.loop(layouts.SPAN) as i:
             x = [f.load(f32s, scratch, i * (4 * GROUP) + 4 * LANES * half, 4) for half in range(2)]
-            _quantise(f, form, x, inverse, scale, f.out + (span * layouts.SPAN + i) * record, tokens)
+            _quantise(f, form, x, inverse, f.out + span * record, i, tokens)
+        f.store(scale, f.out + span * record + f.slot * 4, form.at("scale", tokens), 4)
     return f.finish()
 
 
-def _quantise(f: Function, form: Form, x: list[Value], inverse: Value, scale: Value, out: Value, tokens: int) -> None:
-    """One group of one token: x = scale * code, |code| <= form.limit."""
+def _quantise(f: Function, form: Form, x: list[Value], inverse: Value, record: Value, place: Value, tokens: int) -> None:
+    """Group number `place` of a span, of one token: code = x / scale, rounded."""
+    out = record + place * form.codes(tokens)
     codes = [f.math("rint", half * inverse.splat()).to_int() for half in x]
     sums = [f.total(half) for half in codes]
 
-    def put(part: str, value: Value, half: int = 0) -> None:
-        f.store(value, out + f.slot * 4, form.at(part, tokens) + 4 * tokens * half, 4)
-
-    put("scale", scale)
     for name, totals in (("sum", [sums[0] + sums[1]]), ("half_sums", sums)):
+        at = record + place * (4 * len(totals) * tokens) + f.slot * 4
         for half, total in enumerate(totals):
-            put(name, total.to_float(), half)
-            put(f"offset_{name}", total * -form.offset, half)
+            f.store(total.to_float(), at, form.at(name, tokens) + 4 * half * tokens, 4)
+            f.store(total * -form.offset, at, form.at(f"offset_{name}", tokens) + 4 * half * tokens, 4)
 
     if form.name == "int16":
         for half, code in enumerate(codes):

@@ -5,7 +5,7 @@ of blocks along K, filled up with zeros to whole blocks, and a kernel reads it f
 is row r of the panel. Inputs are counted in groups of 32.
 
 Activations lie in blocks of T tokens (T = 1 when decoding, a tile of tokens for prompts), each a run of records, one per
-group of 32 inputs, with everything that a kernel needs of the group: for integer forms the codes, their scale and sums.
+span of 256 inputs, with everything that a kernel needs of the span: for integer forms the codes, their scale and sums.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ Layout = FloatLayout | LowBitLayout
 
 @dataclass(frozen=True)
 class Form:
-    """Activations of T tokens, group by group.
+    """Activations of T tokens, a record for each span.
 
-    "float": float32 [32 inputs][T].
-    "int8x2", "int8", "int16": codes, x = scale * code; then float32 scale [T] (the same in all groups of a span), sum [T]
-    and half_sums [2][T] (of all codes, of the first and of the last 16), int32 offset_sum [T] and offset_half_sums [2][T]
-    (the sums times -offset).
+    "float": float32 [256 inputs][T].
+    "int8x2", "int8", "int16": codes of the 8 groups, x = scale * code; then int32 offset_sum [8][T] and offset_half_sums
+    [8][2][T] (the sums of a group's codes, and of its first and last 16, times -offset), float32 sum [8][T] and half_sums
+    [8][2][T] (the sums as they are), float32 scale [T], filled up to 256 T bytes. The codes of a group:
         int8x2: code = 256 * high + low, planes [2][8 chunks][T][4 inputs] int8, high first
         int8:   the same with one plane
         int16:  [8 chunks][T][4 inputs: 0, 2, 1, 3] int16, for the 16-bit multiply and pair-add
@@ -135,19 +135,19 @@ class Form:
     offset: int = 0  # of the weights that it is for; 0: of those without
 
     def record(self, tokens: int) -> int:
-        """Bytes of a group's record."""
-        return self.codes(tokens) + (0 if self.name == "float" else 28 * tokens)
+        """Bytes of a span's record."""
+        return SPAN * self.codes(tokens) + (0 if self.name == "float" else 256 * tokens)
 
     def codes(self, tokens: int) -> int:
-        """Bytes of a record's codes."""
+        """Bytes of a group's codes."""
         return {"float": 128, "int8x2": 64, "int16": 64, "int8": 32}[self.name] * tokens
 
     def at(self, part: str, tokens: int) -> int:
         """Where the part named so begins in a record."""
-        place = {"scale": 0, "sum": 1, "half_sums": 2, "offset_sum": 4, "offset_half_sums": 5}[part]
-        return self.codes(tokens) + 4 * place * tokens
+        return SPAN * self.codes(tokens) + 32 * tokens * _PARTS[part]
 
 
+_PARTS = {"offset_sum": 0, "offset_half_sums": 1, "sum": 3, "half_sums": 4, "scale": 6}
 FLOAT = Form("float")
 
 

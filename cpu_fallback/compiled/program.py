@@ -226,7 +226,7 @@ def _pack(form: Form, source: str, tokens: int) -> Callable[[Module, str], Funct
                 width, eps = f.load(f32, f.op, 8 * _FIELDS["pack"]["width"], 4), f.load(f32, f.op, 8 * _FIELDS["pack"]["eps"], 4)
                 factor = f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch, 0, 4) / width + eps)
             at = start * (4 * GROUP)
-            out = o.x + token // tokens * o.x_bytes + start * form.record(tokens)
+            out = o.x + token // tokens * o.x_bytes + start // layouts.SPAN * form.record(tokens)
             f.call(pack, a + at, b + at, factor, (groups - start).at_most(part), out, token % tokens)
         return f.finish()
 

@@ -17,14 +17,14 @@ from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.quantized import AffineWeight
 
 from . import panels
-from .layouts import GROUP, ROWS, Form
+from .layouts import GROUP, ROWS, SPAN, Form
 from .panels import Arena, Panels, Plan
 from .program import CONTEXT, Code, Program, Recipe, float_bits, pack_kind, product_kind, tile
 from .target import Target
 
 CHUNK = 256  # prompt tokens per run: what the workspace holds
 HEAD_CHUNK = 32  # tokens whose logits are computed at once
-WIDTH = 256  # rows of floats are filled up to this, so that every layout's blocks are whole
+WIDTH = SPAN * GROUP  # rows of floats are filled up to this, so that every layout's blocks are whole
 NO_WINDOW = 1 << 60
 
 
@@ -182,7 +182,7 @@ class CompiledLlama:
         self.gate, self.up = Buffer(CHUNK, up(c.intermediate_size)), Buffer(CHUNK, up(c.intermediate_size))
         self.logits = Buffer(HEAD_CHUNK, filled(c.vocab_size))
         widest = max(up(width) for width in (c.hidden_size, heads, c.intermediate_size))
-        self.activations = {form: Buffer(CHUNK * widest // GROUP * form.record(1), dtype=np.uint8)
+        self.activations = {form: Buffer(CHUNK * widest // WIDTH * form.record(1), dtype=np.uint8)
                             for form in self.code.recipe.forms}
         self.scratch = Buffer(threads, 16)
         self.sync = Buffer(16, dtype=np.int64)
@@ -217,7 +217,7 @@ class CompiledLlama:
                 pack_kind(form, source, decode), -(-groups // part), per_token=True, wait=form is forms[-1],
                 a=a.address, a_bytes=a.row_bytes, b=b.address if b else a.address,
                 b_bytes=b.row_bytes if b and b_per_token else 0, groups=groups, part=part,
-                x=self.activations[form].address, x_bytes=groups * form.record(tile(self.target, form, decode)),
+                x=self.activations[form].address, x_bytes=groups // SPAN * form.record(tile(self.target, form, decode)),
                 width=float_bits(width), eps=float_bits(self.config.rms_norm_eps), scratch=self.scratch.address)
 
     def _product(self, program: Program, name: str, columns: int, out: Buffer, decode: bool, at: int = 0,
@@ -232,7 +232,7 @@ class CompiledLlama:
         program.add(
             product_kind(plan.layout, decode), plan.panels, portion, wait=wait, weights=matrix.address,
             panel_bytes=plan.panel_bytes, blocks=plan.blocks, x=self.activations[form].address,
-            x_bytes=columns // GROUP * form.record(tile(self.target, form, decode)), out=out.address + 4 * at,
+            x_bytes=columns // WIDTH * form.record(tile(self.target, form, decode)), out=out.address + 4 * at,
             out_bytes=out.row_bytes, bias=self._vector(bias).address if bias is not None else 0, accumulate=int(accumulate))
 
     def _body(self, program: Program, tensors: Mapping[str, Tensor | AffineWeight], decode: bool) -> None:
