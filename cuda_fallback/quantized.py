@@ -70,7 +70,7 @@ class QuantizedMatrix:
     scales, biases: [N, K / group_size], float32, float16 or bfloat16, as wide as in the file; biases None for zero.
     super_scales, super_biases: float16 [N, K / 256] or None. With them there are two levels: a group's scale is
     super_scales * scales, with int8 scales, and its bias super_biases * biases, with uint8 biases.
-    dtype: of what `matmul` and `rows` return. kernels: the module of Triton kernels, None for torch's own operations.
+    dtype: of what `rows` returns. kernels: the module of Triton kernels, None for torch's own operations.
     """
 
     shape: tuple[int, int]
