@@ -6,7 +6,8 @@ Codes are multiplied as they are and scaled once for each word, which lies withi
 
     sum over a word of w x  =  scale * sum(code x)  +  (bias - scale * offset) * sum(x)
 
-A matrix of few rows is cut along K as well, into parts whose sums are added in a fixed order: the same bits in every run.
+A matrix of few rows is cut along K as well, into parts whose sums are added in a fixed order: the same bits in every
+run.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ def _multiply(x, low, high, scales, biases, super_scales, super_biases, out, N, 
 
 
 @triton.jit
-def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out, start, K: tl.constexpr, LOW: tl.constexpr,
-                HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr, DIGITS: tl.constexpr,
-                CHUNK: tl.constexpr, COLUMNS: tl.constexpr):
+def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out, start, K: tl.constexpr,
+                LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr,
+                DIGITS: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr):
     """out[i] = row rows[i] of w, or start + i without `rows`; COLUMNS columns of one row. out: [n, K]."""
     WORDS: tl.constexpr = K // DIGITS
     i = tl.program_id(0).to(tl.int64)
@@ -103,7 +104,8 @@ def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out
 
 def try_out(device: torch.device) -> None:
     """Compile and launch a small `multiply`. Raises whatever Triton raises where it cannot."""
-    low, scales = torch.zeros((1, 2), dtype=torch.int32, device=device), torch.zeros((1, 1), dtype=torch.float16, device=device)
+    low = torch.zeros((1, 2), dtype=torch.int32, device=device)
+    scales = torch.zeros((1, 1), dtype=torch.float16, device=device)
     matrix = QuantizedMatrix((1, 16), 4, 16, 8, 8, 2, low, None, scales, None, None, None, torch.float16)
     multiply(matrix, torch.zeros((1, 16), dtype=torch.float16, device=device))
 
@@ -120,19 +122,19 @@ def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
     part = triton.cdiv(steps, triton.cdiv(_PROGRAMS, blocks)) * units
     parts = triton.cdiv(words, part)
     out = torch.empty((parts, M, N), dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
-    _multiply[(M, blocks, parts)](x.contiguous(), *_parts(matrix), out, N, K, *_constants(matrix), ROWS=_ROWS, UNITS=units,
-                                  PART=part, num_warps=warps, enable_fp_fusion=True)
+    _multiply[(M, blocks, parts)](x.contiguous(), *_parts(matrix), out, N, K, *_constants(matrix), ROWS=_ROWS,
+                                  UNITS=units, PART=part, num_warps=warps, enable_fp_fusion=True)
     return out[0] if parts == 1 else out.sum(0).to(x.dtype)
 
 
 def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Some rows as [n, K] in `dtype`, rounded as torch's own operations round: a slice start:stop, or int indices [n]."""
+    """Some rows as [n, K] in `dtype`, rounded as torch's own operations round: a slice, or int indices [n]."""
     rows, start = (None, which.start) if isinstance(which, slice) else (which.contiguous(), 0)
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
     columns = min(_COLUMNS, triton.next_power_of_2(K))
-    _dequantize[(n, triton.cdiv(K, columns))](rows, *_parts(matrix), out, start, K, *_constants(matrix), COLUMNS=columns,
-                                              enable_fp_fusion=False)
+    _dequantize[(n, triton.cdiv(K, columns))](rows, *_parts(matrix), out, start, K, *_constants(matrix),
+                                              COLUMNS=columns, enable_fp_fusion=False)
     return out
 
 

@@ -15,7 +15,7 @@ def embed(weight: torch.Tensor | QuantizedMatrix, tokens: torch.Tensor) -> torch
 
 def linear(x: torch.Tensor, weight: torch.Tensor | QuantizedMatrix | tuple,
            bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias. x: [..., K]; weight: [N, K], or a tuple of its blocks of rows; bias: [N]; returns [..., N]."""
+    """x @ weight.T + bias. x: [..., K]; weight: [N, K] or a tuple of its row blocks; bias: [N]; returns [..., N]."""
     if isinstance(weight, torch.Tensor):
         return F.linear(x, weight, bias)
     if isinstance(weight, QuantizedMatrix):

@@ -1,16 +1,16 @@
 """QuantizedMatrix: a low-bit matrix at its own width. Plain torch here; on a GPU, Triton's kernels where there are any.
 
-A code of `bits` bits is held as digits in one or two planes whose widths divide a byte: 2, 4 and 8 are one digit, 3 is
-2 + 1, 5 is 4 + 1, 6 is 4 + 2. A plane is a tensor of words [N, K / P], P digits to the word. A row is cut into spans of
-C * P columns; column p * C + c of a span is digit p, counted from the low end, of the span's word c:
+A code of `bits` bits is held as digits in one or two planes whose widths divide a byte: 2, 4 and 8 bits are one digit,
+3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. A plane is a tensor of words [N, K / P], P digits to the word. A row is cut into
+spans of C * P columns; column p * C + c of a span is digit p, counted from the low end, of the span's word c:
 
     words of a span   0      1     ..  C - 1
     digit 0           0      1     ..  C - 1        so that one shift and one mask unpack C neighbouring columns
     digit 1           C      C + 1 ..  2 C - 1
 
-For torch's own operations a word is a byte and a span the whole row: few, long operations. For the kernels a word of the
-low plane has 32 bits, one of the high plane as many digits, and a span has at most four words and lies within a group,
-so that a thread reads sixteen bytes of neighbouring words, and each word has one scale.
+For torch's own operations a word is a byte and a span the whole row: few, long operations. For the kernels a word of
+the low plane has 32 bits, one of the high plane as many digits, and a span has at most four words and lies within a
+group, so that a thread reads sixteen bytes of neighbouring words, and each word has one scale.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from mlx_llama.core.checkpoint import Tensor
 from mlx_llama.core.quantized import AffineWeight
 
-PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}  # bits: widths of the low and the high digit
+PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}  # bits: widths of low and high digit
 SUPER_GROUP = 256  # weights that share a super scale
 
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
@@ -55,8 +55,8 @@ def find_kernels(device: torch.device) -> tuple[ModuleType | None, tuple[str, ..
         kernels.try_out(device)
     except Exception as error:  # noqa: BLE001: no triton, no C compiler for its launcher, a GPU it does not know ...
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        return None, (f"low-bit weights are dequantised for every product, which is slow: Triton's kernels do not run here "
-                      f"({reason[0]}): pip install triton, and a C compiler",)
+        return None, (f"low-bit weights are dequantised for every product, which is slow: Triton's kernels do not run "
+                      f"here ({reason[0]}): pip install triton, and a C compiler",)
     return kernels, ()
 
 
@@ -111,8 +111,8 @@ class QuantizedMatrix:
         def super_scaling(exists: bool) -> torch.Tensor | None:
             return empty(K // SUPER_GROUP, torch.float16) if exists and first.two_level else None
 
-        matrix = cls((N, K), first.bits, first.group_size, first.offset, digits, chunk, plane(widths[0]), plane(widths[1]),
-                     scaling(True, torch.int8), scaling(first.has_biases, torch.uint8),
+        matrix = cls((N, K), first.bits, first.group_size, first.offset, digits, chunk, plane(widths[0]),
+                     plane(widths[1]), scaling(True, torch.int8), scaling(first.has_biases, torch.uint8),
                      super_scaling(True), super_scaling(first.has_biases), dtype, kernels)
         at, step = 0, max(1, _SLAB // K)
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -149,8 +149,8 @@ class QuantizedMatrix:
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """x @ w.T, accumulated in float32. x: [..., K]; returns [..., N] in x's dtype.
 
-        A few rows of x are multiplied with the packed codes by a kernel; for more, and without kernels, blocks of rows of
-        w are dequantised one after the other: to x's dtype on a GPU, to float32 on the CPU.
+        A few rows of x are multiplied with the packed codes by a kernel; for more, and without kernels, blocks of rows
+        of w are dequantised one after the other: to x's dtype on a GPU, to float32 on the CPU.
         """
         N, K = self.shape
         flat = x.reshape(-1, K)

@@ -1,7 +1,8 @@
 """The Triton kernels against gguf's and MLX's dequantisers: on a GPU where there is one, else in Triton's interpreter.
 
-The interpreter runs a kernel on the CPU through NumPy. It must be chosen before triton is imported, so a process of its
-own runs it. What it cannot show, that a kernel compiles for a GPU and how, is asked of the compiler, which needs no GPU.
+The interpreter runs a kernel on the CPU through NumPy. It must be chosen before triton is imported, so a process of
+its own runs it. What it cannot show, that a kernel compiles for a GPU and how, is asked of the compiler, which needs no
+GPU.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ class Made:
         pass
 
     def float64(self) -> np.ndarray:
-        values = (self.codes.astype(np.float64) - self.offset) * np.repeat(self.scales.astype(np.float64), self.group_size, 1)
-        return values + np.repeat(self.biases.astype(np.float64), self.group_size, 1) if self.has_biases else values
+        scales, biases = (np.repeat(part.astype(np.float64), self.group_size, 1) for part in (self.scales, self.biases))
+        values = scales * (self.codes.astype(np.float64) - self.offset)
+        return values + biases if self.has_biases else values
 
 
 def packed(weights, dtype: str = "float32"):
@@ -220,7 +222,8 @@ def compiled(bits: int, group_size: int, two_level: bool, has_biases: bool, x: s
     signature = {name: types.get(name) or "constexpr" for name in names}
     constants = {(i,): fixed.get(name) for i, name in enumerate(names) if signature[name] == "constexpr"}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
-    found = triton.compile(ASTSource(kernels._multiply, signature, constants, aligned), GPUTarget("cuda", capability, 32),
+    source = ASTSource(kernels._multiply, signature, constants, aligned)
+    found = triton.compile(source, GPUTarget("cuda", capability, 32),
                            {"num_warps": kernels._WARPS, "enable_fp_fusion": True})
     return found.asm["ttgir"], found.asm["ptx"]
 
@@ -229,7 +232,8 @@ def packed_on_cpu(bits: int, group_size: int, has_biases: bool):
     from cuda_fallback import kernels
     from cuda_fallback.quantized import QuantizedMatrix
 
-    return QuantizedMatrix.pack([Made(bits, group_size, has_biases, (1, 256))], torch.float16, torch.device("cpu"), kernels)
+    weight = Made(bits, group_size, has_biases, (1, 256))
+    return QuantizedMatrix.pack([weight], torch.float16, torch.device("cpu"), kernels)
 
 
 @pytest.fixture(scope="module")
