@@ -24,7 +24,7 @@ def run(code: str) -> subprocess.CompletedProcess:
 def test_import_and_generate_without_mlx_torch_or_transformers(toy):
     code = BLOCK + f"""
 import mlx_llama, cpu_fallback
-import mlx_llama.chat, mlx_llama.generate, mlx_llama.bench, mlx_llama.__main__
+import mlx_llama.chat, mlx_llama.generate, mlx_llama.bench, mlx_llama.quantize, mlx_llama.__main__
 llm = mlx_llama.load({str(toy)!r}, backend="cpu")
 assert len(llm.generate("Once upon", max_tokens=3).tokens) == 3
 assert len(llm.chat().send("hi", max_tokens=3).tokens) == 3

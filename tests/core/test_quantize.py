@@ -634,13 +634,19 @@ def test_groups_that_divide_nothing(tmp_path):
         write_mlx(open_checkpoint(source), tmp_path / "out", 4, 128)
 
 
-def test_progress_ends_at_its_total(toy, tmp_path):
+def test_slabs_change_nothing_and_progress_ends_at_its_total(toy, tmp_path, monkeypatch):
     checkpoint = open_checkpoint(toy)
-    for write, out in both(checkpoint, tmp_path):
-        seen = []
-        with progress.reported(lambda done, total: seen.append((done, total))):
-            write()
-        assert seen[-1] == (checkpoint.nbytes, checkpoint.nbytes) and len(seen) >= len(checkpoint.tensors)
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+        for write, out in both(checkpoint, tmp_path / name):
+            seen = []
+            with progress.reported(lambda done, total: seen.append((done, total))):
+                write()
+            assert seen[-1] == (checkpoint.nbytes, checkpoint.nbytes) and seen == sorted(seen)
+            assert len(seen) >= len(checkpoint.tensors) * (1 if name == "whole" else 5)
+        monkeypatch.setattr(quantize, "_SLAB", 1000)
+    for file in ("out/model.safetensors", "out.gguf"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
 
 
 def test_nobody_watches(toy):
