@@ -292,4 +292,4 @@ def test_loading_makes_no_sixteen_bit_copy(backend):
                          capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-2000:]
     grown = int(run.stdout)
-    assert weights * 4 / 8 < grown < weights * 2 * 0.6
+    assert weights * 4 / 8 < grown < weights * 2 * 0.8  # a copy would come on top of the packed weights
