@@ -60,11 +60,6 @@ class Cache(Positions):
         self.mask = self.visible(index_pos, T)
         self._end = index_pos + T
 
-    def layout(self) -> dict[str, int]:
-        """Distances in bytes between positions and between heads, the same in every layer."""
-        _, head_bytes, row_bytes, _ = self.keys[0].strides
-        return {"row_bytes": row_bytes, "head_bytes": head_bytes}
-
     def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Store new rows [B, G, T, D] of a layer; returns its visible keys and values [B, G, L, D], new ones last."""
         first, start, end = self.first_visible(self.length), self.length, self._end

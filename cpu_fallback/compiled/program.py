@@ -114,8 +114,12 @@ class Program:
         fields = _FIELDS[kind.split()[0]]
         if set(operands) != set(fields) - set(_COMMON):
             raise TypeError(f"operands of {kind} are {sorted(set(fields) - set(_COMMON))}, not {sorted(operands)}")
+        if kind not in self.code.kinds:
+            raise ValueError(f"{kind!r} is not among the compiled operations {sorted(self.code.kinds)}")
         values = {"kind": self.code.kinds[kind], "items": items, "per_token": int(per_token), "portion": max(1, portion),
                   "wait": int(wait), "counters": 0} | operands
+        if bad := {name: value for name, value in values.items() if not isinstance(value, int) or value < 0}:
+            raise ValueError(f"operands of {kind} must be whole numbers, not {bad}")
         self._records.append({fields[name]: value for name, value in values.items()})
 
     def __iadd__(self, other: Program) -> Program:
@@ -133,8 +137,10 @@ class Program:
         self.records[:, _COMMON.index("counters")] = self._counters.ctypes.data + self._counters[0].nbytes * np.arange(count)
         return self
 
-    def reset(self) -> None:
-        """Before every run."""
+    def prepare(self, context: np.ndarray) -> None:
+        """Before every run. context: int64 [words of CONTEXT]."""
+        if self.records is None or context.shape != (len(CONTEXT),) or context.dtype != np.int64:
+            raise ValueError(f"a finished program and a context int64 [{len(CONTEXT)}] are needed, not {context.shape}")
         self._counters.fill(0)
 
     def walk(self, context: np.ndarray, thread: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from mlx_llama.core import progress
 from mlx_llama.core.checkpoint import Tensor
 from mlx_llama.core.config import LlamaConfig
-from mlx_llama.core.errors import CheckpointError
+from mlx_llama.core.errors import CheckpointError, ContextError
 from mlx_llama.core.quantized import AffineWeight
 
 from . import panels
@@ -52,7 +52,7 @@ class Team:
 
     def __init__(self, threads: int):
         self.threads = threads
-        self._lock = threading.Lock()
+        self._job: _Job | None = None
         if threads > 1:
             self._jobs: queue.SimpleQueue = queue.SimpleQueue()
             others = [queue.SimpleQueue() for _ in range(threads - 1)]
@@ -62,45 +62,63 @@ class Team:
                 threading.Thread(target=_follow, args=(jobs, done, number), daemon=True).start()
             weakref.finalize(self, self._jobs.put, None)
 
-    def run(self, program: Program, context: np.ndarray) -> None:
-        """Walk the program; returns when it is done, also when interrupted (then the interrupt is raised)."""
-        program.reset()
+    def run(self, program: Program, context: np.ndarray, *keep: object) -> None:
+        """Walk the program; returns when it is done, also when interrupted (then the interrupt is raised).
+
+        keep: what owns the memory that the context points to.
+        """
+        program.prepare(context)
         if self.threads == 1:
             program.walk(context, 0)
             return
-        finished: queue.SimpleQueue = queue.SimpleQueue()
+        job = self._job = _Job(program, context, keep)
         interrupt: BaseException | None = None
-        self._jobs.put((program, context, finished))
-        while True:
+        while not job.finished:
             try:
-                finished.get()
-                break
-            except KeyboardInterrupt as caught:
+                self._jobs.put(job)  # again after an interrupt, which may have come before the first time: it is begun once
+                job.wake.get()
+            except BaseException as caught:
                 interrupt = caught
+        self._job = None
         if interrupt is not None:
             raise interrupt
+
+    def settle(self) -> None:
+        """Wait for a run that several interrupts in a row have left, before anything that it works on is used again."""
+        while (job := self._job) is not None and not job.finished and not job.begin.acquire(blocking=False):
+            job.wake.get()
+        self._job = None
+
+
+class _Job:
+    """A run. begin: locked once, by whoever begins it or makes sure that nobody does. wake: gets an item at its end."""
+
+    def __init__(self, program: Program, context: np.ndarray, keep: tuple[object, ...]):
+        self.program, self.context, self.keep = program, context, keep
+        self.begin = threading.Lock()
+        self.finished = False
+        self.wake: queue.SimpleQueue = queue.SimpleQueue()
 
 
 def _lead(jobs: queue.SimpleQueue, others: list[queue.SimpleQueue], done: queue.SimpleQueue) -> None:
     while (job := jobs.get()) is not None:
-        program, context, finished = job
-        for other in others:
-            other.put((program, context))
-        program.walk(context, 0)
-        for _ in others:
-            done.get()
-        del job, program, context  # asleep, nothing is kept alive
-        finished.put(None)
-        del finished
+        if job.begin.acquire(blocking=False):
+            for other in others:
+                other.put(job)
+            job.program.walk(job.context, 0)
+            for _ in others:
+                done.get()
+            job.finished = True
+            job.wake.put(None)
+        del job  # asleep, nothing is kept alive
     for other in others:
         other.put(None)
 
 
 def _follow(jobs: queue.SimpleQueue, done: queue.SimpleQueue, number: int) -> None:
     while (job := jobs.get()) is not None:
-        program, context = job
-        program.walk(context, number)
-        del job, program, context
+        job.program.walk(job.context, number)
+        del job
         done.put(None)
 
 
@@ -210,6 +228,8 @@ class CompiledLlama:
               b_per_token: bool = False, width: int = 1) -> None:
         """Make `a` into the form, or the forms, that the consuming matrices are multiplied with."""
         groups = a.array.shape[1] // GROUP
+        if a.array.shape[1] % WIDTH or b is not None and b.array.shape[-1] < a.array.shape[1]:
+            raise ValueError(f"rows of {a.array.shape} and {b and b.array.shape} are not whole spans of {WIDTH}")
         part = max(8, -(-groups // 64) * 8)  # a norm's sum is made for every part again, so at most eight of them
         forms = list(dict.fromkeys(self._form(name) for name in consumers))
         for form in forms:
@@ -225,6 +245,9 @@ class CompiledLlama:
         """out[:, at:] = matrix `name` times what was packed last (rows of `columns` inputs)."""
         matrix = self.panels[name]
         plan, form = matrix.plan, self._form(name)
+        if plan.columns > columns or at + ROWS * plan.panels > out.array.shape[1] or bias is not None and len(bias) != plan.rows:
+            raise ValueError(f"{name} {plan.tensor.shape} does not fit inputs of {columns}, outputs {out.array.shape} from {at} "
+                             f"on, or its bias")
         portion = max(1, (1 << 16 if decode else 1 << 17) // plan.panel_bytes)
         portion = min(portion, max(1, plan.panels // (2 * self.team.threads)))
         if form.name == "float" and decode:
@@ -287,42 +310,53 @@ class CompiledLlama:
         embed(part of the call's tokens) -> float32 [B, that many, E]. cache: after `begin`. Returns float32 [B, V] of the
         last position, or with `every` [B, T, V].
         """
-        vocab = self.config.vocab_size
-        count = len(cache.rope[0])
+        c = self.config
+        if cache.config is not c and cache.config != c:
+            raise ContextError("the cache was made by another model: use this model's make_cache")
+        # What another thread may do to the cache now, at worst a wrong answer comes of it: the memory is held here.
+        cosine, sine = cache.rope
+        keys, values, addresses, position = cache.keys, cache.values, cache.addresses, cache.length
+        count, batch = len(cosine), len(addresses)
+        rooms = {array.shape[2] for array in (keys[0], values[0], keys[-1], values[-1])}
+        if addresses.shape != (batch, c.num_hidden_layers, 2) or position + count > min(rooms):
+            raise ValueError(f"{count} positions from {position} on do not fit a cache of {min(rooms)}, {addresses.shape}")
+        for table in (cosine, sine):
+            if table.shape != (count, c.head_dim // 2) or table.dtype != np.float32 or not table.flags.c_contiguous:
+                raise ValueError(f"a rope table {table.dtype} {table.shape}, not float32 {(count, c.head_dim // 2)} in C order")
+        results = np.empty((batch, count, c.vocab_size) if every else (batch, c.vocab_size), np.float32)
         with self._lock:
-            self._set("cosine", cache.rope[0].ctypes.data)
-            self._set("sine", cache.rope[1].ctypes.data)
-            for name, value in cache.layout().items():
-                self._set(name, value)
-            self._room_for_scores(cache.allocated)
-            results: np.ndarray | None = None
+            self.team.settle()
+            _, head_bytes, row_bytes, _ = keys[0].strides
+            self._set("head_bytes", head_bytes)
+            self._set("row_bytes", row_bytes)
+            self._room_for_scores(max(rooms))
             for begin in range(0, count, CHUNK):
                 end = min(begin + CHUNK, count)
                 rows = embed(slice(begin, end))
-                if results is None:
-                    results = np.empty((len(rows), count, vocab) if every else (len(rows), vocab), np.float32)
+                if rows.shape != (batch, end - begin, c.hidden_size):
+                    raise ValueError(f"embeddings {rows.shape}, not {(batch, end - begin, c.hidden_size)}")
+                self._set("cosine", cosine[begin:].ctypes.data)
+                self._set("sine", sine[begin:].ctypes.data)
                 for b, sequence in enumerate(rows):
-                    self._set("caches", cache.addresses[b].ctypes.data)
+                    self._set("caches", addresses[b].ctypes.data)
                     out = (results[b, begin:end] if every else results[b:b + 1]) if every or end == count else None
-                    self._chunk(sequence, cache.length + begin, begin, cache, out, every)
+                    self._chunk(sequence, position + begin, out, every, (self, keys, values, addresses, cosine, sine))
         return results
 
-    def _chunk(self, rows: np.ndarray, position: int, begin: int, cache, out: np.ndarray | None, every: bool) -> None:
-        """One run over at most CHUNK tokens. rows: their embeddings; out: where logits go, or None."""
+    def _chunk(self, rows: np.ndarray, position: int, out: np.ndarray | None, every: bool, keep: tuple[object, ...]) -> None:
+        """One run over at most CHUNK tokens. rows: their embeddings; out: where logits go, or None; keep: see Team.run."""
         tokens = len(rows)
-        half = self.config.head_dim // 2
-        self._set("cosine", cache.rope[0].ctypes.data + 4 * half * begin)
-        self._set("sine", cache.rope[1].ctypes.data + 4 * half * begin)
         self._set("tokens", tokens)
         self._set("position", position)
         self._set("first_row", 0)
         self.hidden.array[:tokens, :rows.shape[1]] = rows
+        self.hidden.array[:tokens, rows.shape[1]:] = 0  # an infinity of an earlier run may have left NaN there
         vocab = self.config.vocab_size
         if tokens == 1 and out is not None:
-            self.team.run(self.decode, self.context)
+            self.team.run(self.decode, self.context, keep)
             out[0] = self.logits.array[0, :vocab]
             return
-        self.team.run(self.prompt, self.context)
+        self.team.run(self.prompt, self.context, keep)
         if out is None:
             return
         step = HEAD_CHUNK if every else 1
@@ -330,7 +364,7 @@ class CompiledLlama:
             some = min(step, tokens - first)
             self._set("tokens", some)
             self._set("first_row", first)
-            self.team.run(self.every if every else self.last, self.context)
+            self.team.run(self.every if every else self.last, self.context, keep)
             out[first if every else 0:][:some] = self.logits.array[:some, :vocab]
 
     def _room_for_scores(self, positions: int) -> None:

@@ -105,11 +105,11 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How mx.quantize packed the matrices of a safetensors checkpoint, mode "affine": codes of `bits` bits, a scale and a
-    bias for every `group_size` of them.
+    """How mx.quantize packed the matrices of a safetensors checkpoint, mode "affine": codes of `bits` bits, a scale and
+    a bias for every `group_size` of them.
 
-    layers: (module, (bits, group_size)) where a module differs, (module, None) where it is not quantised. Any other module
-    has the model's settings if the file holds scales for it, else it is not quantised.
+    layers: (module, (bits, group_size)) where a module differs, (module, None) where it is not quantised. Any other
+    module has the model's settings if the file holds scales for it, else it is not quantised.
     """
 
     bits: int
@@ -123,7 +123,7 @@ class LlamaConfig:
 
     Names and meanings are those of transformers' config.json. `head_dim` is always set; `sliding_window` is the
     number of positions a token may look back, itself included, or None; `dtype` is the width the config names;
-    `quantization` is None where matrices are stored unpacked (and for GGUF files, whose tensors name their own formats).
+    `quantization` is None where matrices are stored unpacked, and for GGUF files, whose tensors name their own formats.
     """
 
     architecture: str
@@ -426,7 +426,8 @@ def _refuse_partial(read: _Reader) -> None:
         read.fail("partial_rotary_factor", partial, "1, since only whole heads are rotated")
 
 
-# what mx.quantize packs, mode "affine" (https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html)
+# what mx.quantize packs, mode "affine"
+# (https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html)
 QUANTIZED_BITS = (2, 3, 4, 5, 6, 8)
 QUANTIZED_GROUPS = (32, 64, 128)
 _REQUANTIZE = "load the unquantised version of this model, or one that mlx_lm.convert -q or llama.cpp has quantised"
@@ -434,8 +435,8 @@ _REQUANTIZE = "load the unquantised version of this model, or one that mlx_lm.co
 
 def _quantization(read: _Reader) -> Quantization | None:
     """The field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and beside them settings of single modules
-    under their names, such as "model.layers.0.mlp.down_proj": {"group_size", "bits"} or false; twice, the second time as
-    "quantization_config" for the hub's sake."""
+    under their names, such as "model.layers.0.mlp.down_proj": {"group_size", "bits"} or false. It writes it twice, the
+    second time as "quantization_config" for the hub's sake."""
     raw, other = read.get("quantization", None), read.get("quantization_config", None)
     if other is not None and other != raw:
         method = other.get("quant_method", other) if isinstance(other, dict) else other
@@ -459,9 +460,11 @@ def _quantization(read: _Reader) -> Quantization | None:
             layers.append((name, _packing(layer, layer.get("bits", 4), layer.get("group_size", 64))))
             for field in value:
                 if field not in ("bits", "group_size", "mode"):
-                    layer.fail(show(field)[1:-1], value[field], "nothing, since only bits, group_size and mode are known")
+                    expected = "nothing, since only bits, group_size and mode are known"
+                    layer.fail(show(field)[1:-1], value[field], expected)
         else:
-            found.fail(show(name)[1:-1], value, "true, false or an object with bits and group_size, for a module of that name")
+            expected = "true, false or an object with bits and group_size, for a module of that name"
+            found.fail(show(name)[1:-1], value, expected)
     return Quantization(bits, group_size, tuple(layers))
 
 
@@ -485,7 +488,8 @@ def _check_quantized_modules(config: LlamaConfig, source: str) -> None:
         shape = shapes.get(module + ".weight", ())
         if len(shape) != 2:
             raise ConfigError(
-                f"{source}: quantization.{show(module)[1:-1]} names a module that has no matrix in this model; correct the file"
+                f"{source}: quantization.{show(module)[1:-1]} names a module that has no matrix in this model; "
+                "correct the file"
             )
         if packing and shape[1] % packing[1]:
             raise ConfigError(

@@ -13,7 +13,7 @@ def embed(weight: mx.array | QuantizedMatrix, tokens: mx.array) -> mx.array:
 
 
 def linear(x: mx.array, weight: mx.array | QuantizedMatrix | tuple, bias: mx.array | None = None) -> mx.array:
-    """x @ weight.T + bias. x: [..., K]; weight: [N, K], or a tuple of its blocks of rows; bias: [N]; returns [..., N]."""
+    """x @ weight.T + bias. x: [..., K]; weight: [N, K], or a tuple of blocks of rows; bias: [N]; returns [..., N]."""
     if isinstance(weight, mx.array):
         return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
     if isinstance(weight, QuantizedMatrix):

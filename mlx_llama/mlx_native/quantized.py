@@ -22,8 +22,8 @@ class QuantizedMatrix:
     """One low-bit matrix [N, K]: w = scale * code + bias over groups of `group_size` columns.
 
     packed: uint32 [N, K * bits / 32], each row one stream of codes, low bits first.
-    scalings: pairs of (scales, biases), [N, K / group_size] each, in the dtype in which products are computed. One pair;
-    for a format with groups of 16 two over groups of 32, the first for the even groups of 16, the second for the odd.
+    scalings: pairs of (scales, biases), [N, K / group_size] each, in the dtype in which products are computed. One
+    pair; for a format with groups of 16 two over groups of 32, one for the even groups of 16, one for the odd.
     even: bool [K], the columns for which the first pair holds; None where there is one pair.
     dtype: of the rows that `rows` returns.
     """
@@ -40,8 +40,8 @@ class QuantizedMatrix:
         """Rows on rows of `weights`, which are `alike`; their pages are released. dtype: of the activations.
 
         Products are computed in the activations' dtype on a GPU, if it holds the scales and biases exactly: its kernels
-        take 16-bit operands and sum them in float32. Else in float32: a scale of two factors needs more than 11 bits, and
-        on the CPU MLX would sum 16-bit operands in 16 bits, 1e-2 off and 8 to 40 times slower.
+        take 16-bit operands and sum them in float32. Else in float32: a scale of two factors needs more than 11 bits,
+        and on the CPU MLX would sum 16-bit operands in 16 bits, 1e-2 off and 8 to 40 times slower.
         """
         first = weights[0]
         is_mlx = isinstance(first, MLXWeight)
@@ -114,7 +114,7 @@ def _joined(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _repacked(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes as MLX packs them, uint32 [N, K * bits / 32], scales and biases float32 [N, K / group_size], slab by slab."""
+    """Codes as MLX packs them, uint32 [N, K * bits / 32], scales and biases float32 [N, K / group_size]."""
     first, K = weights[0], weights[0].shape[1]
     N = sum(weight.shape[0] for weight in weights)
     packed = np.empty((N, K * first.bits // 32), np.uint32)

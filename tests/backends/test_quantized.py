@@ -28,7 +28,7 @@ def mostly(kind: str, **others: str):
     return lambda name: others.get(name.split(".")[-2], kind)
 
 
-# Q4_K_M and Q5_K_M as llama.cpp mixes them; then types that share a width, a group or nothing, in matrices that are fused
+# Q4_K_M and Q5_K_M as llama.cpp mixes them; then types that share a width, a group or nothing in what may be fused
 MIXED = {
     "Q4_K_M": mostly("Q4_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K"),
     "Q5_K_M": mostly("Q5_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K"),
@@ -171,7 +171,8 @@ def mlx_lm_model(case: str):
     from mlx_lm.utils import load_model
 
     model, _ = load_model(converted(case))
-    model.update(tree_map(lambda x: x.astype(mx.float32) if mx.issubdtype(x.dtype, mx.floating) else x, model.parameters()))
+    widen = lambda x: x.astype(mx.float32) if mx.issubdtype(x.dtype, mx.floating) else x  # noqa: E731
+    model.update(tree_map(widen, model.parameters()))
     return model
 
 
@@ -233,8 +234,8 @@ def test_one_launch_and_one_wait_per_token(backend, monkeypatch):
 
 # Memory
 
-WIDE = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=3, num_attention_heads=16, num_key_value_heads=16,
-            vocab_size=8192)
+WIDE = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=3, num_attention_heads=16,
+            num_key_value_heads=16, vocab_size=8192)
 MEASURE = """
 import gc, os, resource, sys
 from mlx_llama.core.backend import select

@@ -13,7 +13,8 @@ from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError
 from mlx_llama.core.quantized import MLXWeight, pack_stream
 
 WIDE = dict(hidden_size=128, intermediate_size=256)
-QUERY, DOWN, EMBEDDING, HEAD = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj", "model.embed_tokens", "lm_head"
+QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 
 def packings(field: dict) -> dict[str, tuple[int, int] | None]:
@@ -43,7 +44,8 @@ def make_quantised(folder, field, *, dtype="float16", change=None, config=None, 
         words = rng.integers(0, 1 << 32, (rows, columns * bits // 32), dtype=np.uint32)
         tensors[name] = "U32", words.shape, words.tobytes()
         for part in ("scales", "biases"):
-            tensors[f"{module}.{part}"] = encode_tensor(rng.standard_normal((rows, columns // group), np.float32), dtype)
+            scaling = rng.standard_normal((rows, columns // group), np.float32)
+            tensors[f"{module}.{part}"] = encode_tensor(scaling, dtype)
     if change:
         change(tensors)
     write_safetensors(folder / "model.safetensors", tensors)
@@ -99,8 +101,8 @@ def test_nothing_is_copied(tmp_path):
 
 
 def test_settings_of_single_layers(tmp_path):
-    field = {"bits": 4, "group_size": 64, "mode": "affine", QUERY: {"bits": 8, "group_size": 32}, HEAD: False, DOWN: True,
-             EMBEDDING: {"bits": 6, "group_size": 128, "mode": "affine"}, "model.layers.1.mlp.up_proj": {"bits": 3}}
+    field = {"bits": 4, "group_size": 64, "mode": "affine", QUERY: {"bits": 8, "group_size": 32}, HEAD: False,
+             DOWN: True, EMBEDDING: {"bits": 6, "group_size": 128, "mode": "affine"}, "model.layers.1.mlp.up_proj": {"bits": 3}}
     opened = open_checkpoint(make_quantised(tmp_path / "m", field))
     found = {name.removesuffix(".weight"): (weight.bits, weight.group_size)
              for name, weight in opened.tensors.items() if isinstance(weight, MLXWeight)}
@@ -142,7 +144,8 @@ def test_shards(tmp_path):
         weight_map.setdefault(f"model-{i % 3}.safetensors", []).append(name)
     for file, names in weight_map.items():
         codes = {np.dtype("float16"): "F16", np.dtype("uint32"): "U32"}
-        write_safetensors(folder / file, {n: (codes[tensors[n].dtype], tensors[n].shape, tensors[n].tobytes()) for n in names})
+        own = {name: tensors[name] for name in names}
+        write_safetensors(folder / file, {name: (codes[x.dtype], x.shape, x.tobytes()) for name, x in own.items()})
     index = {"weight_map": {name: file for file, names in weight_map.items() for name in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     np.testing.assert_array_equal(open_checkpoint(folder).tensors[QUERY + ".weight"].float32(), whole)
@@ -157,8 +160,9 @@ def test_packing_is_that_of_mx_quantize(bits, blocks, seed):
     codes[:, ::32], codes[:, 1::32] = 0, (1 << bits) - 1  # every group has both ends, so that its scale is 1
     with mx.stream(mx.cpu):
         packed, scales, biases = mx.quantize(mx.array(codes.astype(np.float32)), 32, bits)
-        wanted = np.array(mx.dequantize(mx.array(pack_stream(codes, bits)), mx.ones_like(scales), mx.zeros_like(biases), 32, bits))
-    np.testing.assert_array_equal(wanted, codes)
+        mine = mx.array(pack_stream(codes, bits))
+        unpacked = np.array(mx.dequantize(mine, mx.ones_like(scales), mx.zeros_like(biases), 32, bits))
+    np.testing.assert_array_equal(unpacked, codes)
     if (np.array(scales) == 1).all() and (np.array(biases) == 0).all():
         np.testing.assert_array_equal(np.array(packed), pack_stream(codes, bits))
 
@@ -179,13 +183,16 @@ BAD_FIELDS = {
     "mxfp4": (GOOD | {"mode": "mxfp4"}, ["quantization.mode", "mxfp4", "affine", "mlx_lm.convert"]),
     "nvfp4": ({"bits": 4, "group_size": 16, "mode": "nvfp4"}, ["quantization.mode", "nvfp4"]),
     "mxfp8": ({"bits": 8, "group_size": 32, "mode": "mxfp8"}, ["quantization.mode", "mxfp8"]),
-    "mode of a layer": (GOOD | {QUERY: {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, [f"quantization.{QUERY}.mode", "mxfp4"]),
+    "mode of a layer": (GOOD | {QUERY: {"bits": 4, "group_size": 32, "mode": "mxfp4"}},
+                        [f"quantization.{QUERY}.mode", "mxfp4"]),
     "bits of a layer": (GOOD | {QUERY: {"bits": 9}}, [f"quantization.{QUERY}.bits", "9"]),
     "group of a layer": (GOOD | {QUERY: {"bits": 4, "group_size": 0}}, [f"quantization.{QUERY}.group_size", "0"]),
-    "unknown field of a layer": (GOOD | {QUERY: {"bits": 4, "group_size": 64, "global_scale": True}}, [QUERY, "global_scale"]),
+    "unknown field of a layer": (GOOD | {QUERY: {"bits": 4, "group_size": 64, "global_scale": True}},
+                                 [QUERY, "global_scale"]),
     "layer a number": (GOOD | {QUERY: 4}, [f"quantization.{QUERY}", "4", "true, false"]),
     "unknown field": (GOOD | {"linear_class": "x"}, ["quantization.linear_class", "'x'"]),
-    "no such layer": (GOOD | {"model.layers.2.self_attn.q_proj": {"bits": 4}}, ["model.layers.2.self_attn.q_proj", "no matrix"]),
+    "no such layer": (GOOD | {"model.layers.2.self_attn.q_proj": {"bits": 4}},
+                      ["model.layers.2.self_attn.q_proj", "no matrix"]),
     "a norm": (GOOD | {"model.norm": {"bits": 4}}, ["model.norm", "no matrix"]),
     "a line break": (GOOD | {"a\nb": {"bits": 4}}, ["a\\nb"]),
     "text": ("4bit", ["quantization", "4bit"]),
@@ -196,14 +203,16 @@ BAD_FIELDS = {
 @pytest.mark.parametrize("case", BAD_FIELDS)
 def test_a_bad_setting_is_named(case):
     field, words = BAD_FIELDS[case]
-    message = refusal(LlamaConfig.from_dict, config_fields(quantization=field, **WIDE), "m/config.json", kind=ConfigError)
+    raw = config_fields(quantization=field, **WIDE)
+    message = refusal(LlamaConfig.from_dict, raw, "m/config.json", kind=ConfigError)
     assert message.startswith("m/config.json: ")
     for word in words:
         assert word in message, message
 
 
 @pytest.mark.parametrize("other", [
-    {"quant_method": "gptq", "bits": 4}, {"quant_method": "awq"}, {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    {"quant_method": "gptq", "bits": 4}, {"quant_method": "awq"},
+    {"quant_method": "bitsandbytes", "load_in_4bit": True},
     {"quant_method": "compressed-tensors"}, {"quant_method": "fp8"}, {"quant_method": "mxfp4"},
 ])  # fmt: skip
 @pytest.mark.parametrize("beside", [None, GOOD])
@@ -238,7 +247,8 @@ BAD_TENSORS = {
     "no codes": (drop(QUERY + ".weight"), [QUERY + ".weight", "[128, 16]", "missing"]),
     "scales of other groups": (replace(QUERY + ".scales", "F16", (128, 4)),
                                [QUERY + ".scales", "[128, 4]", "[128, 2]", "4 bits, groups of 64"]),
-    "biases of other groups": (replace(QUERY + ".biases", "F16", (128, 1)), [QUERY + ".biases", "[128, 1]", "[128, 2]"]),
+    "biases of other groups": (replace(QUERY + ".biases", "F16", (128, 1)),
+                               [QUERY + ".biases", "[128, 1]", "[128, 2]"]),
     "codes of other bits": (replace(QUERY + ".weight", "U32", (128, 32)),
                             [QUERY + ".weight", "[128, 32]", "[128, 16]", "4 bits"]),
     "codes of other rows": (replace(QUERY + ".weight", "U32", (64, 16)), [QUERY + ".weight", "[64, 16]", "[128, 16]"]),
@@ -264,14 +274,18 @@ def test_a_tensor_that_does_not_fit_is_named(case, tmp_path):
 
 
 def test_scales_of_a_layer_that_is_said_to_be_left_as_it_is(tmp_path):
-    folder = make_quantised(tmp_path / "m", GOOD, config={"quantization": GOOD | {QUERY: False}, "quantization_config": None})
+    config = {"quantization": GOOD | {QUERY: False}, "quantization_config": None}
+    folder = make_quantised(tmp_path / "m", GOOD, config=config)
     message = refusal(open_checkpoint, folder)
     assert QUERY + ".scales" in message and "quantization says so" in message
 
 
 def test_groups_that_do_not_divide_a_row(tmp_path):
-    folder = make_quantised(tmp_path / "m", GOOD, hidden_size=64, intermediate_size=96, unlisted=False, change=lambda t: (
-        replace(DOWN + ".weight", "U32", (64, 12))(t), replace(DOWN + ".scales", "F16", (64, 1))(t)))
+    def change(tensors):
+        replace(DOWN + ".weight", "U32", (64, 12))(tensors)
+        replace(DOWN + ".scales", "F16", (64, 1))(tensors)
+
+    folder = make_quantised(tmp_path / "m", GOOD, hidden_size=64, intermediate_size=96, unlisted=False, change=change)
     message = refusal(open_checkpoint, folder)
     assert "group_size is 64" in message and DOWN in message and "[64, 96]" in message
 

@@ -364,16 +364,16 @@ def _quantized(name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFil
     (file, stored), *scaling = parts
     if file.dtype(stored) != "U32":
         raise CheckpointError(
-            f"{file.path}: tensor {name} has dtype {file.dtype(stored)}, expected U32, since config.json says that it is "
-            "quantised; the weights and config.json do not belong together"
+            f"{file.path}: tensor {name} has dtype {file.dtype(stored)}, expected U32, since config.json says that it "
+            "is quantised; the weights and config.json do not belong together"
         )
     kinds = [file.dtype(stored) for file, stored in scaling]
     for (file, stored), kind in zip(scaling, kinds):
         if kind not in ("F32", "F16", "BF16") or kind != kinds[0]:
             wanted = kinds[0] if kind in ("F32", "F16", "BF16") else "F32, F16 or BF16"
             raise CheckpointError(
-                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted}, as the scales of a quantised matrix have; "
-                "quantise the model again with mlx_lm.convert"
+                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted}, as the scales of a quantised matrix "
+                "have; quantise the model again with mlx_lm.convert"
             )
     arrays, pages = zip(*(file.array(stored) for file, stored in parts))
     return MLXWeight(name, *packing, *arrays, [page for page in pages if page])

@@ -13,9 +13,8 @@ import numpy as np
 
 from cpu_fallback.compiled import kernels, panels
 from cpu_fallback.compiled.emit import Function, Module, f32
-from cpu_fallback.compiled.layouts import GROUP, ROWS, FloatLayout, Form, Layout
+from cpu_fallback.compiled.layouts import GROUP, ROWS, SPAN, Form
 from cpu_fallback.compiled.panels import Arena, Panels, Plan
-from cpu_fallback.compiled.program import Code
 from cpu_fallback.compiled.target import Target, compile_module
 
 GUARD = 256
@@ -92,7 +91,8 @@ class Library:
         run = self._calls["product", plan.layout, form, tokens, *([several] if several > 1 else [])]
         if plan.panels % several:
             raise ValueError(f"{plan.panels} panels in runs of {several}")
-        x = address(records, np.uint8, (plan.columns // GROUP * form.record(tokens),), 64)
+        spans = -(-plan.columns // (SPAN * GROUP))
+        x = address(records, np.uint8, (spans * form.record(tokens),), 64)
         width = ROWS * plan.panels
         out = Memory((tokens, width + 16), values=np.nan)
         if before is not None:
@@ -111,7 +111,7 @@ class Library:
              factor: np.ndarray | None = None) -> np.ndarray:
         """The records of a block: a, b: float32 [tokens, K], K a multiple of 256; factor: float32 [tokens]."""
         groups = a.shape[1] // GROUP
-        out = Memory((groups * form.record(tokens),), np.uint8, values=0xEE)
+        out = Memory((groups // SPAN * form.record(tokens),), np.uint8, values=0xEE)
         b = a if b is None else b
         for slot in range(tokens):
             self._calls["pack", form, source, tokens](
@@ -162,52 +162,53 @@ class Library:
 
 
 def write_records(form: Form, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """uint8 [groups x record]: x = scale * codes. codes: int32 [T, K]; scale: float32 [T, K / 32], alike in each span."""
+    """uint8 [spans x record]: x = scale * codes. codes: int32 [T, K], whole spans; scale: float32 [T, spans]."""
     T, K = codes.shape
-    groups = codes.reshape(T, K // GROUP, 8, 4)
-    halves = codes.reshape(T, K // GROUP, 2, 16).sum(axis=3)
+    groups = codes.reshape(T, -1, SPAN, 8, 4)
+    halves = codes.reshape(T, -1, SPAN, 2, 16).sum(axis=4).transpose(1, 2, 3, 0)  # [spans, 8, 2, T]
     if form.name == "int16":
-        parts = [groups[..., [0, 2, 1, 3]].astype(np.int16).transpose(1, 2, 0, 3)]
+        parts = [groups[..., [0, 2, 1, 3]].astype(np.int16).transpose(1, 2, 3, 0, 4)]
     else:
         high = (groups + 128) >> 8
-        planes = [high, groups - 256 * high] if form.name == "int8x2" else [groups]
-        assert max(np.abs(plane).max() for plane in planes) <= 128
-        parts = [plane.astype(np.int8).transpose(1, 2, 0, 3) for plane in planes]
+        planes = np.stack([high, groups - 256 * high] if form.name == "int8x2" else [groups])
+        assert np.abs(planes).max() <= 128
+        parts = [planes.astype(np.int8).transpose(2, 3, 0, 4, 1, 5)]
     total = halves.sum(axis=2)
-    sums = [total.T, halves[..., 0].T, halves[..., 1].T]
-    parts += [scale.T, *(one.astype(np.float32) for one in sums), *(-form.offset * one.astype(np.int32) for one in sums)]
-    records = np.concatenate([np.ascontiguousarray(part).reshape(K // GROUP, -1).view(np.uint8) for part in parts], axis=1)
-    assert records.shape[1] == form.record(T)
+    parts += [-form.offset * total.astype(np.int32), -form.offset * halves.astype(np.int32)]
+    parts += [total.astype(np.float32), halves.astype(np.float32), np.ascontiguousarray(scale.T)]
+    spans = [np.ascontiguousarray(part).reshape(K // SPAN // GROUP, -1).view(np.uint8) for part in parts]
+    records = np.concatenate(spans, axis=1)
+    records = np.pad(records, ((0, 0), (0, form.record(T) - records.shape[1])), constant_values=0xFF)
     return Memory((records.size,), np.uint8, records.reshape(-1)).array
 
 
 def write_floats(x: np.ndarray) -> np.ndarray:
     """The same for the form "float". x: float32 [T, K]."""
-    T, K = x.shape
     records = np.ascontiguousarray(x.T).view(np.uint8).reshape(-1)
-    assert records.size == K // GROUP * 128 * T
     return Memory((records.size,), np.uint8, records).array
 
 
 def read_records(form: Form, records: np.ndarray, tokens: int) -> dict[str, np.ndarray]:
-    """codes [T, K], scale, sum, offset_sum [T, groups], half_sums, offset_half_sums [T, groups, 2]; for "float" codes only."""
+    """codes [T, K], scale [T, spans], sum, offset_sum [T, groups], half_sums, offset_half_sums [T, groups, 2]; for "float"
+    codes only."""
     rows = records.reshape(-1, form.record(tokens))
-    T, G = tokens, len(rows)
+    T, S = tokens, len(rows)
     if form.name == "float":
-        return {"codes": rows.view(np.float32).reshape(G * GROUP, T).T}
-
-    def part(name: str, dtype: type, count: int = 1) -> np.ndarray:
-        found = np.ascontiguousarray(rows[:, form.at(name, T):][:, :4 * count * T]).view(dtype)
-        return found.T if count == 1 else found.reshape(G, count, T).transpose(2, 0, 1)
-
-    raw = np.ascontiguousarray(rows[:, :form.codes(T)])
+        return {"codes": records.view(np.float32).reshape(S * SPAN * GROUP, T).T}
+    raw = np.ascontiguousarray(rows[:, :SPAN * form.codes(T)])
     if form.name == "int16":
-        codes = raw.view(np.int16).reshape(G, 8, T, 4)[..., [0, 2, 1, 3]].astype(np.int32)
+        codes = raw.view(np.int16).reshape(S, SPAN, 8, T, 4)[..., [0, 2, 1, 3]].astype(np.int32)
     else:
-        planes = raw.view(np.int8).reshape(G, -1, 8, T, 4).astype(np.int32)
-        codes = planes[:, 0] if form.name == "int8" else 256 * planes[:, 0] + planes[:, 1]
+        planes = raw.view(np.int8).reshape(S, SPAN, -1, 8, T, 4).astype(np.int32)
+        codes = planes[:, :, 0] if form.name == "int8" else 256 * planes[:, :, 0] + planes[:, :, 1]
+
+    def part(name: str, dtype: type, *shape: int) -> np.ndarray:
+        count = int(np.prod(shape)) * T
+        found = np.ascontiguousarray(rows[:, form.at(name, T):][:, :4 * count]).view(dtype).reshape(S, *shape, T)
+        return np.moveaxis(found, -1, 0).reshape(T, -1, *shape[1:])
+
     return {
-        "codes": codes.transpose(2, 0, 1, 3).reshape(T, G * GROUP), "scale": part("scale", np.float32),
-        "sum": part("sum", np.float32), "half_sums": part("half_sums", np.float32, 2),
-        "offset_sum": part("offset_sum", np.int32), "offset_half_sums": part("offset_half_sums", np.int32, 2),
+        "codes": codes.transpose(3, 0, 1, 2, 4).reshape(T, -1), "scale": part("scale", np.float32, 1),
+        "sum": part("sum", np.float32, SPAN), "half_sums": part("half_sums", np.float32, SPAN, 2),
+        "offset_sum": part("offset_sum", np.int32, SPAN), "offset_half_sums": part("offset_half_sums", np.int32, SPAN, 2),
     }

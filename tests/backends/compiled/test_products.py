@@ -71,21 +71,24 @@ def filled(name: str, kind: str, whole: bool = False) -> Panels:
     return library(name).fill(matrix(kind, whole).tensor)
 
 
-def activations(form: Form, columns: int, tokens: int, rng: np.random.Generator, limits: bool = False):
-    """(records, float64 [tokens, columns] that they stand for). limits: only the largest codes."""
+def filled_columns(found: Panels) -> int:
+    """Inputs that activations are packed with: whole spans."""
+    return -(-found.plan.columns // SPAN_WIDTH) * SPAN_WIDTH
+
+
+def activations(form: Form, found: Panels, tokens: int, rng: np.random.Generator, limits: bool = False):
+    """(function that packs some of the tokens, float64 [tokens, columns] that they stand for). limits: only the largest
+    codes. What is behind the matrix's columns must not count."""
+    columns = filled_columns(found)
     if form.name == "float":
         x = rng.standard_normal((tokens, columns), np.float32)
-        return write_floats(x), x.astype(np.float64)
+        return lambda some: write_floats(x[some]), x[:, :found.plan.columns].astype(np.float64)
     codes = rng.integers(-form.limit, form.limit + 1, (tokens, columns))
     if limits:
         codes = np.where(codes < 0, -form.limit, form.limit)
-    scale = scales(rng.uniform(0.5, 2, (tokens, -(-columns // SPAN_WIDTH))) / form.limit, columns)
-    return write_records(form, codes, scale), codes * np.repeat(scale.astype(np.float64), GROUP, axis=1)
-
-
-def scales(of_spans: np.ndarray, columns: int) -> np.ndarray:
-    """float32 [tokens, groups] from [tokens, spans]."""
-    return np.repeat(of_spans.astype(np.float32), SPAN, axis=1)[:, :columns // GROUP]
+    scale = (rng.uniform(0.5, 2, (tokens, columns // SPAN_WIDTH)) / form.limit).astype(np.float32)
+    x = codes * np.repeat(scale.astype(np.float64), SPAN_WIDTH, axis=1)
+    return lambda some: write_records(form, codes[some], scale[some]), x[:, :found.plan.columns]
 
 
 def rounding(found: Panels, form: Form) -> float:
@@ -102,12 +105,11 @@ def wide(array: np.ndarray, found: Panels) -> np.ndarray:
 
 
 def check(name: str, source: Matrix, found: Panels, form: Form, tokens: int, rng: np.random.Generator, limits: bool = False):
-    records, x = activations(form, found.plan.columns, tokens, rng, limits)
-    got = library(name).product(found, form, records, tokens)
+    write, x = activations(form, found, tokens, rng, limits)
+    got = library(name).product(found, form, write(slice(None)), tokens)
     bound = np.abs(x) @ wide(source.size, found).T * rounding(found, form)
     assert (np.abs(got - x @ wide(source.exact, found).T) <= bound + 1e-37).all()
     assert (got[:, found.plan.rows:] == 0).all()
-    return records, x, got
 
 
 EACH = pytest.mark.parametrize("name,kind", [(name, kind) for name in available() for kind in kinds(name)])
@@ -130,14 +132,7 @@ def test_one_token_and_many_give_the_same_bits(name, kind):
     for bits in BITS:
         form = form_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target)[1:]:
-            columns = found.plan.columns
-            if form.name == "float":
-                x = rng.standard_normal((tokens, columns), np.float32)
-                write = lambda some: write_floats(x[some])  # noqa: E731
-            else:
-                codes = rng.integers(-form.limit, form.limit + 1, (tokens, columns))
-                scale = scales(rng.standard_normal((tokens, -(-columns // SPAN_WIDTH))), columns)
-                write = lambda some: write_records(form, codes[some], scale[some])  # noqa: E731
+            write, _ = activations(form, found, tokens, rng)
             together = library(name).product(found, form, write(slice(None)), tokens)
             for t in range(tokens):
                 alone = library(name).product(found, form, write(slice(t, t + 1)), 1)
@@ -150,7 +145,7 @@ def test_bias_and_accumulation(name, kind):
     for bits in BITS:
         form = form_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target)[:2]:
-            records, _ = activations(form, found.plan.columns, tokens, rng)
+            records = activations(form, found, tokens, rng)[0](slice(None))
             plain = library(name).product(found, form, records, tokens)
             bias = rng.standard_normal(plain.shape[1], np.float32)
             before = rng.standard_normal(plain.shape, np.float32)
@@ -166,7 +161,7 @@ def test_several_panels_at_once_give_the_same_bits(name, kind):
     rng = np.random.default_rng(4)
     source = random_matrix(kind, 16 * kernels.PANELS_AT_ONCE * 2 - 3, rng)
     found = library(name).fill(source.tensor)
-    records, x = activations(FLOAT, found.plan.columns, 1, rng)
+    records = activations(FLOAT, found, 1, rng)[0](slice(None))
     bias = rng.standard_normal(16 * found.plan.panels, np.float32)
     one = library(name).product(found, FLOAT, records, 1, bias, bias[None])
     several = library(name).product(found, FLOAT, records, 1, bias, bias[None], several=kernels.PANELS_AT_ONCE)
@@ -222,12 +217,12 @@ def test_what_is_not_finite_stays_in_its_row_and_token(name, kind):
     spoilt = library(name).fill(spoil(source, kind, 5))
     for bits in BITS:
         form = form_for(kind, bits, target)
-        records, x = activations(form, clean.plan.columns, 3, rng)
+        records = activations(form, clean, 3, rng)[0](slice(None))
         wanted, got = (library(name).product(found, form, records, 3) for found in (clean, spoilt))
         others = np.arange(wanted.shape[1]) != 5
         np.testing.assert_array_equal(got[:, others], wanted[:, others])
         assert not np.isfinite(got[:, 5]).any()
-        # the second token's first group
+        # the second token's first input or span
         if form.name == "float":
             records.view(np.float32)[1] = np.nan
         else:
