@@ -241,8 +241,10 @@ class Function:
         return self.intrinsic(f"llvm.{name}.{suffix}", type_, *arguments)
 
     def largest(self, values: Value) -> Value:
-        """The largest lane of a float32 vector."""
-        return self.intrinsic("llvm.vector.reduce.fmax.v16f32", f32, values)
+        """The largest lane of a float32 or (signed) int32 vector."""
+        if _is_float(values.type):
+            return self.intrinsic("llvm.vector.reduce.fmax.v16f32", f32, values)
+        return self.intrinsic("llvm.vector.reduce.smax.v16i32", i32, values)
 
     def total(self, values: Value) -> Value:
         """The sum of the lanes: integers in any order, float32 always pairwise halves, so that it never varies."""

@@ -361,12 +361,13 @@ def pack(module: Module, form: Form, source: str, tokens: int, public: bool = Fa
         return f.finish()
     scratch = f.scratch(4 * GROUP * layouts.SPAN)
     with f.loop(f.groups // layouts.SPAN) as span:
-        largest = Variable(f, f.zero(f32s))
+        largest = Variable(f, f.zero(i32s))  # as integers, so that NaN counts as the largest: it spoils the scale, not the codes
         with f.loop(layouts.SPAN) as i:
             for half, value in enumerate(values(span * layouts.SPAN + i)):
                 f.store(value, scratch, i * (4 * GROUP) + 4 * LANES * half, 4)
-                largest.set(f.math("maxnum", largest.get(), f.math("fabs", value)))
-        top = f.largest(largest.get())
+                size = value.bits(i32s) & 0x7FFFFFFF
+                largest.set(size.compare(">", largest.get()).choose(size, largest.get()))
+        top = f.largest(largest.get()).bits(f32)
         usable = top.compare(">", 1e-30)  # below, 1 / top would overflow: such a span counts as zero
         inverse = usable.choose(f.constant(f32, float(form.limit)) / usable.choose(top, 1.0), 0.0)
         scale = top * float(np.float32(1 / form.limit))

@@ -136,6 +136,8 @@ def fill(panels: Panels, kernel: Callable[[int, int, int, int, int], None],
 def fill_slab(panels: Panels, kernel: Callable[[int, int, int, int, int], None], first: int, last: int) -> None:
     """Write panels first .. last - 1."""
     plan, tensor = panels.plan, panels.plan.tensor
+    if not 0 <= first < last <= plan.panels or panels.start + plan.nbytes > len(panels.arena.bytes):
+        raise ValueError(f"{tensor.name}: panels {first} to {last} of {plan.panels} are not all in the arena")
     start, stop = ROWS * first, min(ROWS * last, plan.rows)
     scaling = None
     if plan.source:
@@ -152,8 +154,14 @@ def fill_slab(panels: Panels, kernel: Callable[[int, int, int, int, int], None],
             rows = scaling.codes
         rows = _filled_up(rows, ROWS * (last - first), plan.columns)
         numbers = np.arange(len(rows))
-    if rows.strides[1] != rows.itemsize:
-        raise ValueError(f"{tensor.name}: the rows of its array are not contiguous")
+    # what the kernel reads of a row: numbers, codes, or bytes of the file's blocks
+    width = WIDTHS[plan.layout.dtype] if isinstance(plan.layout, FloatLayout) else 1
+    count = plan.columns // tensor.layout.block_size * tensor.layout.nbytes if plan.source else plan.columns
+    if rows.itemsize != width or rows.strides[1] != width or rows.shape[1] != count:
+        raise ValueError(f"{tensor.name}: {plan.layout.name} panels are not filled from {rows.dtype} rows of {rows.shape}, "
+                         f"{rows.strides} bytes apart")
+    if numbers.shape != (ROWS * (last - first),) or numbers.min() < 0 or numbers.max() >= len(rows):
+        raise ValueError(f"{tensor.name}: its rows are numbered beyond its {len(rows)}")
     addresses = rows.ctypes.data + numbers * rows.strides[0]
     kernel(addresses.ctypes.data, last - first, plan.blocks, panels.address + first * plan.panel_bytes, plan.panel_bytes)
     if scaling is not None:

@@ -313,7 +313,7 @@ class CompiledLlama:
         c = self.config
         if cache.config is not c and cache.config != c:
             raise ContextError("the cache was made by another model: use this model's make_cache")
-        # What another thread may do to the cache now, at worst a wrong answer comes of it: the memory is held here.
+        # Held here: what another thread does to the cache meanwhile may spoil an answer, but no memory.
         cosine, sine = cache.rope
         keys, values, addresses, position = cache.keys, cache.values, cache.addresses, cache.length
         count, batch = len(cosine), len(addresses)

@@ -106,11 +106,13 @@ def compile_module(for_target: Target, key: str, names: list[str], write: Callab
     public functions.
     """
     digest = _digest(for_target, key)
-    file = _cache_folder() / f"{digest.hex()[:32]}.o"
-    code = _read(file, digest)
+    folder = _cache_folder()
+    file = folder and folder / f"{digest.hex()[:32]}.o"
+    code = _read(file, digest) if file else None
     if code is None:
         code = object_code(for_target, write())
-        _write(file, digest, code)
+        if file:
+            _write(file, digest, code)
     llvm.add_symbol("mlx_llama_yield", ctypes.cast(_yield_function(), ctypes.c_void_p).value)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{for_target.triple}"'),
                                         for_target.machine())
@@ -155,15 +157,18 @@ def _digest(for_target: Target, key: str) -> bytes:
     return hashlib.sha256(_sources() + compiler.encode()).digest()
 
 
-def _cache_folder() -> Path:
-    """MLX_LLAMA_CACHE, else the system's folder for caches."""
+def _cache_folder() -> Path | None:
+    """MLX_LLAMA_CACHE, else the system's folder for caches; None where there is neither."""
     if given := os.environ.get("MLX_LLAMA_CACHE"):
         return Path(given)
-    if sys.platform == "darwin":
-        return Path.home() / "Library/Caches/mlx_llama"
-    if os.name == "nt":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "mlx_llama/cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx_llama"
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library/Caches/mlx_llama"
+        if os.name == "nt":
+            return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "mlx_llama/cache"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx_llama"
+    except RuntimeError:  # a user without a home
+        return None
 
 
 def _read(file: Path, digest: bytes) -> bytes | None:
