@@ -260,7 +260,7 @@ def _copy_vocabulary(writer: Any, checkpoint: Checkpoint) -> None:
     """tokenizer.* of a GGUF file, as it is. Raises TokenizerError where there is none, or it is malformed."""
     from gguf import GGUFValueType as Type
 
-    assert checkpoint.tokenizer is not None  # reads it, and complains
+    _ = checkpoint.tokenizer  # complains of what is missing or malformed
     for key, value in checkpoint.gguf_metadata.items():
         if not key.startswith("tokenizer."):
             continue
@@ -375,7 +375,7 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
 
     blob = path.read_bytes()
     sp = sentencepiece.SentencePieceProcessor(model_proto=blob)
-    trainer, normalizer = (_last_message(blob, number) for number in (2, 3))
+    trainer, normalizer = (_message(blob, number) for number in (2, 3))
     if trainer.get(3, 1) != 2:
         raise TokenizerError(f"{path}: is a sentencepiece model of type {trainer.get(3, 1)}, and llama.cpp takes BPE, "
                              f"which is 2, for this architecture; write the MLX form")
@@ -416,12 +416,13 @@ def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added:
     return result
 
 
-def _last_message(blob: bytes, number: int) -> dict[int, Any]:
-    """Fields of the last embedded message `number` of a protobuf message: numbers and bytes, by field number."""
+def _message(blob: bytes, number: int) -> dict[int, Any]:
+    """Fields of the embedded message `number` of a protobuf message, numbers and bytes by field number. Where it stands
+    there more than once, the last value wins, field by field."""
     found: dict[int, Any] = {}
     for field_number, value in _fields(blob):
         if field_number == number:
-            found = dict(_fields(value))
+            found |= dict(_fields(value))
     return found
 
 

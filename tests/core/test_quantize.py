@@ -319,6 +319,10 @@ def test_a_gguf_file_becomes_a_folder(gguf_source, tmp_path):
             assert after.tensors[name].bits == 8 and after.tensors[name].scale_dtype == "float16"
             weights = tensor.float32()
             assert np.abs(after.tensors[name].float32() - weights).max() < np.abs(weights).max() / 100
+    # and back
+    write_gguf(after, tmp_path / "again.gguf")
+    first, again = gguf_fields(gguf_source), gguf_fields(tmp_path / "again.gguf")
+    assert {name for name in first | again if first.get(name) != again.get(name)} <= {"general.name"}
 
 
 def test_mlx_lm_opens_what_came_from_a_gguf_file(gguf_source, tmp_path):
