@@ -8,18 +8,49 @@ import numpy as np
 import pytest
 
 from cpu_fallback import ops
+from cpu_fallback.model import Llama
 from making import make_checkpoint
 from mlx_llama.core.checkpoint import open_checkpoint
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+STORED = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@pytest.mark.parametrize("dtype", STORED)
 def test_weights_keep_their_width(dtype, backend, tmp_path):
     model = backend.load(open_checkpoint(make_checkpoint(tmp_path / "m", dtype=dtype)), "auto")
-    stored = {"float32": 4, "float16": 2, "bfloat16": 2}[dtype]
+    matrices = [model.embedding.weight, model.head.weight]
     for block in model.blocks:
-        for layer in (block.attention.qkv, block.attention.out, block.mlp.gate_up, block.mlp.down):
-            assert layer.weight.nbytes == stored * np.prod(tuple(layer.weight.shape))
-    assert model.embedding.weight.nbytes == stored * 384 * 64
+        matrices += [block.attention.qkv.weight, block.attention.out.weight, block.mlp.gate_up.weight, block.mlp.down.weight]
+    parts = [part for matrix in matrices for part in (matrix if isinstance(matrix, tuple) else (matrix,))]
+    for part in parts:
+        assert part.nbytes == STORED[dtype] * np.prod(tuple(part.shape))
+    # 2 x 384 x 64 of the vocabulary; per layer 128 x 64 of q, k, v, 64 x 64, 192 x 64 of gate and up, 64 x 96
+    assert sum(part.nbytes for part in parts) == STORED[dtype] * (2 * 384 * 64 + 2 * (128 * 64 + 64 * 64 + 192 * 64 + 64 * 96))
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_the_cpu_copies_nothing_but_into_panels(dtype, tmp_path):
+    """Its matrices are the file's own pages; compiled, each has one copy in panels, of its stored width, rows and columns
+    filled up to 16 and 32."""
+    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", dtype=dtype, vocab_size=389, intermediate_size=100))
+    model = Llama.load(checkpoint)
+    named = {"model.embed_tokens": model.embedding.weight, "lm_head": model.head.weight}
+    for i, block in enumerate(model.blocks):
+        layer = f"model.layers.{i}."
+        parts = (*block.attention.qkv.weight, block.attention.out.weight, *block.mlp.gate_up.weight, block.mlp.down.weight)
+        names = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+        named |= {layer + name: part for name, part in zip(names, parts, strict=True)}
+    for name, part in named.items():
+        assert np.shares_memory(part, checkpoint.tensors[f"{name}.weight"].bits) and not part.flags.writeable
+    if model.compiled is None:
+        assert model.notices  # says why
+        return
+    assert {*model.compiled.panels} == {f"{name}.weight" for name in named} - {"model.embed_tokens.weight"}
+    filled = {name: -(-part.shape[0] // 16) * 16 * -(-part.shape[1] // 32) * 32 for name, part in named.items()}
+    for name, panels in model.compiled.panels.items():
+        assert panels.plan.nbytes == panels.array().nbytes == STORED[dtype] * filled[name.removesuffix(".weight")]
+    assert model.compiled.nbytes == STORED[dtype] * (sum(filled.values()) - filled["model.embed_tokens"])
 
 
 def test_widening_is_exact():
