@@ -307,7 +307,7 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
         vocabulary=VOCABULARY, facts=len(FACTS), questions=f"{sum(talk.ways(line) for f in FACTS for line in talk.ASK[f.name]):,}",
         steps=args.steps, batch=args.batch, seen=f"{result['seen'] / 1e6:.1f}", lr=args.lr, minutes=f"{result['minutes']:.0f}",
         machine=f"{args.threads} CPU core{'s' if args.threads > 1 else ''}" if args.device == "cpu" else args.device,
-        command=f"python examples/train_guide.py --seed {args.seed} --steps {args.steps} --batch {args.batch} --lr {args.lr}",
+        command=f"python examples/train_guide.py --seed {args.seed} --steps {args.steps} --batch {args.batch} --lr {args.lr} --threads {args.threads}",
         scope=len(talk.lines(talk.SCOPE_HELD_OUT)), score=told, fresh=len(FRESH),
     )
     (out / "README.md").write_text(card, encoding="utf-8")
