@@ -83,13 +83,21 @@ class Llama:
             ))
         embedding = Embedding(matrix("model.embed_tokens.weight"))
         head = Linear(embedding.weight) if config.tie_word_embeddings else linear("", "lm_head")
-        model = cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device,
-                    () if target else (f"plain NumPy: {reason}",))
-        if target:
-            if threads is None:
-                threads = max(1, min(machine.physical_cores(), checkpoint.nbytes // BYTES_PER_THREAD))
-            bits = activation_bits or (32 if dtype == "float32" else 16)
-            model.compiled = compiled.build(config, tensors, threads, bits, target)
+        model = cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device)
+        if target is None:
+            model.notices = (f"plain NumPy: {reason}",)
+            return model
+        cores = machine.physical_cores()
+        if threads is None:
+            threads = max(1, min(cores, checkpoint.nbytes // BYTES_PER_THREAD))
+        bits = activation_bits or (32 if dtype == "float32" else 16)
+        said = [f"{threads} thread{'s' if threads > 1 else ''}"]
+        if any(isinstance(tensor, AffineWeight) for tensor in tensors.values()):
+            said.append(f"low-bit weights times {bits}-bit activations")
+        model.notices = (", ".join(said),)
+        if threads > cores:
+            model.notices += (f"{threads} threads wait for each other on {cores} cores: --threads {cores} is faster",)
+        model.compiled = compiled.build(config, tensors, threads, bits, target)
         return model
 
     def make_cache(self, capacity: int) -> Cache:

@@ -90,7 +90,7 @@ def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, g
     load_options: threads and activation_bits of Backend.load.
     """
     started = time.perf_counter()
-    with cli.Bar(f"loading {checkpoint.name}"):
+    with cli.Bar("loading"):
         model = backend.load(checkpoint, dtype, **load_options)
     load_seconds = time.perf_counter() - started
     engine = Engine(backend, model, None, frozenset(), checkpoint.config.max_position_embeddings)

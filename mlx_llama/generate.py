@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     from .core.errors import OptionsError
     from .core.llm import load
 
-    with cli.Bar(f"loading {given.model or 'guide'}"):
+    with cli.Bar("loading"):
         llm = load(**options.load_arguments(given))
     if llm.template is not None and not given.ignore_chat_template:
         system = [{"role": "system", "content": given.system_prompt}] if given.system_prompt else []
@@ -41,6 +41,8 @@ def main(arguments: list[str]) -> int:
     elif given.system_prompt is not None:
         raise OptionsError("--system-prompt needs a chat template: give one with --template, or leave it out "
                            "with --ignore-chat-template")
+    elif llm.template is None and not given.ignore_chat_template:
+        cli.say("(the model has no chat template: the prompt is continued as it is; --template gives one)")
     stream = llm.stream(prompt, **wanted)
     for notice in stream.completion.notices:
         cli.say(f"({notice})")

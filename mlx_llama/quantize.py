@@ -31,20 +31,24 @@ def main(arguments: list[str]) -> int:
     """Run the door; returns the exit code. Raises LlamaError."""
     given = parser().parse_args(arguments)
     scheme = checked_scheme(given.format, given.bits, given.group_size)
+    if given.format == "mlx" and given.out.endswith(".gguf"):
+        raise OptionsError(f"{given.out}: --format mlx writes a folder; for a GGUF file add --format gguf:Q4_0 or gguf:Q8_0")
 
     from .core import gguf_export, quantize
     from .core.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(given.source, given.revision)
-    with cli.Bar(f"quantising {checkpoint.name}"):
+    with cli.Bar("quantising"):
         if given.format == "mlx":
             written = quantize.write_mlx(checkpoint, given.out, *scheme)
         else:
             written = gguf_export.write_gguf(checkpoint, given.out, *scheme)
     for notice in written.notices:
         cli.say(f"({notice})")
+    ratio = checkpoint.nbytes / written.nbytes
+    change = f"{ratio:.1f} times smaller" if ratio >= 1 else f"{1 / ratio:.1f} times larger"
     cli.say(f"{written.path}: {written.nbytes / 1e6:,.1f} MB of weights, {written.bits_per_weight:.2f} bits each "
-            f"({checkpoint.nbytes / written.nbytes:.1f} times smaller than {checkpoint.name})")
+            f"({change} than {checkpoint.name})")
     return 0
 
 

@@ -147,19 +147,15 @@ class CompiledLlama:
         self.nbytes = sum(plan.nbytes for plan in plans.values())
         self._vectors: list[Buffer] = []  # norms and biases, which the programs point to
         self._workspace(tensors)
-        self.decode = Program(self.code, threads)
-        self._body(self.decode, tensors, decode=True)
-        self._head(self.decode, tensors, decode=True)
-        self.decode.finish()
-        self.prompt = Program(self.code, threads)
-        self._body(self.prompt, tensors, decode=False)
-        self.prompt.finish()
-        self.last = Program(self.code, threads)
-        self._head(self.last, tensors, decode=True)
-        self.last.finish()
-        self.every = Program(self.code, threads)
-        self._head(self.every, tensors, decode=False)
-        self.every.finish()
+        # A token is embedded, goes through all layers and is projected to the vocabulary. Of a prompt's last layer all tokens
+        # need keys and values, but only those whose logits are asked for need what follows.
+        layers, last = range(config.num_hidden_layers), config.num_hidden_layers - 1
+        whole = [(part, i) for i in layers for part in (self._attention, self._feed_forward)]
+        self.decode = self._program(tensors, True, [*whole, (self._head, last)])
+        self.prompt = self._program(tensors, False, whole[:-1])
+        self.last = self._program(tensors, True, [whole[-1], (self._head, last)])
+        self.rest = self._program(tensors, False, whole[-1:])
+        self.every = self._program(tensors, False, [(self._head, last)])
 
     def _fill(self, plans: dict[str, Plan], threads: int) -> dict[str, Panels]:
         size = sum(-(-plan.nbytes // Arena.ALIGN) * Arena.ALIGN for plan in plans.values())
@@ -240,11 +236,12 @@ class CompiledLlama:
                 x=self.activations[form].address, x_bytes=groups // SPAN * form.record(tile(self.target, form, decode)),
                 width=float_bits(width), eps=float_bits(self.config.rms_norm_eps), scratch=self.scratch.address)
 
-    def _product(self, program: Program, name: str, columns: int, out: Buffer, decode: bool, at: int = 0,
+    def _product(self, program: Program, name: str, packed: Buffer, out: Buffer, decode: bool, at: int = 0,
                  accumulate: bool = False, bias: np.ndarray | None = None, wait: bool = True) -> None:
-        """out[:, at:] = matrix `name` times what was packed last (rows of `columns` inputs)."""
+        """out[:, at:] = matrix `name` times what was packed last, from `packed`."""
         matrix = self.panels[name]
         plan, form = matrix.plan, self._form(name)
+        columns = packed.array.shape[1]
         if plan.columns > columns or at + ROWS * plan.panels > out.array.shape[1] or bias is not None and len(bias) != plan.rows:
             raise ValueError(f"{name} {plan.tensor.shape} does not fit inputs of {columns}, outputs {out.array.shape} from {at} "
                              f"on, or its bias")
@@ -258,49 +255,54 @@ class CompiledLlama:
             x_bytes=columns // WIDTH * form.record(tile(self.target, form, decode)), out=out.address + 4 * at,
             out_bytes=out.row_bytes, bias=self._vector(bias).address if bias is not None else 0, accumulate=int(accumulate))
 
-    def _body(self, program: Program, tensors: Mapping[str, Tensor | AffineWeight], decode: bool) -> None:
-        """All layers: hidden -> hidden."""
-        c = self.config
-        hidden, mixed, inner = (buffer.array.shape[1] for buffer in (self.hidden, self.mixed, self.gate))
+    def _program(self, tensors: Mapping[str, Tensor | AffineWeight], decode: bool, parts: list[tuple[Callable, int]]) -> Program:
+        """The parts (function, layer), one after the other."""
+        program = Program(self.code, self.team.threads)
 
         def vector(name: str) -> np.ndarray | None:
             return tensors[name].float32() if name in tensors else None
 
-        for i in range(c.num_hidden_layers):
-            attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
-            projections = [(f"{attention}{name}_proj", at) for name, at in
-                           (("q", 0), ("k", self.keys_at), ("v", self.values_at))]
-            weights = [f"{name}.weight" for name, _ in projections]
-            norm = self._vector(vector(f"model.layers.{i}.input_layernorm.weight"))
-            self._pack(program, "norm", weights, self.hidden, decode, norm, width=c.hidden_size)
-            for name, at in projections:
-                self._product(program, f"{name}.weight", hidden, self.qkv, decode, at, bias=vector(f"{name}.bias"),
-                              wait=name.endswith("v_proj"))
-            place = dict(qkv=self.qkv.address, qkv_bytes=self.qkv.row_bytes, key_heads=c.num_key_value_heads, layer=i)
-            program.add("rotate", 1, per_token=True, heads=c.num_attention_heads, keys_at=4 * self.keys_at,
-                        values_at=4 * self.values_at, **place)
-            program.add("attend", c.num_key_value_heads, per_token=True,
-                        shared=c.num_attention_heads // c.num_key_value_heads, out=self.mixed.address,
-                        out_bytes=self.mixed.row_bytes, **place)
-            self._pack(program, "plain", [f"{attention}o_proj.weight"], self.mixed, decode)
-            self._product(program, f"{attention}o_proj.weight", mixed, self.hidden, decode, accumulate=True,
-                          bias=vector(f"{attention}o_proj.bias"))
-            norm = self._vector(vector(f"model.layers.{i}.post_attention_layernorm.weight"))
-            self._pack(program, "norm", [f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"], self.hidden, decode, norm,
-                       width=c.hidden_size)
-            for name, out in (("gate_proj", self.gate), ("up_proj", self.up)):
-                self._product(program, f"{mlp}{name}.weight", hidden, out, decode, bias=vector(f"{mlp}{name}.bias"),
-                              wait=out is self.up)
-            self._pack(program, "silu", [f"{mlp}down_proj.weight"], self.gate, decode, self.up, b_per_token=True)
-            self._product(program, f"{mlp}down_proj.weight", inner, self.hidden, decode, accumulate=True,
-                          bias=vector(f"{mlp}down_proj.bias"))
+        for write, layer in parts:
+            write(program, vector, decode, layer)
+        return program.finish()
 
-    def _head(self, program: Program, tensors: Mapping[str, Tensor | AffineWeight], decode: bool) -> None:
+    def _attention(self, program: Program, vector: Callable, decode: bool, i: int) -> None:
+        """hidden -> mixed, up to the output projection; keys and values go to the cache."""
+        c, attention = self.config, f"model.layers.{i}.self_attn."
+        projections = [(f"{attention}{name}_proj", at) for name, at in (("q", 0), ("k", self.keys_at), ("v", self.values_at))]
+        norm = self._vector(vector(f"model.layers.{i}.input_layernorm.weight"))
+        self._pack(program, "norm", [f"{name}.weight" for name, _ in projections], self.hidden, decode, norm, width=c.hidden_size)
+        for name, at in projections:
+            self._product(program, f"{name}.weight", self.hidden, self.qkv, decode, at, bias=vector(f"{name}.bias"),
+                          wait=name.endswith("v_proj"))
+        place = dict(qkv=self.qkv.address, qkv_bytes=self.qkv.row_bytes, key_heads=c.num_key_value_heads, layer=i)
+        program.add("rotate", 1, per_token=True, heads=c.num_attention_heads, keys_at=4 * self.keys_at,
+                    values_at=4 * self.values_at, **place)
+        program.add("attend", c.num_key_value_heads, per_token=True, shared=c.num_attention_heads // c.num_key_value_heads,
+                    out=self.mixed.address, out_bytes=self.mixed.row_bytes, **place)
+
+    def _feed_forward(self, program: Program, vector: Callable, decode: bool, i: int) -> None:
+        """mixed and hidden -> hidden: the output projection of the attention and the MLP."""
+        attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+        self._pack(program, "plain", [f"{attention}o_proj.weight"], self.mixed, decode)
+        self._product(program, f"{attention}o_proj.weight", self.mixed, self.hidden, decode, accumulate=True,
+                      bias=vector(f"{attention}o_proj.bias"))
+        norm = self._vector(vector(f"model.layers.{i}.post_attention_layernorm.weight"))
+        self._pack(program, "norm", [f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"], self.hidden, decode, norm,
+                   width=self.config.hidden_size)
+        for name, out in (("gate_proj", self.gate), ("up_proj", self.up)):
+            self._product(program, f"{mlp}{name}.weight", self.hidden, out, decode, bias=vector(f"{mlp}{name}.bias"),
+                          wait=out is self.up)
+        self._pack(program, "silu", [f"{mlp}down_proj.weight"], self.gate, decode, self.up, b_per_token=True)
+        self._product(program, f"{mlp}down_proj.weight", self.gate, self.hidden, decode, accumulate=True,
+                      bias=vector(f"{mlp}down_proj.bias"))
+
+    def _head(self, program: Program, vector: Callable, decode: bool, _: int) -> None:
         """hidden, from the context's first row on -> logits."""
         name = next(name for name, matrix in self.panels.items() if matrix is self.head)
-        norm = self._vector(tensors["model.norm.weight"].float32())
-        self._pack(program, "norm", [name], self.hidden, decode, norm, width=self.config.hidden_size)
-        self._product(program, name, self.hidden.array.shape[1], self.logits, decode)
+        self._pack(program, "norm", [name], self.hidden, decode, self._vector(vector("model.norm.weight")),
+                   width=self.config.hidden_size)
+        self._product(program, name, self.hidden, self.logits, decode)
 
     # ---- running
 
@@ -359,13 +361,20 @@ class CompiledLlama:
         self.team.run(self.prompt, self.context, keep)
         if out is None:
             return
-        step = HEAD_CHUNK if every else 1
-        for first in range(0 if every else tokens - 1, tokens, step):
-            some = min(step, tokens - first)
+        if not every:
+            for buffer in (self.hidden, self.mixed):
+                buffer.array[0] = buffer.array[tokens - 1]
+            self._set("tokens", 1)
+            self.team.run(self.last, self.context, keep)
+            out[0] = self.logits.array[0, :vocab]
+            return
+        self.team.run(self.rest, self.context, keep)
+        for first in range(0, tokens, HEAD_CHUNK):
+            some = min(HEAD_CHUNK, tokens - first)
             self._set("tokens", some)
             self._set("first_row", first)
-            self.team.run(self.every if every else self.last, self.context, keep)
-            out[first if every else 0:][:some] = self.logits.array[:some, :vocab]
+            self.team.run(self.every, self.context, keep)
+            out[first:first + some] = self.logits.array[:some, :vocab]
 
     def _room_for_scores(self, positions: int) -> None:
         """Scratch for the scores of all heads that share a key head, for each thread."""

@@ -321,14 +321,16 @@ class _Reader:
         if not isinstance(raw, dict):
             raise ConfigError(f"{source}: {prefix or 'config'} is {show(raw)}, expected an object with named fields")
         self.raw, self.source, self.prefix = raw, source, prefix
+        is_gguf = source.endswith(".gguf")
+        self.remedy = "take another conversion of the model" if is_gguf else "correct the file, or take the model's own"
 
     def fail(self, name: str, found: object, expected: str) -> None:
-        raise ConfigError(f"{self.source}: {self.prefix}{name} is {show(found)}, expected {expected}; correct the file")
+        raise ConfigError(f"{self.source}: {self.prefix}{name} is {show(found)}, expected {expected}; {self.remedy}")
 
     def get(self, name: str, default: Any = _MISSING) -> Any:
         value = self.raw.get(name, default)
         if value is _MISSING:
-            raise ConfigError(f"{self.source}: field {self.prefix}{name} is missing; take the model's own config.json")
+            raise ConfigError(f"{self.source}: field {self.prefix}{name} is missing; {self.remedy}")
         return value
 
     def integer(self, name: str, default: Any = _MISSING, *, nullable: bool = False) -> Any:

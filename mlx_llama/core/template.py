@@ -189,7 +189,7 @@ def missing_template(name: str) -> str:
     """What to tell the user of a model that has no template."""
     return (
         f"model {name} has no chat template; name the format it was trained on with --template NAME_OR_FILE "
-        f"({', '.join(BUILTIN)}, or a .jinja file), or continue plain text with --ignore-chat-template"
+        f"({', '.join(BUILTIN)}, or a .jinja file), or continue plain text with python -m mlx_llama.generate --ignore-chat-template"
     )
 
 

@@ -520,7 +520,7 @@ def test_version_2(tmp_path):
 HUGE = 1 << 60
 U32, F32 = struct.pack("<I", 1), bytes(32)
 DAMAGED = {
-    "empty": (b"", "begins with b''"),
+    "empty": (b"", "is empty"),
     "short": (b"GGUF", "4 bytes long"),
     "not gguf": (b"PK\x03\x04" * 10, "not GGUF"),
     "ggml": (b"lmgg" + bytes(40), "not GGUF"),

@@ -199,6 +199,8 @@ def _local(name: str) -> Path:
                 f"{path}: is a file, expected a folder with config.json and weights, or a .gguf file; name the folder"
             )
         return path
+    if path.suffix == ".gguf":
+        raise CheckpointError(f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)")
     raise CheckpointError(
         f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check the path, or use `guide`, "
         "the model that ships"

@@ -318,6 +318,8 @@ class _Part:
             with open(path, "rb") as file:
                 self._size = os.fstat(file.fileno()).st_size
                 head = file.read(8)
+                if not head:
+                    raise CheckpointError(f"{path}: is empty, expected a GGUF file; fetch it again")
                 if head[:4] != _MAGIC:
                     raise CheckpointError(
                         f"{path}: begins with {show(head[:4])}, expected {show(_MAGIC)}: not GGUF; fetch the file again"

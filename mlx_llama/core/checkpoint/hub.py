@@ -24,10 +24,12 @@ _SKIP = ("*/*", "consolidated*")
 def is_hub_id(name: str | os.PathLike) -> bool:
     """Whether a model's name is a hub id ("org/name") rather than a path; decided from the name and the disk alone.
 
-    An existing path is a path; so is what is absolute, starts with "." or "~", ends in a separator, has a backslash,
-    or has more than one slash.
+    An existing path is a path; so is what is absolute, starts with "." or "~", ends in a separator or ".gguf", has a
+    backslash, or has more than one slash.
     """
     if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
+        return False
+    if name.endswith(".gguf"):
         return False
     return not os.path.exists(name)
 

@@ -117,11 +117,11 @@ def test_rows_out_of_order_and_their_filling_up():
 def bad_tensors():
     rng = np.random.default_rng(4)
     blocks = random_blocks("Q4_0", 16, 512, rng)
-    yield "", gguf_weight(blocks, "Q4_0", np.arange(1, 17))
+    yield "out of bounds", gguf_weight(blocks, "Q4_0", np.arange(1, 17))
     yield "numbered beyond", gguf_weight(blocks, "Q4_0", np.arange(-1, 15))
     short = gguf_weight(blocks, "Q4_0")
     short.blocks = blocks[:, :-18]
-    yield "", short
+    yield "cannot reshape", short
     tensor = tensor_of(rng.standard_normal((16, 512), np.float32), "float32")
     yield "not filled from", dataclasses.replace(tensor, bits=tensor.bits.astype(np.float64))
     yield "not filled from", dataclasses.replace(tensor, bits=tensor.bits.astype(np.float16))
