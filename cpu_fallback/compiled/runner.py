@@ -22,8 +22,8 @@ from .panels import Arena, Panels, Plan
 from .program import CONTEXT, Code, Program, Recipe, float_bits, pack_kind, product_kind, tile
 from .target import Target
 
-CHUNK = 256  # prompt tokens per run: what the workspace holds
-HEAD_CHUNK = 32  # tokens whose logits are computed at once
+CHUNK = 288  # prompt tokens per run: what the workspace holds; whole tiles on every target
+HEAD_CHUNK = 48  # tokens whose logits are computed at once; whole tiles too
 WIDTH = SPAN * GROUP  # rows of floats are filled up to this, so that every layout's blocks are whole
 NO_WINDOW = 1 << 60
 

@@ -66,8 +66,9 @@ def target(name: str, triple: str | None = None, host: bool = True) -> Target:
     elif name == "avx512":
         features += ",-avx512vnni"
     dot = {"avx512-vnni": "vnni", "neon": "sdot"}.get(name, "madd")
+    tile, float_tile = (8, 16) if wide else (4, 6) if name == "avx2" else (4, 4)
     gfni = wide and "+gfni" in features.split(",")
-    return Target(name, triple or llvm.get_default_triple(), cpu, features, dot, 8 if wide else 4, 16 if wide else 4, gfni)
+    return Target(name, triple or llvm.get_default_triple(), cpu, features, dot, tile, float_tile, gfni)
 
 
 def available() -> list[str]:
@@ -128,8 +129,21 @@ def optimised(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, ll
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=1)
-    passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(parsed, passes)
+    builder = llvm.create_pass_builder(machine, options)
+    if for_target.dot == "madd":
+        # The usual passes would reorder a tile's integer sums token by token, and keep every code until the last one's turn.
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_sroa_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+        passes.add_loop_rotate_pass()
+        passes.add_new_gvn_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+        passes.add_aggressive_dce_pass()
+    else:
+        passes = builder.getModulePassManager()
+    passes.run(parsed, builder)
     return parsed, machine
 
 
