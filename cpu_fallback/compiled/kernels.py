@@ -213,8 +213,9 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, form: Form,
         with f.loop((f.blocks - span * per_span).at_most(per_span)) as i:
             block = first + i * layout.block_bytes
             with f.loop(layout.groups) as g:  # a loop: unrolled, LLVM would read the groups in another order than they lie in
-                if tokens > 1:
-                    f.prefetch(block + f.blocks * layout.block_bytes + g * layout.group_bytes, layout.group_bytes)
+                ahead = target.ahead if tokens == 1 else f.blocks * layout.block_bytes  # prompts: the next panel
+                if tokens > 1 or target.ahead:
+                    f.prefetch(block + g * layout.group_bytes + ahead, layout.group_bytes)
                 group(block, g, i * layout.groups + g)
         outer = _Scales(f, layout, first).outer("scales") if levels_apart else None
         for t in range(tokens):

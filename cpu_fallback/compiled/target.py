@@ -36,7 +36,9 @@ class Target:
 
     dot: how four products of 8-bit codes and activations are summed into 32 bits: "vnni" (vpdpbusd), "sdot" (NEON), "madd"
     (16-bit multiply and pair-add). tile: prompt tokens that share one pass over low-bit weights; float_tile: over float
-    weights; both as many as the registers hold. gfni: bits can be moved within bytes by one instruction.
+    weights; both as many as the registers hold. ahead: how many bytes before their use a decoding kernel asks for low-bit
+    weights, where the processor's own prefetching is too late (0: it is not). gfni: bits can be moved within bytes by one
+    instruction.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Target:
     dot: str
     tile: int
     float_tile: int
+    ahead: int = 0
     gfni: bool = False
 
     def machine(self) -> llvm.TargetMachine:
@@ -68,7 +71,8 @@ def target(name: str, triple: str | None = None, host: bool = True) -> Target:
     dot = {"avx512-vnni": "vnni", "neon": "sdot"}.get(name, "madd")
     tile, float_tile = (8, 16) if wide else (4, 6) if name == "avx2" else (4, 4)
     gfni = wide and "+gfni" in features.split(",")
-    return Target(name, triple or llvm.get_default_triple(), cpu, features, dot, tile, float_tile, gfni)
+    return Target(name, triple or llvm.get_default_triple(), cpu, features, dot, tile, float_tile,
+                  4096 if dot == "madd" else 0, gfni)
 
 
 def available() -> list[str]:
