@@ -47,11 +47,7 @@ class Cache(Positions):
     def begin(self, tokens: np.ndarray, index_pos: int) -> None:
         """Make room for `tokens` [B, T] at `index_pos` and prepare their rope table and mask. Raises ContextError."""
         B, T = tokens.shape
-        allocated = self.room_for(index_pos, T)
-        if self.tokens is not None:
-            self.check_batch(B, self.tokens.shape[0])
-        if allocated > self.allocated:
-            self._grow(B, allocated)
+        self.reserve(B, index_pos, T)
         if rope.length_dependent(self.config):
             self.rope = rope.tables(self.config, index_pos, T, index_pos + T)
         else:

@@ -43,16 +43,18 @@ class Llama:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: str = "cpu", threads: int | None = None,
-             activation_bits: int | None = None) -> Llama:
+             activation_bits: int | None = None, compile: bool | None = None) -> Llama:
         """Build the model; weights keep their stored width.
 
-        threads: of the compiled path (None: one per physical core, fewer for a small model). activation_bits: 8, 16 or
+        compile: False is plain NumPy. threads: of the compiled path (None: one per physical core, fewer for a small model). activation_bits: 8, 16 or
         32, what it multiplies low-bit weights with (None: 16, with dtype "float32" 32). Raises BackendError for what it
         cannot honour, CheckpointError where memory does not suffice.
         """
         config, tensors = checkpoint.config, checkpoint.tensors
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
-        target, reason = compiled.find_target()
+        target, reason = (None, "--no-compile asks for it") if compile is False else compiled.find_target()
+        if target is None and compile:
+            raise BackendError(f"--compile: there are no compiled kernels here ({reason}): leave it out")
         if target is None and (threads is not None or activation_bits is not None):
             flag = "--threads" if threads is not None else "--activation-bits"
             raise BackendError(f"{flag} is for the compiled path, which is not to be had here ({reason}): leave it out")

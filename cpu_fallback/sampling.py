@@ -27,10 +27,13 @@ class Sampler:
 
         Returns the token, int32 [1, 1].
         """
-        o = self.options
+        return self.draw(logits, position, recent, self.options.seed)
+
+    def draw(self, logits: np.ndarray, position: int, recent: np.ndarray | None, seed: int) -> np.ndarray:
+        """The same with another seed."""
         scores = self.processed(logits[0].astype(np.float32), recent)
-        if o.temperature > 0:
-            scores += rng.gumbel(o.seed, position, len(scores))
+        if self.options.temperature > 0:
+            scores += rng.gumbel(seed, position, len(scores))
         return np.array([[np.argmax(scores)]], np.int32)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:

@@ -39,9 +39,11 @@ class Llama:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu"),
-             threads: int | None = None, activation_bits: int | None = None) -> Llama:
+             threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None) -> Llama:
         """Build the model; weights keep their stored width. Raises BackendError for what it cannot honour: a dtype,
-        threads, activation_bits."""
+        threads, activation_bits, compile."""
+        if compile:
+            raise BackendError("--compile: the cuda backend has no compiled step, leave it out")
         for flag, value in (("--threads", threads), ("--activation-bits", activation_bits)):
             if value is not None:
                 raise BackendError(f"{flag} {value}: is for the cpu backend, and this is cuda: leave it out, or choose "

@@ -55,12 +55,15 @@ class Sampler:
 
         Returns the token, int32 [1, 1].
         """
-        o = self.options
+        return self.draw(logits, position, recent, self.options.seed)
+
+    def draw(self, logits: torch.Tensor, position: int, recent: torch.Tensor | None, seed: int) -> torch.Tensor:
+        """The same with another seed."""
         scores = self.processed(logits[0].float(), recent)
-        if o.temperature > 0:
+        if self.options.temperature > 0:
             if self._indices is None:
                 self._indices = torch.arange(len(scores), dtype=torch.int32, device=self.device)
-            scores = scores + gumbel(o.seed, position, self._table, self._indices)
+            scores = scores + gumbel(seed, position, self._table, self._indices)
         return torch.argmax(scores).int().reshape(1, 1)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:

@@ -87,7 +87,7 @@ def measure(checkpoint: Checkpoint, backend: Backend, dtype: str, prompt: int, g
             **load_options: Any) -> dict[str, Any]:
     """Load the model and time it. Returns the figures by name: seconds, tokens per second, bytes, shares.
 
-    load_options: threads and activation_bits of Backend.load.
+    load_options: threads, activation_bits and compile of Backend.load.
     """
     started = time.perf_counter()
     with cli.Bar("loading"):
@@ -165,12 +165,7 @@ def parser() -> options.Parser:
     result.add_argument("--repetitions", "-r", type=int, default=3, help="runs; the medians are printed (default: 3)")
     result.add_argument("--json", action="store_true", help="print the figures as JSON")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
-    group = result.add_argument_group("model")
-    for flag in ("--model", "--device", "--revision"):
-        group.add_argument(flag, default=None)
-    for flag in ("--backend", "--dtype"):
-        group.add_argument(flag, default="auto")
-    options.add_cpu_flags(group)
+    options.add_model_flags(result)
     return result
 
 
@@ -182,7 +177,7 @@ def main(arguments: list[str]) -> int:
         if getattr(given, name) < least:
             raise OptionsError(f"--{name.replace('_', '-')} {getattr(given, name)}: must be at least {least}")
     backend = select(given.backend, given.device)
-    load_options = backend.load_options(given.dtype, given.threads, given.activation_bits)
+    load_options = backend.load_options(given.dtype, given.threads, given.activation_bits, given.compile)
     figures = measure(open_checkpoint(given.model, given.revision), backend, given.dtype, given.prompt_tokens,
                       given.generate_tokens, given.repetitions, **load_options)
     print(json.dumps(figures, indent=1) if given.json else report(figures))

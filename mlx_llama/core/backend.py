@@ -92,15 +92,15 @@ class Backend:
         return self.runtime.runs_ahead(self.device)
 
     def load(self, checkpoint: Checkpoint, dtype: str = "auto", threads: int | str | None = None,
-             activation_bits: int | str | None = None) -> Model:
+             activation_bits: int | str | None = None, compile: bool | None = None) -> Model:
         """Build the model on the device. Raises BackendError, CheckpointError."""
         return self.model.Llama.load(checkpoint, dtype, self.device,
-                                     **self.load_options(dtype, threads, activation_bits))
+                                     **self.load_options(dtype, threads, activation_bits, compile))
 
     def load_options(self, dtype: str = "auto", threads: int | str | None = None,
-                     activation_bits: int | str | None = None) -> dict[str, int]:
+                     activation_bits: int | str | None = None, compile: bool | None = None) -> dict[str, Any]:
         """How to load, checked before any work is done: what was given of threads (1 to 1024) and activation_bits
-        (8, 16 or 32), as numbers. Raises BackendError, also where this backend cannot honour it."""
+        (8, 16 or 32), as numbers, and of compile. Raises BackendError, also where this backend cannot honour it."""
         if dtype not in DTYPES:
             raise BackendError(f"--dtype {dtype!r} is not one of {', '.join(DTYPES)}")
         given = {name: value for name, value in (("threads", threads), ("activation_bits", activation_bits))
@@ -118,7 +118,9 @@ class Backend:
         if dtype == "float32" and given.get("activation_bits", 32) != 32:
             raise BackendError(f"--activation-bits {given['activation_bits']} and --dtype float32, which asks for 32, "
                                f"contradict each other: leave one of them out")
-        return given
+        if compile is False and given:
+            raise BackendError("--threads and --activation-bits are for compiled kernels: leave out --no-compile, or them")
+        return given if compile is None else given | {"compile": compile}
 
     def sampler(self, options: GenerationOptions) -> Sampler:
         return self.sampling.Sampler(options, self.device)

@@ -88,24 +88,25 @@ class LLM:
 
 def load(model: str | os.PathLike | None = None, backend: str = "auto", device: str | None = None, dtype: str = "auto",
          *, revision: str | None = None, ctx_size: int | str | None = None, template: str | None = None,
-         threads: int | None = None, activation_bits: int | None = None) -> LLM:
+         threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None) -> LLM:
     """Load a model.
 
     model: a folder or a Hugging Face hub id; None is the small guide model in this package. backend: "auto" (MLX on
-    Apple silicon, CUDA where torch sees a GPU, else NumPy), "mlx", "cpu" or "cuda". device: None, "gpu" or "cpu".
+    Apple silicon, CUDA where torch sees a GPU, else the CPU), "mlx", "cpu" or "cuda". device: None, "gpu" or "cpu".
     dtype: "auto" (as stored), "float32", "float16" or "bfloat16". revision: of a hub id. ctx_size: positions the context
     may hold. template: a name or a .jinja file, instead of the checkpoint's. threads: of the cpu backend; None is one
     per physical core. activation_bits: of the cpu backend, against low-bit weights: 16 (None), 8 is faster and coarser,
-    32 exact and slower.
+    32 exact and slower. compile: a token as one traced graph (mlx) or by
+    compiled kernels (cpu), or not, with the same tokens; None is yes, but for mlx on the CPU.
 
     Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError.
     """
     chosen = backends.select(backend, device)
-    chosen.load_options(dtype, threads, activation_bits)
+    how = chosen.load_options(dtype, threads, activation_bits, compile)
     checkpoint = open_checkpoint(model, revision)
     context = _context(checkpoint, ctx_size)
     chat_template = builtin_template(template, checkpoint.tokenizer) if template else checkpoint.template
-    return LLM(checkpoint, chosen, chosen.load(checkpoint, dtype, threads, activation_bits), chat_template, context)
+    return LLM(checkpoint, chosen, chosen.load(checkpoint, dtype, **how), chat_template, context)
 
 
 def _context(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:

@@ -227,36 +227,40 @@ def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `mlx_llama.load`, shared by every door that loads a model."""
-    group = parser.add_argument_group("model")
-    group.add_argument("--model", metavar="MODEL", default=None,
-                       help="a folder, a .gguf file, a Hugging Face hub id or hub id:file.gguf (default: the small guide "
-                            "model in this package)")
-    group.add_argument("--backend", default="auto", metavar="{auto,mlx,cpu,cuda}",
-                       help="auto: MLX on Apple silicon, CUDA where torch sees a GPU, else NumPy on the CPU")
-    group.add_argument("--device", default=None, metavar="{cpu,gpu}",
-                       help="run the mlx or cuda backend on this device (default: its GPU where there is one)")
-    group.add_argument("--dtype", default="auto", metavar="{auto,float32,float16,bfloat16}",
-                       help="width of the activations (default: the checkpoint's; the cpu backend uses float32)")
-    add_cpu_flags(group)
-    group.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
+    """The flags of `mlx_llama.load`, shared by every door that loads a model to talk to."""
+    group = add_model_flags(parser)
     group.add_argument("--ctx-size", "-c", "--max-kv-size", default=None, metavar="TOKENS",
                        help="positions the context may hold (default: what the model was made for)")
     group.add_argument("--template", default=None, metavar="NAME_OR_FILE",
                        help="chat template to use instead of the checkpoint's")
 
 
-def add_cpu_flags(group: argparse._ArgumentGroup) -> None:
-    """What only the cpu backend takes; the values stay text until Backend.load_options."""
+def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Which model, and how it is computed; numbers stay text until Backend.load_options."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", metavar="MODEL", default=None,
+                       help="a folder, a .gguf file, a Hugging Face hub id or hub id:file.gguf (default: the small guide "
+                            "model in this package)")
+    group.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
+    group.add_argument("--backend", default="auto", metavar="{auto,mlx,cpu,cuda}",
+                       help="auto: MLX on Apple silicon, CUDA where torch sees a GPU, else the CPU")
+    group.add_argument("--device", default=None, metavar="{cpu,gpu}",
+                       help="run the mlx or cuda backend on this device (default: its GPU where there is one)")
+    group.add_argument("--dtype", default="auto", metavar="{auto,float32,float16,bfloat16}",
+                       help="width of the activations (default: the checkpoint's; the cpu backend uses float32)")
     group.add_argument("--threads", default=None, metavar="N",
                        help="threads of the cpu backend (default: one per physical core)")
     group.add_argument("--activation-bits", default=None, metavar="{8,16,32}",
                        help="width of what the cpu backend multiplies low-bit weights with (default: 16; 8 is faster and "
                             "coarser, 32 exact and slower)")
+    group.add_argument("--compile", default=None, action=argparse.BooleanOptionalAction,
+                       help="a token as one traced graph (mlx) or compiled kernels (cpu), with the same tokens as without "
+                            "(default: yes; not for mlx on the CPU, where MLX would call a C++ compiler first)")
+    return group
 
 
 def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `mlx_llama.load` from `add_load_flags`."""
     return {name: getattr(arguments, name)
-            for name in ("model", "backend", "device", "dtype", "threads", "activation_bits", "revision", "ctx_size",
-                         "template")}
+            for name in ("model", "backend", "device", "dtype", "threads", "activation_bits", "compile", "revision",
+                         "ctx_size", "template")}

@@ -40,6 +40,14 @@ class Positions:
             raise ContextError(f"{end} positions do not fit the cache's capacity of {self.capacity}")
         return min(-(-end // GROWTH) * GROWTH, self.capacity)
 
+    def reserve(self, batch: int, index_pos: int, count: int) -> None:
+        """Make room in storage for `count` new positions from `index_pos` of `batch` sequences. Raises ContextError."""
+        allocated = self.room_for(index_pos, count)
+        if self.tokens is not None:
+            self.check_batch(batch, self.tokens.shape[0])
+        if allocated > self.allocated:
+            self._grow(batch, allocated)
+
     def check_batch(self, batch: int, held: int) -> None:
         """Raises ContextError unless a call's batch size is the one the cache was begun with."""
         if batch != held:

@@ -49,17 +49,13 @@ class Cache(Positions):
     def begin(self, tokens: mx.array, index_pos: int) -> None:
         """Make room for `tokens` [B, T] at `index_pos` and prepare their rope table and mask. Raises ContextError."""
         B, T = tokens.shape
-        allocated = self.room_for(index_pos, T)
-        if self.tokens is not None:
-            self.check_batch(B, self.tokens.shape[0])
-        if allocated > self.allocated:
-            self._grow(B, allocated)
+        self.reserve(B, index_pos, T)
         dynamic = rope.length_dependent(self.config)
         if self.dtype == mx.float32:
             self.rope = (self._make_angles(index_pos, T, index_pos + T) if dynamic
-                         else tuple(part[index_pos:index_pos + T] for part in self._tables))
+                         else tuple(part[index_pos:index_pos + T] for part in self.tables))
         else:
-            self.rope = (*(self._make_periods(index_pos + T) if dynamic else self._tables), index_pos)
+            self.rope = (*(self._make_periods(index_pos + T) if dynamic else self.tables), index_pos)
         self.tokens[:, index_pos:index_pos + T] = tokens
         if T == 1:
             self.mask = None
@@ -145,4 +141,4 @@ class Cache(Positions):
             tokens[:, :self.length] = self.tokens[:, :self.length]
         tables = self._make_tables(allocated)
         # All at once: an interrupt before this line has changed nothing.
-        self.keys, self.values, self.tokens, self._tables, self.allocated = keys, values, tokens, tables, allocated
+        self.keys, self.values, self.tokens, self.tables, self.allocated = keys, values, tokens, tables, allocated

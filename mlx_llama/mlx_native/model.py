@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core import progress
+from mlx_llama.core import progress, rope
 from mlx_llama.core.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.config import LlamaConfig
 from mlx_llama.core.errors import BackendError, ContextError
@@ -16,6 +16,7 @@ from mlx_llama.core.quantized import AffineWeight
 
 from . import runtime
 from .cache import Cache
+from .compiled import Steps
 from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
 from .quantized import QuantizedMatrix, alike
 from .sampling import Sampler
@@ -35,12 +36,15 @@ class Llama:
         self.dtype = dtype
         self.device = device
         self.notices = notices
+        self._steps: Steps | None = None  # decode steps of fixed shapes; None: as forward does it
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu),
-             threads: int | None = None, activation_bits: int | None = None) -> Llama:
-        """Build the model; weights keep their stored width. Raises BackendError for what it cannot honour: threads,
-        activation_bits."""
+             threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None) -> Llama:
+        """Build the model; weights keep their stored width. compile: decode by a traced graph, or not (None: on a GPU only).
+
+        Raises BackendError for what it cannot honour: threads, activation_bits.
+        """
         for flag, value in (("--threads", threads), ("--activation-bits", activation_bits)):
             if value is not None:
                 raise BackendError(f"{flag} {value}: is for the cpu backend, and this is mlx: leave it out, or choose "
@@ -78,7 +82,12 @@ class Llama:
 
         def linear(prefix: str, *names: str) -> Linear:
             biases = [key for name in names if (key := f"{prefix}{name}.bias") in tensors]
-            return Linear(matrix(*(f"{prefix}{name}.weight" for name in names)), matrix(*biases) if biases else None)
+            return turned(Linear(matrix(*(f"{prefix}{name}.weight" for name in names)), matrix(*biases) if biases else None))
+
+        def turned(linear: Linear) -> Linear:
+            if linear._columns is not None:
+                mx.eval(linear._columns)
+            return linear
 
         def norm(name: str) -> RMSNorm:
             return RMSNorm(matrix(f"{name}.weight"), config.rms_norm_eps)
@@ -95,8 +104,13 @@ class Llama:
                     MLP(linear(f"{layer}mlp.", "gate_proj", "up_proj"), linear(f"{layer}mlp.", "down_proj")),
                 ))
             embedding = Embedding(matrix("model.embed_tokens.weight"))
-            head = Linear(embedding.weight) if config.tie_word_embeddings else linear("", "lm_head")
-            return cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device)
+            head = turned(Linear(embedding.weight)) if config.tie_word_embeddings else linear("", "lm_head")
+            compile, reason = _compiles(config, device, compile)
+            model = cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device,
+                        (f"decoding is not compiled: {reason}",) if reason else ())
+            if not rope.length_dependent(config):
+                model._steps = Steps(model, compile)
+            return model
 
     def make_cache(self, capacity: int) -> Cache:
         """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
@@ -134,7 +148,24 @@ class Llama:
         """
         if len(token) != 1:
             raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
+        if self._steps and token.shape[1] == 1:
+            with mx.stream(self.device):
+                return self._steps(token, index_pos, cache, sampler)
         logits = self.forward(token, index_pos, cache)
         with mx.stream(self.device):
             recent = cache.recent(sampler.window) if sampler.window else None
         return sampler(logits, cache.length, recent)
+
+
+def _compiles(config: LlamaConfig, device: mx.Device, wanted: bool | None) -> tuple[bool, str]:
+    """Whether steps are traced, and why not. Raises BackendError where that is wanted and cannot be."""
+    if rope.length_dependent(config):
+        reason = "dynamic rope turns by angles that depend on the length"
+        if wanted:
+            raise BackendError(f"--compile: {reason}, leave it out")
+        return False, reason
+    if wanted is False:
+        return False, "--no-compile asks for it"
+    if device.type == mx.cpu and not wanted:
+        return False, "for its CPU device MLX calls a C++ compiler at the first token, which --compile asks for"
+    return True, ""

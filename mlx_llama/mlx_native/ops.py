@@ -15,12 +15,17 @@ def embed(weight: mx.array | QuantizedMatrix, tokens: mx.array) -> mx.array:
 def linear(x: mx.array, weight: mx.array | QuantizedMatrix | tuple, bias: mx.array | None = None) -> mx.array:
     """x @ weight.T + bias. x: [..., K]; weight: [N, K], or a tuple of blocks of rows; bias: [N]; returns [..., N]."""
     if isinstance(weight, mx.array):
-        return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
+        return _columns_product(x, weight.T, bias)
     if isinstance(weight, QuantizedMatrix):
         product = weight.matmul(x)
     else:
         product = mx.concatenate([linear(x, block) for block in weight], axis=-1)
     return product if bias is None else product + bias
+
+
+def _columns_product(x: mx.array, columns: mx.array, bias: mx.array | None = None) -> mx.array:
+    """x @ columns + bias. x: [..., K]; columns: a weight turned over, [K, N]; bias: [N]; returns [..., N]."""
+    return x @ columns if bias is None else mx.addmm(bias, x, columns)
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:

@@ -10,20 +10,26 @@ from mlx_llama.core import rng
 from mlx_llama.core.options import GenerationOptions
 
 
-def gumbel(seed: int, position: int, table: mx.array, indices: mx.array) -> mx.array:
-    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: uint32 arange [V]; float32 [V]."""
-    low, high = rng.split_seed(seed)
-    keys = (low, high, low ^ high ^ rng.PARITY)
-    word = lambda value: mx.array(value & 0xFFFFFFFF, mx.uint32)  # noqa: E731
-    x0 = indices + word(low)
-    x1 = mx.broadcast_to(word(position + high), indices.shape)
+def gumbel(seed: int | mx.array, position: int | mx.array, table: mx.array, indices: mx.array) -> mx.array:
+    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: uint32 arange [V]; float32 [V].
+
+    seed and position: numbers, or uint32 [2] (the words of core.rng.split_seed) and uint32 [] on the device.
+    """
+    if isinstance(seed, int):
+        seed = mx.array(rng.split_seed(seed), mx.uint32)
+    if isinstance(position, int):
+        position = mx.array(position & 0xFFFFFFFF, mx.uint32)
+    low, high = seed[0], seed[1]
+    keys = (low, high, low ^ high ^ mx.array(rng.PARITY, mx.uint32))
+    x0 = indices + low
+    x1 = mx.broadcast_to(position + high, indices.shape)
     for group in range(5):
         for rotation in rng.ROTATIONS[group % 2]:
             x0 = x0 + x1
             x1 = (x1 << rotation) | (x1 >> (32 - rotation))
             x1 = x1 ^ x0
-        x0 = x0 + word(keys[(group + 1) % 3])
-        x1 = x1 + word(keys[(group + 2) % 3] + group + 1)
+        x0 = x0 + keys[(group + 1) % 3]
+        x1 = x1 + (keys[(group + 2) % 3] + (group + 1))
     k = (x0 >> 8).astype(mx.float32) + 1
     return table[(k.view(mx.int32) >> rng.TABLE_SHIFT) - rng.TABLE_OFFSET]
 
@@ -43,21 +49,22 @@ class Sampler:
         self.bias_ids = mx.array(list(o.logit_bias), mx.int32) if o.logit_bias else None
         self.bias = mx.array(list(o.logit_bias.values()), mx.float32) if o.logit_bias else None
         self._table = mx.array(rng.gumbel_table()) if o.temperature > 0 else None
-        self._indices: mx.array | None = None
 
     def __call__(self, logits: mx.array, position: int, recent: mx.array | None = None) -> mx.array:
         """logits: [1, V]; position: of the token to be sampled; recent: int32 [1, window], -1 where there is none.
 
         Returns the token, int32 [1, 1].
         """
-        o = self.options
         with mx.stream(self.device):
-            scores = self.processed(logits[0].astype(mx.float32), recent)
-            if o.temperature > 0:
-                if self._indices is None:
-                    self._indices = mx.arange(len(scores), dtype=mx.uint32)
-                scores = scores + gumbel(o.seed, position, self._table, self._indices)
-            return mx.argmax(scores).astype(mx.int32).reshape(1, 1)
+            return self.draw(logits, position, recent, self.options.seed)
+
+    def draw(self, logits: mx.array, position: int | mx.array, recent: mx.array | None, seed: int | mx.array) -> mx.array:
+        """The same with another seed; seed and position as in `gumbel`."""
+        scores = self.processed(logits[0].astype(mx.float32), recent)
+        if self.options.temperature > 0:
+            indices = mx.arange(len(scores), dtype=mx.uint32)
+            scores = scores + gumbel(seed, position, self._table, indices)
+        return mx.argmax(scores).astype(mx.int32).reshape(1, 1)
 
     def processed(self, scores: mx.array, recent: mx.array | None = None) -> mx.array:
         """Scores [V] after bias, penalties, temperature and filters; -inf where filtered out."""
