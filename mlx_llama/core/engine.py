@@ -38,7 +38,10 @@ class Completion:
     prefill_seconds: float = 0.0  # until the first token was read
     decode_seconds: float = 0.0  # from the first token to the last, without the time the consumer took
     launches: int = 0  # steps launched; one more than tokens where a step ran ahead of an end token
-    waits: int = 0  # tokens read
+    waits: int = 0  # times the device was waited for, to read one token or a verified run of them
+    drafted: int = 0  # tokens that speculation guessed and the model verified
+    accepted: int = 0  # of these, the right ones
+    speculation_ended: int | None = None  # tokens generated when speculation was switched off; None: it was not
     backend: str = ""
     device: str = ""
     dtype: str = ""
@@ -71,6 +74,13 @@ class Completion:
         rates = ("prompt_tps", "decode_tps", "evaluations_per_token")
         return fields | {name: round(getattr(self, name), 3) for name in rates}
 
+    def _speculated(self) -> str:
+        kind = self.options.get("speculate")
+        if kind in (None, "none"):
+            return ""
+        ended = "" if self.speculation_ended is None else f", switched off after {self.speculation_ended} tokens"
+        return f"speculation ({kind}): {self.accepted} of {self.drafted} drafted tokens accepted{ended}\n"
+
     def summary(self) -> str:
         """A few lines for people."""
         return (
@@ -78,7 +88,7 @@ class Completion:
             f"first token after {self.prefill_seconds:.3f} s\n"
             f"decode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason {self.finish_reason}\n"
             f"evaluations per token: {self.evaluations_per_token:g} ({self.launches} launched, {self.waits} read)\n"
-            f"backend: {self.backend} ({self.device}, {self.dtype}), seed {self.seed}"
+            f"{self._speculated()}backend: {self.backend} ({self.device}, {self.dtype}), seed {self.seed}"
             + "".join(f"\nnote: {notice}" for notice in self.notices)
         )
 
