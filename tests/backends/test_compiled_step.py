@@ -1,0 +1,232 @@
+"""MLX's traced decode step: the bits of the untraced one, one trace per room, no copy of the cache, nothing that waits."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.conftest import relative_error
+from machine import open_backend, to_run
+from making import make_checkpoint
+from mlx_llama import load
+from mlx_llama.core import options
+from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.errors import BackendError, ContextError
+from mlx_llama.core.positions import GROWTH
+
+MODELS = {
+    "float32": dict(),
+    "bfloat16": dict(dtype="bfloat16"),
+    "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
+    "biases": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+}
+EVERYTHING = dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
+                  frequency_penalty=0.1, logit_bias={5: 1.0}, seed=3)
+SAMPLING = {"greedy": dict(temperature=0), "everything": EVERYTHING}
+
+
+@pytest.fixture(scope="module", params=[name for name in to_run() if name.startswith("mlx")])
+def mlx(request):
+    return open_backend(request.param)
+
+
+@functools.cache
+def checkpoint(name: str) -> Path:
+    return make_checkpoint(Path(tempfile.mkdtemp()) / name, max_position_embeddings=2048, **MODELS[name])
+
+
+def loaded(mlx, name: str, compile: bool):
+    return mlx.load(open_checkpoint(checkpoint(name)), compile=compile)
+
+
+def sampler(mlx, **given):
+    return mlx.sampler(options.resolve(given).options)
+
+
+def decoded(mlx, model, count: int, prompt: int = 5, capacity: int = 1000, **given) -> tuple[list[int], dict]:
+    """(tokens, the cache's state) of `count` steps after a prompt."""
+    import mlx.core as mx
+
+    draw, cache = sampler(mlx, **given), model.make_cache(capacity)
+    token = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 300
+    tokens = []
+    for _ in range(count):
+        token = model.step(token, cache.length, cache, draw)
+        mx.async_eval(token, cache.tokens)
+        tokens.append(token.item())
+    return tokens, cache.state()
+
+
+@pytest.mark.parametrize("case", SAMPLING)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_bits_are_those_of_the_untraced_step(name, case, mlx):
+    plain, plain_state = decoded(mlx, loaded(mlx, name, False), 40, **SAMPLING[case])
+    traced, traced_state = decoded(mlx, loaded(mlx, name, True), 40, **SAMPLING[case])
+    assert traced == plain
+    for part in plain_state:
+        np.testing.assert_array_equal(traced_state[part], plain_state[part])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_is_the_forward_pass_over_its_token(name, mlx):
+    """Attention over a room of masked columns is attention over the filled ones."""
+    model = loaded(mlx, name, False)
+    tokens, state = decoded(mlx, model, 20, temperature=0)
+    cache, prompt = model.make_cache(1000), np.arange(3, 8, dtype=np.int32)[None]
+    for token in tokens:
+        logits = mlx.runtime.to_numpy(model.forward(prompt, cache.length, cache))
+        assert logits[0, token] >= logits.max() - (0.1 if name == "bfloat16" else 1e-4)
+        prompt = np.array([[token]], np.int32)
+    for part in ("keys", "values"):
+        assert relative_error(state[part], cache.state()[part][..., :state[part].shape[-2], :]) < (
+            0.02 if name == "bfloat16" else 1e-5)
+
+
+def traces(monkeypatch) -> list:
+    """One item for each time that a step is traced or, untraced, run."""
+    from mlx_llama.mlx_native import compiled
+
+    seen, original = [], compiled.Slot.__init__
+
+    def counting(self, config, position, keys, values, tables):
+        seen.append(keys[0].shape[2])
+        original(self, config, position, keys, values, tables)
+
+    monkeypatch.setattr(compiled.Slot, "__init__", counting)
+    return seen
+
+
+def test_one_trace_per_room(mlx, monkeypatch):
+    seen = traces(monkeypatch)
+    model = loaded(mlx, "float32", True)
+    decoded(mlx, model, GROWTH + 30, temperature=0)
+    assert seen == [GROWTH, 2 * GROWTH]
+    decoded(mlx, model, 20, temperature=0)  # another conversation, another prompt
+    decoded(mlx, model, 20, prompt=9, capacity=700, temperature=0)
+    assert seen == [GROWTH, 2 * GROWTH]
+    decoded(mlx, loaded(mlx, "float32", False), 5, temperature=0)
+    assert len(seen) == 2 + 4  # the counter counts
+
+
+def test_a_seed_is_no_other_trace_and_a_temperature_is(mlx, monkeypatch):
+    seen = traces(monkeypatch)
+    model = loaded(mlx, "float32", True)
+    answers = [decoded(mlx, model, 8, temperature=1.5, seed=seed)[0] for seed in (1, 2, 2**63, 1)]
+    assert len(seen) == 1 and answers[0] == answers[3] and len({tuple(answer) for answer in answers}) == 3
+    decoded(mlx, model, 3, temperature=1.4, seed=1)
+    assert len(seen) == 2
+
+
+def test_requests_with_other_options_do_not_share_a_step(mlx):
+    model = loaded(mlx, "float32", False)
+    for given in (dict(logit_bias={5: 90.0}), dict(logit_bias={7: 90.0}), dict(logit_bias={5: 90.0})):
+        assert set(decoded(mlx, model, 3, temperature=0, **given)[0]) == set(given["logit_bias"])
+    free, kept = (decoded(mlx, model, 12, temperature=0, frequency_penalty=penalty)[0] for penalty in (0, 2))
+    assert free != kept
+
+
+def test_a_traced_step_draws_with_the_noise_of_its_position(mlx):
+    """The same tokens as the CPU's, whose noise is core.rng's reference."""
+    cpu, answers = open_backend("cpu"), []
+    for backend in (mlx, cpu):
+        model = backend.load(open_checkpoint(checkpoint("float32")), **({"compile": True} if backend is mlx else {}))
+        draw, cache = sampler(backend, temperature=1.5, seed=9), model.make_cache(100)
+        token, tokens = np.array([[3, 4, 5]], np.int32), []
+        for _ in range(30):
+            token = model.step(token, cache.length, cache, draw)
+            tokens.append(backend.read(token))
+        answers.append(tokens)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_the_cache_is_not_copied_per_token(compile, mlx):
+    """Most of the memory is the cache here: a copy of one layer's keys per token would show as such."""
+    import mlx.core as mx
+
+    folder = make_checkpoint(Path(tempfile.mkdtemp()) / "m", max_position_embeddings=20000, num_hidden_layers=2)
+    model = mlx.load(open_checkpoint(folder), compile=compile)
+    draw, cache = sampler(mlx, temperature=0), model.make_cache(16384)
+    cache.reserve(1, 0, 16000)
+    cache.length = 16000  # of zeros: what they hold is no matter here
+    mx.eval(cache.arrays())
+    token = np.array([[3]], np.int32)
+
+    def run(count: int) -> None:
+        nonlocal token
+        pending = model.step(mx.array(token), cache.length, cache, draw)
+        mx.async_eval(pending, cache.tokens)
+        for _ in range(count):
+            following = model.step(pending, cache.length, cache, draw)
+            mx.async_eval(following, cache.tokens)
+            pending.item()
+            pending = following
+        mx.eval(pending)
+
+    run(3)
+    one_layer = cache.keys[0].nbytes
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    run(10)
+    clean = mx.get_peak_memory() - held
+    kept = list(cache.keys)  # whoever holds on to an array makes the next step copy it
+    mx.reset_peak_memory()
+    run(1)
+    assert mx.get_peak_memory() - held > clean + one_layer
+    assert clean < one_layer
+    assert len(kept) == 2
+
+
+def test_a_wait_inside_a_traced_step_is_an_error(mlx, monkeypatch):
+    from mlx_llama.mlx_native import ops
+
+    original = ops.swiglu
+    monkeypatch.setattr(ops, "swiglu", lambda x: (x.sum().item(), original(x))[1])
+    model = loaded(mlx, "float32", True)
+    with pytest.raises(ValueError, match="eval"):
+        decoded(mlx, model, 3, temperature=0)
+
+
+def test_traced_conversations_are_untraced_ones(toy):
+    """Through load, sessions and the engine: reuse of the cache, a trim, another conversation in between."""
+    answers = []
+    for compile in (True, False):
+        llm = load(toy, backend="mlx", device="cpu", compile=compile)
+        chat, other = llm.chat(), llm.chat(temperature=0.8, seed=5)
+        said = [chat.send("hi", max_tokens=12).tokens, other.send("what", max_tokens=9).tokens]
+        said += [chat.send("and then?", max_tokens=12).tokens, other.send("so", max_tokens=5).tokens]
+        stream = chat.stream("stop early", max_tokens=30)
+        for _ in zip(range(3), stream):
+            pass
+        stream.close()
+        answers.append([*said, chat.send("on", max_tokens=8).tokens])
+    assert answers[0] == answers[1]
+
+
+def test_what_is_not_compiled_says_why(toy):
+    plain = load(toy, backend="mlx", device="cpu")
+    assert any("C++ compiler" in notice for notice in plain.generate("a", max_tokens=2).notices)
+    off = load(toy, backend="mlx", device="cpu", compile=False)
+    assert "decoding is not compiled: --no-compile asks for it" in off.generate("a", max_tokens=2).summary()
+    assert load(toy, backend="mlx", device="cpu", compile=True).model.notices == ()
+    dynamic = make_checkpoint(Path(tempfile.mkdtemp()) / "d", rope_scaling=dict(rope_type="dynamic", factor=4.0),
+                              max_position_embeddings=16)
+    with pytest.raises(BackendError, match="--compile: dynamic rope"):
+        load(dynamic, backend="mlx", device="cpu", compile=True)
+    assert "dynamic rope" in load(dynamic, backend="mlx", device="cpu").model.notices[0]
+
+
+def test_a_step_checks_its_position(mlx):
+    model = loaded(mlx, "float32", True)
+    draw, cache = sampler(mlx, temperature=0), model.make_cache(6)
+    token = model.step(np.array([[1, 2, 3, 4, 5]], np.int32), 0, cache, draw)
+    with pytest.raises(ContextError, match="index_pos is 3"):
+        model.step(token, 3, cache, draw)
+    token = model.step(token, 5, cache, draw)
+    with pytest.raises(ContextError, match="do not fit"):
+        model.step(token, 6, cache, draw)
+    assert cache.length == 6
