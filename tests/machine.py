@@ -54,3 +54,8 @@ def open_backend(name: str) -> backends.Backend:
         pytest.skip(reason)
     kind, _, device = name.partition("-")
     return backends.select(kind, device or "cpu")
+
+
+def device_of(backend: backends.Backend) -> str:
+    """The --device that opens this backend again."""
+    return "cpu" if str(backend.device).startswith(("cpu", "Device(cpu")) else "gpu"

@@ -148,8 +148,10 @@ class Llama:
         """
         if len(token) != 1:
             raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
-        if self._steps and token.shape[1] == 1:
+        if self._steps and len(token[0]) == 1:
             with mx.stream(self.device):
+                if not isinstance(token, mx.array):
+                    token = mx.array(checked_tokens(token, self.config.vocab_size))
                 return self._steps(token, index_pos, cache, sampler)
         logits = self.forward(token, index_pos, cache)
         with mx.stream(self.device):

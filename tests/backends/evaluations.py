@@ -8,7 +8,7 @@ from collections import Counter
 
 @contextlib.contextmanager
 def counted(backend, monkeypatch):
-    """Yields a Counter of "launch" and "wait" while the block runs."""
+    """Yields a Counter of "launch", "wait" and the "bytes" of the arrays waited for while the block runs."""
     count: Counter = Counter()
 
     def counting(kind, owner, name):
@@ -16,6 +16,8 @@ def counted(backend, monkeypatch):
 
         def wrapper(*args, **kwargs):
             count[kind] += 1
+            if kind == "wait":
+                count["bytes"] += sum(getattr(argument, "nbytes", 0) for argument in args)
             return original(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, wrapper)

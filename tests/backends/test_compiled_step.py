@@ -220,6 +220,19 @@ def test_what_is_not_compiled_says_why(toy):
     assert "dynamic rope" in load(dynamic, backend="mlx", device="cpu").model.notices[0]
 
 
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_prompt_of_one_token_is_a_step(compile, mlx):
+    model = loaded(mlx, "float32", compile)
+    draw = sampler(mlx, temperature=0)
+    cache = model.make_cache(6)
+    wanted = mlx.runtime.to_numpy(model.forward([[7]], 0, cache)).argmax()
+    for token in ([[7]], np.array([[7]]), np.array([[7]], np.int32)):
+        cache = model.make_cache(6)
+        assert mlx.read(model.step(token, 0, cache, draw)) == wanted
+    with pytest.raises(ContextError, match="token id 999"):
+        model.step([[999]], 1, cache, draw)
+
+
 def test_a_step_checks_its_position(mlx):
     model = loaded(mlx, "float32", True)
     draw, cache = sampler(mlx, temperature=0), model.make_cache(6)

@@ -5,29 +5,40 @@ from __future__ import annotations
 import pytest
 
 from backends.evaluations import counted
+from machine import device_of
 from mlx_llama import load
+
+
+def loaded(backend, toy, **how):
+    if backend.name == "cpu":
+        pytest.skip("NumPy computes at once: there is nothing to launch or wait for")
+    device = device_of(backend)
+    return load(toy, backend=backend.name, device=device, dtype="float32", **how)
 
 
 @pytest.fixture
 def llm(backend, toy):
-    if backend.name == "cpu":
-        pytest.skip("NumPy computes at once: there is nothing to launch or wait for")
-    return load(toy, backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu", dtype="float32")
+    return loaded(backend, toy)
 
 
 OPTIONS = [dict(), dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
                         logit_bias={5: 1.0}, seed=3)]
 
 
+@pytest.mark.parametrize("compile", [None, True, False])
 @pytest.mark.parametrize("options", OPTIONS, ids=["greedy", "everything"])
-def test_one_launch_and_one_wait_per_token(options, llm, backend, monkeypatch):
+def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monkeypatch):
     n = 20
+    if compile and backend.name == "cuda":
+        pytest.skip("the cuda backend has no compiled step")
+    llm = loaded(backend, toy, compile=compile)
     llm.generate("Once upon", max_tokens=2, **options)  # tables are built at the first use
     with counted(backend, monkeypatch) as count:
         completion = llm.generate("Once upon", max_tokens=n, **options)
     assert len(completion.tokens) == n
     assert count["wait"] == completion.waits == n
     assert completion.launches == n
+    assert count["bytes"] == 4 * n
     if backend.name == "mlx":
         assert count["launch"] == n
 

@@ -14,6 +14,7 @@ import pytest
 
 from backends.conftest import relative_error
 from backends.evaluations import counted
+from machine import device_of
 from making import config_fields, encode_tensor, make_checkpoint, write_safetensors
 from making_gguf import LOW_BIT, make_gguf
 from mlx_llama import load as load_llm
@@ -197,7 +198,7 @@ def test_a_converted_model_says_what_mlx_lm_says(case, backend):
     mx = pytest.importorskip("mlx.core")
     from mlx_lm.generate import generate_step
 
-    llm = load_llm(converted(case), backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu",
+    llm = load_llm(converted(case), backend=backend.name, device=device_of(backend),
                    dtype="float32")
     prompt, n = llm.encode("Once upon a time"), 24
     with mx.stream(mx.cpu):
@@ -223,7 +224,7 @@ def test_at_its_own_dtype_a_converted_model_rounds_but_its_results(case, roundin
 def test_one_launch_and_one_wait_per_token(backend, monkeypatch):
     if backend.name == "cpu":
         pytest.skip("NumPy computes at once: there is nothing to launch or wait for")
-    device = "gpu" if "gpu" in str(backend.device) else "cpu"
+    device = device_of(backend)
     for kind in ("Q4_0", "Q2_K mix"):
         llm = load_llm(gguf_model(kind, 2)[0], backend=backend.name, device=device)
         llm.generate("Once upon", max_tokens=2)
@@ -287,7 +288,7 @@ def wide_model() -> tuple[Path, int]:
 
 def test_loading_makes_no_sixteen_bit_copy(backend):
     folder, weights = wide_model()
-    device = "gpu" if "gpu" in str(backend.device) else "cpu"
+    device = device_of(backend)
     small = make_checkpoint(Path(tempfile.mkdtemp()) / "small", tokenizer=False)
     run = subprocess.run([sys.executable, "-c", MEASURE, folder, backend.name, device, small],
                          capture_output=True, text=True, timeout=300)

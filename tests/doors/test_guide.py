@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from machine import device_of
 from mlx_llama import load
 from mlx_llama.core.checkpoint import GUIDE_PATH
 
@@ -20,7 +21,7 @@ GOLDEN = json.loads((ROOT / "tests" / "golden_guide.json").read_text(encoding="u
 
 @pytest.fixture(scope="module")
 def llm(backend):
-    return load(backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu", dtype="float32")
+    return load(backend=backend.name, device=device_of(backend), dtype="float32")
 
 
 @pytest.mark.parametrize("case", GOLDEN["greedy"], ids=lambda case: case["prompt"][:20])
@@ -59,7 +60,7 @@ def test_the_golden_tokens_are_those_of_transformers(case):
 
 @pytest.fixture(scope="module")
 def eight_bits(backend, guide_q8):
-    return load(guide_q8, backend=backend.name, device="gpu" if "gpu" in str(backend.device) else "cpu", dtype="float32")
+    return load(guide_q8, backend=backend.name, device=device_of(backend), dtype="float32")
 
 
 def test_at_eight_bits_it_answers_the_same(eight_bits, guide_q8):

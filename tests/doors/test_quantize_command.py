@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from machine import device_of
 from making import make_checkpoint
 from mlx_llama import generate, quantize
 from mlx_llama.core.checkpoint import hub, open_checkpoint
@@ -22,7 +23,7 @@ def test_what_is_written_answers(arguments, name, bits, backend, toy, tmp_path, 
     assert done.code == 0 and done.out == "", done.err
     assert f"{out}: " in done.err and "bits each" in done.err and "times smaller" in done.err
     assert open_checkpoint(out).tensors["model.layers.0.self_attn.q_proj.weight"].format == bits
-    device = "gpu" if "gpu" in str(backend.device) else "cpu"
+    device = device_of(backend)
     done = door(generate.main, "--model", out, "--backend", backend.name, "--device", device, "-p", "Once upon",
                 "-m", "5", "--stats")
     assert done.code == 0 and "5 tokens" in done.err, done.err
