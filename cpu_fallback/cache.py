@@ -10,6 +10,8 @@ from mlx_llama.core import rope
 from mlx_llama.core.config import LlamaConfig
 from mlx_llama.core.positions import Positions
 
+from . import runtime
+
 
 class Cache(Positions):
     """Keys and values of all layers for up to `capacity` positions, preallocated and grown in steps.
@@ -19,7 +21,7 @@ class Cache(Positions):
     """
 
     def __init__(self, config: LlamaConfig, capacity: int, dtype: np.dtype = np.dtype(np.float32), device: str = "cpu"):
-        super().__init__(config, capacity)
+        super().__init__(config, capacity, dtype.itemsize)
         self.dtype = dtype
         self.device = device
         self.reset()
@@ -39,6 +41,10 @@ class Cache(Positions):
     def nbytes(self) -> int:
         """Bytes of storage held for keys, values and tokens."""
         return sum(array.nbytes for array in self.arrays())
+
+    def free_memory(self) -> int | None:
+        """Bytes that the device has left; None: unknown."""
+        return runtime.free_memory(self.device)
 
     def arrays(self) -> list[np.ndarray]:
         """All that the next call depends on: what to launch after a chunk of the prompt."""
@@ -67,9 +73,11 @@ class Cache(Positions):
         """Count the rows that `append` stored in every layer. Before this a failed call has changed nothing."""
         self.length = self._end
 
-    def recent(self, window: int) -> np.ndarray:
-        """The last `window` tokens, int32 [B, window], filled with -1 in front where there are fewer."""
-        tokens = self.tokens[:, max(0, self.length - window):self.length]
+    def recent(self, window: int, length: int | None = None) -> np.ndarray:
+        """The last `window` tokens of the first `length` (None: of all), int32 [B, window], filled with -1 in front where
+        there are fewer."""
+        length = self.length if length is None else length
+        tokens = self.tokens[:, max(0, length - window):length]
         return np.pad(tokens, ((0, 0), (window - tokens.shape[1], 0)), constant_values=-1)
 
     def trim(self, length: int) -> None:

@@ -52,6 +52,11 @@ def read(token: np.ndarray) -> int:
     return int(token[0, 0])
 
 
+def read_all(*tokens: np.ndarray) -> list[int]:
+    """Tokens [1, T] of one or more arrays, in order, as ints: one wait for all of them."""
+    return np.concatenate(tokens, axis=1)[0].tolist()
+
+
 def to_numpy(array: np.ndarray) -> np.ndarray:
     """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
     return np.array(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype)
@@ -60,6 +65,11 @@ def to_numpy(array: np.ndarray) -> np.ndarray:
 def peak_memory(device: str) -> int:
     """Most bytes this process has had in memory; 0 where the system does not say."""
     return machine.peak_memory()
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes of memory that the device has left; None: unknown."""
+    return machine.free_memory()
 
 
 def bandwidth(device: str) -> float | None:

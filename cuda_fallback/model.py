@@ -145,3 +145,20 @@ class Llama:
             raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
         logits = self.forward(token, index_pos, cache)
         return sampler(logits, cache.length, cache.recent(sampler.window) if sampler.window else None)
+
+    @torch.inference_mode()
+    def verify(self, tokens: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
+        """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
+
+        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The products
+        are those of a prompt: they may round otherwise than a single token's. Raises ContextError as
+        `step`.
+        """
+        if len(tokens) != 1:
+            raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
+        logits = self.forward(tokens, index_pos, cache, every=True)
+        drawn = []
+        for i, position in enumerate(range(index_pos + 1, cache.length + 1)):
+            recent = cache.recent(sampler.window, position) if sampler.window else None
+            drawn.append(sampler(logits[:, i], position, recent))
+        return torch.cat(drawn, dim=1)

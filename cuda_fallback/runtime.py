@@ -53,6 +53,11 @@ def read(token: torch.Tensor) -> int:
     return token.item()
 
 
+def read_all(*tokens: torch.Tensor) -> list[int]:
+    """Tokens [1, T] of one or more arrays, in order, as ints: one wait for all of them."""
+    return torch.cat(tokens, dim=1)[0].tolist()
+
+
 def to_numpy(array: torch.Tensor) -> np.ndarray:
     """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
     array = array.detach().cpu()
@@ -62,6 +67,14 @@ def to_numpy(array: torch.Tensor) -> np.ndarray:
 def peak_memory(device: torch.device) -> int:
     """Most bytes allocated on the GPU; on the CPU, most bytes this process has had in memory (0: unknown)."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes of memory that the device has left; None: unknown."""
+    if device.type != "cuda":
+        return machine.free_memory()
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for its next tensors
+    return torch.cuda.mem_get_info(device)[0] + held
 
 
 def bandwidth(device: torch.device) -> float | None:

@@ -71,6 +71,7 @@ class Model(Protocol):
     def forward(self, tokens: Array, index_pos: int, cache: Cache, *, every: bool = False,
                 probe: Probe | None = None) -> Array: ...
     def step(self, token: Array, index_pos: int, cache: Cache, sampler: Sampler) -> Array: ...
+    def verify(self, tokens: Array, index_pos: int, cache: Cache, sampler: Sampler) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,9 @@ class Backend:
 
     def read(self, token: Array) -> int:
         return self.runtime.read(token)
+
+    def read_all(self, *tokens: Array) -> list[int]:
+        return self.runtime.read_all(*tokens)
 
 
 def missing(name: str) -> str:

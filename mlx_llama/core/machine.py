@@ -26,6 +26,25 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def free_memory() -> int | None:
+    """Bytes that programs may still take without others being moved to disk, a container's limit (cgroup 2) included;
+    on a Mac all that there are; None where the system does not say (Windows)."""
+    if sys.platform == "darwin":
+        answer = subprocess.run(["sysctl", "-n", "hw.memsize"], capture_output=True, text=True).stdout.strip()
+        return int(answer) if answer.isdigit() else None
+    try:
+        free = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
+    except (OSError, IndexError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        held = int((group / "memory.current").read_text())
+        files = int((group / "memory.stat").read_text().split("inactive_file ")[1].split()[0])  # given back when needed
+        return min(free, int((group / "memory.max").read_text()) - held + files)
+    except (OSError, IndexError, ValueError):  # no such group, or "max": no limit
+        return free
+
+
 def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
     """Tell the system that part of a mapped file may leave memory; it is read again when touched again.
 

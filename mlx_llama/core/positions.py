@@ -18,11 +18,12 @@ GROWTH = 256  # positions that storage grows by: one copy per 256 tokens instead
 class Positions:
     """length: positions filled. capacity: positions allowed at most. allocated: positions that storage has room for."""
 
-    def __init__(self, config: LlamaConfig, capacity: int):
+    def __init__(self, config: LlamaConfig, capacity: int, itemsize: int):
         if capacity < 1:
             raise ContextError(f"a cache of {capacity} positions holds nothing: ask for at least 1")
         self.config = config
         self.capacity = capacity
+        self.itemsize = itemsize  # bytes of one number of the keys and values
         self.length = 0
 
     def room_for(self, index_pos: int, count: int) -> int:
@@ -46,7 +47,20 @@ class Positions:
         if self.tokens is not None:
             self.check_batch(batch, self.tokens.shape[0])
         if allocated > self.allocated:
+            self.check_memory(batch, index_pos + count)
             self._grow(batch, allocated)
+
+    def check_memory(self, batch: int, end: int) -> None:
+        """Raises ContextError when storage for `end` positions of `batch` sequences takes more memory than is free."""
+        c = self.config
+        allocated = min(-(-end // GROWTH) * GROWTH, self.capacity)
+        needed = 2 * c.num_hidden_layers * batch * c.num_key_value_heads * allocated * c.head_dim * self.itemsize
+        if allocated <= self.allocated or needed < 1 << 20:
+            return
+        free = self.free_memory()
+        if free is not None and needed > free:
+            raise ContextError(f"keys and values of {allocated} positions take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
+                               f"of memory are free: shorten the prompt, lower --ctx-size, or close other programs")
 
     def check_batch(self, batch: int, held: int) -> None:
         """Raises ContextError unless a call's batch size is the one the cache was begun with."""

@@ -22,7 +22,7 @@ class Cache(Positions):
 
     def __init__(self, config: LlamaConfig, capacity: int, dtype: mx.Dtype = mx.float32,
                  device: mx.Device = mx.Device(mx.cpu)):
-        super().__init__(config, capacity)
+        super().__init__(config, capacity, dtype.size)
         self.dtype = dtype
         self.device = device
         self.reset()
@@ -41,6 +41,10 @@ class Cache(Positions):
     def nbytes(self) -> int:
         """Bytes of storage held for keys, values and tokens."""
         return sum(array.nbytes for array in self.arrays())
+
+    def free_memory(self) -> int | None:
+        """Bytes that the device has left; None: unknown."""
+        return runtime.free_memory(self.device)
 
     def arrays(self) -> list[mx.array]:
         """All that the next call depends on: what to launch after a chunk of the prompt."""
@@ -76,9 +80,11 @@ class Cache(Positions):
         """Count the rows that `append` stored in every layer. Before this a failed call has changed nothing."""
         self.length = self._end
 
-    def recent(self, window: int) -> mx.array:
-        """The last `window` tokens, int32 [B, window], filled with -1 in front where there are fewer."""
-        tokens = self.tokens[:, max(0, self.length - window):self.length]
+    def recent(self, window: int, length: int | None = None) -> mx.array:
+        """The last `window` tokens of the first `length` (None: of all), int32 [B, window], filled with -1 in front where
+        there are fewer."""
+        length = self.length if length is None else length
+        tokens = self.tokens[:, max(0, length - window):length]
         return mx.pad(tokens, ((0, 0), (window - tokens.shape[1], 0)), constant_values=-1)
 
     def trim(self, length: int) -> None:

@@ -158,6 +158,24 @@ class Llama:
             recent = cache.recent(sampler.window) if sampler.window else None
         return sampler(logits, cache.length, recent)
 
+    def verify(self, tokens: mx.array, index_pos: int, cache: Cache, sampler: Sampler) -> mx.array:
+        """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
+
+        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The products
+        are those of a prompt: they may round otherwise than a single token's. Raises ContextError as
+        `step`.
+        """
+        if len(tokens) != 1:
+            raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
+        logits = self.forward(tokens, index_pos, cache, every=True)
+        drawn = []
+        for i, position in enumerate(range(index_pos + 1, cache.length + 1)):
+            with mx.stream(self.device):
+                recent = cache.recent(sampler.window, position) if sampler.window else None
+            drawn.append(sampler(logits[:, i], position, recent))
+        with mx.stream(self.device):
+            return mx.concatenate(drawn, axis=1)
+
 
 def _compiles(config: LlamaConfig, device: mx.Device, wanted: bool | None) -> tuple[bool, str]:
     """Whether steps are traced, and why not. Raises BackendError where that is wanted and cannot be."""

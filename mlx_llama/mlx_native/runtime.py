@@ -8,6 +8,7 @@ import time
 import mlx.core as mx
 import numpy as np
 
+from mlx_llama.core import machine
 from mlx_llama.core.errors import BackendError
 
 NAME = "mlx"
@@ -55,6 +56,11 @@ def read(token: mx.array) -> int:
     return token.item()
 
 
+def read_all(*tokens: mx.array) -> list[int]:
+    """Tokens [1, T] of one or more arrays, in order, as ints: one wait for all of them."""
+    return (tokens[0] if len(tokens) == 1 else mx.concatenate(tokens, axis=1)).tolist()[0]
+
+
 def to_numpy(array: mx.array) -> np.ndarray:
     """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
     return np.array(array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array)
@@ -63,6 +69,16 @@ def to_numpy(array: mx.array) -> np.ndarray:
 def peak_memory(device: mx.Device) -> int:
     """Most bytes that MLX has had allocated."""
     return mx.get_peak_memory()
+
+
+def free_memory(device: mx.Device) -> int | None:
+    """Bytes of memory that the device has left; None: unknown."""
+    if device.type == mx.cpu:
+        free = machine.free_memory()
+        return None if free is None else free + mx.get_cache_memory()  # which MLX holds for its next arrays
+    info = mx.device_info(device)
+    most = info.get("max_recommended_working_set_size", info.get("memory_size"))
+    return None if most is None else most - mx.get_active_memory()
 
 
 def bandwidth(device: mx.Device) -> float | None:

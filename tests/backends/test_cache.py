@@ -8,6 +8,7 @@ import pytest
 from backends.conftest import relative_error
 from making import make_checkpoint
 
+from mlx_llama.core.checkpoint import open_checkpoint
 from mlx_llama.core.errors import ContextError
 
 
@@ -198,3 +199,24 @@ def test_far_positions_are_rotated_alike(rope_type, load, tmp_path):
     before = seen["0.query"][..., :8].astype(np.complex128) + 1j * seen["0.query"][..., 8:]
     after = before * turn
     assert relative_error(seen["0.query_rope"], np.concatenate([after.real, after.imag], -1).astype(np.float32)) < 1e-6
+
+
+def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)
+    model = backend.load(open_checkpoint(folder), "float32")
+    cache = model.make_cache(100_000)
+    per_position = 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, head_dim, float32
+    room = 20_224 * per_position  # 79 steps of 256
+    monkeypatch.setattr(backend.runtime, "free_memory", lambda device: room)
+    model.forward(ids(20), 0, cache)
+    before = cache.nbytes
+    with pytest.raises(ContextError, match=r"of 20480 positions take 0.01 GB, and 0.01 GB of memory are free"):
+        cache.check_memory(1, 20_225)
+    cache.check_memory(1, 20_224)
+    with pytest.raises(ContextError, match="lower --ctx-size"):
+        model.forward(ids(20_300), 20, cache)
+    assert (cache.nbytes, cache.length) == (before, 20)
+    model.forward(ids(5), 20, cache)  # and it goes on
+    monkeypatch.undo()
+    with pytest.raises(ContextError, match=r"positions take \d+\.\d\d GB, and \d+\.\d\d GB of memory are free"):
+        model.make_cache(10**12).check_memory(1, 10**12)
