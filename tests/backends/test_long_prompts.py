@@ -1,0 +1,67 @@
+"""A prompt of 16 384 tokens: memory grows with its length, not with the square of it."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from machine import device_of
+from making import make_checkpoint
+
+LENGTH = 16_384
+BUDGET = 260e6  # bytes; the scores of all pairs of positions would take 4.3 GB, half of it behind a causal mask
+CODE = """
+import sys, time
+import numpy as np
+from mlx_llama.core import machine, options
+from mlx_llama.core.backend import select
+from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.engine import Completion, Engine
+
+folder, name, device, length = *sys.argv[1:4], int(sys.argv[4])
+backend = select(name, device)
+model = backend.load(open_checkpoint(folder))
+engine = Engine(backend, model, None, frozenset(), 20_000)
+tokens = np.random.default_rng(0).integers(0, 384, length).tolist()
+
+def answer(prompt):
+    resolved = options.resolve({"max_tokens": 2, "temperature": 0.0})
+    return list(engine.tokens(prompt, model.make_cache(20_000), resolved, Completion()))
+
+answer(tokens[:600])
+before = max(machine.peak_memory(), 0 if device == "cpu" else backend.runtime.peak_memory(backend.device))
+print(*answer(tokens))
+after = max(machine.peak_memory(), 0 if device == "cpu" else backend.runtime.peak_memory(backend.device))
+print(after - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("long") / "m", max_position_embeddings=20_000, num_hidden_layers=1,
+                           hidden_size=64, num_attention_heads=4, num_key_value_heads=1)
+
+
+def test_memory_grows_with_the_length_only(backend, folder):
+    done = subprocess.run([sys.executable, "-c", CODE, str(folder), backend.name, device_of(backend), str(LENGTH)],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    answer, grown = done.stdout.splitlines()
+    assert int(grown) < BUDGET
+    assert answer == reference(str(folder))
+
+
+@functools.cache
+def reference(folder: str) -> str:
+    """transformers' greedy answer to the same prompt."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 384, LENGTH))[None]
+    with torch.no_grad():
+        answer = model.generate(tokens, max_new_tokens=2, do_sample=False, eos_token_id=None)[0, LENGTH:]
+    return " ".join(map(str, answer.tolist()))
