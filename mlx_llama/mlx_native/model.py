@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -161,9 +162,9 @@ class Llama:
     def verify(self, tokens: mx.array, index_pos: int, cache: Cache, sampler: Sampler) -> mx.array:
         """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
 
-        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The products
-        are those of a prompt: they may round otherwise than a single token's. Raises ContextError as
-        `step`.
+        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The
+        products are those of a prompt: they may round otherwise than a single token's.
+        Raises ContextError as `step`.
         """
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
@@ -186,6 +187,9 @@ def _compiles(config: LlamaConfig, device: mx.Device, wanted: bool | None) -> tu
         return False, reason
     if wanted is False:
         return False, "--no-compile asks for it"
+    if device.type == mx.cpu and wanted and shutil.which("g++") is None:
+        raise BackendError("--compile: for its CPU device MLX calls g++, which is not installed: install it, or leave "
+                           "--compile out")
     if device.type == mx.cpu and not wanted:
         return False, "for its CPU device MLX calls a C++ compiler at the first token, which --compile asks for"
     return True, ""

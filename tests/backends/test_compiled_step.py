@@ -207,6 +207,13 @@ def test_traced_conversations_are_untraced_ones(toy):
     assert answers[0] == answers[1]
 
 
+def test_without_a_compiler_that_mlx_calls(toy, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(BackendError, match=r"calls g\+\+, which is not installed"):
+        load(toy, backend="mlx", device="cpu", compile=True)
+    load(toy, backend="mlx", device="cpu")
+
+
 def test_what_is_not_compiled_says_why(toy):
     plain = load(toy, backend="mlx", device="cpu")
     assert any("C++ compiler" in notice for notice in plain.generate("a", max_tokens=2).notices)
