@@ -12,7 +12,7 @@ import numpy as np
 from .config import LlamaConfig
 from .errors import ContextError
 
-GROWTH = 256  # positions that storage grows by: one copy per 256 tokens instead of one per token
+GROWTH = 256  # positions that storage grows by at least: one copy per 256 tokens instead of one per token
 
 
 class Positions:
@@ -39,7 +39,13 @@ class Positions:
         end = index_pos + count
         if end > self.capacity:
             raise ContextError(f"{end} positions do not fit the cache's capacity of {self.capacity}")
-        return min(-(-end // GROWTH) * GROWTH, self.capacity)
+        return self.storage_for(end)
+
+    def storage_for(self, end: int) -> int:
+        """Positions that storage has room for once it holds `end`: whole steps, of an eighth of it where that is more, so
+        that a long sequence is copied (and a step traced) a few times only."""
+        step = max(GROWTH, 1 << max(0, end.bit_length() - 4))
+        return min(-(-end // step) * step, self.capacity)
 
     def reserve(self, batch: int, index_pos: int, count: int) -> None:
         """Make room in storage for `count` new positions from `index_pos` of `batch` sequences. Raises ContextError."""
@@ -53,7 +59,7 @@ class Positions:
     def check_memory(self, batch: int, end: int) -> None:
         """Raises ContextError when storage for `end` positions of `batch` sequences takes more memory than is free."""
         c = self.config
-        allocated = min(-(-end // GROWTH) * GROWTH, self.capacity)
+        allocated = self.storage_for(end)
         needed = 2 * c.num_hidden_layers * batch * c.num_key_value_heads * allocated * c.head_dim * self.itemsize
         if allocated <= self.allocated or needed < 1 << 20:
             return
