@@ -272,7 +272,7 @@ class Comparison:
     """Asks two programs in turn and keeps, for each figure, the pairs of answers with the bandwidths around them."""
 
     def __init__(self) -> None:
-        from mlx_llama.bench import HostMemory
+        from mlx_llama.bench_measure import HostMemory
 
         self.memory = HostMemory()
         self.bandwidths: list[float] = []  # every probe of the run

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from mlx_llama import bench
+from backends.evaluations import counted
+from machine import device_of
+from making import make_checkpoint
+from mlx_llama import bench, bench_host, bench_plot, bench_report
+from mlx_llama.bench_measure import Case, HostMemory, Row, itemsize, load, measure, measure_rows
 from mlx_llama.core.checkpoint import open_checkpoint
 
 
 @pytest.fixture(autouse=True)
 def small_probe(monkeypatch):
-    monkeypatch.setattr(bench.HostMemory, "bandwidth", lambda self: 1e9)
+    monkeypatch.setattr(HostMemory, "bandwidth", lambda self: 1e9)
 
 
-def test_figures(backend, toy):
-    checkpoint = open_checkpoint(toy)
-    figures = bench.measure(checkpoint, backend, "float32", 20, 8, 2)
+@pytest.fixture
+def loaded(backend, toy):
+    return load(open_checkpoint(toy), backend, "float32")
+
+
+def flags(backend) -> list[str]:
+    return ["--backend", backend.name, *([] if backend.name == "cpu" else ["--device", device_of(backend)])]
+
+
+def test_figures(loaded):
+    checkpoint = loaded.checkpoint
+    figures = measure(loaded, 20, 8, 2)
     assert figures["evaluations_per_token"] == 1 and figures["weights_bytes"] == checkpoint.nbytes
     for name in ("prompt_tps", "decode_tps", "first_token_seconds", "load_seconds", "peak_memory_bytes", "bandwidth"):
         assert figures[name] > 0, name
@@ -27,37 +44,238 @@ def test_figures(backend, toy):
     assert figures["bytes_per_token"] == checkpoint.nbytes - 383 * 64 * 4 + 2 * 2 * 2 * 16 * 24 * 4
     assert figures["bandwidth_share"] == pytest.approx(
         figures["decode_tps"] * figures["bytes_per_token"] / figures["bandwidth"], rel=0.5)
-    assert "evaluation per token" in bench.report(figures)
+    assert "evaluation per token" in bench_report.single(figures)
 
 
 def test_low_bit_weights_count_what_they_take_in_the_file(backend, tmp_path):
-    from making import make_checkpoint
     from mlx_llama.core.gguf_export import write_gguf
 
     write_gguf(open_checkpoint(make_checkpoint(tmp_path / "m")), tmp_path / "m.gguf", "Q4_0")
-    checkpoint = open_checkpoint(tmp_path / "m.gguf")
-    figures = bench.measure(checkpoint, backend, "auto", 20, 8, 1)
+    loaded = load(open_checkpoint(tmp_path / "m.gguf"), backend, "auto")
+    figures = measure(loaded, 20, 8, 1)
     assert figures["stored"] == "Q4_0, Q8_0"  # the head is wider
     layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64
     rows = {"embedding": 64 * 18 // 32, "head": 384 * 64 * 34 // 32, "layers": 2 * layer * 18 // 32}
-    norms, cache = 5 * 64, 2 * 2 * 2 * 16 * 24
-    width = bench.itemsize(backend.load(checkpoint))
-    assert figures["bytes_per_token"] == sum(rows.values()) + norms * (4 if backend.name == "cpu" else width) + cache * width
+    norms, cache, width = 5 * 64, 2 * 2 * 2 * 16 * 24, itemsize(loaded.model)
+    kept = 4 if backend.name == "cpu" else width
+    assert figures["bytes_per_token"] == sum(rows.values()) + norms * kept + cache * width
 
 
-def test_what_a_model_says_of_itself_is_reported(backend, toy):
-    figures = bench.measure(open_checkpoint(toy), backend, "float32", 8, 4, 1)
+def test_what_a_model_says_of_itself_is_reported(loaded):
+    figures = measure(loaded, 8, 4, 1)
     assert isinstance(figures["notices"], list)
-    assert bench.report(figures | {"notices": ["a word"]}).endswith("\nnote: a word")
+    assert bench_report.single(figures | {"notices": ["a word"]}).endswith("\nnote: a word")
+
+
+CASES = [Case("pp", 9), Case("pp", 9, 30), Case("tg", 5), Case("tg", 5, 30)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_row_computes_what_its_name_says(case, loaded, monkeypatch):
+    """At which position the model was asked for how many tokens, and how often the framework waited."""
+    asked, step = [], loaded.model.step
+
+    def noted(tokens, index_pos, *rest):
+        asked.append((np.shape(tokens)[1], index_pos))
+        return step(tokens, index_pos, *rest)
+
+    monkeypatch.setattr(loaded.model, "step", noted)
+    if loaded.backend.name == "cpu":
+        [row] = measure_rows(loaded, [case], 2)
+    else:
+        with counted(loaded.backend, monkeypatch) as count:
+            [row] = measure_rows(loaded, [case], 2)
+        assert count["wait"] == len(asked)
+    filling = [(case.depth, 0)] if case.depth else []
+    once = [(9, case.depth)] if case.kind == "pp" else [(1, case.depth + i) for i in range(5)]
+    assert asked == filling + 3 * once  # the first time untimed
+    assert np.shape(row.per_token) == (2, len(once)) and np.min(row.per_token) > 0
+
+
+def test_storage_grows_with_the_rows_only(loaded, monkeypatch):
+    """A row at a depth is not measured with the storage of a longer one that came before."""
+    made = []
+    monkeypatch.setattr(loaded.model, "make_cache",
+                        lambda capacity, make=loaded.model.make_cache: made.append(make(capacity)) or made[-1])
+    measure_rows(loaded, [Case("pp", 200), Case("tg", 2), Case("tg", 2, 100), Case("tg", 2, 220)], 1)
+    assert [cache.length for cache in made] == [0, 220]
+    assert [Case("tg", 2).name, Case("tg", 2, 220).name] == ["tg2", "tg2 @ d220"]
+
+
+def test_figures_of_a_row():
+    row = Row(Case("tg", 4, 10), [[0.5] * 4, [0.25] * 4, [1.0, 1.0, 1.0, 5.0]]).figures()
+    assert (row["tps"], row["tps_min"], row["tps_max"], row["seconds"]) == (2.0, 0.5, 4.0, 2.0)
+    assert (row["test"], row["n_prompt"], row["n_gen"], row["n_depth"]) == ("tg4 @ d10", 0, 4, 10)
+
+
+def shown(door, toy, kind: str, *more: str) -> str:
+    asked = "-p 8,12 -p 4 -n 2,3 -d 0,40 -r 2 -o".split()
+    done = door(bench.main, "--model", toy, *asked, kind, *more)
+    assert done.code == 0, done.err
+    return done.out
+
+
+NAMES = ["pp8", "pp12", "pp4", "pp8 @ d40", "pp12 @ d40", "pp4 @ d40", "tg2", "tg3", "tg2 @ d40", "tg3 @ d40"]
+
+
+def test_every_format_has_every_row(door, toy, backend):
+    told = json.loads(shown(door, toy, "json", "--host", *flags(backend)))
+    assert [row["test"] for row in told["rows"]] == NAMES and told["repetitions"] == 2
+    for row in told["rows"]:
+        assert 0 < row["tps_min"] <= row["tps"] <= row["tps_max"] and len(row["samples_tps"]) == 2
+        assert row["seconds"] * row["tps"] == pytest.approx(row["n_prompt"] + row["n_gen"], rel=0.2)
+    listed = list(csv.DictReader(io.StringIO(shown(door, toy, "csv", "--host", *flags(backend)))))
+    assert [row["test"] for row in listed] == NAMES
+    assert {row["backend"] for row in listed} == {backend.name} and all(float(row["tps"]) > 0 for row in listed)
+    assert all(float(row["tps_min"]) <= float(row["tps"]) <= float(row["tps_max"]) for row in listed)
+    assert all(float(row["host_step_us"]) > 0 for row in listed)
+    assert all(row["host_primitives"].isdigit() == (backend.name == "mlx") for row in listed)
+    lines = shown(door, toy, "md", *flags(backend)).splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert [row[table[0].index("test")] for row in table[2:]] == NAMES and {len(row) for row in table} == {8}
+    assert [line[:12].strip() for line in shown(door, toy, "text", *flags(backend)).splitlines()[2:12]] == NAMES
+
+
+def test_notices_are_said_once(door, toy):
+    for kind in ("text", "md"):
+        out = shown(door, toy, kind, "--backend", "cpu", "--threads", "1")
+        assert out.count("note: ") == out.count("1 thread") == 1
+    assert json.loads(shown(door, toy, "json", "--backend", "cpu", "--threads", "1"))["notices"] == ["1 thread"]
+
+
+def test_one_prompt_and_one_answer_are_reported_as_ever(door, toy):
+    arguments = ("--model", toy, "--backend", "cpu", "-p", "8", "-n", "4", "-r", "1")
+    for json_flag in (["--json"], ["-o", "json"], ["-d", "0", "--json", "-o", "json"]):
+        figures = json.loads(door(bench.main, *arguments, *json_flag).out)
+        assert figures["generate"] == 4 and figures["bandwidth_share"] > 0 and "rows" not in figures
+    assert "of the bound" in door(bench.main, *arguments, "--host").out
+    assert "tg4" in door(bench.main, *arguments, "-o", "md").out
+
+
+def test_host(loaded, monkeypatch):
+    order, step, read = [], loaded.model.step, loaded.backend.runtime.read
+    monkeypatch.setattr(loaded.model, "step", lambda *rest: (order.append("step"), step(*rest))[1])
+    monkeypatch.setattr(loaded.backend.runtime, "read", lambda token: (order.append("read"), read(token))[1])
+    host = bench_host.measure_host(loaded, 256)
+    assert order == ["step", "read"] * (len(order) // 2)  # or a launch would wait for the step before
+    assert host["step_us"] > 0 and host["tokens"] == bench_host.TOKENS
+    assert host["host_computes"] == (loaded.backend.name == "cpu" or str(loaded.backend.device) == "cpu")
+    line = bench_report.host_line(host)
+    if loaded.backend.name == "mlx":
+        assert host["launch_us"] > 0 and 0 < host["thread_us"] and f"{host['primitives']} primitives" in line
+    else:
+        assert host["primitives"] is None and "primitives" not in line
+        assert ("computes the step itself" in line) == (host["thread_us"] is None) == host["host_computes"]
+    assert bench_host.measure_host(loaded, 8)["tokens"] == 2  # a small context is not left
+
+
+def test_primitives_are_those_of_one_step(tmp_path):
+    mx = pytest.importorskip("mlx.core")
+    x = mx.array([1.0, 2.0])
+    mx.eval(x)
+    found = []  # MLX's own list of the same graph, by its exporter
+    function = lambda x: mx.exp(x * x) @ mx.sin(x)  # noqa: E731
+    mx.export_function(lambda part: found.append(part["name"]) if part["type"] == "primitive" else None, function, x)
+    assert bench_host.primitives(function(x)) == len(found) > 3
+    assert bench_host.primitives(x) == 0
+    # Each layer adds the same number, and none is counted for the tokens before.
+    backend = bench.select("mlx", "cpu")
+    counts = []
+    for layers in (1, 2, 4):
+        checkpoint = open_checkpoint(make_checkpoint(tmp_path / str(layers), num_hidden_layers=layers))
+        counts.append(bench_host.measure_host(load(checkpoint, backend, "auto"), 16)["primitives"])
+    assert counts[2] - counts[1] == 2 * (counts[1] - counts[0]) > 0
+    text = io.StringIO()
+    model = backend.load(checkpoint, "auto")
+    sampler = backend.sampler(bench.options.resolve({"temperature": 0.0}).options)
+    cache = model.make_cache(16)
+    token = model.step(np.array([[1]], np.int32), 0, cache, sampler)
+    mx.eval(token, cache.arrays())
+    mx.export_to_dot(text, model.step(token, 1, cache, sampler), cache.tokens)
+    # Arrays are letters in quotes there, operations numbers: those that an array goes into or comes from.
+    ends = re.findall(r"^(\S+) -> (\S+)$", text.getvalue(), re.M)
+    assert counts[2] == len({end for edge in ends for end in edge if end.isdigit()})
+
+
+def test_plot(door, toy, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "picture.png"
+    done = door(bench.main, "--model", toy, "--backend", "cpu", "-p", "4", "-n", "6", "-r", "1", "--plot", file)
+    assert done.code == 0 and done.err == f"wrote {file}\n"
+    picture = image.open(file)
+    assert picture.size == (1200, 750)
+    shades = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+    assert (shades == (0x2a, 0x6f, 0x97)).all(axis=1).sum() > 300  # the curve's own color
+    # Nine depths from 0 to what the context of 256 leaves.
+    assert re.findall(r"^tg6(?: @ d(\d+))?", done.out, re.M) == ["", *(str(250 * i // 8) for i in range(1, 9))]
+    for ending in ("svg", "pdf"):
+        assert door(bench.main, "--model", toy, "--backend", "cpu", *"-p 4 -n 6 -d 0,9 -r 1 --plot".split(),
+                    tmp_path / f"picture.{ending}").code == 0
+    text = (tmp_path / "picture.svg").read_text(encoding="utf-8")
+    assert "<!-- decode time per token (ms) -->" in text and "tokens already in the cache" in text
+
+
+def test_the_curve():
+    rows = [Row(Case("pp", 4), [[1.0]]), Row(Case("tg", 4, 400), [[4e-3] * 4, [5e-3] * 4, [9e-3] * 4]),
+            Row(Case("tg", 100), [[1e-3] * 50 + [2e-3] * 50]), Row(Case("tg", 2, 402), [[1e-3, 2e-3], [3e-3, 9e-3]])]
+    curve = bench_plot.curve(rows)
+    assert curve[11].tolist()[::2] == pytest.approx([402.5, 2.5])
+    assert len(curve) == 12 and curve[0].tolist() == [4.5, 1.0, 1.0, 1.0] and curve[9].tolist() == [94.5, 2.0, 2.0, 2.0]
+    assert curve[10].tolist()[:3:2] == [401.5, 5.0] and 4 <= curve[10][1] < 5 < curve[10][3] <= 9
+
+
+WRONG = {
+    "-p 0": "--prompt-tokens 0: must be at least 1",
+    "-p 8,x": "--prompt-tokens 'x': must be whole numbers",
+    "-p 8,,9": "--prompt-tokens '': must be whole numbers",
+    "-n 1": "--generate-tokens 1: must be at least 2",
+    "-d -1": "--depth -1: must be at least 0",
+    "-r 0": "--repetitions 0: must be at least 1",
+    "-r 1,2": "--repetitions 1,2: must be one number",
+    "-o xml": "invalid choice: 'xml'",
+    "-o csv --json": "--json and --output csv contradict each other",
+    "-c 300": "--ctx-size 300",
+    "-p 200 -n 57": "a prompt of 200 and 57 more tokens needs 257 positions",
+    "-p 8 -n 64 -d 0,193": "tg64 @ d193 needs 257 positions and the context of",
+    "-n 64 -d 37 -p 8 -c 100": "tg64 @ d37 needs 101 positions and the context of",
+    "--plot x.jpg": "--plot x.jpg: the name must end in .png, .svg or .pdf",
+    "--plot no/such/folder/x.png": "there is no folder no/such/folder",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_what_cannot_be_is_refused_before_loading(arguments, door, toy, monkeypatch):
+    monkeypatch.setattr(bench, "load", lambda *rest: pytest.fail("loaded"))
+    done = door(bench.main, "--model", toy, "--backend", "cpu", *arguments.split())
+    assert done.code == 2 and done.out == "" and len(done.err.splitlines()) == 1, done.err
+    assert WRONG[arguments] in done.err
+
+
+def test_what_just_fits_runs(door, toy):
+    for arguments in ("-p 200 -n 56", "-p 8 -n 64 -d 192", "-p 8 -n 8 -d 0,192 -c 200"):
+        assert door(bench.main, "--model", toy, "--backend", "cpu", "-r", "1", *arguments.split()).code == 0
+
+
+def test_plot_without_its_library(door, toy, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(bench, "load", lambda *rest: pytest.fail("loaded"))
+    done = door(bench.main, "--model", toy, "--backend", "cpu", "--plot", tmp_path / "x.png")
+    assert done.code == 2 and "pip install matplotlib" in done.err and len(done.err.splitlines()) == 1
+
+
+def test_only_a_picture_needs_its_library(toy):
+    asked = ["--model", str(toy), *"--backend cpu -p 4 -n 2 -r 1".split()]
+    code = ("import sys; sys.modules['matplotlib'] = None\nfrom mlx_llama import bench, cli\n"
+            f"sys.exit(cli.run(bench.main, {asked!r}))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "of the bound" in done.stdout, done.stderr
 
 
 def test_the_command(toy):
     done = subprocess.run([sys.executable, "-m", "mlx_llama.bench", "--model", str(toy), "--backend", "cpu", "-p", "8",
                            "-n", "4", "-r", "1", "--json"], capture_output=True, text=True, timeout=120)
     assert json.loads(done.stdout)["generate"] == 4, done.stderr
-    done = subprocess.run([sys.executable, "-m", "mlx_llama.bench", "--model", "no/such", "--backend", "cpu", "--threads",
-                           "x"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "mlx_llama.bench", "--model", "no/such", "--backend", "cpu",
+                           "--threads", "x"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "--threads 'x'" in done.stderr
-    done = subprocess.run([sys.executable, "-m", "mlx_llama.bench", "--model", str(toy), "-n", "1"],
-                          capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "--generate-tokens 1: must be at least 2" in done.stderr

@@ -1,0 +1,99 @@
+"""The bench's figures as text, Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+FORMATS = ("text", "md", "csv", "json")
+ROW = ("test", "n_prompt", "n_gen", "n_depth", "tps", "tps_min", "tps_max", "seconds")
+FACTS = ("model", "backend", "device", "dtype", "stored", "weights_bytes", "load_seconds", "repetitions",
+         "peak_memory_bytes")
+HOST = ("step_us", "launch_us", "thread_us", "primitives")
+
+
+def single(figures: dict[str, Any]) -> str:
+    """The figures of one prompt and its answer (bench_measure.measure) for people."""
+    f = figures
+    low, high = f["decode_tps_range"]
+    return "\n".join([
+        _title(f),
+        f"load                 {f['load_seconds']:8.2f} s",
+        f"prompt, {f['prompt']:5} tokens {f['prompt_tps']:8.1f} tokens/s, first token after "
+        f"{f['first_token_seconds']:.2f} s",
+        f"decode, {f['generate']:5} tokens {f['decode_tps']:8.1f} tokens/s ({low:.1f} to {high:.1f} over "
+        f"{f['repetitions']} runs), {f['evaluations_per_token']:g} evaluation per token",
+        f"bandwidth            {f['bandwidth'] / 1e9:8.1f} GB/s measured; decoding reads "
+        f"{f['bytes_per_token'] / 1e9:.2f} GB per token, {f['bandwidth_share']:.0%} of the bound",
+        f"peak memory          {f['peak_memory_bytes'] / 1e9:8.2f} GB, "
+        f"{f['peak_memory_bytes'] / f['weights_bytes']:.2f} times the weights" if f["peak_memory_bytes"]
+        else "peak memory           unknown on this system",
+        *_remarks(f),
+    ])
+
+
+def table(figures: dict[str, Any], kind: str) -> str:
+    """Many rows (`figures["rows"]`), with the facts that all of them share, as one of FORMATS."""
+    return {"text": _text, "md": _markdown, "csv": _csv, "json": as_json}[kind](figures)
+
+
+def as_json(figures: dict[str, Any]) -> str:
+    """One object."""
+    return json.dumps(figures, indent=1)
+
+
+def host_line(host: dict[str, Any]) -> str:
+    """The host's figures (bench_host.measure_host) for people."""
+    if host["host_computes"]:
+        return f"host                 {host['step_us']:8.0f} us per token: the host computes the step itself"
+    graph = "" if host["primitives"] is None else f"; {host['primitives']} primitives in a step's graph"
+    return (f"host                 {host['thread_us']:8.0f} us of processor time per token; by the clock "
+            f"{host['step_us']:.0f} to build it, {host['launch_us']:.0f} to launch it{graph}")
+
+
+def _title(f: dict[str, Any]) -> str:
+    return (f"{f['model']}: {f['weights_bytes'] / 1e9:.2f} GB of {f['stored']} weights on {f['backend']} "
+            f"({f['device']}, {f['dtype']})")
+
+
+def _remarks(f: dict[str, Any]) -> list[str]:
+    return [*([host_line(f["host"])] if "host" in f else []), *(f"note: {notice}" for notice in f["notices"])]
+
+
+def _cells(f: dict[str, Any]) -> list[tuple[str, ...]]:
+    spread = "min to max" if f["repetitions"] > 1 else "one run"
+    return [("test", "tokens/s", spread, "ms/token", "seconds"), *(
+        (row["test"], f"{row['tps']:.2f}", f"{row['tps_min']:.2f} to {row['tps_max']:.2f}", f"{1e3 / row['tps']:.3f}",
+         f"{row['seconds']:.3f}") for row in f["rows"])]
+
+
+def _text(f: dict[str, Any]) -> str:
+    cells = _cells(f)
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+             for row in cells]
+    how = f"medians of {f['repetitions']} repetitions, loaded in {f['load_seconds']:.2f} s"
+    return "\n".join([_title(f), *lines, how, *_remarks(f)])
+
+
+def _markdown(f: dict[str, Any]) -> str:
+    header, *rows = _cells(f)
+    # The name may come from a file, and a bar would begin a column.
+    facts = [f[name].replace("|", "\\|") for name in ("model", "backend", "stored")]
+    lines = [("model", "backend", "weights", *header), ("---",) * 4 + ("---:",) * 4, *((*facts, *row) for row in rows)]
+    remarks = [f"{_title(f)}; medians of {f['repetitions']} repetitions", *_remarks(f)]
+    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines),
+                      *("\n" + " ".join(remark.split()) for remark in remarks)])
+
+
+def _csv(f: dict[str, Any]) -> str:
+    text = io.StringIO()
+    names = [*FACTS, *ROW, *(["host_" + name for name in HOST] if "host" in f else []), "notices"]
+    writer = csv.DictWriter(text, names, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    host = {"host_" + name: f["host"][name] for name in HOST} if "host" in f else {}
+    for row in f["rows"]:
+        writer.writerow(f | row | host | {"notices": "; ".join(f["notices"])})
+    return text.getvalue().rstrip("\n")
