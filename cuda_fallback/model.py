@@ -150,9 +150,9 @@ class Llama:
     def verify(self, tokens: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
         """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
 
-        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The products
-        are those of a prompt: they may round otherwise than a single token's. Raises ContextError as
-        `step`.
+        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The
+        products are those of a prompt: they may round otherwise than a single token's.
+        Raises ContextError as `step`.
         """
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")

@@ -2,7 +2,8 @@
 
 Per decoded token there is exactly one step, one launch and one read. On a device that works by itself, step n+1 is
 launched before token n is read; the one step too many at the end leaves no trace, because the caller's cache is trimmed
-to the tokens that were shown.
+to the tokens that were shown. With speculation (core.speculate) one launch and one read may give several tokens, which
+are the same ones.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from . import rope
+from . import rope, speculate
 from .backend import Backend, Cache, Model
 from .errors import ContextError, OptionsError
 from .options import GenerationOptions, Resolved
@@ -119,15 +120,56 @@ class Stops:
         return held
 
 
-class Engine:
-    """One model on one backend. Holds no sequence state: that is the caller's cache."""
+class Steps:
+    """Launches and reads of one completion, counted in it."""
 
-    def __init__(self, backend: Backend, model: Model, tokenizer: Tokenizer, eos: frozenset[int], context: int):
+    def __init__(self, backend: Backend, completion: Completion):
+        self.backend = backend
+        self.completion = completion
+
+    def prefill(self, model: Model, tokens: list[int], cache: Cache, chunk: int) -> None:
+        """Append `tokens` to the cache in chunks, one evaluation each; nothing is projected to the vocabulary on a
+        lazy device, one row per chunk on an eager one."""
+        for start in range(0, len(tokens), chunk):
+            model.forward(np.array([tokens[start:start + chunk]], np.int32), cache.length, cache)
+            self.backend.launch(*cache.arrays())
+
+    def launch(self, model: Model, token: Any, cache: Cache, sampler: Any) -> Any:
+        """One step over `token` [1, T]; the token that follows, int32 [1, 1], still on the device."""
+        return self._launched(model.step(token, cache.length, cache, sampler), cache)
+
+    def launch_verification(self, model: Model, tokens: list[int], cache: Cache, sampler: Any) -> Any:
+        """One step over `tokens`; what follows each, int32 [1, T], still on the device."""
+        return self._launched(model.verify(np.array([tokens], np.int32), cache.length, cache, sampler), cache)
+
+    def read(self, token: Any) -> int:
+        value = self.backend.read(token)
+        self.completion.waits += 1
+        return value
+
+    def read_all(self, *tokens: Any) -> list[int]:
+        values = self.backend.read_all(*tokens)
+        self.completion.waits += 1
+        return values
+
+    def _launched(self, following: Any, cache: Cache) -> Any:
+        # The cache's tokens are part of the launch, or their updates would pile up as a graph nobody evaluates.
+        self.backend.launch(following, cache.tokens)
+        self.completion.launches += 1
+        return following
+
+
+class Engine:
+    """One model on one backend, and perhaps a draft model. Holds no sequence state: that is the caller's cache."""
+
+    def __init__(self, backend: Backend, model: Model, tokenizer: Tokenizer, eos: frozenset[int], context: int,
+                 draft: Model | None = None):
         self.backend = backend
         self.model = model
         self.tokenizer = tokenizer
         self.eos = eos
         self.context = context  # positions, prompt and answer together
+        self.draft = draft
 
     def check_prompt(self, tokens: list[int]) -> None:
         """Raises ContextError for an empty prompt, one that leaves no room for an answer, and foreign token ids."""
@@ -142,24 +184,36 @@ class Engine:
             raise ContextError(f"token id {foreign} is outside the vocabulary of {vocabulary}")
 
     def check_options(self, options: GenerationOptions) -> None:
-        """Raises OptionsError for a logit bias on a token outside the vocabulary."""
+        """Raises OptionsError for a logit bias outside the vocabulary, and a draft model that is not there."""
         vocabulary = self.model.config.vocab_size
         foreign = next((token for token in options.logit_bias if token >= vocabulary), None)
         if foreign is not None:
             raise OptionsError(f"option logit_bias: token id {foreign} is outside the vocabulary of {vocabulary}")
+        if options.speculate == "model" and self.draft is None:
+            raise OptionsError("option speculate: 'model' needs a draft model: load one with --draft-model, or choose "
+                               "'prompt'")
+
+    def speculation(self, options: GenerationOptions) -> tuple[str, list[str]]:
+        """The kind of speculation in force ("none", "prompt" or "model") and what a user should know of the choice."""
+        kind = options.speculate or ("none" if self.draft is None else "model")
+        if kind != "none" and rope.length_dependent(self.model.config):
+            return "none", ["no speculation: this model's dynamic rope turns keys by angles that depend on the length, "
+                            "so that several positions in one step would not be those of single steps"]
+        if kind == "prompt" and self.draft is not None:
+            return kind, ["the draft model is not used: the option speculate asks for 'prompt'"]
+        return kind, []
 
     def prefill(self, tokens: list[int], cache: Cache, chunk: int) -> None:
-        """Append `tokens` to the cache in chunks, one evaluation each; nothing is projected to the vocabulary on a
-        lazy device, one row per chunk on an eager one."""
-        for start in range(0, len(tokens), chunk):
-            self.model.forward(np.array([tokens[start:start + chunk]], np.int32), cache.length, cache)
-            self.backend.launch(*cache.arrays())
+        """As Steps.prefill, for this model."""
+        Steps(self.backend, Completion()).prefill(self.model, tokens, cache, chunk)
 
-    def tokens(self, prompt: list[int], cache: Cache, resolved: Resolved, completion: Completion) -> Iterator[int]:
+    def tokens(self, prompt: list[int], cache: Cache, resolved: Resolved, completion: Completion,
+               drafter: speculate.Drafter | None = None) -> Iterator[int]:
         """Token ids that follow `prompt`, which continues what the cache holds.
 
         Stops after an end token, after max_tokens, or when the context is full, and sets completion.finish_reason.
-        The cache may hold one position more than the tokens yielded: trim it to what was shown.
+        The cache may hold more positions than the tokens yielded: trim it to what was shown.
+        drafter: knows the text up to the prompt's end; what it drafts is verified, and does not change the tokens.
         """
         options = resolved.options
         sampler = self.backend.sampler(options)
@@ -170,48 +224,73 @@ class Engine:
         # The last chunk and the first token are one step, so that no weights are read twice.
         rest = (len(prompt) - 1) // chunk * chunk
         started, away = time.perf_counter(), 0.0
-        self.prefill(prompt[:rest], cache, chunk)
-        pending = self._launch_step(np.array([prompt[rest:]], np.int32), cache, sampler, completion)
-        for count in range(1, limit + 1):
+        steps = Steps(self.backend, completion)
+        steps.prefill(self.model, prompt[:rest], cache, chunk)
+        pending = steps.launch(self.model, np.array([prompt[rest:]], np.int32), cache, sampler)
+        speculation = speculate.Speculation(drafter, self.eos, completion)
+        drafts: list[int] = []  # what `pending` verifies
+
+        def follow(token: int, on_device: Any, room: int) -> tuple[Any, list[int]]:
+            if drafts := speculation.draft(room, steps):
+                return steps.launch_verification(self.model, [token, *drafts], cache, sampler), drafts
+            return steps.launch(self.model, on_device, cache, sampler), []
+
+        count = 0
+        while count < limit:
             current, pending = pending, None
-            if self.backend.runs_ahead and count < limit:
-                pending = self._launch_step(current, cache, sampler, completion)
-            token = self.backend.read(current)
-            completion.waits += 1
+            # A step cannot be taken back once launched: none runs ahead of a token after which there may be a draft,
+            # since the verification would have to stand in its place.
+            if self.backend.runs_ahead and not drafts and count + 1 < limit and not speculation.may_follow():
+                pending = steps.launch(self.model, current, cache, sampler)
+            sampled = steps.read_all(current) if drafts else [steps.read(current)]
             now = time.perf_counter()
-            if count == 1:
+            if count == 0:
                 completion.prefill_seconds, first = now - started, now
             completion.decode_seconds = now - first - away
-            completion.tokens.append(token)
-            if token in self.eos:
-                completion.finish_reason = "eos"
-            elif count == limit:
-                completion.finish_reason = "length" if limit == options.max_tokens else "context"
-            yield token
-            away += time.perf_counter() - now
-            if token in self.eos:
+            fresh = speculation.accepted(drafts, sampled)
+            if drafts:
+                cache.trim(cache.length - len(sampled) + len(fresh))
+                current = current[:, len(fresh) - 1:len(fresh)]
+            left = limit - count - len(fresh)
+            ended = fresh[-1] in self.eos or left == 0
+            drafts = []
+            # A device that works by itself does so while the consumer looks; an eager one shows the tokens first.
+            if pending is None and self.backend.runs_ahead and not ended:
+                pending, drafts = follow(fresh[-1], current, left - 1)
+            for token in fresh:
+                count += 1
+                completion.tokens.append(token)
+                if token in self.eos:
+                    completion.finish_reason = "eos"
+                elif count == limit:
+                    completion.finish_reason = "length" if limit == options.max_tokens else "context"
+                shown = time.perf_counter()
+                yield token
+                away += time.perf_counter() - shown
+            if ended:
                 return
-            if pending is None and count < limit:
-                pending = self._launch_step(current, cache, sampler, completion)
+            if pending is None:
+                pending, drafts = follow(token, current, left - 1)
 
     def pieces(self, prompt: list[int], cache: Cache, resolved: Resolved, completion: Completion,
-               starts_text: bool = True) -> Iterator[str]:
+               starts_text: bool = True, drafter: speculate.Drafter | None = None) -> Iterator[str]:
         """Text that follows `prompt`, in pieces of whole characters, stop strings never shown. Fills `completion`.
 
         starts_text: the answer is a text of its own, so that the space sentencepiece puts before a text is not shown;
-        False where it continues one, and " a time" keeps its space.
+        False where it continues one, and " a time" keeps its space. drafter: as in `tokens`.
         """
         options = resolved.options
         completion.backend, completion.device = self.backend.name, self.backend.device_name
         completion.dtype = str(self.model.dtype).split(".")[-1]
         completion.seed, completion.options = options.seed, options.model_dump()
+        completion.options["speculate"] = drafter.kind if drafter else "none"
         completion.origins = dict(resolved.origins)
         completion.notices.extend(self.model.notices)
         decoder, stops = self.tokenizer.stream(starts_text=starts_text), Stops(options.stop)
         if options.max_tokens == 0:
             completion.finish_reason = "length"
             return
-        for token in self.tokens(prompt, cache, resolved, completion):
+        for token in self.tokens(prompt, cache, resolved, completion, drafter):
             piece = stops.push(decoder.push(token) if token not in self.eos else "")
             if stops.matched:
                 completion.finish_reason, completion.stop = "stop", stops.matched
@@ -228,10 +307,3 @@ class Engine:
         if tail:
             completion.text += tail
             yield tail
-
-    def _launch_step(self, token: Any, cache: Cache, sampler: Any, completion: Completion) -> Any:
-        following = self.model.step(token, cache.length, cache, sampler)
-        # The cache's tokens are part of the launch, or their updates would pile up as a graph nobody evaluates.
-        self.backend.launch(following, cache.tokens)
-        completion.launches += 1
-        return following

@@ -11,9 +11,10 @@ import numpy as np
 from . import backend as backends
 from .checkpoint import Checkpoint, open_checkpoint
 from .engine import Completion, Engine
-from .errors import ContextError, TemplateError
+from .errors import ContextError, OptionsError, TemplateError
 from .options import resolve
 from .session import Sequence, Session, Stream
+from .speculate import difference
 from .template import ChatTemplate, builtin_template, encode_messages, missing_template
 
 Prompt = str | list[dict[str, str]] | list[int]
@@ -23,13 +24,13 @@ class LLM:
     """A loaded model. `generate`, `stream`, `chat` and `logits` are what scripts need."""
 
     def __init__(self, checkpoint: Checkpoint, backend: backends.Backend, model: backends.Model,
-                 template: ChatTemplate | None, context: int):
+                 template: ChatTemplate | None, context: int, draft: backends.Model | None = None):
         self.checkpoint = checkpoint
         self.backend = backend
         self.model = model
         self.template = template
         self.tokenizer = checkpoint.tokenizer
-        self.engine = Engine(backend, model, self.tokenizer, checkpoint.eos_token_ids, context)
+        self.engine = Engine(backend, model, self.tokenizer, checkpoint.eos_token_ids, context, draft)
 
     def generate(self, prompt: Prompt, **options: Any) -> Completion:
         """The whole answer to `prompt`; `print` shows its text. Takes and raises what `stream` does."""
@@ -48,7 +49,7 @@ class LLM:
         self.engine.check_options(resolved.options)
         tokens = self.encode(prompt)
         self.engine.check_prompt(tokens)
-        completion = Completion(notices=list(resolved.notices))
+        completion = Completion(notices=[*resolved.notices, *self.engine.speculation(resolved.options)[1]])
         continues = len(prompt) > 0 and not isinstance(prompt[0], dict)
         return Stream(Sequence(self.engine).pieces(tokens, resolved, completion, not continues), completion)
 
@@ -88,7 +89,8 @@ class LLM:
 
 def load(model: str | os.PathLike | None = None, backend: str = "auto", device: str | None = None, dtype: str = "auto",
          *, revision: str | None = None, ctx_size: int | str | None = None, template: str | None = None,
-         threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None) -> LLM:
+         threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None,
+         draft_model: str | os.PathLike | None = None) -> LLM:
     """Load a model.
 
     model: a folder or a Hugging Face hub id; None is the small guide model in this package. backend: "auto" (MLX on
@@ -97,16 +99,25 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     may hold. template: a name or a .jinja file, instead of the checkpoint's. threads: of the cpu backend; None is one
     per physical core. activation_bits: of the cpu backend, against low-bit weights: 16 (None), 8 is faster and coarser,
     32 exact and slower. compile: a token as one traced graph (mlx) or by
-    compiled kernels (cpu), or not, with the same tokens; None is yes, but for mlx on the CPU.
+    compiled kernels (cpu), or not, with the same tokens; None is yes, but for mlx on the CPU. draft_model: a smaller
+    model with the same vocabulary, on the same backend; it guesses tokens ahead, which `model` verifies, unless the
+    option speculate says otherwise.
 
-    Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError.
+    Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError, OptionsError.
     """
     chosen = backends.select(backend, device)
     how = chosen.load_options(dtype, threads, activation_bits, compile)
     checkpoint = open_checkpoint(model, revision)
     context = _context(checkpoint, ctx_size)
     chat_template = builtin_template(template, checkpoint.tokenizer) if template else checkpoint.template
-    return LLM(checkpoint, chosen, chosen.load(checkpoint, dtype, **how), chat_template, context)
+    draft = None
+    if draft_model is not None:
+        draft = open_checkpoint(draft_model)
+        if found := difference(draft, checkpoint):
+            raise OptionsError(f"--draft-model {draft.name}: its vocabulary is not that of {checkpoint.name}, {found}: "
+                               f"choose a smaller model of the same family")
+    loaded = chosen.load(checkpoint, dtype, **how)
+    return LLM(checkpoint, chosen, loaded, chat_template, context, draft and chosen.load(draft, dtype, **how))
 
 
 def _context(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:

@@ -11,7 +11,7 @@ import difflib
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Any, Mapping, NoReturn
+from typing import Any, Literal, Mapping, NoReturn
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -55,12 +55,15 @@ class GenerationOptions(BaseModel):
         (), "end before this text; repeat the flag for more", "--stop", "-r", "--reverse-prompt")
     prefill_step_size: int = _option(
         512, "tokens of the prompt processed at once", "--prefill-step-size", "--ubatch-size", ge=1, le=65536)
+    speculate: Literal["none", "prompt", "model"] | None = _option(
+        None, "guess tokens ahead, for the same text sooner: prompt, from what the text already says; model, by the draft "
+        "model; none (default: model where a draft model is loaded, else none)", "--speculate")
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_bool(cls, value):
+    def _no_bool(cls, value, info):
         # Python's bool is an int; `temperature=True` is a slip, not 1.0.
-        if isinstance(value, (bool, np.bool_)):
+        if isinstance(value, (bool, np.bool_)) and info.field_name != "speculate":
             raise ValueError("a number, not true or false")
         # pydantic would take a NumPy integer through float and lose its lower bits.
         return int(value) if isinstance(value, np.integer) else value
@@ -143,7 +146,9 @@ def validated(given: Mapping[str, Any], source: str = "") -> GenerationOptions:
 def _fault(fault) -> str:
     name = str(fault["loc"][0])
     if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, FIELDS, 1)
+        flags = {flag.lstrip("-").replace("-", "_"): known for known, field in FIELDS.items()
+                 for flag in field.json_schema_extra["flags"]}
+        near = [flags[name]] if name in flags else difflib.get_close_matches(name, FIELDS, 1)
         return f"there is no option {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
     limits = _limits(name)
     if limits and fault["type"].startswith(("greater_than", "less_than", "finite")):
@@ -231,6 +236,8 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     group = add_model_flags(parser)
     group.add_argument("--ctx-size", "-c", "--max-kv-size", default=None, metavar="TOKENS",
                        help="positions the context may hold (default: what the model was made for)")
+    group.add_argument("--draft-model", default=None, metavar="MODEL",
+                       help="a smaller model with the same vocabulary that guesses tokens ahead: the same text, sooner")
     group.add_argument("--template", default=None, metavar="NAME_OR_FILE",
                        help="chat template to use instead of the checkpoint's")
 
@@ -263,4 +270,4 @@ def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `mlx_llama.load` from `add_load_flags`."""
     return {name: getattr(arguments, name)
             for name in ("model", "backend", "device", "dtype", "threads", "activation_bits", "compile", "revision",
-                         "ctx_size", "template")}
+                         "ctx_size", "template", "draft_model")}

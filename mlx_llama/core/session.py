@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from . import speculate
 from .backend import Cache
 from .engine import Completion, Engine
 from .errors import ContextError, OptionsError, SessionError
-from .options import Resolved, resolve, validated
+from .options import GenerationOptions, Resolved, resolve, validated
 from .rope import length_dependent
 from .template import ChatTemplate, encode_messages
 
@@ -45,12 +46,14 @@ class Stream:
 
 
 class Sequence:
-    """One cache and the tokens it holds: continues any prompt from the longest common prefix."""
+    """One cache and the tokens it holds: continues any prompt from the longest common prefix. A draft model's cache is
+    kept beside it."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
         self.cache: Cache = engine.model.make_cache(engine.context)
         self.held: list[int] = []
+        self.drafts = speculate.ModelDrafts(engine.draft, engine.context) if engine.draft else None
 
     def pieces(self, prompt: list[int], resolved: Resolved, completion: Completion,
                starts_text: bool = True) -> Iterator[str]:
@@ -60,13 +63,23 @@ class Sequence:
         self.cache.trim(reused)
         self.held = self.held[:reused]
         completion.prompt_tokens, completion.reused_tokens = len(prompt), reused
+        drafter = self._drafter(prompt, resolved.options)
         try:
-            yield from self.engine.pieces(prompt[reused:], self.cache, resolved, completion, starts_text)
+            yield from self.engine.pieces(prompt[reused:], self.cache, resolved, completion, starts_text, drafter)
         finally:
             # A step may have run ahead of the last token shown, or have been cut short: keep what is known.
             known = prompt + completion.tokens
             self.cache.trim(min(self.cache.length, len(known)))
             self.held = known[:self.cache.length]
+
+    def _drafter(self, prompt: list[int], options: GenerationOptions) -> speculate.Drafter | None:
+        kind, _ = self.engine.speculation(options)
+        if kind == "none":
+            return None
+        if kind == "prompt":
+            return speculate.PromptLookup(prompt)
+        self.drafts.begin(prompt, self.engine.backend.sampler(options), options.prefill_step_size)
+        return self.drafts
 
     def _reusable(self, prompt: list[int]) -> int:
         common = 0
@@ -100,6 +113,7 @@ class Session:
         self._turn = 0  # counts what changes the conversation
         self._open: Stream | None = None  # the newest stream
         self._begun = False  # whether it is giving an answer now
+        self._speculate: str | None = None  # as the newest answer's options had it
         self.resolved()  # bad options are an error now, not at the first question
 
     def resolved(self, **options: Any) -> Resolved:
@@ -138,6 +152,9 @@ class Session:
         question = {"role": "user", "content": text}
         prompt, dropped = self._fit([*before, question], resolved)
         completion = Completion(notices=[] if self.last else list(resolved.notices))
+        if not self.last or self._speculate != resolved.options.speculate:
+            completion.notices += self.engine.speculation(resolved.options)[1]
+        self._speculate = resolved.options.speculate
         if dropped > self.dropped:
             completion.notices.append(
                 f"the conversation outgrew the context of {self.engine.context} tokens: the oldest "

@@ -559,7 +559,7 @@ import os, sys, time
 from mlx_llama import chat, cli
 from mlx_llama.core.engine import Engine
 
-def pieces(self, prompt, cache, resolved, completion, starts_text):
+def pieces(self, prompt, cache, resolved, completion, starts_text, drafter):
     for piece in os.environ["ANSWER"]:
         time.sleep(float(os.environ.get("PAUSE", 0)))
         completion.text += piece

@@ -1,0 +1,400 @@
+"""Speculation changes the speed and nothing else: tokens, caches, ends and interrupts are those of plain decoding."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from backends.evaluations import counted
+from making import encode_tensor, make_checkpoint, random_tensors, write_safetensors
+from mlx_llama import load
+from mlx_llama.core.checkpoint import GUIDE_PATH
+from mlx_llama.core.options import GenerationOptions
+
+REPETITIVE = [5, 6, 7, 8] * 10
+PROMPTS = [[1, 50, 60, 70], [1], [7, 7, 7], REPETITIVE, list(range(3, 60)), [1] + [60] * 30,
+           *(np.random.default_rng(seed).integers(3, 384, size).tolist() for seed, size in enumerate((2, 9, 30, 70)))]
+VARIANTS = {
+    "plain": {}, "grouped": {"num_key_value_heads": 1}, "tied": {"tie_word_embeddings": True},
+    "window": {"sliding_window": 12, "architectures": ["MistralForCausalLM"]},
+    "llama3": {"rope_scaling": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                "original_max_position_embeddings": 64}},
+}
+SAMPLING = {
+    "greedy": {},
+    "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 7},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1,
+                  "repetition_context_size": 6, "logit_bias": {60: 0.5}},
+    "both": {"temperature": 0.5, "repetition_penalty": 1.1, "repetition_context_size": 40, "seed": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def here(backend):
+    return {"backend": backend.name, "device": "gpu" if "gpu" in str(backend.device) else "cpu", "dtype": "float32"}
+
+
+def near(folder, noise, **fields):
+    """The toy of these fields, its weights shaken: a draft model that is often right."""
+    make_checkpoint(folder, **fields)
+    config = json.loads((folder / "config.json").read_text())
+    shaken = np.random.default_rng(99)
+    tensors = {name: x + np.float32(noise) * shaken.standard_normal(x.shape, dtype=np.float32)
+               for name, x in random_tensors(config).items()}
+    write_safetensors(folder / "model.safetensors", {name: encode_tensor(x, "float32") for name, x in tensors.items()})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(here, tmp_path_factory):
+    """loaded(variant) -> (the model, the same with a draft model that is often right)."""
+    known = {}
+
+    def loader(variant="plain"):
+        if variant not in known:
+            folder, fields = tmp_path_factory.mktemp("speculate"), VARIANTS[variant]
+            main = make_checkpoint(folder / "main", **fields)
+            drafting = load(main, **here, draft_model=near(folder / "draft", 0.005, **fields))
+            known[variant] = load(main, **here), drafting
+        return known[variant]
+
+    return loader
+
+
+@pytest.mark.parametrize("variant, sampling", [*((variant, "greedy") for variant in VARIANTS), ("plain", "sampled"),
+                                               ("plain", "penalties"), ("window", "both")])
+def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
+    plain, drafting = loaded(variant)
+    accepted = {"prompt": 0, "model": 0}
+    for prompt in PROMPTS if sampling == "greedy" else PROMPTS[:6]:
+        options = dict(max_tokens=60, prefill_step_size=32, **SAMPLING[sampling])
+        wanted = plain.generate(prompt, **options)
+        for kind, llm in (("prompt", plain), ("model", drafting)):
+            got = llm.generate(prompt, speculate=kind, **options)
+            assert (got.tokens, got.text, got.finish_reason) == (wanted.tokens, wanted.text, wanted.finish_reason)
+            assert got.options["speculate"] == kind and got.accepted <= got.drafted
+            accepted[kind] += got.accepted
+    assert accepted["model"] > 50
+    if sampling == "greedy":
+        assert accepted["prompt"] > 20
+
+
+def questions():
+    golden = json.loads((GUIDE_PATH.parents[1] / "tests" / "golden_guide.json").read_text(encoding="utf-8"))
+    chat = [case["prompt"] for case in golden["greedy"] if case["chat"]]
+    again = "What is a KV cache? Answer. What is a KV cache? Answer. What is a KV"
+    return [*([{"role": "user", "content": text}] for text in chat[:8]), again,
+            [{"role": "user", "content": "Tell me a story."}, {"role": "assistant", "content": "Once upon a time."},
+             {"role": "user", "content": "Tell me a story."}]]
+
+
+def test_the_guide_says_the_same(here):
+    """The model that ships, drafting from the conversation and from itself at 8 bits per weight."""
+    plain = load(**here)
+    drafting = load(**here, draft_model=GUIDE_PATH)
+    for prompt in questions():
+        for options in ({}, {"temperature": 0.9, "seed": 5}):
+            wanted = plain.generate(prompt, max_tokens=80, **options)
+            for got in (plain.generate(prompt, max_tokens=80, speculate="prompt", **options),
+                        drafting.generate(prompt, max_tokens=80, **options)):
+                assert (got.tokens, got.text) == (wanted.tokens, wanted.text)
+            assert got.options["speculate"] == "model"
+            assert got.accepted == got.drafted or wanted.finish_reason == "eos"
+
+
+def test_transformers_prompt_lookup_gives_these_tokens(loaded, tmp_path_factory):
+    """A judge that we did not write: its own speculation over the same checkpoint."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    plain, drafting = loaded()
+    peer = AutoModelForCausalLM.from_pretrained(plain.checkpoint.path, dtype=torch.float32)
+    for prompt in PROMPTS[:6]:
+        with torch.no_grad():
+            wanted = peer.generate(torch.tensor([prompt]), max_new_tokens=50, do_sample=False, pad_token_id=0,
+                                   eos_token_id=2, prompt_lookup_num_tokens=8)[0, len(prompt):].tolist()
+        assert plain.generate(prompt, max_tokens=50, speculate="prompt").tokens == wanted
+        assert drafting.generate(prompt, max_tokens=50).tokens == wanted
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("variant", ["plain", "window"])
+def test_verify_is_so_many_steps(variant, sampling, backend, loaded):
+    model = loaded(variant)[0].model
+    options = GenerationOptions(**{"seed": 0} | SAMPLING[sampling])
+    sampler, read = backend.sampler(options), backend.runtime.read_all
+    text = [9, 8, 7, 9, 8, 7, 9, 9, 30, 31, 9, 8, 7]
+    one, several = model.make_cache(64), model.make_cache(64)
+    for cache in (one, several):
+        model.forward([[1, 4, 5, 6, 8, 7]], 0, cache)
+    wanted = []
+    for token in text:
+        step = np.array([[token]], np.int32)
+        wanted += read(model.step(step, one.length, one, sampler))
+    first, second = (model.verify(np.array([part], np.int32), several.length, several, sampler)
+                     for part in (text[:5], text[5:]))
+    assert read(first, second) == wanted and read(first) == wanted[:5]
+    assert one.length == several.length
+    held, again = one.state(), several.state()
+    assert (held["tokens"] == again["tokens"]).all()
+    assert np.abs(held["keys"] - again["keys"]).max() < 1e-4 and np.abs(held["values"] - again["values"]).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["prompt", "model"])
+def test_launches_and_waits_are_counted_as_the_framework_sees_them(kind, backend, loaded, monkeypatch):
+    if backend.name == "cpu":
+        pytest.skip("NumPy computes at once: there is nothing to launch or wait for")
+    llm = loaded("tied")[kind == "model"]
+    llm.generate(REPETITIVE, max_tokens=4, speculate=kind)  # tables are built at the first use
+    with counted(backend, monkeypatch) as count:
+        done = llm.generate(REPETITIVE, max_tokens=40, speculate=kind)
+    assert len(done.tokens) == 40 and done.accepted > 15
+    assert count["wait"] == done.waits
+    if backend.name == "mlx":
+        assert count["launch"] == done.launches
+    if kind == "prompt":
+        assert done.waits == done.launches < 30
+    else:  # one wait for all drafts of a verification, one for the verification
+        assert done.waits < 40 < done.launches
+
+
+def test_no_step_runs_ahead_where_a_draft_may_follow(backend, loaded, monkeypatch):
+    if not backend.runs_ahead:
+        pytest.skip(f"{backend.device_name} computes at once")
+    llm, _ = loaded("tied")
+    done = llm.generate(REPETITIVE, max_tokens=40, speculate="prompt")
+    assert done.launches == done.waits  # what is launched is read
+    # Nothing that was drafted from is in this prompt twice, so its first tokens run ahead as without speculation.
+    events: list[str] = []
+    for name in ("launch", "read"):
+        original = getattr(backend.runtime, name)
+        monkeypatch.setattr(backend.runtime, name,
+                            lambda *a, name=name, original=original: (events.append(name), original(*a))[1])
+    loaded()[0].generate([1, 50, 60, 70], max_tokens=4, speculate="prompt")
+    assert events[:3] == ["launch", "launch", "read"]
+
+
+@pytest.mark.parametrize("kind", ["prompt", "model"])
+def test_every_limit_and_the_edge_of_the_context(kind, loaded):
+    llm = loaded("tied")[kind == "model"]
+    whole = llm.generate(REPETITIVE, max_tokens=40, speculate="none").tokens
+    for limit in range(1, 40):
+        done = llm.generate(REPETITIVE, max_tokens=limit, speculate=kind)
+        assert done.tokens == whole[:limit] and done.finish_reason == "length"
+    assert done.accepted > 10
+    for size in range(240, 256):
+        prompt = (REPETITIVE * 8)[:size]
+        done = llm.generate(prompt, max_tokens=1000, speculate=kind)
+        assert done.tokens == llm.generate(prompt, max_tokens=1000, speculate="none").tokens
+        assert (len(done.tokens), done.finish_reason) == (256 - size, "context")
+
+
+@pytest.mark.parametrize("kind", ["prompt", "model"])
+def test_an_end_token_and_a_stop_string_inside_a_draft_end_there(kind, loaded):
+    """The toy says one token again and again; the end token is put at every place by its own sequence of tokens."""
+    llm = loaded("tied")[kind == "model"]
+    tokens = llm.generate(REPETITIVE, max_tokens=30, speculate="none").tokens
+    inside = 0
+    for token in dict.fromkeys(tokens):
+        ends = llm.engine.eos
+        llm.engine.eos = frozenset({token})
+        try:
+            wanted = llm.generate(REPETITIVE, max_tokens=30, speculate="none")
+            got = llm.generate(REPETITIVE, max_tokens=30, speculate=kind)
+        finally:
+            llm.engine.eos = ends
+        assert (got.tokens, got.text, got.finish_reason) == (wanted.tokens, wanted.text, "eos")
+        inside += got.accepted
+    text = llm.generate(REPETITIVE, max_tokens=30, speculate="none").text
+    for at in range(2, len(text) - 2, 3):
+        stop = text[at:at + 2]
+        wanted = llm.generate(REPETITIVE, max_tokens=30, stop=stop, speculate="none")
+        got = llm.generate(REPETITIVE, max_tokens=30, stop=stop, speculate=kind)
+        assert (got.tokens, got.text, got.stop) == (wanted.tokens, wanted.text, stop)
+
+
+def test_an_end_token_that_was_drafted_is_the_last(loaded):
+    """A prompt in which the end token already stood after these words."""
+    llm, _ = loaded("tied")
+    ends = llm.engine.eos
+    first = llm.generate(REPETITIVE, max_tokens=12, speculate="none").tokens
+    end = first[-1]
+    llm.engine.eos = frozenset({end})
+    try:
+        wanted = llm.generate(REPETITIVE, max_tokens=30, speculate="none")
+        prompt = REPETITIVE + wanted.tokens + REPETITIVE
+        wanted = llm.generate(prompt, max_tokens=30, speculate="none")
+        got = llm.generate(prompt, max_tokens=30, speculate="prompt")
+    finally:
+        llm.engine.eos = ends
+    assert (got.tokens, got.finish_reason) == (wanted.tokens, wanted.finish_reason) and end in got.tokens
+
+
+def chatting(llm, kind):
+    return llm.chat(max_tokens=14, speculate=kind, system="a b a b a b")
+
+
+def consistent(session):
+    cache, held = session.sequence.cache, session.sequence.held
+    assert cache.length == len(held)
+    if held:
+        assert cache.state()["tokens"].tolist() == [held]
+    if session.sequence.drafts:
+        drafts = session.sequence.drafts
+        known = min(drafts.cache.length, len(drafts.held))
+        if known:
+            assert drafts.cache.state()["tokens"][0, :known].tolist() == drafts.held[:known]
+
+
+def rendered(llm, session, question):
+    system = [{"role": "system", "content": session.system}] if session.system else []
+    return llm.encode([*system, *session.messages, {"role": "user", "content": question}])
+
+
+def goes_on(llm, session, kind):
+    consistent(session)
+    prompt = rendered(llm, session, "again a b a b")
+    wanted = llm.generate(prompt, max_tokens=14, speculate="none").tokens
+    assert session.send("again a b a b").tokens == wanted
+    consistent(session)
+    return prompt
+
+
+@pytest.mark.parametrize("kind", ["prompt", "model"])
+def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded):
+    """The consumer closes the stream, or fails, after each token of a short answer; nothing of the drafts is left."""
+    llm = loaded("tied")[kind == "model"]
+    prompt = rendered(llm, chatting(llm, kind), "hello")
+    whole = llm.generate(prompt, max_tokens=14, speculate="none").tokens
+    accepted = 0
+    for steps in range(len(whole) + 1):
+        for how in ("close", "throw"):
+            session = chatting(llm, kind)
+            stream = session.stream("hello")
+            tokens = session.sequence.engine.tokens
+
+            def watched(*arguments):
+                for count, token in enumerate(tokens(*arguments)):
+                    if count == steps:
+                        if how == "throw":
+                            raise ZeroDivisionError
+                        return
+                    yield token
+
+            session.engine.tokens = watched
+            try:
+                with suppress(ZeroDivisionError):
+                    stream.finish()
+            finally:
+                del session.engine.tokens
+            assert stream.completion.tokens[:steps] == whole[:steps]
+            accepted += stream.completion.accepted
+            goes_on(llm, session, kind)
+    assert accepted > 10
+
+
+@pytest.mark.parametrize("kind", ["prompt", "model"])
+def test_an_exception_in_the_consumer_after_any_piece(kind, loaded):
+    llm = loaded()[kind == "model"]
+    for steps in range(8):
+        session = chatting(llm, kind)
+        with suppress(ZeroDivisionError):
+            for count, _ in enumerate(stream := session.stream("hello")):
+                if count == steps:
+                    raise ZeroDivisionError
+        stream.close()
+        goes_on(llm, session, kind)
+
+
+@pytest.mark.parametrize("kind", ["prompt", "model"])
+def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(kind, backend, loaded, monkeypatch):
+    """Ctrl-C while the n-th launch, read or draft is under way, or just after it."""
+    llm = loaded("tied")[kind == "model"]
+    runtime = llm.backend.runtime
+    for call, late in itertools.product(range(1, 12 if kind == "prompt" else 26), (False, True)):
+        count = [0]
+        session = chatting(llm, kind)
+        session.send("hello", max_tokens=3)
+        with monkeypatch.context() as patch:
+            for owner, name in ((runtime, "launch"), (runtime, "read"), (runtime, "read_all"),
+                                (type(llm.model), "verify"), (type(llm.model), "step")):
+                original = getattr(owner, name)
+
+                def interrupted(*args, original=original):
+                    count[0] += 1
+                    hit = count[0] == call
+                    if hit and not late:
+                        raise KeyboardInterrupt
+                    result = original(*args)
+                    if hit:
+                        raise KeyboardInterrupt
+                    return result
+
+                patch.setattr(owner, name, interrupted)
+            with suppress(KeyboardInterrupt):
+                session.send("go on a b a b")
+        assert count[0] >= call
+        goes_on(llm, session, kind)
+
+
+@pytest.mark.parametrize("kind", ["prompt", "model"])
+def test_a_conversation_reuses_its_prefix_and_regenerates(kind, loaded):
+    llm = loaded("tied")[kind == "model"]
+    session = chatting(llm, kind)
+    for question in ("hello a b a b", "hello a b a b", "and c d c d?"):
+        prompt = rendered(llm, session, question)
+        done = session.send(question)
+        assert done.tokens == llm.generate(prompt, max_tokens=14, speculate="none").tokens
+        consistent(session)
+    assert done.reused_tokens > 0
+    again = session.regenerate().finish()
+    assert again.tokens == done.tokens and again.reused_tokens > 0
+    other = session.regenerate(temperature=1.0, seed=4, speculate="none").finish()
+    assert session.regenerate(temperature=1.0, seed=4).finish().tokens == other.tokens
+
+
+def test_drafts_that_are_wrong_are_given_up(here, loaded, tmp_path):
+    """A draft model of other weights guesses wrong; a text of random tokens repeats itself by chance."""
+    main = loaded()[0].checkpoint.path
+    llm = load(main, **here, draft_model=make_checkpoint(tmp_path / "other", seed=5))
+    done = llm.generate([1, 50, 60], max_tokens=60, temperature=1.5, seed=1)
+    assert done.tokens == llm.generate([1, 50, 60], max_tokens=60, temperature=1.5, seed=1, speculate="none").tokens
+    assert 24 <= done.drafted < 40 and done.accepted < 0.3 * done.drafted
+    assert 10 < done.speculation_ended < len(done.tokens)
+    (notice,) = [notice for notice in done.notices if "switched off" in notice]
+    assert notice.startswith("speculation was switched off: ") and notice.endswith("drafted tokens were right")
+    assert notice in done.summary() and f"switched off after {done.speculation_ended} tokens" in done.summary()
+    random = np.random.default_rng(0).integers(3, 9, 150).tolist()
+    done = loaded()[0].generate(random, max_tokens=90, speculate="prompt", temperature=1.0, seed=2,
+                                logit_bias={token: 12.0 for token in range(3, 9)})
+    assert done.speculation_ended and done.accepted < done.drafted / 2
+
+
+def test_dynamic_rope_is_not_speculated_with_and_says_so(here, tmp_path):
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=64,
+                             rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    llm = load(folder, **here, ctx_size=256)
+    wanted = llm.generate(REPETITIVE, max_tokens=60)
+    done = llm.generate(REPETITIVE, max_tokens=60, speculate="prompt")
+    assert done.tokens == wanted.tokens and done.drafted == 0 and done.options["speculate"] == "none"
+    assert any("dynamic rope" in notice for notice in done.notices)
+    assert not any("dynamic rope turns" in notice and "speculation" in notice for notice in wanted.notices)
+    # As a draft it guesses within the positions it was made for, and no further.
+    main = load(make_checkpoint(tmp_path / "main"), **here, draft_model=folder)
+    for prompt in (REPETITIVE[:38], REPETITIVE * 2):
+        assert main.generate(prompt, max_tokens=60).tokens == main.generate(prompt, max_tokens=60, speculate="none").tokens
+
+
+def test_a_long_draft_prompt_is_taken_in_chunks_within_its_context(here, loaded, tmp_path):
+    folder = near(tmp_path / "short", 0.0, max_position_embeddings=64)
+    main = loaded()[0].checkpoint.path
+    llm = load(main, **here, draft_model=folder)
+    for size in range(50, 70, 3):
+        prompt = (REPETITIVE * 2)[:size]
+        done = llm.generate(prompt, max_tokens=30, prefill_step_size=16)
+        assert done.tokens == llm.generate(prompt, max_tokens=30, speculate="none").tokens
+        assert (done.drafted > 0) == (size < 64)
