@@ -1,14 +1,18 @@
-"""mlx_llama's CPU backend and llama.cpp in one alternating run over the same GGUF files.
+"""mlx_llama and its peers in alternating runs over the same files: its CPU backend and llama.cpp over a GGUF file, its
+mlx backend and mlx-lm, its cuda backend and transformers over a checkpoint folder.
 
     pip install -e ".[peers]"
     python examples/make_random_gguf.py tinyllama /tmp/models Q4_0
     python examples/compare_peers.py /tmp/models/tinyllama-Q4_0.gguf --depth 4000 --accuracy
+    pip install -e ".[test]"
+    python examples/compare_peers.py                        # a random checkpoint of 22 layers, made for the run
+    python examples/compare_peers.py FOLDER --device gpu
 
 Decoding is bound by the memory, and a shared machine's memory has faster and slower minutes. So each program has a
 process of its own that stays loaded and is asked in turn, with the other one asleep; the memory is probed before and
 after each answer; and what is compared is a pair of neighbouring answers, within one state of the memory where it has
-two. Both run greedily on the same number of threads, llama.cpp with its defaults and its own sampler; logits never
-leave it.
+two. Both run greedily from the same tokens; llama.cpp, torch and the CPU backend on the same number of threads; peers
+with their defaults; llama.cpp's logits never leave it. peers_checkpoint.py has the programs for folders.
 """
 
 from __future__ import annotations
@@ -29,51 +33,20 @@ from typing import Any
 
 import numpy as np
 
+from peers_checkpoint import CHUNK, PAIRS, PROGRAMS, Engined, agreement, pairs_here, prompt_tokens
+
 NAMES = {"ours": "mlx_llama", "peer": "llama.cpp"}
-CHUNK = 512  # prompt tokens per evaluation, llama.cpp's n_batch and n_ubatch
 STEADY = 1.25  # bandwidths that differ by less are one state of the memory
 
 
-def prompt_tokens(count: int, vocabulary: int) -> list[int]:
-    """The same ids for every program; a shorter list is the beginning of a longer one."""
-    return np.random.default_rng(0).integers(3, vocabulary, count).tolist()
-
-
-class Ours:
-    """mlx_llama's cpu backend, through the engine that every door uses. `threads` and `bits` None are its defaults."""
+class Ours(Engined):
+    """mlx_llama's cpu backend. `threads` and `bits` None are its defaults."""
 
     def __init__(self, path: str, capacity: int, threads: int, bits: int | None):
         from mlx_llama import load
-        from mlx_llama.core.engine import Engine
 
-        llm = load(path, backend="cpu", threads=threads, activation_bits=bits)
-        self.llm, self.model, self.vocabulary = llm, llm.model, llm.model.config.vocab_size
-        self.engine = Engine(llm.backend, llm.model, None, frozenset(), capacity)  # no end tokens: every run is full
-        self.cache = self.model.make_cache(capacity)
-
-    def _run(self, tokens: list[int], count: int) -> Any:
-        from mlx_llama.core import options
-        from mlx_llama.core.engine import Completion
-
-        resolved = options.resolve({"max_tokens": count, "temperature": 0.0, "prefill_step_size": CHUNK})
-        completion = Completion(prompt_tokens=len(tokens))
-        for _ in self.engine.tokens(tokens, self.cache, resolved, completion):
-            pass
-        return completion
-
-    def prompt(self, count: int) -> float:
-        """Seconds for a prompt of `count` tokens and the first token after it."""
-        self.cache.trim(0)
-        return self._run(prompt_tokens(count, self.vocabulary), 1).prefill_seconds
-
-    def decode(self, depth: int, count: int) -> float:
-        """Seconds for `count` tokens decoded after `depth` + 1 others."""
-        tokens = prompt_tokens(depth + 1, self.vocabulary)
-        self.cache.trim(min(depth, self.cache.length))
-        self.engine.prefill(tokens[self.cache.length:depth], self.cache, CHUNK)
-        seconds = self._run(tokens[depth:], count + 1).decode_seconds
-        self.cache.trim(depth)
-        return seconds
+        self.llm = load(path, backend="cpu", threads=threads, activation_bits=bits)
+        super().__init__(self.llm.backend, self.llm.model, capacity)
 
     def logits(self, count: int, file: str) -> None:
         """Save the logits [T, V] after each token of a prompt."""
@@ -224,9 +197,9 @@ def peak_memory() -> int:
     return machine.peak_memory()
 
 
-def serve(program: str, path: str, capacity: int, threads: int, bits: int | None) -> int:
+def serve(program: str, path: str, capacity: int, threads: int, setting: Any) -> int:
     """A program's process: load the model, say so, answer requests [method, arguments] with one line of JSON each."""
-    answers = {"ours": Ours, "peer": Peer}[program](path, capacity, threads, bits)
+    answers = ({"ours": Ours, "peer": Peer} | PROGRAMS)[program](path, capacity, threads, setting)
     print(json.dumps("loaded"), flush=True)
     for line in sys.stdin:
         method, arguments = json.loads(line)
@@ -236,13 +209,13 @@ def serve(program: str, path: str, capacity: int, threads: int, bits: int | None
 
 
 class Program:
-    """A program's process, asleep until it is asked."""
+    """A program's process, asleep until it is asked. setting: what the program's class takes as its last argument."""
 
-    def __init__(self, name: str, path: str, capacity: int, threads: int, bits: int | None):
-        settings = json.dumps([name, path, capacity, threads, bits])
+    def __init__(self, name: str, path: str, capacity: int, threads: int, setting: Any):
+        settings = json.dumps([name, path, capacity, threads, setting])
         self.process = subprocess.Popen([sys.executable, __file__, "--serve", settings], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.label = f"{NAMES[name]} on {path}"
+        self.label = f"{name} on {path}"
         self._answer()  # loaded
 
     def ask(self, method: str, *arguments: Any) -> Any:
@@ -316,18 +289,13 @@ def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dic
         return {name: Program(name, path, capacity, given.threads, given.activation_bits if name == "ours" else None)
                 for name in NAMES}
 
-    def rates(asked: dict[str, Program], count: int, method: str, *arguments: int) -> list[dict[str, Any]]:
-        for program in asked.values():  # untimed: page faults, caches to fill
-            program.ask(method, *arguments)
-        return comparison.alternate({name: lambda program=program: count / program.ask(method, *arguments)
-                                     for name, program in asked.items()}, given.rounds)
-
     both = programs(capacity)
     with both["ours"], both["peer"]:
-        figures["prompt"] = rates(both, given.prompt, "prompt", given.prompt)
-        figures["decode"] = rates(both, given.generate, "decode", given.prompt, given.generate)
+        figures["prompt"] = rates(both, given.rounds, comparison, given.prompt, "prompt", given.prompt)
+        decoded = (given.rounds, comparison, given.generate, "decode")
+        figures["decode"] = rates(both, *decoded, given.prompt, given.generate)
         if given.depth:
-            figures["deep"] = rates(both, given.generate, "decode", given.depth, given.generate)
+            figures["deep"] = rates(both, *decoded, given.depth, given.generate)
         if given.accuracy:
             figures["error"] = [errors(path, both, given.accuracy)]
     if given.starts:
@@ -345,6 +313,40 @@ def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dic
 
         figures["start"] = comparison.alternate({name: lambda name=name: start(name) for name in NAMES}, given.starts)
         figures["peak"] = [dict(zip(NAMES, pair)) for pair in zip(*peaks.values())]
+    return figures
+
+
+def rates(asked: dict[str, Program], rounds: int, comparison: Comparison, count: int, method: str,
+          *arguments: int) -> list[dict[str, Any]]:
+    """Pairs of rates: `count` over the seconds that a method takes."""
+    for program in asked.values():  # untimed: page faults, caches to fill
+        program.ask(method, *arguments)
+    return comparison.alternate({name: lambda program=program: count / program.ask(method, *arguments)
+                                 for name, program in asked.items()}, rounds)
+
+
+def measure_folder(path: str, framework: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
+    """Every pair of one checkpoint and framework, by figure, as `measure`; build and host in microseconds."""
+    capacity = max(given.depth, given.prompt) + given.generate + 3
+    size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
+    name = os.path.basename(os.path.abspath(path))
+    figures: dict[str, Any] = {"file": name, "bytes": size, "names": PAIRS[framework][0]}
+    setting = [given.device, given.compile if framework == "mlx" else None]
+    both = {name: Program(f"{framework} {name}", path, capacity, given.threads, setting) for name in NAMES}
+    with both["ours"], both["peer"]:
+        figures["about"] = both["ours"].ask("about")
+        figures["prompt"] = rates(both, given.rounds, comparison, given.prompt, "prompt", given.prompt)
+        decoded = (given.rounds, comparison, given.generate, "decode")
+        figures["decode"] = rates(both, *decoded, given.prompt, given.generate)
+        if given.depth:
+            figures["deep"] = rates(both, *decoded, given.depth, given.generate)
+        figures["same_tokens"] = agreement(*(program.ask("tokens", given.prompt, given.generate)
+                                             for program in both.values()))
+        if framework == "mlx":
+            pairs = comparison.alternate({name: lambda program=program: program.ask("host")
+                                          for name, program in both.items()}, min(given.rounds, 3))
+            for key in ("build", "host", "primitives"):
+                figures[key] = [{name: pair[name][key] for name in NAMES} for pair in pairs]
     return figures
 
 
@@ -376,16 +378,20 @@ def report(figures: dict[str, Any], given: argparse.Namespace, states: dict[str,
     """One file's figures for people."""
     rows = {"decode": f"decode after {given.prompt}, tokens/s", "prompt": f"prompt of {given.prompt}, tokens/s",
             "deep": f"decode after {given.depth}, tokens/s", "start": f"start to 1st token of {given.prompt}, s",
-            "peak": "peak memory / file", "error": "relative error of logits"}
+            "peak": "peak memory / file", "error": "relative error of logits", "build": "build a step, us",
+            "host": "build and launch, CPU us", "primitives": "primitives per step"}
+    names = figures.get("names", NAMES)
     bits = "" if given.activation_bits is None else f", activations of {given.activation_bits} bits"
-    lines = [f"{figures['file']}: {figures['bytes'] / 1e9:.2f} GB, {given.threads} threads each{bits}",
-             f"{'':30}{NAMES['ours']:>10}{NAMES['peer']:>10}{'ratio':>9}{'GB/s':>6}{'pairs':>6}"]
+    how = figures.get("about") or f"{given.threads} threads each{bits}"
+    wide = max(10, *(len(name) + 2 for name in names.values()))
+    lines = [f"{figures['file']}: {figures['bytes'] / 1e9:.2f} GB, {how}",
+             f"{'':30}{names['ours']:>{wide}}{names['peer']:>{wide}}{'ratio':>9}{'GB/s':>6}{'pairs':>6}"]
 
     def line(title: str, found: dict[str, float]) -> str:
         digits = ".1e" if title == rows["error"] else ".2f" if found["peer"] < 20 else ".1f"
         bandwidth = f"{found['bandwidth'] / 1e9:6.0f}" if found["bandwidth"] else " " * 6
-        return (f"{title:30}{found['ours']:10{digits}}{found['peer']:10{digits}}{found['ratio']:8.3g}x{bandwidth}"
-                f"{found['pairs']:6}")
+        both = "".join(f"{found[name]:{wide}{digits}}" for name in NAMES)
+        return f"{title:30}{both}{found['ratio']:8.3g}x{bandwidth}{found['pairs']:6}"
 
     for key, title in rows.items():
         if key not in figures:
@@ -395,6 +401,8 @@ def report(figures: dict[str, Any], given: argparse.Namespace, states: dict[str,
             for state, between in states.items():
                 if found := summary(figures[key], *between):
                     lines.append(line(f"  memory {state}", found))
+    if "same_tokens" in figures:
+        lines.append(f"the first {figures['same_tokens']} of {given.generate + 1} decoded tokens are the same")
     return "\n".join(lines)
 
 
@@ -402,8 +410,18 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     result = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    result.add_argument("files", nargs="*", metavar="FILE.gguf")
-    result.add_argument("--threads", type=int, default=cores, help=f"of each program (default here: {cores})")
+    result.add_argument("files", nargs="*", metavar="FILE.gguf or FOLDER",
+                        help="default: a random checkpoint of 22 layers, made for the run")
+    result.add_argument("--threads", type=int, default=cores,
+                        help=f"of each program; MLX chooses its own (default here: {cores})")
+    result.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="BACKEND",
+                        help="for folders: mlx (against mlx-lm), cuda (against transformers); default: both")
+    result.add_argument("--device", choices=("cpu", "gpu"), default=None,
+                        help="for folders (default: a GPU if there is one)")
+    result.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None,
+                        help="for folders: mlx_llama's step on mlx as one traced graph, or not")
+    result.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float16",
+                        help="of the random checkpoint (default: float16; bfloat16 rounds so much that tokens differ)")
     result.add_argument("--rounds", type=int, default=7, help="pairs per figure (default: 7)")
     result.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: 128)")
     result.add_argument("--generate", type=int, default=32, help="tokens decoded per answer (default: 32)")
@@ -424,20 +442,37 @@ def main(arguments: list[str]) -> int:
     given = arguments_parser.parse_args(arguments)
     if given.serve:
         return serve(*json.loads(given.serve))
-    if not given.files:
-        arguments_parser.error("name at least one GGUF file")
     if min(given.threads, given.rounds, given.prompt, given.generate) < 1 or min(given.depth, given.starts) < 0:
         arguments_parser.error("--threads, --rounds, --prompt and --generate must be at least 1, no number negative")
-    for package in ("llama_cpp", "gguf"):
+    folders = [path for path in given.files if os.path.isdir(path)]
+    files = [path for path in given.files if path not in folders]
+    for package in ("llama_cpp", "gguf") if files else ():
         if importlib.util.find_spec(package) is None:
             sys.exit(f'error: {package} is not installed: pip install -e ".[peers]"')
-    for path in given.files:
+    for path in files:
         if not os.path.isfile(path):
             sys.exit(f"error: {path}: there is no such file")
+    frameworks: list[str] = []
+    if folders or not files:
+        frameworks, reasons = pairs_here(given.pairs)
+        for reason in reasons:
+            print(reason, file=sys.stderr, flush=True)
+        if not frameworks:
+            sys.exit("error: no peer is installed: pip install mlx-lm transformers")
     comparison, results = Comparison(), []
-    for path in given.files:
-        results.append(measure(path, given, comparison))
-        print(f"{path}: measured", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as made:
+        if not given.files:
+            from make_random_checkpoint import write
+
+            folders = [os.path.join(made, "deep")]
+            write(Path(folders[0]), "deep", given.dtype, 0)
+        for path in files:
+            results.append(measure(path, given, comparison))
+            print(f"{path}: measured", file=sys.stderr, flush=True)
+        for path in folders:
+            for framework in frameworks:
+                results.append(measure_folder(path, framework, given, comparison))
+                print(f"{path}: measured on {framework}", file=sys.stderr, flush=True)
     # The memory's states are known only now, from all the probes of the run.
     states = comparison.states()
     if given.json:

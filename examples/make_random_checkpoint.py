@@ -22,6 +22,9 @@ SHAPES = {
     # rows of 256 and 768: the smallest that every GGUF type can quantise
     "tiny": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, vocab_size=512, max_position_embeddings=512),
+    # TinyLlama's depth with little to compute: what a token costs before and between the products
+    "deep": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=22, num_attention_heads=4,
+                 num_key_value_heads=2, vocab_size=2048, max_position_embeddings=4096),
     "tinyllama": dict(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
                       num_key_value_heads=4, vocab_size=32000, max_position_embeddings=2048),
     "llama-3.2-1b": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
@@ -46,7 +49,9 @@ def write(folder: Path, shape: str, dtype: str, seed: int) -> None:
     """Write config.json and model.safetensors, one tensor at a time: memory holds one tensor, not the model."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
-           "torch_dtype": dtype, "bos_token_id": 1, "eos_token_id": 2, **SHAPES[shape]}
+           "torch_dtype": dtype, "bos_token_id": 1, "eos_token_id": 2,
+           "tie_word_embeddings": False,  # mlx-lm takes silence for yes, transformers for no
+           **SHAPES[shape]}
     (folder / "config.json").write_text(json.dumps(raw, indent=1))
     config = LlamaConfig.from_dict(raw, "config.json")
     kind, width = WIDTHS[dtype]

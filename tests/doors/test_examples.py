@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-RUN_ELSEWHERE = {"train_guide.py"}  # tests/doors/test_guide.py
+RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py"}  # tests/doors/test_guide.py, and by compare_peers.py
 
 
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
@@ -90,6 +90,73 @@ def test_compare_peers(tmp_path):
     error = result["error"]["all"]
     assert error["ours"] < 1e-5 < error["peer"] < 3e-3  # llama.cpp rounds activations to float16
     assert "relative error of logits" in run("compare_peers.py", *asked[:-2])
+
+
+PEERS = [pytest.param(backend, marks=pytest.mark.skipif(not importlib.util.find_spec(package), reason=f"no {package}"))
+         for backend, package in (("mlx", "mlx_lm"), ("cuda", "transformers"))]
+
+
+@pytest.mark.parametrize("backend", PEERS)
+def test_compare_peers_on_a_checkpoint(backend, tmp_path):
+    folder = tmp_path / "tiny"
+    run("make_random_checkpoint.py", "tiny", str(folder))
+    asked = [str(folder), "--pairs", backend, "--device", "cpu", "--threads", "1",
+             *"--rounds 2 --prompt 8 --generate 6 --depth 40".split()]
+    [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
+    assert result["bytes"] == (folder / "model.safetensors").stat().st_size and "float32" in result["about"]
+    assert result["same_tokens"] == 7
+    keys = {"decode", "prompt", "deep"} | ({"build", "host", "primitives"} if backend == "mlx" else set())
+    assert keys == {key for key, found in result.items() if isinstance(found, dict) and "pairs" in found}
+    for key in keys:
+        found = result[key]["all"]
+        assert found["pairs"] == 2 == len(result[key]["pairs"]) and found["ours"] > 0 and found["peer"] > 0, key
+    if backend == "mlx":
+        assert {pair["peer"] for pair in result["primitives"]["pairs"]} == {graph_of_mlx_lm(folder)}
+
+
+def graph_of_mlx_lm(folder: Path) -> int:
+    """Operations of a decoded token: the arrays that its graph makes, each of which comes from one."""
+    import io
+    import re
+
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    text, device = io.StringIO(), mx.default_device()
+    mx.set_default_device(mx.cpu)
+    try:
+        model, _ = load_model(folder)
+        cache = make_prompt_cache(model)
+        mx.eval(model(mx.array([[3, 4]]), cache=cache), [layer.state for layer in cache])
+        logits = model(mx.array([5], mx.uint32)[None], cache=cache)[:, -1, :]
+        logprobs = logits - mx.logsumexp(logits, keepdims=True)
+        mx.export_to_dot(text, mx.argmax(logprobs, axis=-1), logprobs.squeeze(0))
+    finally:
+        mx.set_default_device(device)
+    return len(re.findall(r'^\d+ -> "', text.getvalue(), re.M))
+
+
+@pytest.mark.parametrize("backend", PEERS[1:])
+def test_compare_peers_makes_a_checkpoint_of_its_own(backend):
+    out = run("compare_peers.py", "--pairs", backend, "--device", "cpu", *"--rounds 1 --prompt 4 --generate 2".split())
+    assert out.startswith("deep: 0.04 GB, torch on the CPU, float16\n") and "transformers" in out.splitlines()[1]
+    assert "the first 3 of 3 decoded tokens are the same" in out
+
+
+def test_a_peer_that_is_not_installed_is_left_out(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import compare_peers
+    import peers_checkpoint
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlx_lm" else find(name))
+    here, reasons = peers_checkpoint.pairs_here(["mlx"])
+    assert here == [] and len(reasons) == 1 and "mlx_lm is not installed: pip install mlx-lm" in reasons[0]
+    with pytest.raises(SystemExit, match="no peer is installed"):
+        compare_peers.main([str(EXAMPLES), "--pairs", "mlx"])
+    assert capsys.readouterr().err.startswith("left out: mlx_llama/mlx against mlx-lm (mlx_lm is not installed")
+    assert peers_checkpoint.agreement([1, 2, 3], [1, 2, 4]) == 2 == peers_checkpoint.agreement([1, 2], [1, 2, 4])
 
 
 def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
