@@ -88,7 +88,7 @@ class Chat:
                     stream.close()
         except KeyboardInterrupt:
             stopped = True
-        for remark in remarks(completion, self.session.engine.context):
+        for remark in remarks(completion, self.session.engine):
             cli.say(f"({remark})")
         if self.stats:
             cli.say(completion.summary())
@@ -103,14 +103,14 @@ class Chat:
         cli.say(f"error: {where}{unexpected}{error}")
 
 
-def remarks(completion: Any, context: int) -> Iterator[str]:
+def remarks(completion: Any, engine: Any) -> Iterator[str]:
     """What a user should know about how an answer ended."""
     if completion.finish_reason == "interrupted":
         yield "stopped"
     elif completion.finish_reason == "length":
         yield f"cut off after {len(completion.tokens)} tokens: /set max_tokens allows more"
     elif completion.finish_reason == "context":
-        yield f"cut off because the context of {context} tokens is full: --ctx-size may allow more"
+        yield f"cut off because the context of {engine.context} tokens is full: /clear begins anew{engine.more_context()}"
     elif not completion.text:
         yield "the model ended its answer without a text"
 

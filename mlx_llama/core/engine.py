@@ -40,6 +40,7 @@ class Completion:
     decode_seconds: float = 0.0  # from the first token to the last, without the time the consumer took
     launches: int = 0  # steps launched; one more than tokens where a step ran ahead of an end token
     waits: int = 0  # times the device was waited for, to read one token or a verified run of them
+    read_bytes: int = 0  # that came from the device by these reads
     drafted: int = 0  # tokens that speculation guessed and the model verified
     accepted: int = 0  # of these, the right ones
     speculation_ended: int | None = None  # tokens generated when speculation was switched off; None: it was not
@@ -66,13 +67,18 @@ class Completion:
         """Waits for the device per token generated; the engine aims at exactly 1."""
         return self.waits / len(self.tokens) if self.tokens else 0.0
 
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that came from the device per token generated; a token id has 4."""
+        return self.read_bytes / len(self.tokens) if self.tokens else 0.0
+
     def __str__(self) -> str:
         return self.text
 
     def receipt(self) -> dict[str, Any]:
         """Everything but the text, for `--jsonl` and `--stats`."""
         fields = {name: value for name, value in asdict(self).items() if name != "text"}
-        rates = ("prompt_tps", "decode_tps", "evaluations_per_token")
+        rates = ("prompt_tps", "decode_tps", "evaluations_per_token", "bytes_per_token")
         return fields | {name: round(getattr(self, name), 3) for name in rates}
 
     def _speculated(self) -> str:
@@ -88,7 +94,8 @@ class Completion:
             f"prompt: {self.prompt_tokens} tokens, {self.reused_tokens} reused, {self.prompt_tps:.1f} tokens/s, "
             f"first token after {self.prefill_seconds:.3f} s\n"
             f"decode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason {self.finish_reason}\n"
-            f"evaluations per token: {self.evaluations_per_token:g} ({self.launches} launched, {self.waits} read)\n"
+            f"evaluations per token: {self.evaluations_per_token:g} ({self.launches} launched, {self.waits} read, "
+            f"{self.bytes_per_token:g} bytes per token)\n"
             f"{self._speculated()}backend: {self.backend} ({self.device}, {self.dtype}), seed {self.seed}"
             + "".join(f"\nnote: {notice}" for notice in self.notices)
         )
@@ -144,13 +151,17 @@ class Steps:
 
     def read(self, token: Any) -> int:
         value = self.backend.read(token)
-        self.completion.waits += 1
+        self._count(token)
         return value
 
     def read_all(self, *tokens: Any) -> list[int]:
         values = self.backend.read_all(*tokens)
-        self.completion.waits += 1
+        self._count(*tokens)
         return values
+
+    def _count(self, *tokens: Any) -> None:
+        self.completion.waits += 1
+        self.completion.read_bytes += sum(token.nbytes for token in tokens)
 
     def _launched(self, following: Any, cache: Cache) -> Any:
         # The cache's tokens are part of the launch, or their updates would pile up as a graph nobody evaluates.
@@ -177,11 +188,15 @@ class Engine:
             raise ContextError("the prompt is empty and this model has no BOS token to start from: give some text")
         if len(tokens) >= self.context:
             raise ContextError(f"the prompt has {len(tokens)} tokens and the context holds {self.context}, answer "
-                               f"included: shorten the prompt or raise --ctx-size")
+                               f"included: shorten the prompt{self.more_context()}")
         vocabulary = self.model.config.vocab_size
         foreign = next((token for token in tokens if not 0 <= token < vocabulary), None)
         if foreign is not None:
             raise ContextError(f"token id {foreign} is outside the vocabulary of {vocabulary}")
+
+    def more_context(self) -> str:
+        """How a message about a full context goes on where a larger one can be asked for."""
+        return ", or raise --ctx-size" if self.context < rope.longest(self.model.config) else ""
 
     def check_options(self, options: GenerationOptions) -> None:
         """Raises OptionsError for a logit bias outside the vocabulary, and a draft model that is not there."""
@@ -223,11 +238,12 @@ class Engine:
             chunk = len(prompt)  # in chunks, each would be rotated for another length
         # The last chunk and the first token are one step, so that no weights are read twice.
         rest = (len(prompt) - 1) // chunk * chunk
+        cache.check_memory(1, cache.length + len(prompt))  # before a minute of prefill, not after
         started, away = time.perf_counter(), 0.0
         steps = Steps(self.backend, completion)
         steps.prefill(self.model, prompt[:rest], cache, chunk)
         pending = steps.launch(self.model, np.array([prompt[rest:]], np.int32), cache, sampler)
-        speculation = speculate.Speculation(drafter, self.eos, completion)
+        speculation = speculate.Speculation(drafter, self.eos, completion, self.model.verify_width)
         drafts: list[int] = []  # what `pending` verifies
 
         def follow(token: int, on_device: Any, room: int) -> tuple[Any, list[int]]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import backend as backends
+from . import rope
 from .checkpoint import Checkpoint, open_checkpoint
 from .engine import Completion, Engine
 from .errors import ContextError, OptionsError, TemplateError
@@ -121,12 +122,9 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
 
 
 def _context(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
-    made_for = checkpoint.config.max_position_embeddings
     if ctx_size is None:
-        return made_for
-    # These rope types stretch what a model was trained for, and its max_position_embeddings may be from before.
-    if checkpoint.config.rope.type in ("dynamic", "linear"):
-        made_for = int(made_for * (checkpoint.config.rope.factor or 1))
+        return checkpoint.config.max_position_embeddings
+    made_for = rope.longest(checkpoint.config)
     context = int(ctx_size) if re.fullmatch(r"\d{1,12}", str(ctx_size)) else 0
     if not 1 <= context <= made_for:
         raise ContextError(f"--ctx-size {ctx_size}: {checkpoint.name} was made for 1 to {made_for} positions")

@@ -237,7 +237,7 @@ class Session:
         # The newest question alone may use the room kept for the answer, as long as one token is left.
         if len(prompt) >= self.engine.context:
             raise ContextError(f"this message makes a prompt of {len(prompt)} tokens and the context holds "
-                               f"{self.engine.context}, answer included: shorten it or raise --ctx-size")
+                               f"{self.engine.context}, answer included: shorten it{self.engine.more_context()}")
         return prompt, dropped
 
 

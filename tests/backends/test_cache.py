@@ -8,8 +8,11 @@ import pytest
 from backends.conftest import relative_error
 from making import make_checkpoint
 
+from mlx_llama import load as load_llm
 from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.engine import Completion, Engine
 from mlx_llama.core.errors import ContextError
+from mlx_llama.core.options import resolve
 
 
 @pytest.fixture(scope="module")
@@ -227,3 +230,21 @@ def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, 
     monkeypatch.undo()
     with pytest.raises(ContextError, match=r"positions take \d+\.\d\d GB, and \d+\.\d\d GB of memory are free"):
         model.make_cache(10**12).check_memory(1, 10**12)
+
+
+def test_a_prompt_that_memory_has_no_room_for_is_refused_before_its_first_chunk(backend, tmp_path, monkeypatch):
+    model = backend.load(open_checkpoint(make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)), "float32")
+    engine, cache = Engine(backend, model, None, frozenset(), 100_000), model.make_cache(100_000)
+    monkeypatch.setattr(backend.runtime, "free_memory", lambda device: 2_000_000)
+    with pytest.raises(ContextError, match="of 9216 positions take 0.00 GB"):
+        list(engine.tokens([5] * 9000, cache, resolve({"max_tokens": 3}), Completion()))
+    assert (cache.nbytes, cache.length) == (0, 0)
+    assert len(list(engine.tokens([5] * 900, cache, resolve({"max_tokens": 3}), Completion()))) == 3
+
+
+def test_the_remedy_for_a_full_context_is_one_that_helps(toy):
+    for size in (32, None):
+        llm = load_llm(toy, backend="cpu", ctx_size=size)
+        with pytest.raises(ContextError, match="answer included: shorten the prompt") as caught:
+            llm.generate("a llama " * llm.engine.context)
+        assert ("raise --ctx-size" in str(caught.value)) is (size is not None)

@@ -38,7 +38,9 @@ def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monke
     assert len(completion.tokens) == n
     assert count["wait"] == completion.waits == n
     assert completion.launches == n
-    assert count["bytes"] == 4 * n
+    assert count["bytes"] == completion.read_bytes == 4 * n
+    assert completion.receipt()["bytes_per_token"] == 4
+    assert f"evaluations per token: 1 ({n} launched, {n} read, 4 bytes per token)" in completion.summary()
     if backend.name == "mlx":
         assert count["launch"] == n
 
