@@ -40,6 +40,7 @@ class Llama:
         self.device = device
         self.notices = notices
         self.compiled: CompiledLlama | None = None  # the same model as machine code; None: NumPy only
+        self._tile: int | None = None  # its tokens that share a pass over the weights: of more, every tile costs as much
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: str = "cpu", threads: int | None = None,
@@ -94,13 +95,20 @@ class Llama:
             threads = max(1, min(cores, checkpoint.nbytes // BYTES_PER_THREAD))
         bits = activation_bits or (32 if dtype == "float32" else 16)
         said = [f"{threads} thread{'s' if threads > 1 else ''}"]
-        if any(isinstance(tensor, AffineWeight) for tensor in tensors.values()):
+        low_bit = any(isinstance(tensor, AffineWeight) for tensor in tensors.values())
+        model._tile = target.tile if low_bit else target.float_tile
+        if low_bit:
             said.append(f"low-bit weights times {bits}-bit activations")
         model.notices = (", ".join(said),)
         if threads > cores:
             model.notices += (f"{threads} threads wait for each other on {cores} cores: --threads {cores} is faster",)
         model.compiled = compiled.build(config, tensors, threads, bits, target)
         return model
+
+    @property
+    def verify_width(self) -> int:
+        """Positions that `verify` takes for little more than a step costs."""
+        return self._tile or 16
 
     def make_cache(self, capacity: int) -> Cache:
         """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""

@@ -106,6 +106,11 @@ class Llama:
         head = Linear(embedding.weight) if config.tie_word_embeddings else linear("", "lm_head")
         return cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device, notices)
 
+    @property
+    def verify_width(self) -> int:
+        """Positions that `verify` takes for little more than a step costs."""
+        return 16  # as many rows as the kernels for low-bit weights are meant for
+
     def make_cache(self, capacity: int) -> Cache:
         """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
         return Cache(self.config, capacity, self.dtype, self.device)

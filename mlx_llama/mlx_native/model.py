@@ -113,6 +113,11 @@ class Llama:
                 model._steps = Steps(model, compile)
             return model
 
+    @property
+    def verify_width(self) -> int:
+        """Positions that `verify` takes for little more than a step costs."""
+        return 16  # all read the weights once; an estimate, not measured on Metal
+
     def make_cache(self, capacity: int) -> Cache:
         """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
         return Cache(self.config, capacity, self.dtype, self.device)
