@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py"}  # tests/doors/test_guide.py, and by compare_peers.py
+RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py", "measure_gpu.py"}  # test_guide.py, test_measure_gpu.py, compare_peers.py
 
 
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
