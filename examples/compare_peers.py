@@ -420,9 +420,10 @@ def parser() -> argparse.ArgumentParser:
                         help="for folders (default: a GPU if there is one)")
     result.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None,
                         help="for folders: mlx_llama's step on mlx as one traced graph, or not")
-    result.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float16",
-                        help="of the random checkpoint (default: float16; bfloat16 rounds so much that tokens differ)")
-    result.add_argument("--rounds", type=int, default=7, help="pairs per figure (default: 7)")
+    result.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32",
+                        help="of the random checkpoint (default: float32; bfloat16 rounds so much that tokens differ)")
+    result.add_argument("--rounds", type=int, default=None,
+                        help="pairs per figure (default: 7, and 3 of the random checkpoint)")
     result.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: 128)")
     result.add_argument("--generate", type=int, default=32, help="tokens decoded per answer (default: 32)")
     result.add_argument("--depth", type=int, default=0, help="decode at this depth too, such as 4000")
@@ -442,6 +443,8 @@ def main(arguments: list[str]) -> int:
     given = arguments_parser.parse_args(arguments)
     if given.serve:
         return serve(*json.loads(given.serve))
+    if given.rounds is None:
+        given.rounds = 7 if given.files else 3
     if min(given.threads, given.rounds, given.prompt, given.generate) < 1 or min(given.depth, given.starts) < 0:
         arguments_parser.error("--threads, --rounds, --prompt and --generate must be at least 1, no number negative")
     folders = [path for path in given.files if os.path.isdir(path)]
