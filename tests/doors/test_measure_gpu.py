@@ -48,8 +48,8 @@ def ours(request, example) -> Iterator:
 
 
 def test_all_of_it_on_cpus():
-    done = subprocess.run([*COMMAND, "--minutes", "2", "--prompt", "32", "--generate", "8", "--backends", ",".join(HERE),
-                           "--json"], capture_output=True, text=True, timeout=200)
+    asked = ["--minutes", "2", "--prompt", "32", "--generate", "8", "--backends", ",".join(HERE), "--json"]
+    done = subprocess.run([*COMMAND, *asked], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert not result["failed"] and not result["interrupted"] and result["seconds"] < 120
@@ -58,7 +58,7 @@ def test_all_of_it_on_cpus():
         checks = [one for one in result["checks"] if one["backend"] == name]
         assert {one["what"] for one in checks} == PROOFS and all(one["ok"] for one in checks)
         judged = [one for one in checks if "error" in one]
-        assert len(judged) > 35 and all(0 < one["error"] <= one["bound"] < 0.2 for one in judged)
+        assert len(judged) > 35 and all(0 < one["error"] <= one["bound"] <= 0.1 for one in judged)
         assert all(bound > 0 for one in result["bounds"][name] for bound in one.values())
         rows = {(row["form"], row["side"]): row for row in result["rows"] if row["backend"] == name}
         lines = LINES[name] | ({("bf16", "ours compiled"): True} if ("bf16", "ours compiled") in rows else {})
@@ -139,8 +139,8 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(example, monkeypatch, c
     monkeypatch.setattr(sys, "argv", ["measure_gpu.py", "--device", "cpu", "--backends", HERE[0]])
     assert example.main() == 1 and len(reached) == 2
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == ["FAILED breaks: ValueError: broken on purpose", f"FAILED is lost: KeyError: ('{HERE[0]}', 'nobody')",
-                         "FAILED is slow: did not end within 0 s"]
+    assert lines[:3] == ["FAILED breaks: ValueError: broken on purpose",
+                         f"FAILED is lost: KeyError: ('{HERE[0]}', 'nobody')", "FAILED is slow: did not end within 0 s"]
 
 
 def test_the_table_stays_short(example):
@@ -149,16 +149,16 @@ def test_the_table_stays_short(example):
     row |= {f"{kind}{part}": value for kind in ("decode", "prefill") for part, value in
             {"": 123456.7, "_ratio": 123.45, "_share": 9.99}.items()}
     assert len(example.shown(row)) == len(example.HEADER) == example.COLUMNS
-    result = {"machine": {}, "bounds": {}, "checks": [], "failed": [{"part": "a", "reason": "b" * 300}], "rows": [row] * 30,
-              "left_out": [{"part": "c", "reason": "d"}] * 30, "seconds": 1.0, "interrupted": False}
+    result = {"machine": {}, "bounds": {}, "checks": [], "failed": [{"part": "a", "reason": "b" * 300}],
+              "rows": [row] * 30, "left_out": [{"part": "c", "reason": "d"}] * 30, "seconds": 1.0, "interrupted": False}
     lines = example.table(result).splitlines()
     assert len(lines) == 40 and max(map(len, lines)) == 110 and lines[-1] == "1 s; 23 more lines with --json"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
 def test_ctrl_c_shows_what_there_is():
-    process = subprocess.Popen([*COMMAND, "--backends", HERE[0], "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, start_new_session=True)
+    process = subprocess.Popen([*COMMAND, "--backends", HERE[0], "--json"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         for line in process.stderr:
             if "logits: " in line:
