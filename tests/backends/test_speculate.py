@@ -17,7 +17,7 @@ from mlx_llama.core.options import GenerationOptions
 
 REPETITIVE = [5, 6, 7, 8] * 10
 PROMPTS = [[1, 50, 60, 70], [1], [7, 7, 7], REPETITIVE, list(range(3, 60)), [1] + [60] * 30,
-           *(np.random.default_rng(seed).integers(3, 384, size).tolist() for seed, size in enumerate((2, 9, 30, 70)))]
+           *(np.random.default_rng(seed).integers(3, 384, size).tolist() for seed, size in enumerate((9, 70)))]
 VARIANTS = {
     "plain": {}, "grouped": {"num_key_value_heads": 1}, "tied": {"tie_word_embeddings": True},
     "window": {"sliding_window": 12, "architectures": ["MistralForCausalLM"]},
@@ -70,17 +70,17 @@ def loaded(here, tmp_path_factory):
 def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
     plain, drafting = loaded(variant)
     accepted = {"prompt": 0, "model": 0}
-    for prompt in PROMPTS if sampling == "greedy" else PROMPTS[:6]:
-        options = dict(max_tokens=60, prefill_step_size=32, **SAMPLING[sampling])
+    for prompt in PROMPTS if sampling == "greedy" else PROMPTS[:4]:
+        options = dict(max_tokens=48, prefill_step_size=32, **SAMPLING[sampling])
         wanted = plain.generate(prompt, **options)
         for kind, llm in (("prompt", plain), ("model", drafting)):
             got = llm.generate(prompt, speculate=kind, **options)
             assert (got.tokens, got.text, got.finish_reason) == (wanted.tokens, wanted.text, wanted.finish_reason)
             assert got.options["speculate"] == kind and got.accepted <= got.drafted
             accepted[kind] += got.accepted
-    assert accepted["model"] > 50
+    assert accepted["model"] > 30
     if sampling == "greedy":
-        assert accepted["prompt"] > 20
+        assert accepted["prompt"] > 5
 
 
 def questions():
@@ -93,7 +93,7 @@ def questions():
 
 
 def test_the_guide_says_the_same(here):
-    """The model that ships, drafting from the conversation and from itself at 8 bits per weight."""
+    """The model that ships, drafting from the conversation and from itself."""
     plain = load(**here)
     drafting = load(**here, draft_model=GUIDE_PATH)
     for prompt in questions():
@@ -106,14 +106,14 @@ def test_the_guide_says_the_same(here):
             assert got.accepted == got.drafted or wanted.finish_reason == "eos"
 
 
-def test_transformers_prompt_lookup_gives_these_tokens(loaded, tmp_path_factory):
+def test_transformers_prompt_lookup_gives_these_tokens(loaded):
     """A judge that we did not write: its own speculation over the same checkpoint."""
     import torch
     from transformers import AutoModelForCausalLM
 
     plain, drafting = loaded()
     peer = AutoModelForCausalLM.from_pretrained(plain.checkpoint.path, dtype=torch.float32)
-    for prompt in PROMPTS[:6]:
+    for prompt in PROMPTS[:5]:
         with torch.no_grad():
             wanted = peer.generate(torch.tensor([prompt]), max_new_tokens=50, do_sample=False, pad_token_id=0,
                                    eos_token_id=2, prompt_lookup_num_tokens=8)[0, len(prompt):].tolist()
@@ -182,11 +182,11 @@ def test_no_step_runs_ahead_where_a_draft_may_follow(backend, loaded, monkeypatc
 def test_every_limit_and_the_edge_of_the_context(kind, loaded):
     llm = loaded("tied")[kind == "model"]
     whole = llm.generate(REPETITIVE, max_tokens=40, speculate="none").tokens
-    for limit in range(1, 40):
+    for limit in range(1, 24):
         done = llm.generate(REPETITIVE, max_tokens=limit, speculate=kind)
         assert done.tokens == whole[:limit] and done.finish_reason == "length"
     assert done.accepted > 10
-    for size in range(240, 256):
+    for size in range(244, 256):
         prompt = (REPETITIVE * 8)[:size]
         done = llm.generate(prompt, max_tokens=1000, speculate=kind)
         assert done.tokens == llm.generate(prompt, max_tokens=1000, speculate="none").tokens
@@ -311,7 +311,7 @@ def test_an_exception_in_the_consumer_after_any_piece(kind, loaded):
 
 
 @pytest.mark.parametrize("kind", ["prompt", "model"])
-def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(kind, backend, loaded, monkeypatch):
+def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(kind, loaded, monkeypatch):
     """Ctrl-C while the n-th launch, read or draft is under way, or just after it."""
     llm = loaded("tied")[kind == "model"]
     runtime = llm.backend.runtime
@@ -386,7 +386,8 @@ def test_dynamic_rope_is_not_speculated_with_and_says_so(here, tmp_path):
     # As a draft it guesses within the positions it was made for, and no further.
     main = load(make_checkpoint(tmp_path / "main"), **here, draft_model=folder)
     for prompt in (REPETITIVE[:38], REPETITIVE * 2):
-        assert main.generate(prompt, max_tokens=60).tokens == main.generate(prompt, max_tokens=60, speculate="none").tokens
+        wanted = main.generate(prompt, max_tokens=60, speculate="none").tokens
+        assert main.generate(prompt, max_tokens=60).tokens == wanted
 
 
 def test_a_long_draft_prompt_is_taken_in_chunks_within_its_context(here, loaded, tmp_path):

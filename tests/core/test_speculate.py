@@ -105,7 +105,8 @@ def test_drafting_is_given_up_below_the_least_share(right, given_up):
     for number in range(12):
         reasons.append(pace.count(2, 1 if number < right else 0))
     assert reasons[:11] == [None] * 11
-    assert reasons[11] == ("speculation was switched off: 7 of the last 24 drafted tokens were right" if given_up else None)
+    said = "speculation was switched off: 7 of the last 24 drafted tokens were right"
+    assert reasons[11] == (said if given_up else None)
 
 
 def test_only_the_last_drafts_are_looked_back_at():
