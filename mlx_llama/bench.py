@@ -23,7 +23,7 @@ from .core import options
 from .core.backend import select
 from .core.checkpoint import open_checkpoint
 from .core.errors import ContextError, OptionsError
-from .core.llm import _context as context_size
+from .core.llm import context_size
 
 PLOT_DEPTHS = 9
 PLOT_REACH = 4096  # tokens that a picture without --depth spans, where the context is longer

@@ -109,7 +109,7 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     chosen = backends.select(backend, device)
     how = chosen.load_options(dtype, threads, activation_bits, compile)
     checkpoint = open_checkpoint(model, revision)
-    context = _context(checkpoint, ctx_size)
+    context = context_size(checkpoint, ctx_size)
     chat_template = builtin_template(template, checkpoint.tokenizer) if template else checkpoint.template
     draft = None
     if draft_model is not None:
@@ -121,7 +121,8 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     return LLM(checkpoint, chosen, loaded, chat_template, context, draft and chosen.load(draft, dtype, **how))
 
 
-def _context(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
+def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
+    """Positions of a context: what was asked for, or what the model was made for. Raises ContextError beyond that."""
     if ctx_size is None:
         return checkpoint.config.max_position_embeddings
     made_for = rope.longest(checkpoint.config)

@@ -40,9 +40,9 @@ def runs_ahead(device: mx.Device) -> bool:
 def pick_dtype(dtype: str, stored: str, device: mx.Device) -> mx.Dtype:
     """The dtype of activations and weights: the `stored` one, unless told otherwise."""
     chosen = getattr(mx, stored if dtype == "auto" else dtype)
-    if chosen == mx.float32:
-        # Newer GPUs would round float32 products to TF32 (10 bits of mantissa); MLX reads this at its first product.
-        os.environ.setdefault("MLX_ENABLE_TF32", "0")
+    # Newer GPUs would round float32 products to TF32 (10 bits of mantissa). MLX reads this at the process's first product,
+    # so also before a 16-bit model, which a float32 one may follow.
+    os.environ.setdefault("MLX_ENABLE_TF32", "0")
     return chosen
 
 

@@ -168,7 +168,6 @@ def test_the_cache_is_not_copied_per_token(compile, mlx):
     token = np.array([[3]], np.int32)
 
     def run(count: int) -> None:
-        nonlocal token
         pending = model.step(mx.array(token), cache.length, cache, draw)
         mx.async_eval(pending, cache.tokens)
         for _ in range(count):
