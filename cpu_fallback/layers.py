@@ -53,7 +53,8 @@ class Attention:
     qkv: Linear
     out: Linear
 
-    def __call__(self, x: np.ndarray, cache: Cache, probe=None) -> np.ndarray:
+    def __call__(self, x: np.ndarray, cache: Cache, probe=None, last: bool = False) -> np.ndarray:
+        """x: [B, T, E]. last: of the last position only; all keys and values are stored."""
         B, T, _ = x.shape
         H, G, D = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
         heads = self.qkv(x).reshape(B, T, H + 2 * G, D).transpose(0, 2, 1, 3)  # [B, H + 2 G, T, D]
@@ -68,7 +69,10 @@ class Attention:
             probe(f"{self.layer}.query_rope", query)
             probe(f"{self.layer}.key_rope", key)
         keys, values = cache.append(self.layer, key, value)
-        mixed = ops.attention(query, keys, values, D**-0.5, cache.mask)
+        mask = cache.mask
+        if last:
+            query, mask, T = query[:, :, -1:], mask[-1:] if isinstance(mask, np.ndarray) else None, 1
+        mixed = ops.attention(query, keys, values, D**-0.5, mask)
         return self.out(mixed.transpose(0, 2, 1, 3).reshape(B, T, H * D))
 
 
@@ -92,11 +96,11 @@ class Block:
     ffn_norm: RMSNorm
     mlp: MLP
 
-    def __call__(self, x: np.ndarray, cache: Cache, probe=None) -> np.ndarray:
+    def __call__(self, x: np.ndarray, cache: Cache, probe=None, last: bool = False) -> np.ndarray:
         i = self.attention.layer
         normed = self.attention_norm(x)
-        attended = self.attention(normed, cache, probe)
-        x = x + attended
+        attended = self.attention(normed, cache, probe, last)
+        x = (x[:, -1:] if last else x) + attended
         ffn_normed = self.ffn_norm(x)
         ffn = self.mlp(ffn_normed)
         x = x + ffn

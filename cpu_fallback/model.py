@@ -131,8 +131,10 @@ class Llama:
         x = self.embedding(tokens)
         if probe:
             probe("embedding", x)
+        # Of the last layer only what is asked for: all keys and values, but one position's output.
+        narrow = x.shape[1] > 1 and not every and not probe
         for block in self.blocks:
-            x = block(x, cache, probe)
+            x = block(x, cache, probe, last=narrow and block is self.blocks[-1])
         cache.end()
         if not every:
             x = x[:, -1:]

@@ -54,7 +54,8 @@ class Attention:
     qkv: Linear
     out: Linear
 
-    def __call__(self, x: torch.Tensor, cache: Cache, probe=None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, cache: Cache, probe=None, last: bool = False) -> torch.Tensor:
+        """x: [B, T, E]. last: of the last position only; all keys and values are stored."""
         B, T, _ = x.shape
         H, G, D = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
         heads = self.qkv(x).reshape(B, T, H + 2 * G, D).transpose(1, 2)  # [B, H + 2 G, T, D]
@@ -69,7 +70,10 @@ class Attention:
             probe(f"{self.layer}.query_rope", query)
             probe(f"{self.layer}.key_rope", key)
         keys, values = cache.append(self.layer, key, value)
-        mixed = ops.attention(query, keys, values, D**-0.5, cache.mask)
+        mask = cache.mask
+        if last:
+            query, mask, T = query[:, :, -1:], mask[-1:] if isinstance(mask, torch.Tensor) else None, 1
+        mixed = ops.attention(query, keys, values, D**-0.5, mask)
         return self.out(mixed.transpose(1, 2).reshape(B, T, H * D))
 
 
@@ -93,11 +97,11 @@ class Block:
     ffn_norm: RMSNorm
     mlp: MLP
 
-    def __call__(self, x: torch.Tensor, cache: Cache, probe=None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, cache: Cache, probe=None, last: bool = False) -> torch.Tensor:
         i = self.attention.layer
         normed = self.attention_norm(x)
-        attended = self.attention(normed, cache, probe)
-        x = x + attended
+        attended = self.attention(normed, cache, probe, last)
+        x = (x[:, -1:] if last else x) + attended
         ffn_normed = self.ffn_norm(x)
         ffn = self.mlp(ffn_normed)
         x = x + ffn

@@ -60,8 +60,9 @@ class Attention:
     qkv: Linear
     out: Linear
 
-    def __call__(self, x: mx.array, cache: Cache, probe=None) -> mx.array:
-        """x: [B, T, E], or [1, E] for one token of one sequence, which takes fewer operations."""
+    def __call__(self, x: mx.array, cache: Cache, probe=None, last: bool = False) -> mx.array:
+        """x: [B, T, E], or [1, E] for one token of one sequence, which takes fewer operations. last: of the last position
+        only; all keys and values are stored."""
         B, T = x.shape[:-1] if x.ndim == 3 else (1, 1)
         H, G, D = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
         # [B, H + 2 G, T, D]: where there is one token its heads already lie so
@@ -77,9 +78,12 @@ class Attention:
             probe(f"{self.layer}.query_rope", query)
             probe(f"{self.layer}.key_rope", key)
         keys, values = cache.append(self.layer, key, value)
-        mixed = ops.attention(query, keys, values, D**-0.5, cache.mask)
+        mask = cache.mask
+        if last:
+            query, mask, T = query[:, :, -1:], mask[-1:] if isinstance(mask, mx.array) else None, 1
+        mixed = ops.attention(query, keys, values, D**-0.5, mask)
         mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
-        return self.out(mixed.reshape(*x.shape[:-1], H * D))
+        return self.out(mixed.reshape(*x.shape[:-2], T, H * D))
 
 
 @dataclass(frozen=True)
@@ -102,11 +106,11 @@ class Block:
     ffn_norm: RMSNorm
     mlp: MLP
 
-    def __call__(self, x: mx.array, cache: Cache, probe=None) -> mx.array:
+    def __call__(self, x: mx.array, cache: Cache, probe=None, last: bool = False) -> mx.array:
         i = self.attention.layer
         normed = self.attention_norm(x)
-        attended = self.attention(normed, cache, probe)
-        x = x + attended
+        attended = self.attention(normed, cache, probe, last)
+        x = (x[:, -1:] if last else x) + attended
         ffn_normed = self.ffn_norm(x)
         ffn = self.mlp(ffn_normed)
         x = x + ffn

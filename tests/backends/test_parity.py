@@ -188,3 +188,17 @@ def test_the_stored_width_is_the_default_and_close(dtype, backend):
     got = backend.runtime.to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), every=True))
     bound = {"bfloat16": 4e-2, "float16": 6e-3}[dtype]
     assert relative_error(got, transformers_logits("llama2-grouped", dtype)) < bound
+
+
+@pytest.mark.parametrize("compile", [None, False])
+@pytest.mark.parametrize("feature", ["llama2-grouped", "mistral-sliding", "yi"])
+def test_the_last_position_alone_is_the_last_of_all(feature, compile, backend):
+    """What a prompt's last layer leaves out is not asked for, and all its keys and values are stored."""
+    model, to_numpy = backend.load(open_checkpoint(checkpoint(feature)), "float32", compile=compile), backend.runtime.to_numpy
+    whole, last = model.make_cache(LENGTH), model.make_cache(LENGTH)
+    for start, end in ((0, 13), (13, 14), (14, LENGTH)):
+        wanted = to_numpy(model.forward(tokens()[:, start:end], start, whole, every=True))[:, -1]
+        got = to_numpy(model.forward(tokens()[:, start:end], start, last))
+        assert relative_error(got, wanted) < 1e-5
+    for name, part in whole.state().items():
+        assert relative_error(last.state()[name].astype(float), part.astype(float)) < 1e-5

@@ -158,7 +158,9 @@ def test_the_table_stays_short(example):
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
 def test_ctrl_c_shows_what_there_is():
     process = subprocess.Popen([*COMMAND, "--backends", HERE[0], "--json"], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+                               stderr=subprocess.PIPE, text=True, start_new_session=True,
+                               # where the tests run in the background, Ctrl-C is ignored by all that they start
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         for line in process.stderr:
             if "logits: " in line:
