@@ -94,8 +94,8 @@ class Completion:
             f"prompt: {self.prompt_tokens} tokens, {self.reused_tokens} reused, {self.prompt_tps:.1f} tokens/s, "
             f"first token after {self.prefill_seconds:.3f} s\n"
             f"decode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason {self.finish_reason}\n"
-            f"evaluations per token: {self.evaluations_per_token:g} ({self.launches} launched, {self.waits} read, "
-            f"{self.bytes_per_token:g} bytes per token)\n"
+            f"evaluations per token: {round(self.evaluations_per_token, 3):g} ({self.launches} launched, {self.waits} read, "
+            f"{round(self.bytes_per_token, 2):g} bytes per token)\n"
             f"{self._speculated()}backend: {self.backend} ({self.device}, {self.dtype}), seed {self.seed}"
             + "".join(f"\nnote: {notice}" for notice in self.notices)
         )
