@@ -145,6 +145,8 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
         "decode_tps": median(run.decode_tps for run, _ in runs),
         "decode_tps_range": [min(run.decode_tps for run, _ in runs), max(run.decode_tps for run, _ in runs)],
         "evaluations_per_token": median(run.evaluations_per_token for run, _ in runs),
+        "launches_per_token": median(run.launches / len(run.tokens) for run, _ in runs),
+        "read_bytes_per_token": median(run.bytes_per_token for run, _ in runs),
         "bytes_per_token": needed,
         "bandwidth": median(bandwidth for _, bandwidth in runs),
         "bandwidth_share": median(run.decode_tps * needed / bandwidth for run, bandwidth in runs),

@@ -24,7 +24,9 @@ def single(figures: dict[str, Any]) -> str:
         f"prompt, {f['prompt']:5} tokens {f['prompt_tps']:8.1f} tokens/s, first token after "
         f"{f['first_token_seconds']:.2f} s",
         f"decode, {f['generate']:5} tokens {f['decode_tps']:8.1f} tokens/s ({low:.1f} to {high:.1f} over "
-        f"{f['repetitions']} runs), {f['evaluations_per_token']:g} evaluation per token",
+        f"{f['repetitions']} runs)",
+        f"evaluations          {f['evaluations_per_token']:8g} per token ({f['launches_per_token']:g} launched, "
+        f"{f['evaluations_per_token']:g} waited for, {f['read_bytes_per_token']:g} bytes read)",
         f"bandwidth            {f['bandwidth'] / 1e9:8.1f} GB/s measured; decoding reads "
         f"{f['bytes_per_token'] / 1e9:.2f} GB per token, {f['bandwidth_share']:.0%} of the bound",
         f"peak memory          {f['peak_memory_bytes'] / 1e9:8.2f} GB, "

@@ -44,7 +44,8 @@ def test_figures(loaded):
     assert figures["bytes_per_token"] == checkpoint.nbytes - 383 * 64 * 4 + 2 * 2 * 2 * 16 * 24 * 4
     assert figures["bandwidth_share"] == pytest.approx(
         figures["decode_tps"] * figures["bytes_per_token"] / figures["bandwidth"], rel=0.5)
-    assert "evaluation per token" in bench_report.single(figures)
+    assert figures["launches_per_token"] == 1 and figures["read_bytes_per_token"] == 4
+    assert "1 per token (1 launched, 1 waited for, 4 bytes read)" in bench_report.single(figures)
 
 
 def test_low_bit_weights_count_what_they_take_in_the_file(backend, tmp_path):
