@@ -25,6 +25,10 @@ class Cache(Positions):
         super().__init__(config, capacity, dtype.size)
         self.dtype = dtype
         self.device = device
+        # mx.fast.rope forms its angles in float32, which is off by 1e-3 at position 100 000: no matter for 16-bit
+        # activations, but float32 promises the other backends' tokens. MLX's CPU device has no such kernel: there the
+        # tables take fewer operations at every width.
+        self.tabulated = dtype == mx.float32 or device.type == mx.cpu
         self.reset()
 
     def reset(self) -> None:
@@ -55,7 +59,7 @@ class Cache(Positions):
         B, T = tokens.shape
         self.reserve(B, index_pos, T)
         dynamic = rope.length_dependent(self.config)
-        if self.dtype == mx.float32:
+        if self.tabulated:
             self.rope = (self._make_angles(index_pos, T, index_pos + T) if dynamic
                          else tuple(part[index_pos:index_pos + T] for part in self.tables))
         else:
@@ -118,9 +122,7 @@ class Cache(Positions):
         self.length = length
 
     def _make_tables(self, allocated: int) -> tuple:
-        # mx.fast.rope forms its angles in float32, which is off by 1e-3 at position 100 000: no matter for 16-bit
-        # activations, but float32 promises the other backends' tokens, so there it takes their tables.
-        return self._make_angles(0, allocated, None) if self.dtype == mx.float32 else self._make_periods(None)
+        return self._make_angles(0, allocated, None) if self.tabulated else self._make_periods(None)
 
     def _make_angles(self, start: int, count: int, seq_len: int | None) -> tuple[mx.array, mx.array]:
         cosine, sine = rope.tables(self.config, start, count, seq_len)

@@ -41,7 +41,7 @@ class Slot:
         if config.sliding_window and config.sliding_window < allocated:
             visible = visible & (columns > position - config.sliding_window)
         self.mask = visible.reshape(1, 1, 1, allocated)
-        if keys[0].dtype == mx.float32:
+        if len(tables[0].shape) == 2:  # cosines and sines, not periods
             self.rope = tuple(mx.slice(table, position, (0,), (1, table.shape[1])) for table in tables)
         else:
             self.rope = (*tables, position)

@@ -36,14 +36,15 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 def rope(x: mx.array, table: tuple) -> mx.array:
     """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: [B, H, T, D]; table: for float32 cosines and sines of the T positions, float32 [T, D/2]; else the periods
-    (1 / inverse frequency, in tokens per radian) as float32 [D/2], the factor on cosine and sine, and the position of
-    the first row, for MLX's fused kernel. Returns [B, H, T, D].
+    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2], multiplied in float32; or, for MLX's
+    fused kernel, the periods (1 / inverse frequency, in tokens per radian) as float32 [D/2], the factor on cosine and
+    sine, and the position of the first row. Returns [B, H, T, D] of x's dtype.
     """
     if len(table) == 2:
         cosine, sine = table
         first, second = mx.split(x, 2, axis=-1)
-        return mx.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+        return mx.concatenate([first * cosine - second * sine, second * cosine + first * sine],
+                              axis=-1).astype(x.dtype)
     periods, factor, index_pos = table
     if factor != 1:
         x = factor * x

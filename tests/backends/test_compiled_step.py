@@ -97,6 +97,21 @@ def test_a_step_is_the_forward_pass_over_its_token(name, mlx):
             1e-5 if exact else 0.02)
 
 
+def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
+    """What a GPU does at 16 bits: traced like untraced, and within rounding of the tables that the CPU takes."""
+    from mlx_llama.mlx_native.cache import Cache
+
+    state = {}
+    for tabulated in (True, False):
+        monkeypatch.setattr(Cache, "tabulated", property(lambda self: tabulated, lambda self, value: None), raising=False)
+        plain, state[tabulated] = decoded(mlx, loaded(mlx, "bfloat16", False), 20, temperature=0)
+        traced, traced_state = decoded(mlx, loaded(mlx, "bfloat16", True), 20, temperature=0)
+        assert traced == plain
+        np.testing.assert_array_equal(traced_state["keys"], state[tabulated]["keys"])
+    first = [each["keys"][0, ..., :5, :] for each in state.values()]  # of the prompt, which both read
+    assert 0 < relative_error(*first) < 0.005
+
+
 def traces(monkeypatch) -> list:
     """One item for each time that a step is traced or, untraced, run."""
     from mlx_llama.mlx_native import compiled
