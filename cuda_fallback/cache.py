@@ -25,15 +25,18 @@ class Cache(Positions):
         super().__init__(config, capacity, dtype.itemsize)
         self.dtype = dtype
         self.device = device
+        self._changes = 0  # times that something was written, or the storage replaced
         self.reset()
 
     def reset(self) -> None:
         """Forget everything and give the storage back."""
+        self._changes += 1
         self.length = 0
         self.allocated = 0
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.tokens: torch.Tensor | None = None
+        self._tokens: torch.Tensor | None = None  # the same, and one position more
         self.rope: tuple[torch.Tensor, torch.Tensor] | None = None  # of the current call's positions
         self.mask: torch.Tensor | str | None = None  # of the current call
 
@@ -54,14 +57,15 @@ class Cache(Positions):
         """Make room for `tokens` [B, T] at `index_pos` and prepare their rope table and mask. Raises ContextError."""
         B, T = tokens.shape
         self.reserve(B, index_pos, T)
+        self._changes += 1
         if rope.length_dependent(self.config):
             self.rope = self._on_device(*rope.tables(self.config, index_pos, T, index_pos + T))
         else:
-            self.rope = tuple(part[index_pos:index_pos + T] for part in self._tables)
+            self.rope = tuple(part[index_pos:index_pos + T] for part in self.tables)
         self.tokens[:, index_pos:index_pos + T] = tokens
         if T == 1:
             self.mask = None
-        elif index_pos == 0 and not (self.config.sliding_window and self.config.sliding_window < T):
+        elif not (self.config.sliding_window and self.config.sliding_window < index_pos + T):
             self.mask = "causal"
         else:
             self.mask = self._visible_on_device(index_pos, T)
@@ -84,6 +88,10 @@ class Cache(Positions):
         length = self.length if length is None else length
         tokens = self.tokens[:, max(0, length - window):length]
         return torch.nn.functional.pad(tokens, (window - tokens.shape[1], 0), value=-1)
+
+    def _token_after(self, index_pos: int) -> torch.Tensor:
+        """Where a captured step at `index_pos` leaves the token that follows: int32 [1, 1], a view."""
+        return self._tokens[:, index_pos + 1:index_pos + 2]
 
     def trim(self, length: int) -> None:
         """Keep the first `length` positions. Raises ContextError if there are fewer."""
@@ -142,9 +150,13 @@ class Cache(Positions):
         held = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
         keys = [grown(torch.zeros(shape, dtype=self.dtype, device=self.device), old) for old, _ in held]
         values = [grown(torch.zeros(shape, dtype=self.dtype, device=self.device), old) for _, old in held]
-        tokens = torch.zeros((batch, allocated), dtype=torch.int32, device=self.device)
+        # One more than there are positions: a captured step leaves the token here that follows the last.
+        every = torch.zeros((batch, allocated + 1), dtype=torch.int32, device=self.device)
+        tokens = every[:, :allocated]
         if self.tokens is not None:
             tokens[:, :self.length] = self.tokens[:, :self.length]
         tables = self._on_device(*rope.tables(c, 0, allocated, None))
         # All at once: an interrupt before this line has changed nothing.
-        self.keys, self.values, self.tokens, self._tables, self.allocated = keys, values, tokens, tables, allocated
+        self._changes += 1
+        (self.keys, self.values, self.tokens, self._tokens, self.tables,
+         self.allocated) = keys, values, tokens, every, tables, allocated

@@ -102,6 +102,11 @@ def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out
     tl.store(out + i * K + column, value.to(out.dtype.element_ty), mask=inside)
 
 
+def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, **given: object) -> None:
+    """Launch a kernel."""
+    kernel[grid](*arguments, **given)
+
+
 def try_out(device: torch.device) -> None:
     """Compile and launch a small `multiply`. Raises whatever Triton raises where it cannot."""
     low = torch.zeros((1, 2), dtype=torch.int32, device=device)
@@ -122,8 +127,8 @@ def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
     part = triton.cdiv(steps, triton.cdiv(_PROGRAMS, blocks)) * units
     parts = triton.cdiv(words, part)
     out = torch.empty((parts, M, N), dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
-    _multiply[(M, blocks, parts)](x.contiguous(), *_parts(matrix), out, N, K, *_constants(matrix), ROWS=_ROWS,
-                                  UNITS=units, PART=part, num_warps=warps, enable_fp_fusion=True)
+    run(_multiply, (M, blocks, parts), x.contiguous(), *_parts(matrix), out, N, K, *_constants(matrix), ROWS=_ROWS,
+        UNITS=units, PART=part, num_warps=warps, enable_fp_fusion=True)
     return out[0] if parts == 1 else out.sum(0).to(x.dtype)
 
 
@@ -133,8 +138,8 @@ def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torc
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
     columns = min(_COLUMNS, triton.next_power_of_2(K))
-    _dequantize[(n, triton.cdiv(K, columns))](rows, *_parts(matrix), out, start, K, *_constants(matrix),
-                                              COLUMNS=columns, enable_fp_fusion=False)
+    run(_dequantize, (n, triton.cdiv(K, columns)), rows, *_parts(matrix), out, start, K, *_constants(matrix),
+        COLUMNS=columns, enable_fp_fusion=False)
     return out
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from mlx_llama.core import progress
+from mlx_llama.core import progress, rope
 from mlx_llama.core.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.config import LlamaConfig
 from mlx_llama.core.errors import BackendError, ContextError
@@ -17,9 +20,33 @@ from mlx_llama.core.quantized import AffineWeight
 
 from . import runtime
 from .cache import Cache
+from .captured import Capture, Steps
 from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
+from .loading import Upload, check_memory
 from .quantized import QuantizedMatrix, alike, find_kernels
 from .sampling import Sampler
+
+
+def _on_device(method: Callable) -> Callable:
+    """Without gradients, on the model's device. Out of memory is a BackendError, which leaves the cache as it was."""
+
+    @functools.wraps(method)
+    def guarded(self: Llama, *given: Any, **named: Any) -> Any:
+        on_gpu = self.device.type == "cuda"
+        try:
+            with torch.inference_mode(), torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext():
+                return method(self, *given, **named)
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+                raise
+            reason = str(error).split(". ")[0]
+        # Out here nothing refers to the failed call's tensors any more.
+        if on_gpu:
+            torch.cuda.empty_cache()
+        raise BackendError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: shorten "
+                           "the prompt, lower --prefill-step-size or --ctx-size, or close other programs")
+
+    return guarded
 
 
 class Llama:
@@ -36,23 +63,33 @@ class Llama:
         self.dtype = dtype
         self.device = device
         self.notices = notices
+        self._steps: Steps | None = None  # decode steps of few kernels; None: as forward does it
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu"),
              threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None) -> Llama:
-        """Build the model; weights keep their stored width. Raises BackendError for what it cannot honour: a dtype,
-        threads, activation_bits, compile."""
-        if compile:
-            raise BackendError("--compile: the cuda backend has no compiled step, leave it out")
+        """Build the model; weights keep their stored width. compile: capture decoded tokens as a CUDA graph, or not (None:
+        where that can be).
+
+        Raises BackendError for what it cannot honour (a dtype, threads, activation_bits, compile), and for weights that
+        do not fit the GPU's memory.
+        """
         for flag, value in (("--threads", threads), ("--activation-bits", activation_bits)):
             if value is not None:
                 raise BackendError(f"{flag} {value}: is for the cpu backend, and this is cuda: leave it out, or choose "
                                    "--backend cpu")
         config, tensors = checkpoint.config, checkpoint.tensors
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
+        check_memory(tensors.values(), activations, device)
+        kernels, notices = find_kernels(device)
+        captures, reason = _captures(config, device, compile, notices)
+        if reason and not notices:
+            notices = (f"decoding is not captured: {reason}",)
+        if dtype == "auto" and activations != getattr(torch, checkpoint.dtype):
+            notices += (f"{runtime.device_name(device)} has no {checkpoint.dtype}: computing in "
+                        f"{str(activations).removeprefix('torch.')}",)
         advance = progress.meter(checkpoint.nbytes)
-        low_bit = any(isinstance(weight, AffineWeight) for weight in tensors.values())
-        kernels, notices = find_kernels(device) if low_bit else (None, ())
+        upload = Upload(device) if device.type != "cpu" else torch.Tensor.copy_
 
         def tensor(stored: Tensor) -> torch.Tensor:
             with warnings.catch_warnings():
@@ -66,7 +103,7 @@ class Llama:
             rows = [part.shape[0] for part in parts]
             fused = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=activations, device=device)
             for target, part in zip(fused.split(rows), parts):
-                target.copy_(tensor(part))
+                upload(target, tensor(part))
                 part.release()
             return fused
 
@@ -104,7 +141,12 @@ class Llama:
             ))
         embedding = Embedding(matrix("model.embed_tokens.weight"))
         head = Linear(embedding.weight) if config.tie_word_embeddings else linear("", "lm_head")
-        return cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device, notices)
+        model = cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device, notices)
+        if kernels and not rope.length_dependent(config):
+            from . import fused
+
+            model._steps = Steps(model, fused, Capture(device) if captures else None)
+        return model
 
     @property
     def verify_width(self) -> int:
@@ -115,7 +157,7 @@ class Llama:
         """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
         return Cache(self.config, capacity, self.dtype, self.device)
 
-    @torch.inference_mode()
+    @_on_device
     def forward(self, tokens: torch.Tensor, index_pos: int, cache: Cache, *, every: bool = False, probe=None) -> torch.Tensor:
         """Logits after `tokens`, whose keys and values are appended to the cache.
 
@@ -142,7 +184,7 @@ class Llama:
             probe("logits", logits)
         return logits if every else logits[:, -1]
 
-    @torch.inference_mode()
+    @_on_device
     def step(self, token: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
         """The next token, int32 [1, 1], still on the device: forward over `token` [1, T] and sampling as one unit.
 
@@ -150,10 +192,12 @@ class Llama:
         """
         if len(token) != 1:
             raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
+        if self._steps and len(token[0]) == 1:
+            return self._steps(token, index_pos, cache, sampler)
         logits = self.forward(token, index_pos, cache)
         return sampler(logits, cache.length, cache.recent(sampler.window) if sampler.window else None)
 
-    @torch.inference_mode()
+    @_on_device
     def verify(self, tokens: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
         """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
 
@@ -169,3 +213,22 @@ class Llama:
             recent = cache.recent(sampler.window, position) if sampler.window else None
             drawn.append(sampler(logits[:, i], position, recent))
         return torch.cat(drawn, dim=1)
+
+
+def _captures(config: LlamaConfig, device: torch.device, wanted: bool | None,
+              notices: tuple[str, ...]) -> tuple[bool, str]:
+    """Whether steps are captured, and on a GPU why not. Raises BackendError where that is wanted and cannot be.
+
+    notices: why there are no kernels, empty where they run.
+    """
+    if wanted is False:
+        return False, "--no-compile asks for it" if device.type != "cpu" else ""
+    if device.type == "cpu":
+        reason = "CUDA graphs are for a GPU, and this is torch's CPU device"
+    elif rope.length_dependent(config):
+        reason = "dynamic rope turns by angles that depend on the length"
+    else:
+        reason = notices[0] if notices else ""
+    if wanted and reason:
+        raise BackendError(f"--compile: {reason}: leave it out")
+    return not reason, reason if device.type != "cpu" else ""

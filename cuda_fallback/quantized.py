@@ -15,6 +15,7 @@ group, so that a thread reads sixteen bytes of neighbouring words, and each word
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,18 +46,20 @@ def alike(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
     return all(getattr(first, name) == getattr(second, name) for name in fields)
 
 
+@functools.cache
 def find_kernels(device: torch.device) -> tuple[ModuleType | None, tuple[str, ...]]:
-    """The module of Triton kernels, None where they do not run, and what a user should know of that."""
+    """The module of Triton kernels for packed weights, None where Triton does not run, and what a user should know."""
     if device.type == "cpu":
         return None, ()
     try:
-        from . import kernels
+        from . import fused, kernels
 
         kernels.try_out(device)
+        fused.try_out(device)
     except Exception as error:  # noqa: BLE001: no triton, no C compiler for its launcher, a GPU it does not know ...
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        return None, (f"low-bit weights are dequantised for every product, which is slow: Triton's kernels do not run "
-                      f"here ({reason[0]}): pip install triton, and a C compiler",)
+        return None, (f"decoding is not captured, and low-bit weights are dequantised for every product, which is slow: "
+                      f"Triton's kernels do not run here ({reason[0]}): pip install triton, and a C compiler",)
     return kernels, ()
 
 

@@ -37,25 +37,51 @@ def runs_ahead(device: torch.device) -> bool:
 
 
 def pick_dtype(dtype: str, stored: str, device: torch.device) -> torch.dtype:
-    """The dtype of activations and weights: the `stored` one, unless told otherwise. Raises BackendError."""
+    """The dtype of activations and weights: the `stored` one, unless told otherwise; float16 for a stored bfloat16 that
+    the GPU is too old for. Raises BackendError where that was asked for."""
     chosen = getattr(torch, stored if dtype == "auto" else dtype)
-    if chosen == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise BackendError(f"{torch.cuda.get_device_name(device)} has no bfloat16: use --dtype float16")
+    if chosen == torch.bfloat16 and device.type == "cuda" and not _has_bfloat16(device):
+        if dtype == "auto":
+            return torch.float16
+        raise BackendError(f"{device_name(device)} has no bfloat16: use --dtype float16")
     return chosen
 
 
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether the GPU has instructions for it, which torch would emulate where it has none."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def launch(*arrays: torch.Tensor) -> None:
-    """Hand work to the device without waiting: torch queued it when the operations were called."""
+    """Hand work to the device without waiting: torch queued it when the operations were called. What is to be read of it,
+    tokens in the first place, sets out for the host's pinned memory."""
+    tokens = arrays[0]
+    if tokens.is_cuda and tokens.dtype == torch.int32:
+        tokens._arrival = _Arrival(tokens)
 
 
 def read(token: torch.Tensor) -> int:
     """The token [1, 1] as an int: the single evaluation point."""
-    return token.item()
+    return read_all(token)[0]
 
 
 def read_all(*tokens: torch.Tensor) -> list[int]:
     """Tokens [1, T] of one or more arrays, in order, as ints: one wait for all of them."""
-    return torch.cat(tokens, dim=1)[0].tolist()
+    arrivals = [vars(part).get("_arrival") for part in tokens]
+    if None in arrivals:
+        return torch.cat(tokens, dim=1)[0].tolist()
+    arrivals[-1].event.synchronize()  # the last to be launched, so the last to come
+    return [token for arrival in arrivals for token in arrival.tokens[0].tolist()]
+
+
+class _Arrival:
+    """Tokens [1, T] on their way from a GPU to pinned memory, and the event of their being there."""
+
+    def __init__(self, tokens: torch.Tensor):
+        self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        self.tokens.copy_(tokens, non_blocking=True)
+        self.event = torch.cuda.Event()
+        self.event.record()
 
 
 def to_numpy(array: torch.Tensor) -> np.ndarray:

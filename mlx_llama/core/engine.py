@@ -301,20 +301,23 @@ class Engine:
         completion.seed, completion.options = options.seed, options.model_dump()
         completion.options["speculate"] = drafter.kind if drafter else "none"
         completion.origins = dict(resolved.origins)
-        completion.notices.extend(self.model.notices)
+        self._note(completion)
         decoder, stops = self.tokenizer.stream(starts_text=starts_text), Stops(options.stop)
         if options.max_tokens == 0:
             completion.finish_reason = "length"
             return
-        for token in self.tokens(prompt, cache, resolved, completion, drafter):
-            piece = stops.push(decoder.push(token) if token not in self.eos else "")
-            if stops.matched:
-                completion.finish_reason, completion.stop = "stop", stops.matched
-            if piece:
-                completion.text += piece
-                yield piece
-            if stops.matched:
-                return
+        try:
+            for token in self.tokens(prompt, cache, resolved, completion, drafter):
+                piece = stops.push(decoder.push(token) if token not in self.eos else "")
+                if stops.matched:
+                    completion.finish_reason, completion.stop = "stop", stops.matched
+                if piece:
+                    completion.text += piece
+                    yield piece
+                if stops.matched:
+                    return
+        finally:
+            self._note(completion)  # what it took to compile or capture a step is known now
         tail = stops.push(decoder.finish())
         if stops.matched:
             completion.finish_reason, completion.stop = "stop", stops.matched
@@ -323,3 +326,6 @@ class Engine:
         if tail:
             completion.text += tail
             yield tail
+
+    def _note(self, completion: Completion) -> None:
+        completion.notices.extend(notice for notice in self.model.notices if notice not in completion.notices)

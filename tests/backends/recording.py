@@ -1,0 +1,78 @@
+"""A CUDA graph's stand-in for the CPU: what a function does, recorded once and done again with the same arguments.
+
+Like a graph it keeps every Python number, address and size of the time of recording, so that a step which takes its
+position, its token or its cache from the host goes wrong when replayed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from cuda_fallback import kernels
+
+
+def place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, done: list):
+        super().__init__()
+        self.done = done
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        self.done.append((function, args, kwargs or {}, found))
+        return found
+
+
+class Recording:
+    """In place of captured.Capture. Records while the state points to another cache than the one that is stepped: a
+    capture computes nothing, and no address of a cache may be kept."""
+
+    def __init__(self, model):
+        self.model = model
+        self.replays = 0
+        self.recorded = 0
+
+    def __call__(self, function):
+        steps, scratch, done = self.model._steps, self.model.make_cache(8), []
+        saved = steps._state.clone()
+        scratch.reserve(1, 0, 1)
+        steps._set([[1]], 0, scratch, 5)
+        launch = kernels.run
+
+        def run(kernel, grid, *arguments, **given):
+            with _disable_current_modes():
+                launch(kernel, grid, *arguments, **given)
+            done.append((kernel, grid, arguments, given))
+
+        kernels.run = run
+        try:
+            with _Recorder(done):
+                function()
+        finally:
+            kernels.run = launch
+        steps._state.copy_(saved)
+        self.recorded += 1
+
+        def replay():
+            self.replays += 1
+            for called, first, second, found in done:
+                if not isinstance(called, torch._ops.OpOverload):
+                    launch(called, first, *second, **found)
+                    continue
+                if called._schema.is_mutable:
+                    called(*first, **second)
+                elif called.overloadpacket not in (torch.ops.aten.empty, torch.ops.aten.empty_like):
+                    given = {place(one) for one in tree_leaves((first, second)) if isinstance(one, torch.Tensor)}
+                    kept = [one for one in tree_leaves(found) if place(one) not in given]  # the others are views
+                    if kept:
+                        fresh = tree_leaves(called(*first, **second))
+                        assert len(fresh) == len(kept)
+                        for old, new in zip(kept, fresh):
+                            old.copy_(new)
+
+        return replay
