@@ -25,7 +25,6 @@ from mlx_llama.core.positions import checked_tokens
 
 from .cache import Cache
 from .layers import Linear
-from .quantized import QuantizedMatrix
 from .sampling import Sampler
 
 if TYPE_CHECKING:

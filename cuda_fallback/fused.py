@@ -26,7 +26,7 @@ from . import kernels
 # Where `state`, int64, holds what. Addresses are of the cache's storage; a layer has its keys', then its values'.
 POSITION, TOKEN, SEED_LOW, SEED_HIGH, ALLOCATED, TOKENS, COSINES, SINES, LAYERS = range(9)
 
-_ROWS = 4  # of a matrix, of one program of `multiply`
+_ROWS = 2  # of a matrix, of one program of `multiply`: small programs fill the last wave of a small matrix
 _COLUMNS = 1024  # that a program multiplies at a time: each of its threads loads 16 bytes of each row
 _PIECES = 64  # programs that share the positions of one key head
 _KEYS = 64  # that a program of `attend` takes at a time

@@ -3,8 +3,8 @@
     python examples/measure_gpu.py                                       (NVIDIA with torch; MLX with CUDA or Metal)
     python examples/measure_gpu.py --device cpu --shapes tiny --minutes 2    (all of it on CPUs, to try the command out)
 
-First proofs: low-bit products and a small model's logits against float32, the same bits in every run, the same tokens
-compiled and not. Then speed at real models' shapes, the weights random: ours and its peer (transformers with a static
+First proofs: the kernels, low-bit products and a small model's logits and steps against float32, the same bits in every
+run, the same tokens compiled and not. Then speed at real models' shapes, the weights random: ours and its peer (transformers with a static
 cache, eager and compiled; mlx-lm's way of working) each in a process of its own and asked in turn. Decoding reads every
 weight once per token, so the weights' bytes per second are shown as a share of what a copy on the device reads and
 writes per second; a prompt is 2 operations per weight and token, shown as a share of a large bfloat16 product's rate.
@@ -30,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import traceback
@@ -416,21 +417,38 @@ class Ours(Program):
                           "same": same})
         return {"found": found}
 
+    def op_check_kernels(self) -> dict[str, Any]:
+        """The cuda backend's kernels of a step: right within rounding, and how fast they read."""
+        import gpu_kernels
+
+        return {"found": gpu_kernels.check(), "rates": gpu_kernels.rates()}
+
     def op_check_tokens(self, form: str, dtype: str) -> dict[str, Any]:
         """Tokens of the tiny model, sampled: in two runs, and compiled. compiled: None with the reason in `refused`
-        where this backend has no compiled step."""
+        where this backend has no compiled step. apart: relative error, of the keys and values that the steps left, against
+        the cpu backend's at float32 for the same tokens."""
+        from mlx_llama.core.backend import select
+
         checkpoint, refused, compiled = random_checkpoint("tiny", form), "", None
-        plain = self._sampled(self.backend.load(checkpoint, dtype, compile=False))
-        again = self._sampled(self.backend.load(checkpoint, dtype, compile=False))
+        plain, state = self._sampled(self.backend.load(checkpoint, dtype, compile=False))
+        again, _ = self._sampled(self.backend.load(checkpoint, dtype, compile=False))
         try:
-            compiled = self._sampled(self.backend.load(checkpoint, dtype, compile=True)) == plain
+            compiled = self._sampled(self.backend.load(checkpoint, dtype, compile=True))[0] == plain
         except BackendError as error:
             refused = str(error)
-        return {"same": plain == again, "compiled": compiled, "refused": refused, "tokens": len(plain)}
+        exact = select("cpu").load(checkpoint, "float32", compile=False)
+        cache = exact.make_cache(state["tokens"].shape[1])
+        exact.forward(state["tokens"], 0, cache)
+        right = cache.state()
+        error = max(float(np.linalg.norm(state[part] - right[part]) / np.linalg.norm(right[part]))
+                    for part in ("keys", "values"))
+        bound = LOGIT_BOUNDS[checkpoint.dtype if dtype == "auto" else dtype]
+        return {"same": plain == again, "compiled": compiled, "refused": refused, "tokens": len(plain),
+                "apart": _finite(error), "bound": bound}
 
-    def _sampled(self, model: Any) -> list[int]:
+    def _sampled(self, model: Any) -> tuple[list[int], dict[str, np.ndarray]]:
         clocked, completion = self._run(model, prompt_tokens(20, model.config.vocab_size), 24, temperature=0.8)
-        return list(completion.tokens)
+        return list(completion.tokens), clocked.cache.state()
 
     # Speed
 
@@ -438,17 +456,19 @@ class Ours(Program):
         """refused: why there is no such step here; else the weights' bytes and some logits after a short prompt."""
         started = time.perf_counter()
         checkpoint = random_checkpoint(shape, form)
+        self._reset_peak()
         try:
             self.model = self.backend.load(checkpoint, "auto", compile=compile)
         except BackendError as error:
             return {"refused": str(error)}
         self.nbytes = checkpoint.nbytes
+        peak = self._peak(0)
         tokens = prompt_tokens(16, checkpoint.config.vocab_size)
         logits = self._numpy(self.model.forward(np.array([tokens], np.int32), 0, self.model.make_cache(16)))[0]
         if not np.isfinite(logits).all():
             raise ArithmeticError(f"{int((~np.isfinite(logits)).sum())} of {logits.size} logits are not finite")
         return {"nbytes": self.nbytes, "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist(),
-                "notices": list(self.model.notices)}
+                "notices": list(self.model.notices), "peak": peak}
 
     def op_unload(self) -> dict[str, Any]:
         self.model = None
@@ -466,7 +486,7 @@ class Ours(Program):
         cache = model.make_cache(capacity)
         for _ in engine.tokens(tokens, cache, resolved, completion):
             pass
-        clocked.cache_bytes = cache.nbytes
+        clocked.cache = cache
         return clocked, completion
 
     def op_decode(self, depth: int, count: int, compile: bool = False) -> dict[str, Any]:
@@ -474,13 +494,13 @@ class Ours(Program):
         self._reset_peak()
         clocked, completion = self._run(self.model, prompt_tokens(depth, self.model.config.vocab_size), count + 1)
         return {"rate": completion.decode_tps, "host": clocked.host_seconds(),
-                "waits": clocked.waits / len(completion.tokens), "peak": self._peak(clocked.cache_bytes)}
+                "waits": clocked.waits / len(completion.tokens), "peak": self._peak(clocked.cache.nbytes)}
 
     def op_prefill(self, count: int, compile: bool = False) -> dict[str, Any]:
         """A prompt of `count` tokens and the token after it."""
         self._reset_peak()
         clocked, completion = self._run(self.model, prompt_tokens(count, self.model.config.vocab_size), 1)
-        return {"rate": completion.prompt_tps, "peak": self._peak(clocked.cache_bytes)}
+        return {"rate": completion.prompt_tps, "peak": self._peak(clocked.cache.nbytes)}
 
     def op_operations(self) -> dict[str, int]:
         """Primitives in the graph of one step, as MLX builds it."""
@@ -912,6 +932,7 @@ class Measurement:
         self.peer = False  # whether the backend at hand has one
         self.result: dict[str, Any] = {
             "device": given.device, "shapes": given.shapes, "depth": DEPTH, "machine": {}, "bounds": {}, "checks": [],
+            "kernel_rates": {},
             "rows": [], "left_out": [], "failed": [], "interrupted": False, "seconds": 0.0}
 
     def run(self) -> None:
@@ -964,6 +985,8 @@ class Measurement:
              lambda slot: self.products(name, slot)),
             (1, f"{name} logits", lambda slot: self.logits(name, slot)),
             (1, f"{name} tokens", lambda slot: self.tokens(name, slot))]
+        if name == "cuda" and self.given.device == "gpu":
+            parts.insert(1, (1, f"{name} kernels", lambda slot: self.kernels(name, slot)))
         for shape in self.given.shapes:
             for form in FORMATS:
                 weight = {"tiny": 1, "1.1b": 2, "8b": 4}[shape] * (3 if form == "bf16" else 1)
@@ -1052,6 +1075,13 @@ class Measurement:
                                                   if "error" in one else one["name"] for one in bad))
         say(f"{name} {what}: {len(found) - len(bad)} of {len(found)} as they should be")
 
+    def kernels(self, name: str, slot: Slot) -> None:
+        if self.result["machine"][name]["no_kernels"]:
+            return  # `open` has said why
+        answer = self.ask(name, "ours", slot, "check_kernels")
+        self.check(name, "kernels", answer["found"])
+        self.result["kernel_rates"][name] = answer["rates"]
+
     def products(self, name: str, slot: Slot) -> None:
         answer = self.ask(name, "ours", slot, "check_products", seconds=slot.soft_left)
         self.check(name, "low-bit products", answer["found"])
@@ -1070,6 +1100,8 @@ class Measurement:
             if self.given.device == "cpu" and name == "mlx" and dtype == "auto" and form != "bf16":
                 continue  # MLX's CPU device calls a C++ compiler for every kernel
             answer = self.ask(name, "ours", slot, "check_tokens", form=form, dtype=dtype)
+            self.check(name, "steps", [{"name": f"{form} {dtype}", "error": answer["apart"], "bound": answer["bound"],
+                                        "ok": answer["apart"] <= answer["bound"]}])
             found = [{"name": f"{form} {dtype} twice", "ok": answer["same"]}]
             if answer["compiled"] is not None:
                 found.append({"name": f"{form} {dtype} compiled", "ok": answer["compiled"]})
@@ -1126,6 +1158,7 @@ class Measurement:
             say(f"{taken.label} {side.variant}: not there: {answer['refused']}")
             return False
         taken.logits[side.who] = answer["logits"]
+        taken.load_peaks[side.variant] = answer.get("peak")
         say(f"{taken.label} {side.who}: {answer['nbytes'] / 1e9:.2f} GB, loaded in {answer['seconds']:.1f} s")
         if taken.backend == "mlx":
             taken.operations[side.variant] = self.ask("mlx", side.who, slot, "operations")["count"]
@@ -1221,6 +1254,7 @@ class Taken:
         self.rounds: list[tuple[str, dict[str, dict[str, Any]]]] = []  # ("decode" or "prefill", answer by variant)
         self.logits: dict[str, list[float]] = {}  # by who
         self.operations: dict[str, int] = {}  # by variant
+        self.load_peaks: dict[str, float | None] = {}  # by variant, over the weights' bytes
 
     def check_peer(self) -> None:
         """Raises PartError where the peer computes another model, so that its speed says nothing."""
@@ -1234,7 +1268,7 @@ class Taken:
         """The table's lines: medians; ratios to the fastest peer within each round; shares of what the device gives.
 
         decode, prefill: tokens per second. host: seconds per token in step() and launch(). waits: per token. peak:
-        bytes over those of weights and cache. operations: primitives in MLX's graph of a step.
+        bytes over those of weights and cache, load_peak over the weights' (the table's peak is the larger). operations: primitives in MLX's graph of a step.
         """
         variants = list(dict.fromkeys(variant for _, answers in self.rounds for variant in answers))
         per_token, per_prompt_token = product_weights(make_config(self.shape))
@@ -1256,6 +1290,7 @@ class Taken:
                 row[key] = self._median("decode", variant, key)
             peaks = [self._median(kind, variant, "peak") for kind in ("decode", "prefill")]
             row["peak"], row["prefill_peak"] = peaks
+            row["load_peak"] = self.load_peaks.get(variant)
             rows.append(row)
         return rows
 
@@ -1290,7 +1325,7 @@ def shown(row: dict[str, Any]) -> str:
 
     return (f"{row['backend'] + ' ' + row['shape'] + ' ' + row['form']:16}{row['side']:22}{speed('decode')}"
             f"{speed('prefill')}{part(row['host'], 8, '.0f', 1e6)}{part(row['waits'], 6, '.4g')}"
-            f"{part(row['peak'], 6, '.2f')}{part(row['operations'], 6, 'd')}")
+            f"{part(max(filter(None, (row['peak'], row['load_peak'])), default=None), 6, '.2f')}{part(row['operations'], 6, 'd')}")
 
 
 def table(result: dict[str, Any]) -> str:
@@ -1301,6 +1336,10 @@ def table(result: dict[str, Any]) -> str:
         copy, product = (statistics.median(one[key] for one in found) for key in ("copy", "product"))
         lines.append(f"{name}: a copy reads and writes {copy / 1e9:.0f} GB/s, a bfloat16 product does "
                      f"{product / 1e12:.3g} TFLOP/s")
+    for name, kernels in result["kernel_rates"].items():
+        rates = (f"{kernel} {one['ours'] / 1e9:.0f}" + (f" ({one['torch'] / 1e9:.0f})" if "torch" in one else "")
+                 for kernel, one in kernels.items())
+        lines += textwrap.wrap(f"{name} kernels read, GB/s (torch's own): " + ", ".join(rates), COLUMNS)
     for name, what in dict.fromkeys((one["backend"], one["what"]) for one in result["checks"]):
         found = [one for one in result["checks"] if (one["backend"], one["what"]) == (name, what)]
         line = f"{name} {what}: {sum(one['ok'] for one in found)} of {len(found)} right"

@@ -11,13 +11,14 @@ def counted(backend, monkeypatch):
     """Yields a Counter of "launch", "wait" and the "bytes" of the arrays waited for while the block runs."""
     count: Counter = Counter()
 
-    def counting(kind, owner, name):
+    def counting(kind, owner, name, waits=lambda argument: True):
         original = getattr(owner, name)
 
         def wrapper(*args, **kwargs):
-            count[kind] += 1
-            if kind == "wait":
-                count["bytes"] += sum(getattr(argument, "nbytes", 0) for argument in args)
+            if waits(args[0] if args else None):
+                count[kind] += 1
+                if kind == "wait":
+                    count["bytes"] += sum(getattr(argument, "nbytes", 0) for argument in args)
             return original(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, wrapper)
@@ -46,9 +47,18 @@ def counted(backend, monkeypatch):
                 index is not None and index.dtype == torch.bool for index in args[1])
             if masked or function.overloadpacket in (aten.nonzero, aten.masked_select, aten._unique2, aten.equal):
                 count["wait"] += 1
+            if function.overloadpacket is aten.copy_ and args[1].is_cuda and not args[0].is_cuda:
+                count["bytes"] += args[1].nbytes  # on its way; an event tells of its arrival
+                count["wait"] += not (args[0].is_pinned() and (*args[2:], *(kwargs or {}).values()) == (True,))
             return function(*args, **(kwargs or {}))
 
+    on_gpu = backend.device.type == "cuda"
     for name in ("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"):
-        counting("wait", torch.Tensor, name)
+        # What has arrived in the host's memory is not waited for again.
+        counting("wait", torch.Tensor, name, lambda tensor: tensor.is_cuda or not on_gpu)
+    if on_gpu:
+        counting("wait", torch.cuda, "synchronize")
+        for owner in (torch.cuda.Event, torch.cuda.Stream):
+            counting("wait", owner, "synchronize")
     with Watch():
         yield count

@@ -5,6 +5,7 @@ The interpreter must be chosen before triton is imported, so a process of its ow
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 from pathlib import Path
@@ -400,3 +401,105 @@ def prompts(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def test_prompts_by_fused_kernels(call):
     plain, fused = call(prompts, checkpoint("float32"))
     assert 0 < relative_error(fused, plain) < 1e-5
+
+
+# What the measuring command asks of them on a GPU
+
+
+def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
+    """(found, found with a wrong scale in attention, rates) of examples/gpu_kernels.py, at small sizes."""
+    import sys
+
+    from cuda_fallback import fused, kernels, quantized
+
+    sys.path.insert(0, examples)
+    import gpu_kernels
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, small in dict(DEVICE=DEVICE.type, PRODUCTS={"out": (20, 48), "gate, up": (10, 40)}, HEADS=(4, 2, 16), APART=0,
+                                LOW_BIT=(8, 64), POSITIONS=(0, 63, 70), ROOM=80, LENGTH=70, VOCABULARY=500,
+                                BOUNDS={name: gpu_kernels.BOUNDS[name] for name in ("float32", "float16")}).items():
+            patch.setattr(gpu_kernels, name, small)
+        if not HAS_GPU:
+            patch.setattr(fused, "_PIECES", 4)
+            patch.setattr(quantized, "find_kernels", lambda device: (kernels, ()))
+            patch.setattr(gpu_kernels, "_seconds", lambda calls: [call() for call in calls] and 1e-3)
+        found, rates = gpu_kernels.check(), gpu_kernels.rates()
+        attend = fused.attend
+        patch.setattr(fused, "attend", lambda *given: attend(*given[:-1], 1.2 * given[-1]))
+        return found, gpu_kernels.check(), rates
+
+
+def test_the_measuring_command_sees_right_and_wrong_kernels(call):
+    found, wrong, rates = call(judged, str(Path(__file__).resolve().parents[2] / "examples"))
+    assert len(found) == 2 * (2 + 2 * 2 + 2 + 3 + 6) + 1 and all(one["ok"] for one in found), found
+    bad = [one["name"] for one in wrong if not one["ok"]]
+    assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8  # not where only one is seen
+    assert rates.keys() == {"out", "gate, up", "affine 4/64", "Q8_0", "attention"}
+    assert all(rate > 0 for one in rates.values() for rate in one.values())
+
+
+# The compiler
+
+
+def assembled(name: str, element: str, capability: int, fixed: dict, warps: int) -> str:
+    """One of fused's kernels for a GPU of compute capability `capability`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from cuda_fallback import fused
+
+    kernel = getattr(fused, name)
+    floats = {"sums", "tops", "parts", "cosines", "sines", "scores", "table"}
+    integers = {"N", "H", "T", "G", "V", "layer", "window", "batch_stride", "head_stride", "row_stride"}
+    tokens = {"out"} if name == "_recent" else {"like", "token"}
+
+    def kind(argument: str) -> str:
+        if argument == "state":
+            return "*i64"
+        if argument in tokens | ({"like"} if name == "_recent" else set()):
+            return "*i32"
+        if argument in ("eps", "scale"):
+            return "fp32"
+        return "i32" if argument in integers else "*fp32" if argument in floats or name == "_add_noise" else element
+
+    signature = {one: "constexpr" if one in fixed else kind(one) for one in kernel.arg_names}
+    constants = {(i,): fixed[one] for i, one in enumerate(kernel.arg_names) if one in fixed}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, one in enumerate(signature.values()) if one.startswith("*")}
+    source = ASTSource(kernel, signature, constants, aligned)
+    return triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": warps}).asm["ptx"]
+
+
+HEADS = {"ALLOCATED": 4, "LAYERS": 8, "R": 4, "D": 128, "ROWS": 16, "WIDTH": 128, "PIECES": 64, "KEYS": 64}
+KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
+    "_add_rms_norm": (dict(E=4096, BLOCK=4096), 8, True),
+    "_multiply": (dict(bias=None, K=4096, GATED=False, ROWS=2, COLUMNS=1024), 4, True),
+    "_multiply gated": (dict(bias=None, K=4096, GATED=True, ROWS=1, COLUMNS=1024), 4, True),
+    "_rotate": (dict(HALF=64, BLOCK=64), 1, False),
+    "_store_rotated": (dict(HALF=64, BLOCK=64, COSINES=6, ALLOCATED=4, LAYERS=8), 1, False),
+    "_attend": (HEADS, 4, True),
+    "_join": ({key: HEADS[key] for key in ("D", "WIDTH", "PIECES", "KEYS")}, 4, True),
+    "_gate": (dict(F=14336, BLOCK=1024), 4, True),
+    "_recent": (dict(WINDOW=20, BLOCK=32, TOKENS=5), 4, False),
+    "_add_noise": (dict(SEED=2, PARITY=0x1BD11BDA, SHIFT=12, OFFSET=127 << 11, BLOCK=1024), 4, False),
+    "_advance": (dict(TOKENS=5), 1, False),
+}
+
+
+@pytest.fixture(scope="module")
+def compile_call(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        with start_process(interpret=False) as pool:
+            yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+@pytest.mark.parametrize("element, capability", [("*bf16", 90), ("*fp16", 75), ("*fp32", 80)])
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiled_for_a_gpu(name, element, capability, compile_call):
+    fixed, warps, is_wide = KERNELS[name]
+    assembly = compile_call(assembled, name.split()[0], element, capability, fixed, warps)
+    assert f".target sm_{capability}" in assembly
+    assert not is_wide or re.search(r"ld\.global\S*\.v4\.b32", assembly)
+    assert not re.search(r"\.local\b", assembly)  # no registers spilled by Triton

@@ -269,7 +269,11 @@ def test_where_triton_is_missing_or_fails_torch_computes_and_says_so(monkeypatch
 
     assert find_kernels(torch.device("cpu")) == (None, ())
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "cuda_fallback.kernels", raising=False)
-    kernels, (notice,) = find_kernels(torch.device("cuda"))
+    for module in ("fused", "kernels"):
+        monkeypatch.delitem(sys.modules, f"cuda_fallback.{module}", raising=False)
+    for module in ("fused", "kernels"):
+        monkeypatch.delattr(sys.modules["cuda_fallback"], module, raising=False)
+    kernels, (notice,) = find_kernels.__wrapped__(torch.device("cuda"))
     assert kernels is None
     assert "triton" in notice and "pip install triton" in notice and "\n" not in notice
+    assert "not captured" in notice

@@ -17,7 +17,7 @@ from machine import missing
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 COMMAND = [sys.executable, str(EXAMPLES / "measure_gpu.py"), "--device", "cpu", "--shapes", "tiny"]
 HERE = [name for name in ("cuda", "mlx") if not missing(name)]
-PROOFS = {"low-bit products", "logits", "same bits", "same tokens"}
+PROOFS = {"low-bit products", "logits", "same bits", "steps", "same tokens"}
 LINES = {  # (format, side): whether it has a peer to be compared with
     "cuda": {("bf16", "ours eager"): True, ("bf16", "transformers static"): False, ("4-bit", "ours eager"): False,
              ("q8_0", "ours eager"): False},
@@ -68,7 +68,7 @@ def test_all_of_it_on_cpus():
             needed += ["decode_ratio", "prefill_ratio"] if lines[key] else []
             needed += ["host"] if key[1].startswith("ours") else []
             needed += ["operations"] if name == "mlx" else []
-            needed += ["peak", "prefill_peak"] if name == "mlx" and key[1].startswith("ours") else []
+            needed += ["peak", "prefill_peak", "load_peak"] if name == "mlx" and key[1].startswith("ours") else []
             assert all(row[field] > 0 for field in needed), row
             assert row["waits"] == (None if key[1].startswith("transformers") else 1)
     if "mlx" in HERE:
@@ -145,11 +145,11 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(example, monkeypatch, c
 
 def test_the_table_stays_short(example):
     row = {"backend": "cuda", "shape": "tiny", "form": "4-bit", "side": "transformers compiled", "operations": 12345,
-           "host": 1e-2, "waits": 1.0, "peak": 1.234}
+           "host": 1e-2, "waits": 1.0, "peak": 1.234, "load_peak": None}
     row |= {f"{kind}{part}": value for kind in ("decode", "prefill") for part, value in
             {"": 123456.7, "_ratio": 123.45, "_share": 9.99}.items()}
     assert len(example.shown(row)) == len(example.HEADER) == example.COLUMNS
-    result = {"machine": {}, "bounds": {}, "checks": [], "failed": [{"part": "a", "reason": "b" * 300}],
+    result = {"machine": {}, "bounds": {}, "checks": [], "kernel_rates": {}, "failed": [{"part": "a", "reason": "b" * 300}],
               "rows": [row] * 30, "left_out": [{"part": "c", "reason": "d"}] * 30, "seconds": 1.0, "interrupted": False}
     lines = example.table(result).splitlines()
     assert len(lines) == 40 and max(map(len, lines)) == 110 and lines[-1] == "1 s; 23 more lines with --json"

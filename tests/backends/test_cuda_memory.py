@@ -1,0 +1,177 @@
+"""The torch backend's dealings with memory: weights on their way in, a model or an answer too large, and what is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from machine import device_of, to_run
+from making import make_checkpoint
+from mlx_llama import load
+from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.errors import BackendError
+
+torch = pytest.importorskip("torch")
+
+from cuda_fallback import loading, model, ops, runtime  # noqa: E402
+
+GPU = torch.device("cuda", 0)
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=[name for name in to_run() if name.startswith("cuda")])
+def device(request) -> str:
+    return "gpu" if request.param.endswith("gpu") else "cpu"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (16,), (7, 33), (64, 64)], ids=str)
+def test_what_is_uploaded_in_parts_is_what_was_stored(shape, stored, kind, device):
+    upload = loading.Upload(torch.device(device), nbytes=64)
+    source = torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32)).to(stored)
+    for _ in range(2):  # the second begins in the middle of a turn
+        target = torch.empty(shape, dtype=kind, device=device)
+        upload(target, source)
+        assert torch.equal(target.cpu(), source.to(kind))
+
+
+def test_an_upload_goes_into_a_part_of_a_matrix():
+    upload, target = loading.Upload(torch.device("cpu"), nbytes=32), torch.zeros(6, 10)
+    upload(target[2:5], torch.arange(30).reshape(3, 10))
+    assert target.reshape(-1).tolist() == [0] * 20 + list(range(30)) + [0] * 10
+
+
+class Reached(Exception):
+    pass
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    def reached(*given, **named):
+        raise Reached
+
+    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m"))
+    weights = 4 * sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
+    free = weights
+    monkeypatch.setattr(runtime, "free_memory", lambda device: free)
+    monkeypatch.setattr(runtime, "device_name", lambda device: "a small card")
+    monkeypatch.setattr(model, "find_kernels", reached)  # the first thing that asks the GPU for work
+    with pytest.raises(Reached):
+        model.Llama.load(checkpoint, "float32", GPU)
+    free -= 1
+    with pytest.raises(BackendError) as caught:
+        model.Llama.load(checkpoint, "float32", GPU)
+    text = str(caught.value)
+    assert f"take {weights / 1e9:.2f} GB" in text and f"a small card has {free / 1e9:.2f} GB free" in text
+    assert "quantise" in text and "\n" not in text
+    with pytest.raises(Reached):
+        model.Llama.load(checkpoint, "float16", GPU)  # half as large
+
+
+def test_a_low_bit_model_is_judged_by_its_own_size(guide_q8, monkeypatch):
+    checkpoint = open_checkpoint(guide_q8)
+    monkeypatch.setattr(runtime, "device_name", lambda device: "a small card")
+    monkeypatch.setattr(runtime, "free_memory", lambda device: 0.9 * checkpoint.nbytes)
+    with pytest.raises(BackendError, match="GB free"):
+        loading.check_memory(checkpoint.tensors.values(), torch.float16, GPU)
+    monkeypatch.setattr(runtime, "free_memory", lambda device: 1.1 * checkpoint.nbytes)
+    loading.check_memory(checkpoint.tensors.values(), torch.float16, GPU)
+
+
+def test_a_card_too_old_for_bfloat16(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Turing")
+    assert runtime.pick_dtype("auto", "bfloat16", GPU) == torch.float16
+    assert runtime.pick_dtype("float32", "bfloat16", GPU) == torch.float32
+    with pytest.raises(BackendError, match="Turing has no bfloat16: use --dtype float16"):
+        runtime.pick_dtype("bfloat16", "float16", GPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert runtime.pick_dtype("auto", "bfloat16", GPU) == torch.bfloat16
+    assert runtime.pick_dtype("auto", "bfloat16", torch.device("cpu")) == torch.bfloat16
+
+
+MESSAGES = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"),
+            RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried")]
+
+
+@pytest.mark.parametrize("error", MESSAGES, ids=["gpu", "cpu"])
+def test_out_of_memory_ends_an_answer_and_leaves_the_session(error, device, toy, monkeypatch):
+    """At every product of a short answer: one clear error, and asked again the answer is what it would have been."""
+    llm = load(toy, backend="cuda", device=device, dtype="float32", compile=False)
+    wanted = [llm.chat().send(text, max_tokens=4, temperature=0).tokens for text in ("one", "two")]
+    chat, original, calls, failing = llm.chat(), ops.rms_norm, 0, 0
+
+    def norm(*given):
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise error
+        return original(*given)
+
+    monkeypatch.setattr(ops, "rms_norm", norm)
+    failed, limit = 0, 60
+    while failing < limit:
+        failing += 3
+        chat.clear()
+        calls = 0
+        try:
+            assert chat.send("one", max_tokens=4, temperature=0).tokens == wanted[0]
+            break
+        except BackendError as caught:
+            assert "is out of memory (" in str(caught) and "the conversation is kept" in str(caught)
+            assert "\n" not in str(caught)
+            failed += 1
+        chat.clear()
+        assert chat.send("two", max_tokens=4, temperature=0).tokens == wanted[1]
+    assert failed >= (4 if device == "cpu" else 1) and failing < limit
+
+
+def test_other_errors_are_not_taken_for_it(device, toy, monkeypatch):
+    llm = load(toy, backend="cuda", device=device, dtype="float32")
+
+    def broken(*given):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(ops, "embed", broken)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        llm.generate("a", max_tokens=1)
+
+
+def test_compiling_is_for_a_gpu(toy):
+    with pytest.raises(BackendError, match="--compile: CUDA graphs are for a GPU.*leave it out"):
+        load(toy, backend="cuda", device="cpu", compile=True)
+    assert load(toy, backend="cuda", device="cpu").model.notices == ()
+
+
+def test_nothing_waits_in_secret(device, toy):
+    """torch's own watch: while it is on, whatever waits for the GPU but the read of a token is an error."""
+    if device == "cpu":
+        pytest.skip("torch computes at once on the CPU: there is nothing to wait for")
+    for options in (dict(temperature=0), dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2,
+                                              presence_penalty=0.1, logit_bias={5: 1.0}, seed=3)):
+        for compile in (True, False):
+            llm = load(toy, backend="cuda", device="gpu", compile=compile)
+            chat = llm.chat(**options)
+            chat.send("kernels are compiled and steps captured", max_tokens=4)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                done = chat.send("and now", max_tokens=20)
+                with pytest.raises(RuntimeError):  # the watch does watch
+                    torch.ones(1, device="cuda").item()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            assert done.tokens
+
+
+@pytest.mark.parametrize("compile", [None, False])
+def test_notices_tell_how_tokens_are_decoded(compile, device, toy):
+    llm = load(toy, backend="cuda", device=device, compile=compile)
+    notices = llm.generate("a", max_tokens=6).notices
+    assert device_of(llm.backend) == device
+    if device == "cpu":
+        assert notices == []
+    elif compile is None:
+        assert any("captured as a CUDA graph in" in notice for notice in notices)
+    else:
+        assert notices == ["decoding is not captured: --no-compile asks for it"]
