@@ -59,7 +59,7 @@ class Cache(Positions):
         self.reserve(B, index_pos, T)
         self._changes += 1
         if rope.length_dependent(self.config):
-            self.rope = self._on_device(*rope.tables(self.config, index_pos, T, index_pos + T))
+            self.rope = self._tables(index_pos, T, index_pos + T)
         else:
             self.rope = tuple(part[index_pos:index_pos + T] for part in self.tables)
         self.tokens[:, index_pos:index_pos + T] = tokens
@@ -122,12 +122,9 @@ class Cache(Positions):
             self.values[layer][:, :, :length] = torch.from_numpy(value)
         self.length = length
 
-    def _on_device(self, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
-        tensors = tuple(torch.from_numpy(array) for array in arrays)
-        if self.device.type == "cuda":
-            # Through pinned memory: from pageable memory the copy would wait for the queue.
-            return tuple(tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors)
-        return tensors
+    def _tables(self, start: int, count: int, seq_len: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        cosines, sines = rope.tables(self.config, start, count, seq_len)
+        return runtime._sent(cosines, self.device), runtime._sent(sines, self.device)
 
     def _visible_on_device(self, index_pos: int, count: int) -> torch.Tensor:
         """Positions.visible without a copy from the host."""
@@ -155,7 +152,7 @@ class Cache(Positions):
         tokens = every[:, :allocated]
         if self.tokens is not None:
             tokens[:, :self.length] = self.tokens[:, :self.length]
-        tables = self._on_device(*rope.tables(c, 0, allocated, None))
+        tables = self._tables(0, allocated, None)
         # All at once: an interrupt before this line has changed nothing.
         self._changes += 1
         (self.keys, self.values, self.tokens, self._tokens, self.tables,

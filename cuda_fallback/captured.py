@@ -23,6 +23,7 @@ import torch
 from mlx_llama.core import rng
 from mlx_llama.core.positions import checked_tokens
 
+from . import runtime
 from .cache import Cache
 from .layers import Linear
 from .sampling import Sampler
@@ -57,8 +58,8 @@ class Capture:
 class _Kind:
     """A step for one kind of sampling."""
 
-    run: Callable[[], None]
-    result: torch.Tensor  # the token, int32 [1, 1], where `run` leaves it
+    written: Callable[[], None]  # holds what a graph of it reads
+    run: Callable[[], None]  # this or its graph's replay
     is_tried: bool = False
     is_captured: bool = False
 
@@ -123,9 +124,7 @@ class Steps:
         arrays = [part for layer in zip(cache.keys, cache.values) for part in layer]
         state = torch.tensor([index_pos, known, *rng.split_seed(seed), cache.allocated, cache.tokens.data_ptr(),
                               *(table.data_ptr() for table in cache.tables), *(array.data_ptr() for array in arrays)])
-        if self._state.is_cuda:
-            state = state.pin_memory()
-        self._state.copy_(state, non_blocking=True)
+        self._state.copy_(runtime._sent(state, self._state.device))
         if on_device:
             self._state[self.fused.TOKEN].copy_(token[0, 0])
         cache.tokens[0, index_pos].copy_(self._state[self.fused.TOKEN])
@@ -147,7 +146,7 @@ class Steps:
     def _captured(self, kind: _Kind) -> None:
         started = time.perf_counter()
         try:
-            kind.run = self.capture(kind.run)
+            kind.run = self.capture(kind.written)
             kind.is_captured = True
         except torch.OutOfMemoryError:
             raise
@@ -167,7 +166,7 @@ class Steps:
         H, G, D = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         following = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
         if sampler.options.temperature > 0 and self._table is None:
-            self._table = torch.tensor(rng.gumbel_table(), device=model.device)
+            self._table = runtime._sent(rng.gumbel_table(), model.device)
 
         def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
             weight = linear.weight
@@ -199,4 +198,4 @@ class Steps:
             following.copy_(torch.argmax(scores))
             fused.advance(state, following)
 
-        return _Kind(run, following)
+        return _Kind(run, run)

@@ -102,7 +102,7 @@ def _rotate(x, cosines, sines, out, H, T, batch_stride, head_stride, row_stride,
     tl.store(target + HALF, (second * cosine + first * sine).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def _store_rotated(state, layer, heads, query, table, H, G, HALF: tl.constexpr, BLOCK: tl.constexpr,
                    COSINES: tl.constexpr, ALLOCATED: tl.constexpr, LAYERS: tl.constexpr):
     h = tl.program_id(0)
@@ -138,7 +138,7 @@ def _share(state, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
     return first, end, share
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def _attend(state, layer, query, sums, tops, parts, scale, window, G, ALLOCATED: tl.constexpr, LAYERS: tl.constexpr,
             R: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
             KEYS: tl.constexpr):

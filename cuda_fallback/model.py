@@ -165,7 +165,9 @@ class Llama:
         cache.length. Returns logits [B, V] of the last position, with `every` [B, T, V]. probe(name, array) is called at
         every checkpoint of the model. Raises ContextError when the call does not continue the cache or does not fit.
         """
-        tokens = torch.as_tensor(checked_tokens(tokens, self.config.vocab_size)).to(self.device)
+        tokens = checked_tokens(tokens, self.config.vocab_size)
+        if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
+            tokens = runtime._sent(tokens, self.device)
         cache.begin(tokens, index_pos)
         x = self.embedding(tokens)
         if probe:

@@ -29,6 +29,8 @@ import torch
 from mlx_llama.core.checkpoint import Tensor
 from mlx_llama.core.quantized import AffineWeight
 
+from . import runtime
+
 PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}  # bits: widths of low and high digit
 SUPER_GROUP = 256  # weights that share a super scale
 
@@ -118,7 +120,8 @@ class QuantizedMatrix:
                      plane(widths[1]), scaling(True, torch.int8), scaling(first.has_biases, torch.uint8),
                      super_scaling(True), super_scaling(first.has_biases), dtype, kernels)
         at, step = 0, max(1, _SLAB // K)
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        # Few: each has a slab of codes on the device, beside the weights.
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             for weight in weights:
                 list(pool.map(partial(matrix._fill, weight, at, step), range(0, weight.shape[0], step)))
                 weight.release()
@@ -129,7 +132,7 @@ class QuantizedMatrix:
         """Pack `step` rows of `weight` from row `start` on; its first row is row `at` here."""
         stop = min(start + step, weight.shape[0])
         rows, target = weight.rows(start, stop), slice(at + start, at + stop)
-        codes = torch.from_numpy(rows.codes).to(self.low.device)
+        codes = runtime._sent(rows.codes, self.low.device)
         shift = 0
         for plane, width in zip((self.low, self.high), PLANES[self.bits]):
             if width:
@@ -141,7 +144,7 @@ class QuantizedMatrix:
             stored = (rows.scales, rows.biases, None, None)
         for ours, theirs in zip((self.scales, self.biases, self.super_scales, self.super_biases), stored):
             if ours is not None:
-                ours[target] = torch.from_numpy(np.ascontiguousarray(theirs)).to(ours.device)
+                ours[target] = runtime._sent(np.ascontiguousarray(theirs), ours.device)
 
     @property
     def nbytes(self) -> int:

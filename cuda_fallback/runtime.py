@@ -74,6 +74,12 @@ def read_all(*tokens: torch.Tensor) -> list[int]:
     return [token for arrival in arrivals for token in arrival.tokens[0].tolist()]
 
 
+def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """On the device what the host has; to a GPU through pinned memory, since from any other the copy waits for the queue."""
+    tensor = torch.as_tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 class _Arrival:
     """Tokens [1, T] on their way from a GPU to pinned memory, and the event of their being there."""
 

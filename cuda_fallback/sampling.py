@@ -9,6 +9,8 @@ import torch
 from mlx_llama.core import rng
 from mlx_llama.core.options import GenerationOptions
 
+from . import runtime
+
 
 def _signed(word: int) -> int:
     """A 32-bit word as int32 holds it; torch's int32 wraps like unsigned arithmetic, only shifts must be masked."""
@@ -45,9 +47,9 @@ class Sampler:
         self.device = device
         penalised = o.repetition_penalty != 1 or o.presence_penalty or o.frequency_penalty
         self.window = o.repetition_context_size if penalised else 0
-        self.bias_ids = torch.tensor(list(o.logit_bias), dtype=torch.long, device=device)
-        self.bias = torch.tensor(list(o.logit_bias.values()), dtype=torch.float32, device=device)
-        self._table = torch.tensor(rng.gumbel_table(), device=device) if o.temperature > 0 else None
+        self.bias_ids = runtime._sent(torch.tensor(list(o.logit_bias), dtype=torch.long), device)
+        self.bias = runtime._sent(torch.tensor(list(o.logit_bias.values()), dtype=torch.float32), device)
+        self._table = runtime._sent(rng.gumbel_table(), device) if o.temperature > 0 else None
         self._indices: torch.Tensor | None = None
 
     def __call__(self, logits: torch.Tensor, position: int, recent: torch.Tensor | None = None) -> torch.Tensor:

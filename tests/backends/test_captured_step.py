@@ -168,6 +168,13 @@ def checkpoint(name: str) -> Path:
     return make_checkpoint(path, max_position_embeddings=2048, **MODELS[name])
 
 
+def fewer_programs() -> None:
+    """Each costs the interpreter milliseconds."""
+    from cuda_fallback import fused, kernels
+
+    fused._ROWS, fused._PIECES, kernels._ROWS = 64, 4, 64
+
+
 def loaded(path: Path, compile: bool = True, dtype: str = "auto"):
     """The model with its step of few kernels, recorded in the interpreter where it would be captured on a GPU."""
     from backends.recording import Recording
@@ -180,7 +187,7 @@ def loaded(path: Path, compile: bool = True, dtype: str = "auto"):
             patch.setattr(model, "find_kernels", lambda device: (kernels, ()))
         llama = model.Llama.load(open_checkpoint(path), dtype, DEVICE, compile=compile if HAS_GPU else None)
     if not HAS_GPU:
-        fused._ROWS, fused._PIECES, kernels._ROWS = 64, 4, 64  # fewer programs, each of which costs the interpreter milliseconds
+        fewer_programs()
         llama._steps = Steps(llama, fused, Recording(llama) if compile else None)
     assert (llama._steps.capture is not None) is compile
     return llama
@@ -313,6 +320,34 @@ def life_of_a_cache(path: Path) -> list[tuple]:
 def test_growing_trimming_restoring_and_filling_a_cache(call):
     few, many = call(life_of_a_cache, checkpoint("float32"))
     assert few == many and few[1] == 260
+
+
+def conversations(path: Path) -> list:
+    """Two turns each, by steps of few kernels, recorded, and by forward: plain, and with speculation that verifies."""
+    from backends.recording import Recording
+    from cuda_fallback import fused
+    from cuda_fallback.captured import Steps
+    from mlx_llama import load
+
+    found = []
+    for few in (True, False):
+        llm = load(path, backend="cuda", device="gpu" if HAS_GPU else "cpu", dtype="float32", compile=None if HAS_GPU else False)
+        if few and not HAS_GPU:
+            fewer_programs()
+            llm.model._steps = Steps(llm.model, fused, Recording(llm.model))
+        elif not few:
+            llm.model._steps = None
+        for given in (dict(temperature=1.0, seed=1), dict(temperature=0, speculate="prompt", logit_bias={5: 6.0})):
+            chat = llm.chat(max_tokens=6, **given)
+            done = [chat.send(text) for text in ("one two", "three")]
+            found.append([(one.tokens, one.text, one.waits, one.read_bytes, one.drafted) for one in done])
+    return found
+
+
+def test_conversations_are_those_of_forward(call):
+    *few, many, spoken = call(conversations, checkpoint("float32"))
+    assert few == [many, spoken]
+    assert spoken[1][4] > 0  # drafts were verified between the steps
 
 
 def dynamic_rope(path: Path):
