@@ -1,5 +1,8 @@
 """What users may see go wrong. Every message says what was found, what was expected and what to do."""
 
+from collections.abc import Callable
+from typing import NoReturn
+
 
 class LlamaError(Exception):
     """Base of every error that a user can cause or mend; a door prints it in one line and exits with 2."""
@@ -35,3 +38,15 @@ class ContextError(LlamaError):
 
 class SessionError(LlamaError):
     """A saved session is damaged or belongs to another model."""
+
+
+class TraceError(LlamaError):
+    """A golden trace is damaged, or belongs to another model."""
+
+
+Report = Callable[[LlamaError], None]  # takes an error where a check can go on without what is wrong
+
+
+def refuse(error: LlamaError) -> NoReturn:
+    """The `Report` that stops at the first error: it raises it."""
+    raise error

@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py"}  # tests/doors/test_guide.py, and by compare_peers.py
-RUN_ELSEWHERE |= {"measure_gpu.py"}  # tests/doors/test_measure_gpu.py
+RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py"}  # tests/doors/test_measure_gpu.py, tests/backends/test_captured_step.py
 
 
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
