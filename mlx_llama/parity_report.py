@@ -180,21 +180,21 @@ def depth_picture(report: Report, config: LlamaConfig) -> str:
 
     parts = []
     for power in range(low, high + 1):
-        parts.append(f'<line x1="{left}" x2="{width - 150}" y1="{y(10.0**power):.1f}" y2="{y(10.0**power):.1f}" class="grid"/>'
-                     f'<text x="{left - 6}" y="{y(10.0**power) + 4:.1f}" class="right">1e{power}</text>')
+        parts.append(f'<line x1="{left}" x2="{width - 150}" y1="{y(10.0**power):.1f}" y2="{y(10.0**power):.1f}" stroke="#e4e4e4"/>'
+                     f'<text x="{left - 6}" y="{y(10.0**power) + 4:.1f}" text-anchor="end">1e{power}</text>')
     line = y(report.tolerance)
-    parts.append(f'<line x1="{left}" x2="{width - 150}" y1="{line:.1f}" y2="{line:.1f}" class="limit"/>')
+    parts.append(f'<line x1="{left}" x2="{width - 150}" y1="{line:.1f}" y2="{line:.1f}" stroke="#c22" stroke-dasharray="5 4"/>')
     for number, (kind, found) in enumerate(series.items()):
         colour = f"hsl({number * 36} 65% 45%)"
         points = " ".join(f"{x(int(one.name.split('.')[0])):.1f},{y(one.peak):.1f}" for one in found)
-        parts.append(f'<polyline points="{points}" style="stroke:{colour}"/>')
-        parts += [f'<circle cx="{x(int(one.name.split(".")[0])):.1f}" cy="{y(one.peak):.1f}" r="2.5" style="fill:{colour}">'
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        parts += [f'<circle cx="{x(int(one.name.split(".")[0])):.1f}" cy="{y(one.peak):.1f}" r="2.5" fill="{colour}">'
                   f'<title>{one.name}: {one.peak:.3g}</title></circle>' for one in found]
-        parts.append(f'<text x="{width - 140}" y="{top + 12 + 16 * number}" style="fill:{colour}">{kind}</text>')
+        parts.append(f'<text x="{width - 140}" y="{top + 12 + 16 * number}" fill="{colour}">{kind}</text>')
     for layer in sorted({*range(0, layers, max(1, layers // 8)), layers - 1}):
-        parts.append(f'<text x="{x(layer):.1f}" y="{height - 22}" class="middle">{layer}</text>')
-    parts.append(f'<text x="{(left + width - 150) / 2}" y="{height - 4}" class="middle">layer (dashed: what is allowed)</text>')
-    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img"><title>error over depth</title>{"".join(parts)}</svg>'
+        parts.append(f'<text x="{x(layer):.1f}" y="{height - 22}" text-anchor="middle">{layer}</text>')
+    parts.append(f'<text x="{(left + width - 150) / 2}" y="{height - 4}" text-anchor="middle">layer (dashed: what is allowed)</text>')
+    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" fill="#444"><title>error over depth</title>{"".join(parts)}</svg>'
             "<figcaption>worst position's relative error, over depth</figcaption></figure>")
 
 
@@ -206,21 +206,21 @@ def position_picture(report: Report, config: LlamaConfig) -> str:
         rows[name] = np.maximum(rows.get(name, 0.0), one.positions)
     T = len(next(iter(rows.values())))
     edges = np.linspace(0, T, min(COLUMNS, T) + 1).astype(int)
-    cell, left = 10, 80
+    cell, line, left = 10, 14, 80
     low, high = math.log10(report.tolerance) - 4, math.log10(report.tolerance) + 1
     parts = []
     for number, (name, errors) in enumerate(rows.items()):
-        parts.append(f'<text x="{left - 6}" y="{number * cell + 9}" class="right">{name}</text>')
+        parts.append(f'<text x="{left - 6}" y="{number * line + 11}" text-anchor="end">{name}</text>')
         for column, (start, stop) in enumerate(zip(edges, edges[1:])):
             value = float(errors[start:stop].max())
             share = 0.0 if value <= 0 else min(max((math.log10(min(value, 1e30)) - low) / (high - low), 0), 1)
             colour = "#c22" if not value <= report.tolerance else f"hsl(215 60% {97 - 45 * share:.0f}%)"
-            parts.append(f'<rect x="{left + column * cell}" y="{number * cell}" width="{cell}" height="{cell}" fill="{colour}">'
+            parts.append(f'<rect x="{left + column * cell}" y="{number * line}" width="{cell}" height="{line}" fill="{colour}">'
                          f'<title>{name}, position {start}: {value:.3g}</title></rect>')
-    width, height = left + cell * (len(edges) - 1) + 10, cell * len(rows) + 24
+    width, height = left + cell * (len(edges) - 1) + 10, line * len(rows) + 24
     for column in range(0, len(edges) - 1, max(1, (len(edges) - 1) // 8)):
         parts.append(f'<text x="{left + column * cell}" y="{height - 8}">{edges[column]}</text>')
-    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img"><title>error over position</title>{"".join(parts)}</svg>'
+    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" fill="#444"><title>error over position</title>{"".join(parts)}</svg>'
             "<figcaption>the worst probe of each layer, over positions: darker is a larger error, red is outside</figcaption>"
             "</figure>")
 
@@ -235,8 +235,6 @@ p { margin: .3rem 0 } p.within { color: #175 ; font-weight: 600 } p.outside { co
 table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { padding: .1rem .7rem; text-align: right }
 th:first-child, td:first-child { text-align: left } tr.outside td { color: #c22 }
 figure { margin: 1rem 0 } figcaption { color: #666 } svg { width: 100%; max-width: 52rem; display: block }
-svg text { font: 11px system-ui, sans-serif; fill: #444 } .right { text-anchor: end } .middle { text-anchor: middle }
-polyline { fill: none; stroke-width: 1.5 } .grid { stroke: #e4e4e4 } .limit { stroke: #c22; stroke-dasharray: 5 4 }
 </style></head><body>
 BODY
 </body></html>
