@@ -7,6 +7,7 @@ COMMANDS = {
     "generate": "one prompt, one answer on stdout",
     "bench": "speed and memory of a model on a backend",
     "quantize": "write a model anew with low-bit weights",
+    "doctor": "what this machine can run, and what is wrong with a model",
     "parity": "prove that backends compute the same, and find where they do not",
 }
 

@@ -15,6 +15,11 @@ from .errors import ContextError
 GROWTH = 256  # positions that storage grows by at least: one copy per 256 tokens instead of one per token
 
 
+def position_nbytes(config: LlamaConfig, itemsize: int) -> int:
+    """Bytes of the keys and values of one position, all layers together; itemsize: of one number."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
+
+
 class Positions:
     """length: positions filled. capacity: positions allowed at most. allocated: positions that storage has room for."""
 
@@ -58,9 +63,8 @@ class Positions:
 
     def check_memory(self, batch: int, end: int) -> None:
         """Raises ContextError when storage for `end` positions of `batch` sequences takes more memory than is free."""
-        c = self.config
         allocated = self.storage_for(end)
-        needed = 2 * c.num_hidden_layers * batch * c.num_key_value_heads * allocated * c.head_dim * self.itemsize
+        needed = batch * allocated * position_nbytes(self.config, self.itemsize)
         if allocated <= self.allocated or needed < 1 << 20:
             return
         free = self.free_memory()

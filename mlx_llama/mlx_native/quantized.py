@@ -52,7 +52,7 @@ class QuantizedMatrix:
         product = dtype if device.type == mx.gpu and exact and fits else mx.float32
         pairs, even = [(scales, biases)], None
         if first.group_size == HALF_GROUP:
-            pairs = [(scales[:, i::2], biases[:, i::2]) for i in (0, 1)]
+            pairs = [tuple(np.ascontiguousarray(part[:, i::2]) for part in (scales, biases)) for i in (0, 1)]
             even = mx.arange(first.shape[1]) // HALF_GROUP % 2 == 0
 
         def scaling(values: np.ndarray) -> mx.array:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import LlamaConfig, read_json, show
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, Report, refuse
 from ..quantized import AffineWeight, MLXWeight
 from . import hub
 from .gguf import GGUFFile, part_names
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..template import ChatTemplate
     from ..tokenizer import Tokenizer
 
-__all__ = ["GUIDE_PATH", "Checkpoint", "Tensor", "open_checkpoint"]
+__all__ = ["GUIDE_PATH", "Checkpoint", "Tensor", "find_local", "find_weights", "misfits", "open_checkpoint"]
 
 GUIDE_PATH = Path(__file__).resolve().parents[2] / "guide"  # the model that ships in the package
 
@@ -33,6 +33,7 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Left over in early conversions: frequencies that the config defines anyway
 _HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
+_LAYER = re.compile(r"\.\d+\.")
 _CONVERT = (
     'convert it once where you trust it: python -c "from transformers import AutoModelForCausalLM as M; '
     "M.from_pretrained('DIR').save_pretrained('NEW_DIR')\""
@@ -151,11 +152,11 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
     else:
         if revision is not None:
             raise CheckpointError(f"model {label}: is a path, and only hub ids have a revision; leave it away")
-        folder, config = _local(label), None
+        folder, config = find_local(label), None
         if folder.is_file():
             return _open_gguf(label, folder)
     config = config or LlamaConfig.from_file(folder)
-    tensors = _select(_weights(folder), config, folder)
+    tensors = _select(find_weights(folder), config, folder)
     path = folder / "generation_config.json"
     generation = read_json(path, ConfigError) if path.exists() else {}
     _generation_eos(generation, folder, config.vocab_size)  # a bad one is told now, not after the first answer
@@ -183,8 +184,12 @@ def _open_gguf(name: str, path: Path) -> Checkpoint:
     )
 
 
-def _local(name: str) -> Path:
-    """The folder, or the .gguf file, that a path names; a folder whose only weights are one GGUF model names that."""
+def find_local(name: str) -> Path:
+    """The folder, or the .gguf file, that a path names; a folder whose only weights are one GGUF model names that.
+
+    Raises:
+        CheckpointError: there is none, or several GGUF models.
+    """
     path = Path(os.path.expanduser(name))
     if name and os.path.isdir(path):  # os.path answers False where pathlib raises: names too long, NUL, ~nobody
         files = sorted(file.name for file in path.glob("*.gguf"))
@@ -207,8 +212,14 @@ def _local(name: str) -> Path:
     )
 
 
-def _weights(folder: Path) -> dict[str, tuple[SafetensorsFile, str]]:
-    """{tensor name: (its file, its name there)} from one file or from the shards of an index."""
+def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[SafetensorsFile, str]]:
+    """{tensor name: (its file, its name there)} from one file or from the shards of an index.
+
+    report: hears of a shard or an entry that is wrong; where it returns, the others are looked at all the same.
+
+    Raises:
+        CheckpointError: no weights, a single file or an index that is damaged; what `report` raises.
+    """
     single, index = folder / _SINGLE, folder / _INDEX
     if single.exists():
         file = SafetensorsFile(single)
@@ -227,30 +238,41 @@ def _weights(folder: Path) -> dict[str, tuple[SafetensorsFile, str]]:
     weight_map = read_json(index, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map is {show(weight_map)}, expected {{tensor: file}}; fetch it again")
-    files: dict[str, SafetensorsFile] = {}
+    files: dict[str, SafetensorsFile | None] = {}  # None: a shard that cannot be read
     found: dict[str, tuple[SafetensorsFile, str]] = {}
     for name, shard in weight_map.items():
         # a shard lies beside its index and nowhere else: no separators, no parent, no drive
         if not isinstance(shard, str) or not re.fullmatch(r"[\w-][\w.-]*\.safetensors", shard):
-            raise CheckpointError(
+            report(CheckpointError(
                 f"{index}: weight_map[{show(name)}] is {show(shard)}, expected the plain name of a .safetensors file "
                 "in the same folder; fetch the index again"
-            )
+            ))  # fmt: skip
+            continue
         if shard not in files:
-            if not (folder / shard).exists():
-                raise CheckpointError(
-                    f"{index}: names the shard {shard}, which is not in {folder}; fetch the missing file"
-                )
-            files[shard] = SafetensorsFile(folder / shard)
-        if name not in files[shard].names:
-            raise CheckpointError(f"{index}: says that {shard} holds {show(name)}, which it does not; fetch both again")
-        found[name] = (files[shard], name)
+            files[shard] = None
+            try:
+                if not (folder / shard).exists():
+                    raise CheckpointError(
+                        f"{index}: names the shard {shard}, which is not in {folder}; fetch the missing file"
+                    )
+                files[shard] = SafetensorsFile(folder / shard)
+            except CheckpointError as error:
+                report(error)
+        file = files[shard]
+        if file is None:
+            continue
+        if name not in file.names:
+            report(CheckpointError(
+                f"{index}: says that {shard} holds {show(name)}, which it does not; fetch both again"
+            ))  # fmt: skip
+            continue
+        found[name] = (file, name)
     for shard, file in files.items():
-        for name in file.names:
-            if name not in found and not _HARMLESS.fullmatch(name):
-                raise CheckpointError(
+        for name in file.names if file is not None else ():
+            if name not in weight_map and not _HARMLESS.fullmatch(name):
+                report(CheckpointError(
                     f"{folder / shard}: holds {show(name)}, which {_INDEX} does not list; fetch both again"
-                )
+                ))  # fmt: skip
     return found
 
 
@@ -260,55 +282,10 @@ def _select(
     folder: Path,
     source: str = "config.json",
 ) -> dict[str, Tensor | AffineWeight]:
-    """The tensors the config calls for, after a look at names and shapes; `source` names the config in errors."""
-    embedding, head = "model.embed_tokens", "lm_head"
-    if config.tie_word_embeddings:
-        # tied: one matrix, which some writers save under both names and some under the head's alone
-        spare = {part: weights.pop(head + part) for part in (".weight", ".scales", ".biases") if head + part in weights}
-        if embedding + ".weight" not in weights:
-            weights |= {embedding + part: found for part, found in spare.items()}
+    """The tensors the config calls for; `source` names the config in errors. Raises the first of `misfits`."""
+    for error in misfits(weights, config, folder, source):
+        raise error
     packed = _packed(weights, config, folder)
-    expected: dict[str, tuple[int, ...]] = {}
-    for name, shape in config.tensor_shapes().items():
-        if name in packed:
-            (rows, columns), (bits, group_size) = shape, packed[name]
-            expected[name] = (rows, columns * bits // 32)
-            expected |= dict.fromkeys(_scaling(name), (rows, columns // group_size))
-        else:
-            expected[name] = shape
-    missing = [name for name in expected if name not in weights]
-    if missing:
-        hint = ""
-        if missing[0] == head + ".weight":
-            hint = " (config.json says tie_word_embeddings false)"
-        elif missing[0].endswith(".bias"):
-            hint = " (config.json asks for it with attention_bias or mlp_bias)"
-        elif missing[0].endswith((".scales", ".biases")):
-            hint = " (the matrix beside it is quantised)"
-        raise CheckpointError(
-            f"{folder}: tensor {missing[0]} {list(expected[missing[0]])} is missing{hint}{_more(missing)}; "
-            f"the weights and {source} do not belong together, fetch both again"
-        )
-    extra = [name for name in weights if name not in expected and not _HARMLESS.fullmatch(name)]
-    if extra:
-        file, name = weights[extra[0]]
-        hint = ""
-        if extra[0].endswith((".scales", ".biases")):
-            hint = " (its field quantization says so)" if config.quantization else " (it has no field quantization)"
-        raise CheckpointError(
-            f"{file.path}: tensor {show(extra[0])} {show(list(file.shape(name)))} is not part of the model that {source} "
-            f"describes{hint}{_more(extra)}; the weights and {source} do not belong together"
-        )
-    for name, shape in expected.items():
-        file, stored = weights[name]
-        if file.shape(stored) != shape:
-            module = name.rpartition(".")[0]
-            packing = packed.get(module + ".weight")
-            hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
-            raise CheckpointError(
-                f"{file.path}: tensor {name} has shape {list(file.shape(stored))}, {source} calls for {list(shape)}"
-                f"{hint}; the weights and {source} do not belong together"
-            )
     tensors: dict[str, Tensor | AffineWeight] = {}
     for name in config.tensor_shapes():
         if name in packed:
@@ -318,6 +295,74 @@ def _select(
         tensor = file.tensor(stored)
         tensors[name] = tensor if stored == name else Tensor(name, *_rest(tensor))
     return tensors
+
+
+def misfits(
+    weights: dict[str, tuple[SafetensorsFile | GGUFFile, str]],
+    config: LlamaConfig,
+    folder: Path,
+    source: str = "config.json",
+    complete: bool = True,
+) -> Iterator[CheckpointError]:
+    """What names and shapes of the tensors in `weights` have at odds with the config, each kind once. A tied head's second
+    name is taken out of `weights`.
+
+    complete: False where `weights` lacks what was in damaged files, of which nothing is said then.
+    """
+    embedding, head = "model.embed_tokens", "lm_head"
+    if config.tie_word_embeddings:
+        # tied: one matrix, which some writers save under both names and some under the head's alone
+        spare = {part: weights.pop(head + part) for part in (".weight", ".scales", ".biases") if head + part in weights}
+        if embedding + ".weight" not in weights:
+            weights |= {embedding + part: found for part, found in spare.items()}
+    try:
+        packed = _packed(weights, config, folder)
+    except CheckpointError as error:
+        if complete:
+            yield error
+        return
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, shape in config.tensor_shapes().items():
+        if name in packed:
+            (rows, columns), (bits, group_size) = shape, packed[name]
+            expected[name] = (rows, columns * bits // 32)
+            expected |= dict.fromkeys(_scaling(name), (rows, columns // group_size))
+        else:
+            expected[name] = shape
+    missing = [name for name in expected if name not in weights] if complete else []
+    if missing:
+        hint = ""
+        if missing[0] == head + ".weight":
+            hint = " (config.json says tie_word_embeddings false)"
+        elif missing[0].endswith(".bias"):
+            hint = " (config.json asks for it with attention_bias or mlp_bias)"
+        elif missing[0].endswith((".scales", ".biases")):
+            hint = " (the matrix beside it is quantised)"
+        yield CheckpointError(
+            f"{folder}: tensor {missing[0]} {list(expected[missing[0]])} is missing{hint}{_more(missing)}; "
+            f"the weights and {source} do not belong together, fetch both again"
+        )
+    extra = [name for name in weights if name not in expected and not _HARMLESS.fullmatch(name)]
+    if extra:
+        file, name = weights[extra[0]]
+        hint = ""
+        if extra[0].endswith((".scales", ".biases")):
+            hint = " (its field quantization says so)" if config.quantization else " (it has no field quantization)"
+        yield CheckpointError(
+            f"{file.path}: tensor {show(extra[0])} {show(list(file.shape(name)))} is not part of the model that {source} "
+            f"describes{hint}{_more(extra)}; the weights and {source} do not belong together"
+        )
+    misshaped: dict[tuple[object, ...], list[str]] = {}
+    for name, shape in expected.items():
+        if name in weights and (found := weights[name][0].shape(weights[name][1])) != shape:
+            misshaped.setdefault((_LAYER.sub(".", name), found, shape), []).append(name)
+    for (_, found, shape), names in misshaped.items():
+        packing = packed.get(names[0].rpartition(".")[0] + ".weight")
+        hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
+        yield CheckpointError(
+            f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(found)}, {source} calls for {list(shape)}"
+            f"{hint}{_more(names)}; the weights and {source} do not belong together"
+        )
 
 
 def _scaling(name: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from typing import Any, overload
 import numpy as np
 
 from ..config import LlamaConfig, show
-from ..errors import CheckpointError
+from ..errors import CheckpointError, Report, refuse
 from ..quantized import GGUF_FORMATS, GGUFWeight
 from .safetensors import Tensor
 
@@ -148,15 +148,16 @@ class GGUFFile:
     metadata: {key: value}: int, float, bool or str; arrays of numbers as NumPy views of the file, of text as
     StringArray.
     names: its tensors by their Hugging Face names. `config` is what the metadata and the tensors' shapes say.
+    report: hears of tensor types that are not supported; where it returns, the file is opened without these tensors.
 
     Raises:
-        CheckpointError: the file, or a part of it, is missing, truncated or corrupt, or holds what is not supported.
+        CheckpointError: the file, or a part of it, is missing, truncated or corrupt; what `report` raises.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, report: Report = refuse):
         self.path = Path(path)
-        first = _Part(self.path)
-        self._parts = [first] if first.count == 1 else _siblings(first)
+        first = _Part(self.path, report)
+        self._parts = [first] if first.count == 1 else _siblings(first, report)
         self.metadata: dict[str, Any] = self._parts[0].metadata
         self._tensors: dict[str, tuple[_Part, str]] = {}  # by Hugging Face name
         self._rope_factors: tuple[_Part, str] | None = None
@@ -250,7 +251,7 @@ def part_names(name: str) -> list[str]:
     return [f"{match[1]}-{i:05d}-of-{match[3]}.gguf" for i in range(1, int(match[3]) + 1)]
 
 
-def _siblings(named: _Part) -> list[_Part]:
+def _siblings(named: _Part, report: Report) -> list[_Part]:
     """All parts of a split file in their order, the one that the user named among them."""
     paths = [named.path.with_name(name) for name in part_names(named.path.name)]
     if len(paths) != named.count or named.number >= named.count or paths[named.number].name != named.path.name:
@@ -264,13 +265,13 @@ def _siblings(named: _Part) -> list[_Part]:
             f"{named.path}: is part {named.number + 1} of {named.count}, but {', '.join(missing[:3])}"
             f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} cannot be found beside it; fetch all parts"
         )
-    parts = [named if path == paths[named.number] else _Part(path) for path in paths]
+    parts = [named if path == paths[named.number] else _Part(path, report) for path in paths]
     for i, part in enumerate(parts):
         if (part.number, part.count) != (i, named.count):
             raise part.corrupt(
                 f"split.no is {part.number} and split.count {part.count}, expected {i} and {named.count} by its name"
             )
-    held = sum(len(part.tensors) for part in parts)
+    held = sum(part.held for part in parts)
     expected = named.metadata.get("split.tensors.count", held)
     if held != expected:
         raise named.corrupt(f"split.tensors.count is {show(expected)}, but the {named.count} parts hold {held} tensors")
@@ -309,10 +310,10 @@ class _Part:
     """One mapped file, its whole header checked against the file's size.
 
     data: the map. metadata: as GGUFFile's. tensors: {the file's own name: _Entry}. number, count: which part of how
-    many this is, from 0.
+    many this is, from 0. held: tensors in the file, also those that `report` was told of.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, report: Report = refuse):
         self.path = path
         try:
             with open(path, "rb") as file:
@@ -341,7 +342,8 @@ class _Part:
                 raise self.corrupt(f"metadata key {show(key)} {'stands in it twice' if key else 'is empty'}")
             self.metadata[key] = self._value(key, self._number(_NUMBERS[4], key))
         self.number, self.count = self._split("split.no", 0), self._split("split.count", 1) or 1
-        self.tensors = self._read_tensors(tensors)
+        self.held = tensors
+        self.tensors = self._read_tensors(tensors, report)
 
     def corrupt(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {what}; the file is truncated or corrupt, fetch it again")
@@ -471,7 +473,7 @@ class _Part:
             raise self.corrupt(f"metadata {key} is {show(value)}, expected a number from 0 to {_COUNT_LIMIT}")
         return value
 
-    def _read_tensors(self, count: int) -> dict[str, _Entry]:
+    def _read_tensors(self, count: int, report: Report) -> dict[str, _Entry]:
         alignment = self.metadata.get("general.alignment", _ALIGNMENT)
         if (
             not isinstance(alignment, int)
@@ -481,6 +483,7 @@ class _Part:
         ):
             raise self.corrupt(f"metadata general.alignment is {show(alignment)}, expected a power of two")
         found: list[tuple[str, str, tuple[int, ...], int]] = []
+        refused: set[str] = set()
         for i in range(count):
             name = self._text(f"name of tensor {i}")
             what = f"tensor {show(name)}"
@@ -492,10 +495,13 @@ class _Part:
             kind, offset = self._number(_NUMBERS[4], what), self._number(_NUMBERS[10], what)
             type = _TYPES.get(kind, f"number {kind}")
             if type not in _BLOCKS:
-                raise CheckpointError(
-                    f"{self.path}: {what} has type {type}, expected one of {', '.join(_BLOCKS)}; load another "
-                    "quantisation of this model"
-                )
+                if type not in refused:
+                    refused.add(type)
+                    report(CheckpointError(
+                        f"{self.path}: {what} has type {type}, expected one of {', '.join(_BLOCKS)}; load another "
+                        "quantisation of this model"
+                    ))  # fmt: skip
+                continue
             if min(shape) < 1 or shape[-1] % _BLOCKS[type][0]:
                 raise self.corrupt(
                     f"{what} has shape {show(list(shape))}, expected sizes from 1 and rows of a multiple of "

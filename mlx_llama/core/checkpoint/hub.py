@@ -40,8 +40,10 @@ def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
     return (match[1], match[2]) if match and is_hub_id(match[1]) else None
 
 
-def fetch_gguf(name: str, revision: str | None = None) -> Path:
+def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False) -> Path:
     """The local file of "org/name:file.gguf", downloaded with its other parts when the cache lacks it.
+
+    local_only: as in `fetch`.
 
     Raises:
         CheckpointError: as `fetch`; the repository has no such file.
@@ -49,7 +51,7 @@ def fetch_gguf(name: str, revision: str | None = None) -> Path:
     model, file = gguf_in_hub(name)
     folder, _, base = file.rpartition("/")
     parts = tuple(f"{folder}/{part}" if folder else part for part in part_names(base))
-    path = fetch(model, revision, parts, skip=()) / file
+    path = fetch(model, revision, parts, skip=(), local_only=local_only) / file
     if not path.exists():
         raise CheckpointError(
             f"model {name}: {model} has no file {file}, or the cache lacks it; check the name on the hub"
@@ -62,10 +64,11 @@ def fetch(
     revision: str | None = None,
     patterns: tuple[str, ...] = SETTINGS + WEIGHTS,
     skip: tuple[str, ...] = _SKIP,
+    local_only: bool = False,
 ) -> Path:
     """The local folder of a hub model, downloaded when the cache lacks it (progress bar on stderr).
 
-    With HF_HUB_OFFLINE=1, or when the hub cannot be reached, the cache alone answers.
+    With HF_HUB_OFFLINE=1, local_only, or when the hub cannot be reached, the cache alone answers.
 
     Raises:
         CheckpointError: not on the hub, gated, no such revision, no network and not in the cache, disk full.
@@ -77,7 +80,11 @@ def fetch(
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(skip)
+                name,
+                revision=revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(skip),
+                local_files_only=local_only,
             )
         )
     except errors.GatedRepoError:
@@ -91,6 +98,8 @@ def fetch(
         cause = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
         remedy = "unset it" if offline else "check the network"
         reason = f"not in the local cache and {cause}; {remedy}, or give the path of a folder"
+        if local_only and not offline:
+            reason = f"not in the local cache; fetch it with `hf download {name}`, or give the path of a folder"
     except errors.HFValidationError as e:
         reason = f"not a hub id ({_first_line(e)}); write org/name, or the path of a folder"
     except errors.HfHubHTTPError as e:

@@ -1,0 +1,164 @@
+"""python -m mlx_llama.doctor: what this machine can run, and what of a model is wrong, without loading it.
+
+Exit codes: 0 the model can be run here, 1 something prevents it, 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from . import cli
+from .core import options
+from .core.errors import OptionsError
+
+if TYPE_CHECKING:
+    from .core.doctor import BackendFacts, Diagnosis, Fit
+
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def parser() -> options.Parser:
+    """The command line."""
+    result = options.Parser(prog="python -m mlx_llama.doctor", description=__doc__.splitlines()[0], allow_abbrev=False)
+    result.add_argument("model", metavar="MODEL", nargs="?", default=None,
+                        help="a folder, a .gguf file, or what the cache holds of a Hugging Face hub id or hub "
+                             "id:file.gguf (default: the small guide model in this package)")
+    result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
+    result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
+                        help="positions that the context is to hold (default: what the model was made for, or "
+                             "what fits)")
+    result.add_argument("--json", action="store_true", help="one JSON object with all of it")
+    result.add_argument("--debug", action="store_true", help="show tracebacks")
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    """Run the door; returns the exit code. Raises LlamaError for a bad command line."""
+    given = parser().parse_args(arguments)
+    if given.ctx_size is not None and not (given.ctx_size.isascii() and given.ctx_size.isdigit()):
+        raise OptionsError(f"--ctx-size {given.ctx_size!r:.40}: must be a whole number")
+
+    from .core.doctor import diagnose
+
+    found = diagnose(given.model, given.revision, given.ctx_size)
+    if given.json:
+        print(json.dumps(found.facts(), indent=2))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(highlight=False)
+        for line, style in report(found):
+            console.print(Text(line, style=style), soft_wrap=True)
+    else:
+        for line, _ in report(found):
+            print(line)
+    return 0 if found.ok else 1
+
+
+def report(found: Diagnosis) -> list[tuple[str, str]]:
+    """The lines for people, each with its style."""
+    from .core.doctor import gigabytes
+
+    lines: list[tuple[str, str]] = []
+
+    def title(text: str) -> None:
+        lines.extend([("", ""), (text, "bold")] if lines else [(text, "bold")])
+
+    here = found.machine
+    title("machine")
+    gpu = f", {here['gpu']['name']}" if "gpu" in here else ""
+    lines.append((f"  {here['system']} {here['machine']}, Python {here['python']}, {here['physical_cores']} physical "
+                  f"cores, {gigabytes(here['free_memory_bytes'])} of memory to be had{gpu}", ""))
+    title("backends")
+    for one in found.backends:
+        lines.append((_backend(one, one.name == found.auto), "" if one.available else "dim"))
+    title(f"model {found.name}")
+    if found.path:
+        lines.append((f"  {found.path}", ""))
+    lines += [(f"  {line}", "") for line in [*_model(found), *_text(found)]]
+    if found.fits:
+        title("runs")
+        lines += [(f"  {_fit(fit)}", "") for fit in found.fits]
+    if found.findings:
+        title("findings")
+        for level in _STYLES:
+            lines += [(f"  {level}: {one.message}", _STYLES[level]) for one in found.findings if one.level == level]
+    title("next")
+    lines.append((f"  {found.command or 'mend what the errors say, then run this again'}", "" if found.ok else "bold"))
+    return lines
+
+
+def _backend(one: BackendFacts, is_auto: bool) -> str:
+    from .core.doctor import gigabytes
+
+    packages = ", ".join(f"{name} {version}" for name, version in one.packages.items())
+    if not one.available:
+        return f"  {one.name:<5} no   {one.reason}" + (f" ({packages})" if packages else "")
+    memory = "memory unknown" if one.memory_bytes is None else f"{gigabytes(one.memory_bytes)} {one.memory_is}"
+    flags = f" with {' '.join(one.flags)}" if one.flags else ""
+    said = f"  {one.name:<5} yes  on {one.device}{flags}, {memory} ({packages})"
+    return said + (f"; {one.reason}" if one.reason else "") + ("; what --backend auto takes" if is_auto else "")
+
+
+def _model(found: Diagnosis) -> list[str]:
+    from .core.doctor import gigabytes
+
+    if not found.model:
+        return []
+    m = found.model
+    lines = [
+        f"{m['architecture']}, {_count(m['parameters'])} parameters: {m['layers']} layers, width {m['hidden_size']}, "
+        f"{m['heads']} heads and {m['key_value_heads']} key-value heads of {m['head_dim']}, feed-forward "
+        f"{m['intermediate_size']}, vocabulary {m['vocab_size']}",
+        f"context {m['context_length']}"
+        + (f", stretched to {m['longest_context']}" if m["longest_context"] > m["context_length"] else "")
+        + (f", sliding window {m['sliding_window']}" if m["sliding_window"] else "")
+        + f"; rope {m['rope_type']}, theta {m['rope_theta']:g}"
+        + (f", factor {m['rope_factor']:g}" if m["rope_factor"] else "")
+        + f"; embedding and head are {'one matrix' if m['tied_embeddings'] else 'two matrices'}",
+    ]
+    if found.groups:
+        lines.append(f"weights {gigabytes(m['nbytes'])}")
+    for group in found.groups:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in group["formats"].items())
+        lines.append(f"  {group['group']:<10}{group['tensors']:>5} tensors {gigabytes(group['nbytes']):>9}  {kinds}")
+    return lines
+
+
+def _text(found: Diagnosis) -> list[str]:
+    t, lines = found.tokenizer, []
+    if t:
+        def named(one: int) -> str:
+            return f"{one} {t['texts'].get(one, '')}".strip()
+
+        added = "added" if t["adds_bos"] else "not added"
+        starts = "none" if t["bos"] is None else f"{named(t['bos'])}, {added} to texts"
+        lines.append(f"tokenizer {t['kind']}, {t['vocab_size']} tokens; BOS {starts}; ends with "
+                     f"{', '.join(map(named, t['eos'])) or 'nothing'}")
+    if found.template:
+        lines.append(f"template {found.template['name']}")
+    return lines
+
+
+def _fit(fit: Fit) -> str:
+    from .core.doctor import gigabytes
+
+    how = f", low-bit weights times {fit.low_bit}" if fit.low_bit else ""
+    held = "longest context unknown" if fit.longest_context is None else f"room for {fit.longest_context} positions"
+    fits = {True: "fits", False: "does not fit", None: "fits if memory suffices"}[fit.fits]
+    return (f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{how}; weights {gigabytes(fit.weights_bytes)}, "
+            f"cache {gigabytes(fit.cache_bytes_per_1000)} per 1000 tokens, {held}")
+
+
+def _count(number: int) -> str:
+    for word, size in (("billion", 1e9), ("million", 1e6)):
+        if number >= size:
+            return f"{number / size:.2f} {word}"
+    return str(number)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,264 @@
+"""The doctor as users meet it: what it says of a whole model, of a broken one, and of a wrong command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+
+import gguf
+import pytest
+from test_bad_input import DAMAGE, config, tensors
+
+from making import make_checkpoint, make_tokenizer
+from making_gguf import make_gguf
+from mlx_llama import chat, doctor, generate, quantize
+from mlx_llama.core import machine
+
+
+@pytest.fixture
+def examined(door):
+    """examined(*arguments): (exit code, the JSON object)."""
+
+    def run(*arguments):
+        done = door(doctor.main, *arguments, "--json")
+        assert done.err == ""
+        return done.code, json.loads(done.out)
+
+    return run
+
+
+def messages(facts, level="error"):
+    return [one["message"] for one in facts["findings"] if one["level"] == level]
+
+
+def test_without_a_model_it_describes_the_machine_and_the_guide(door, examined):
+    code, facts = examined()
+    assert code == 0 and facts["ok"] is True and facts["name"] == "guide"
+    assert [one["name"] for one in facts["backends"]] == ["mlx", "cpu", "cuda"]
+    assert facts["command"] == "python -m mlx_llama.chat"
+    text = door(doctor.main)
+    assert text.code == 0 and text.err == "" and "\x1b" not in text.out
+    for line in ("machine", "backends", "model guide", "runs", "next", "  python -m mlx_llama.chat"):
+        assert line in text.out.splitlines()
+
+
+def test_text_and_json_say_the_same(toy, door, examined):
+    _, facts = examined(toy)
+    text = door(doctor.main, toy).out
+    for finding in facts["findings"]:
+        assert f"  {finding['level']}: {finding['message']}\n" in text
+    assert f"  {facts['command']}\n" in text
+    for group in facts["groups"]:
+        assert any(line.split()[:2] == [group["group"], str(group["tensors"])] for line in text.splitlines())
+
+
+@pytest.mark.parametrize("tokenizer", [True, "bytelevel"])
+def test_the_command_it_gives_runs(tokenizer, tmp_path, door, examined):
+    """With a space in the path; the other doors take its flags as they stand."""
+    folder = make_checkpoint(tmp_path / "my model", tokenizer=tokenizer)
+    code, facts = examined(folder)
+    assert code == 0, facts["findings"]
+    words = shlex.split(facts["command"])
+    assert words[:3] == ["python", "-m", "mlx_llama.chat"]
+    done = door(chat.main, *words[3:], "--max-tokens", "2", stdin=b"hi\n")
+    assert done.code == 0, done.err
+
+
+def test_a_model_without_a_template_is_continued(tmp_path, door, examined):
+    folder = make_checkpoint(tmp_path / "m", tokenizer=False)
+    make_tokenizer(folder, chat_template=None)
+    code, facts = examined(folder)
+    assert code == 0 and any("has no chat template" in one for one in messages(facts, "warning"))
+    words = shlex.split(facts["command"])
+    assert words[2] == "mlx_llama.generate"
+    assert door(generate.main, *words[3:], "--max-tokens", "2").code == 0
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_what_other_doors_refuse_is_found_without_loading(case, tmp_path, door, examined):
+    """Of each damage that the doors refuse, the doctor says what they say, and gives no command."""
+    damage, name = DAMAGE[case]
+    folder = make_checkpoint(tmp_path / "m")
+    damage(folder)
+    refused = door(generate.main, "--model", folder, "-p", "hi", "-m", "2", "--backend", "cpu")
+    code, facts = examined(folder)
+    assert refused.code == 2 and code == 1 and facts["ok"] is False and facts["command"] is None
+    assert refused.err.removeprefix("error: ").strip() in messages(facts)
+    assert any(name in one for one in messages(facts))
+    assert all("\n" not in one["message"] for one in facts["findings"])
+
+
+def test_it_goes_on_after_the_first(tmp_path, examined):
+    """Two bad fields, a missing shard, a truncated one and no tokenizer are five findings."""
+    folder = make_checkpoint(tmp_path / "m", shards=3, tokenizer=False)
+    config(lambda c: c.update(rms_norm_eps="tiny", rope_scaling={"rope_type": "longrope", "factor": 2.0}))(folder)
+    shards = sorted(folder.glob("*.safetensors"))
+    shards[0].unlink()
+    shards[1].write_bytes(shards[1].read_bytes()[:-4])
+    _, facts = examined(folder)
+    found = messages(facts)
+    assert len(found) == 5, found
+    for part in ("rms_norm_eps is 'tiny'", "rope_type is 'longrope'", shards[0].name, f"{shards[1].name}: tensor",
+                 "neither tokenizer.json nor tokenizer.model"):
+        assert sum(part in one for one in found) == 1, part
+
+
+def test_a_config_of_another_model_names_each_kind_of_tensor_once(tmp_path, examined):
+    folder = make_checkpoint(tmp_path / "m")
+    config(lambda c: c.update(intermediate_size=95, num_hidden_layers=1, num_key_value_heads=4))(folder)
+    _, facts = examined(folder)
+    found = messages(facts)
+    assert sum("has shape" in one for one in found) == 5  # down, gate, up; k, v
+    assert sum("is not part of the model" in one for one in found) == 1
+    assert facts["model"]["layers"] == 1 and facts["tokenizer"]["vocab_size"] == 384  # what is known is still said
+
+
+def test_bad_fields_are_found_one_by_one(tmp_path, examined):
+    bad = {"hidden_size": None, "vocab_size": -1, "num_hidden_layers": "two", "num_attention_heads": 0,
+           "intermediate_size": 1.5, "rms_norm_eps": 7, "tie_word_embeddings": "yes", "hidden_act": "gelu",
+           "rope_theta": "big", "max_position_embeddings": 0, "eos_token_id": "end", "torch_dtype": "int8"}
+    folder = make_checkpoint(tmp_path / "m")
+    config(lambda c: c.update(bad))(folder)
+    _, facts = examined(folder)
+    for name, value in bad.items():
+        assert sum(f"{name} is {value!r}" in one for one in messages(facts)) == 1, name
+    assert len(messages(facts)) == len(bad)
+
+
+def test_another_architecture_is_one_finding_about_the_config(tmp_path, examined):
+    folder = make_checkpoint(tmp_path / "m")
+    config(lambda c: c.update(architectures=["Gemma2ForCausalLM"], model_type="gemma2", hidden_act="gelu"))(folder)
+    _, facts = examined(folder)
+    assert len(messages(facts)) == 1 and "Gemma2ForCausalLM" in messages(facts)[0] and facts["model"] == {}
+
+
+@pytest.mark.parametrize("name, found", [
+    ("nowhere", "no such folder"), ("nowhere.gguf", "no such file"), ("toy/never-fetched", "not in the local cache"),
+    ("toy/never-fetched:m.gguf", "not in the local cache"), ("", "no such folder")])
+def test_a_model_that_is_not_there(name, found, examined, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    code, facts = examined(name)
+    assert code == 1 and len(facts["findings"]) == 1 and found in messages(facts)[0]
+    assert facts["backends"], "the machine is described all the same"
+
+
+GGUF_DAMAGE = {
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "the file ends at byte"),
+    "not GGUF": (lambda path: path.write_bytes(b"GGML" + path.read_bytes()[4:]), "not GGUF"),
+    "empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "header": (lambda path: path.write_bytes(path.read_bytes()[:60]), "truncated or corrupt"),
+}
+
+
+@pytest.mark.parametrize("case", GGUF_DAMAGE)
+def test_a_damaged_gguf_file(case, tmp_path, examined):
+    damage, expected = GGUF_DAMAGE[case]
+    make_gguf(tmp_path / "m.gguf")
+    damage(tmp_path / "m.gguf")
+    code, facts = examined(tmp_path / "m.gguf")
+    assert code == 1 and len(messages(facts)) == 1
+    assert expected in messages(facts)[0] and str(tmp_path / "m.gguf") in messages(facts)[0]
+
+
+def retype(path, kinds):
+    """Give tensors of a GGUF file other types: {the file's name: GGMLQuantizationType}, in the header alone."""
+    data = bytearray(path.read_bytes())
+    for tensor in gguf.GGUFReader(path).tensors:
+        if tensor.name in kinds:
+            field = tensor.field
+            at = field.offset + sum(int(part.nbytes) for part in field.parts[:4])
+            assert int.from_bytes(data[at:at + 4], "little") == tensor.tensor_type
+            data[at:at + 4] = int(kinds[tensor.name]).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+def test_types_that_are_not_read_are_named_once_each_and_the_rest_described(tmp_path, examined):
+    path = tmp_path / "m.gguf"
+    make_gguf(path, kinds="Q8_0", intermediate_size=256, hidden_size=256, head_dim=16)
+    kinds = gguf.GGMLQuantizationType
+    retype(path, {"blk.0.ffn_up.weight": kinds.IQ2_XXS, "blk.1.ffn_up.weight": kinds.IQ2_XXS,
+                  "blk.1.ffn_gate.weight": kinds.TQ1_0})
+    code, facts = examined(path)
+    assert code == 1 and len(messages(facts)) == 2
+    assert "'blk.0.ffn_up.weight' has type IQ2_XXS" in messages(facts)[0]
+    assert "'blk.1.ffn_gate.weight' has type TQ1_0" in messages(facts)[1]
+    assert facts["model"]["hidden_size"] == 256 and facts["tokenizer"]["vocab_size"] == 384
+
+
+def test_a_gguf_field_that_is_wrong_hides_no_other(tmp_path, examined):
+    path = tmp_path / "m.gguf"
+    make_gguf(path, tokenizer=None, edit=lambda writer: writer.add_expert_count(8))
+    code, facts = examined(path)
+    assert code == 1 and len(messages(facts)) == 2
+    assert "llama.expert_count is 8" in messages(facts)[0] and "tokenizer.ggml.model is missing" in messages(facts)[1]
+
+
+def test_a_tokenizer_much_smaller_than_the_model_is_a_warning(tmp_path, examined):
+    code, facts = examined(make_checkpoint(tmp_path / "small", vocab_size=1000))
+    assert code == 0 and any("384 tokens" in one and "1000 rows" in one for one in messages(facts, "warning"))
+    code, facts = examined(make_checkpoint(tmp_path / "padded", vocab_size=400))
+    assert code == 0 and messages(facts, "warning") == [] and any("padding" in one for one in messages(facts, "note"))
+
+
+def test_a_model_that_does_not_fit_gets_the_command_that_makes_it_smaller(tmp_path, door, examined, monkeypatch):
+    folder = make_checkpoint(tmp_path / "m", hidden_size=256, intermediate_size=512)
+    nbytes = (folder / "model.safetensors").stat().st_size
+    monkeypatch.setattr(machine, "free_memory", lambda: nbytes // 3)
+    monkeypatch.chdir(tmp_path)
+    code, facts = examined(folder)
+    assert code == 1 and any("the weights take" in one for one in messages(facts))
+    words = shlex.split(facts["command"])
+    assert words[2] == "mlx_llama.quantize"
+    assert door(quantize.main, *words[3:]).code == 0
+    code, facts = examined(words[4])
+    assert code == 0, facts["findings"]  # and what it makes fits
+    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
+    code, facts = examined(words[4])
+    assert code == 1 and "smaller model" in messages(facts)[0] and facts["command"] is None
+
+
+def test_a_context_that_does_not_fit_is_asked_for_shorter(toy, examined, monkeypatch):
+    code, facts = examined(toy)
+    [cpu] = [fit for fit in facts["fits"] if fit["backend"] == "cpu"]
+    assert cpu["longest_context"] == 256 and "--ctx-size" not in facts["command"]
+    room = cpu["weights_bytes"] + 2 * 100 * cpu["cache_bytes_per_1000"] // 1000
+    monkeypatch.setattr(machine, "free_memory", lambda: room)
+    code, facts = examined(toy)
+    assert code == 0 and facts["command"].endswith(" --ctx-size 100")
+    code, facts = examined(toy, "--ctx-size", "80")
+    assert code == 0 and facts["command"].endswith(" --ctx-size 80")
+    assert examined(toy, "--ctx-size", "250")[0] == 1
+
+
+@pytest.mark.parametrize("arguments, part", [
+    (["--nope"], "--nope"), (["a", "b"], "unrecognized arguments: b"), (["--ctx-size", "many"], "--ctx-size 'many'"),
+    (["--ctx-size", "0"], "--ctx-size 0"), (["--ctx-size", "513"], "made for 1 to 512 positions"),
+    (["--ctx-size"], "--ctx-size")])
+def test_a_wrong_command_line_is_one_line_and_2(arguments, part, door):
+    done = door(doctor.main, *arguments)
+    assert done.code == 2 and done.out == "" and done.err.startswith("error: ")
+    assert done.err.count("\n") == 1 and part in done.err
+
+
+def test_a_terminal_gets_colours_and_whole_lines(tmp_path, terminal):
+    broken = make_checkpoint(tmp_path / "m")
+    tensors(lambda h: h.__setitem__("other", h.pop("model.norm.weight")))(broken)
+    child = terminal("-m", "mlx_llama.doctor", broken)
+    child.expect("mend what the errors say")
+    child.wait()
+    seen = child.logfile_read.getvalue()
+    assert "\x1b[" in seen and "error: " in seen and child.exitstatus == 1
+    assert f"{broken}: tensor model.norm.weight [64] is missing" in seen  # not wrapped at the terminal's width
+
+
+def test_it_runs_as_a_command(toy):
+    command = [sys.executable, "-m", "mlx_llama.doctor"]
+    done = subprocess.run([*command, str(toy)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == "" and f"--model {toy}" in done.stdout
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "--json" in done.stdout
