@@ -75,3 +75,8 @@ def free_memory(device: str) -> int | None:
 def bandwidth(device: str) -> float | None:
     """Bytes per second that the device's memory gives; None: the host's memory, which the bench measures itself."""
     return None
+
+
+def primitives(*arrays: np.ndarray) -> int | None:
+    """Operations in the graph that `arrays` wait for, which is left as it is; None where arrays have no graph."""
+    return None

@@ -1268,7 +1268,8 @@ class Taken:
         """The table's lines: medians; ratios to the fastest peer within each round; shares of what the device gives.
 
         decode, prefill: tokens per second. host: seconds per token in step() and launch(). waits: per token. peak:
-        bytes over those of weights and cache, load_peak over the weights' (the table's peak is the larger). operations: primitives in MLX's graph of a step.
+        bytes over those of weights and cache, load_peak over the weights' (the table's peak is the larger). operations:
+        primitives in MLX's graph of a step.
         """
         variants = list(dict.fromkeys(variant for _, answers in self.rounds for variant in answers))
         per_token, per_prompt_token = product_weights(make_config(self.shape))

@@ -175,7 +175,8 @@ class MlxLm:
 
     def host(self) -> dict[str, float]:
         """As OursMlx.host: generate_step's own lines with clocks between them, no step launched ahead."""
-        from mlx_llama.bench_host import PROMPT, TOKENS, primitives
+        from mlx_llama.bench_host import PROMPT, TOKENS
+        from mlx_llama.mlx_native.runtime import primitives
 
         mx, cache = self.mx, self.caches.make_prompt_cache(self.model)
         y = mx.array(prompt_tokens(PROMPT, self.vocabulary))

@@ -8,8 +8,6 @@ runs ahead: a host that waits for a full queue would be counted as one that work
 from __future__ import annotations
 
 import dataclasses
-import io
-import re
 import statistics
 import time
 from types import SimpleNamespace
@@ -52,12 +50,11 @@ def measure_host(loaded: Loaded, context: int) -> dict[str, Any]:
     """
     backend, model = loaded.backend, Clocked(loaded.model)
     launches: list[tuple[float, float]] = []
-    counts: list[int] = []
-    is_graph = backend.name == "mlx"
+    counts: list[int | None] = []
 
     def launch(*arrays: Any) -> None:
-        if is_graph and len(model.steps) == SKIPPED:
-            counts.append(primitives(*arrays))
+        if len(model.steps) == SKIPPED:
+            counts.append(backend.runtime.primitives(*arrays))
         started = time.perf_counter(), time.thread_time()
         backend.launch(*arrays)
         launches.append((time.perf_counter() - started[0], time.thread_time() - started[1]))
@@ -71,19 +68,11 @@ def measure_host(loaded: Loaded, context: int) -> dict[str, Any]:
         pass
     (step, step_thread), (launched, launched_thread) = (
         zip(*clocks[SKIPPED:]) for clocks in (model.steps, launches[-len(model.steps):]))
+    is_graph = counts[0] is not None
     computes = not is_graph and not backend.runs_ahead
     micro = lambda values: statistics.median(values) * 1e6  # noqa: E731
     return {
         "tokens": len(step), "step_us": micro(step), "launch_us": micro(launched),
         "thread_us": None if computes else micro([a + b for a, b in zip(step_thread, launched_thread)]),
-        "host_computes": computes, "primitives": counts[0] if counts else None,
+        "host_computes": computes, "primitives": counts[0],
     }
-
-
-def primitives(*arrays: Any) -> int:
-    """Operations in the graph that the MLX `arrays` wait for; it is left as it is."""
-    import mlx.core as mx
-
-    text = io.StringIO()
-    mx.export_to_dot(text, *arrays)
-    return len(re.findall(r"shape=rectangle", text.getvalue()))

@@ -178,24 +178,26 @@ def depth_picture(report: Report, config: LlamaConfig) -> str:
     def x(layer: int) -> float:
         return left + (layer + 0.5) * (width - left - 150) / layers
 
+    def level(value: float, look: str) -> str:
+        return f'<line x1="{left}" x2="{width - 150}" y1="{y(value):.1f}" y2="{y(value):.1f}" {look}/>'
+
     parts = []
     for power in range(low, high + 1):
-        parts.append(f'<line x1="{left}" x2="{width - 150}" y1="{y(10.0**power):.1f}" y2="{y(10.0**power):.1f}" stroke="#e4e4e4"/>'
+        parts.append(level(10.0**power, 'stroke="#e4e4e4"') +
                      f'<text x="{left - 6}" y="{y(10.0**power) + 4:.1f}" text-anchor="end">1e{power}</text>')
-    line = y(report.tolerance)
-    parts.append(f'<line x1="{left}" x2="{width - 150}" y1="{line:.1f}" y2="{line:.1f}" stroke="#c22" stroke-dasharray="5 4"/>')
+    parts.append(level(report.tolerance, 'stroke="#c22" stroke-dasharray="5 4"'))
     for number, (kind, found) in enumerate(series.items()):
         colour = f"hsl({number * 36} 65% 45%)"
         points = " ".join(f"{x(int(one.name.split('.')[0])):.1f},{y(one.peak):.1f}" for one in found)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        parts += [f'<circle cx="{x(int(one.name.split(".")[0])):.1f}" cy="{y(one.peak):.1f}" r="2.5" fill="{colour}">'
-                  f'<title>{one.name}: {one.peak:.3g}</title></circle>' for one in found]
+        parts += [f'<circle cx="{x(int(one.name.split(".")[0])):.1f}" cy="{y(one.peak):.1f}" r="2.5" '
+                  f'fill="{colour}"><title>{one.name}: {one.peak:.3g}</title></circle>' for one in found]
         parts.append(f'<text x="{width - 140}" y="{top + 12 + 16 * number}" fill="{colour}">{kind}</text>')
     for layer in sorted({*range(0, layers, max(1, layers // 8)), layers - 1}):
         parts.append(f'<text x="{x(layer):.1f}" y="{height - 22}" text-anchor="middle">{layer}</text>')
-    parts.append(f'<text x="{(left + width - 150) / 2}" y="{height - 4}" text-anchor="middle">layer (dashed: what is allowed)</text>')
-    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" fill="#444"><title>error over depth</title>{"".join(parts)}</svg>'
-            "<figcaption>worst position's relative error, over depth</figcaption></figure>")
+    parts.append(f'<text x="{(left + width - 150) / 2}" y="{height - 4}" text-anchor="middle">layer (dashed: what is '
+                 "allowed)</text>")
+    return _figure(width, height, "error over depth", parts, "worst position's relative error, over depth")
 
 
 def position_picture(report: Report, config: LlamaConfig) -> str:
@@ -215,14 +217,18 @@ def position_picture(report: Report, config: LlamaConfig) -> str:
             value = float(errors[start:stop].max())
             share = 0.0 if value <= 0 else min(max((math.log10(min(value, 1e30)) - low) / (high - low), 0), 1)
             colour = "#c22" if not value <= report.tolerance else f"hsl(215 60% {97 - 45 * share:.0f}%)"
-            parts.append(f'<rect x="{left + column * cell}" y="{number * line}" width="{cell}" height="{line}" fill="{colour}">'
-                         f'<title>{name}, position {start}: {value:.3g}</title></rect>')
+            parts.append(f'<rect x="{left + column * cell}" y="{number * line}" width="{cell}" height="{line}" '
+                         f'fill="{colour}"><title>{name}, position {start}: {value:.3g}</title></rect>')
     width, height = left + cell * (len(edges) - 1) + 10, line * len(rows) + 24
     for column in range(0, len(edges) - 1, max(1, (len(edges) - 1) // 8)):
         parts.append(f'<text x="{left + column * cell}" y="{height - 8}">{edges[column]}</text>')
-    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" fill="#444"><title>error over position</title>{"".join(parts)}</svg>'
-            "<figcaption>the worst probe of each layer, over positions: darker is a larger error, red is outside</figcaption>"
-            "</figure>")
+    return _figure(width, height, "error over position", parts,
+                   "the worst probe of each layer, over positions: darker is a larger error, red is outside")
+
+
+def _figure(width: int, height: int, title: str, parts: list[str], caption: str) -> str:
+    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" '
+            f'fill="#444"><title>{title}</title>{"".join(parts)}</svg><figcaption>{caption}</figcaption></figure>')
 
 
 _PAGE = """<!doctype html>

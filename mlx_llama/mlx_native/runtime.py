@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 
@@ -92,3 +93,10 @@ def bandwidth(device: mx.Device) -> float | None:
         for _ in range(5):
             mx.eval(source + 1)  # reads and writes every byte once
         return 5 * 2 * source.nbytes / (time.perf_counter() - started)
+
+
+def primitives(*arrays: mx.array) -> int | None:
+    """Operations in the graph that `arrays` wait for, which is left as it is; None where arrays have no graph."""
+    text = io.StringIO()
+    mx.export_to_dot(text, *arrays)
+    return text.getvalue().count("shape=rectangle")
