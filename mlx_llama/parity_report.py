@@ -167,7 +167,9 @@ def depth_picture(report: Report, config: LlamaConfig) -> str:
     layers = config.num_hidden_layers
     series = {kind: found for kind, found in kinds(report).items() if kind in IN_LAYER}
     values = [one.peak for found in series.values() for one in found] + [report.tolerance]
-    finite = [value for value in values if 0 < value < math.inf] or [1e-8, 1]
+    finite = [value for value in values if 0 < value < math.inf]
+    if len(finite) < len(values):  # no error at all is drawn at the bottom
+        finite.append(report.tolerance / 1e4)
     low, high = math.floor(math.log10(min(finite))), math.ceil(math.log10(max(finite)) + 1e-9)
     high = max(high, low + 1)
 
