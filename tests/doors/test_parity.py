@@ -320,8 +320,8 @@ def test_a_trace_names_a_planted_fault(backend, fault, door, monkeypatch, tmp_pa
 
 
 def test_the_guides_trace_holds_here():
-    done = subprocess.run([sys.executable, "-m", "mlx_llama.parity", "--check", "--backends", ",".join(BACKENDS)],
-                          capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-m", "mlx_llama.parity", "--check", "--dtype", "float32", "--backends",
+                           ",".join(BACKENDS)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.count("and the same greedy tokens") == len(BACKENDS)
 
