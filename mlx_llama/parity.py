@@ -139,6 +139,8 @@ def chosen_backends(names: str | None, device: str | None) -> list[backends.Back
         wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
         if not wanted or not set(wanted) <= set(backends.PACKAGES):
             raise OptionsError(f"--backends {names!r:.60}: must be some of {', '.join(backends.PACKAGES)}, with commas")
+        if wanted == ["cpu"]:
+            return [backends.select("cpu", device)]  # which refuses a device that it does not have
         return [opened(name) for name in wanted]
     found = []
     for name in backends.PACKAGES:
@@ -273,7 +275,7 @@ def fresh_digest(job: Job, backend: backends.Backend) -> dict[str, str]:
     given = job.given
     command = [sys.executable, "-m", "mlx_llama.parity", "--digest", "--backends", backend.name, "--dtype", given.dtype]
     for flag, value in (("--model", given.model), ("--revision", given.revision), ("--prompt", given.prompt),
-                        ("--tokens", given.tokens), ("--device", given.device)):
+                        ("--tokens", given.tokens), ("--device", None if backend.name == "cpu" else given.device)):
         command += [f"{flag}={value}"] if value is not None else []
     command += [] if given.compile is None else ["--compile" if given.compile else "--no-compile"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -482,6 +482,7 @@ def test_perplexity_is_that_of_transformers(window, stride, door, tmp_path):
     (["--perplexity", "-", "--ctx-size", "300"], "--ctx-size '300': must be a whole number, 2 to 256"),
     (["--verify-cache", "--tokens", "5"], "--verify-cache needs at least 8 tokens"),
     (["--dtype", "int8"], "--dtype 'int8'"),
+    (["--backends", "cpu", "--device", "gpu"], "the cpu backend has no GPU"),
 ])
 def test_bad_input_gets_one_line(arguments, wanted, door):
     done = door(parity.main, "--model", model(), *arguments)
