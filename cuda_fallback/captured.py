@@ -9,6 +9,7 @@ step of a kind runs as it is, which compiles its kernels; the second is captured
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import weakref
@@ -39,19 +40,30 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "rep
 class Capture:
     """CUDA graphs of functions that take and return nothing. They share the memory of what lives within one of them."""
 
+    _one_at_a_time = threading.Lock()  # of all models: what begins a capture waits for the device, which ends another one
+
     def __init__(self, device: torch.device):
         self.device = device
-        self._pool = None
+        self._pool = self._stream = None
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
         """Capture what `function` does, without doing it; the replay."""
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: what other threads do meanwhile is not this capture's business
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            function()
-        return graph.replay
+        with self._one_at_a_time:
+            if self._pool is None:
+                self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
+            graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+            gc.collect()
+            collects = gc.isenabled()
+            gc.disable()  # a dead model's graphs must not be destroyed in the middle
+            try:
+                # thread_local: what other threads do meanwhile is not this capture's business
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                    function()
+            finally:
+                torch.cuda.set_stream(current)  # which torch leaves as it was when a capture ends with an error
+                if collects:
+                    gc.enable()
+            return graph.replay
 
 
 @dataclass
@@ -95,14 +107,16 @@ class Steps:
     def __call__(self, token: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
         """The next token, int32 [1, 1]: a view of the cache's tokens. Raises ContextError."""
         with self._lock:
+            self._follow_streams()
             cache.reserve(1, index_pos, 1)
             held, self._held = self._held, None  # what is interrupted here is set anew
-            self._follow_streams()
             seed = sampler.options.seed
             if not (held and held.cache() is cache and held.changes == cache._changes and held.index_pos == index_pos
                     and held.token is token and held.seed == seed):
                 self._set(token, index_pos, cache, seed)
-            self._step(sampler).run()
+            kind = self._step(sampler)
+            kind.run()
+            kind.is_tried = True
             cache.length = index_pos + 1
             cache._changes += 1
             following = cache._token_after(index_pos)
@@ -137,7 +151,6 @@ class Steps:
             kind = self._written(sampler)
         elif self.capture and not kind.is_captured and kind.is_tried:
             self._captured(kind)
-        kind.is_tried = True
         self._known[key] = kind
         while len(self._known) > KEPT:
             self._known.popitem(last=False)
@@ -152,6 +165,8 @@ class Steps:
             raise
         except RuntimeError as error:  # a driver or an operation that captures nothing: the step runs as it is
             self.capture = None
+            while isinstance(error.__context__, Exception):  # what torch says last is that something was said before
+                error = error.__context__
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self._note(f"decoding is not captured: {reason}")
             return

@@ -29,7 +29,7 @@ POSITION, TOKEN, SEED_LOW, SEED_HIGH, ALLOCATED, TOKENS, COSINES, SINES, LAYERS 
 _ROWS = 2  # of a matrix, of one program of `multiply`: small programs fill the last wave of a small matrix
 _COLUMNS = 1024  # that a program multiplies at a time: each of its threads loads 16 bytes of each row
 _PIECES = 64  # programs that share the positions of one key head
-_KEYS = 64  # that a program of `attend` takes at a time
+_TILE = 16384  # bytes of keys that a program of `attend` takes at a time; in flight are a few, in shared memory
 _BLOCK = 1024  # elements of one program of the kernels that take element by element
 
 
@@ -319,13 +319,19 @@ def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window:
     """Attention of the token at the state's position to what the cache holds up to it. query: [H, D]; returns [1, H D]."""
     H, D = query.shape
     width = max(16, triton.next_power_of_2(D))  # the least that tl.dot takes
+    keys = keys_at_a_time(D, query.itemsize)
     sums, tops = torch.empty((2, H, _PIECES), dtype=torch.float32, device=query.device)
     parts = torch.empty((H, _PIECES, D), dtype=torch.float32, device=query.device)
     out = torch.empty((1, H * D), dtype=query.dtype, device=query.device)
     kernels.run(_attend, (G, _PIECES), state, layer, query, sums, tops, parts, scale, window or 0, G, ALLOCATED, LAYERS, H // G, D,
-         max(16, triton.next_power_of_2(H // G)), width, _PIECES, _KEYS, num_warps=4)
-    kernels.run(_join, (H,), state, sums, tops, parts, out, window or 0, D, width, _PIECES, _KEYS, num_warps=4)
+         max(16, triton.next_power_of_2(H // G)), width, _PIECES, keys, num_warps=4)
+    kernels.run(_join, (H,), state, sums, tops, parts, out, window or 0, D, width, _PIECES, keys, num_warps=4)
     return out
+
+
+def keys_at_a_time(D: int, itemsize: int) -> int:
+    """Positions of which a program of `attend` holds keys of D numbers: 64 for 128 of 16 bits, fewer for larger ones."""
+    return min(64, max(16, _TILE // (triton.next_power_of_2(D) * itemsize)))
 
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
@@ -356,6 +362,13 @@ def add_noise(state: torch.Tensor, scores: torch.Tensor, table: torch.Tensor) ->
 def advance(state: torch.Tensor, token: torch.Tensor) -> None:
     """Make `token`, int32 [1, 1], the state's token and the next position its position, and note it in the cache."""
     kernels.run(_advance, (1,), state, token, token, TOKENS, num_warps=1)
+
+
+def try_heads(H: int, G: int, D: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compile and launch `attend` for a model's heads. Raises whatever Triton raises where it cannot."""
+    row = torch.zeros((G, 1, D), dtype=dtype, device=device)
+    state = torch.tensor([0, 0, 0, 0, 1, 0, 0, 0, row.data_ptr(), row.data_ptr()]).to(device)
+    attend(state, 0, torch.zeros((H, D), dtype=dtype, device=device), G, None, 1.0)
 
 
 def try_out(device: torch.device) -> None:

@@ -37,14 +37,14 @@ def _scaling(values, supers, row, group, inside, GROUPS: tl.constexpr, GROUP: tl
 
 
 @triton.jit
-def _multiply(x, low, high, scales, biases, super_scales, super_biases, out, N, K: tl.constexpr, LOW: tl.constexpr,
+def _multiply(x, low, high, scales, biases, super_scales, super_biases, out, M, N, K: tl.constexpr, LOW: tl.constexpr,
               HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr, DIGITS: tl.constexpr,
               CHUNK: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, PART: tl.constexpr):
     """out[part, m, n] = x[m] @ w[n] over PART words of each row. x: [M, K]; out: [parts, M, N]."""
     WORDS: tl.constexpr = K // DIGITS  # of a row
-    m = tl.program_id(0)
-    n = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    part = tl.program_id(2)
+    m = tl.program_id(0) % M  # neighbours share their rows of w
+    n = tl.program_id(0) // M * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(1)
     row = tl.minimum(n, N - 1).to(tl.int64)[:, None]
     total = tl.zeros((ROWS, UNITS), tl.float32)
     for start in range(part * PART, tl.minimum(part * PART + PART, WORDS), UNITS):
@@ -71,7 +71,7 @@ def _multiply(x, low, high, scales, biases, super_scales, super_biases, out, N, 
         if biases is not None:
             bias += _scaling(biases, super_biases, row, group, inside, K // GROUP, GROUP, SUPER)
         total += scale * product + bias * plain
-    target = out + (part * tl.num_programs(0) + m) * N + n
+    target = out + (part * M + m) * N + n
     tl.store(target, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=n < N)
 
 
@@ -127,7 +127,7 @@ def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
     part = triton.cdiv(steps, triton.cdiv(_PROGRAMS, blocks)) * units
     parts = triton.cdiv(words, part)
     out = torch.empty((parts, M, N), dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
-    run(_multiply, (M, blocks, parts), x.contiguous(), *_parts(matrix), out, N, K, *_constants(matrix), ROWS=_ROWS,
+    run(_multiply, (M * blocks, parts), x.contiguous(), *_parts(matrix), out, M, N, K, *_constants(matrix), ROWS=_ROWS,
         UNITS=units, PART=part, num_warps=warps, enable_fp_fusion=True)
     return out[0] if parts == 1 else out.sum(0).to(x.dtype)
 

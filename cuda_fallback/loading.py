@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 
 import torch
@@ -22,6 +23,9 @@ def check_memory(weights: Iterable[Tensor | AffineWeight], dtype: torch.dtype, d
     needed = sum(weight.nbytes if isinstance(weight, AffineWeight) else _count(weight.shape) * dtype.itemsize
                  for weight in weights)
     free = runtime.free_memory(device)
+    if free is not None and needed > free:
+        gc.collect()  # a model that was let go of, but not collected yet
+        free = runtime.free_memory(device)
     if free is not None and needed > free:
         raise BackendError(f"the weights take {needed / 1e9:.2f} GB, and {runtime.device_name(device)} has {free / 1e9:.2f} GB "
                            "free: choose a smaller model, quantise this one (python -m mlx_llama.quantize), close other "
@@ -53,7 +57,7 @@ class Upload:
             target[start:stop].copy_(part, non_blocking=True)
             if self.on_gpu:
                 self._sent[turn] = torch.cuda.Event()
-                self._sent[turn].record()
+                self._sent[turn].record(torch.cuda.current_stream(target.device))
 
 
 def _count(shape: Iterable[int]) -> int:

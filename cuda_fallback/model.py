@@ -42,7 +42,8 @@ def _on_device(method: Callable) -> Callable:
             reason = str(error).split(". ")[0]
         # Out here nothing refers to the failed call's tensors any more.
         if on_gpu:
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):  # after a capture that failed
+                torch.cuda.empty_cache()
         raise BackendError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: shorten "
                            "the prompt, lower --prefill-step-size or --ctx-size, or close other programs")
 
@@ -78,10 +79,21 @@ class Llama:
             if value is not None:
                 raise BackendError(f"{flag} {value}: is for the cpu backend, and this is cuda: leave it out, or choose "
                                    "--backend cpu")
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         config, tensors = checkpoint.config, checkpoint.tensors
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
         check_memory(tensors.values(), activations, device)
         kernels, notices = find_kernels(device)
+        steps_by_kernels = kernels is not None and not rope.length_dependent(config)
+        if steps_by_kernels:
+            from . import fused
+
+            try:  # at this model's sizes, for which a GPU may have too little shared memory
+                fused.try_heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, activations, device)
+            except Exception as error:  # noqa: BLE001: Triton's, which derive from Exception alone
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                steps_by_kernels, notices = False, (f"decoding is not captured: attention's kernel does not run here ({reason})",)
         captures, reason = _captures(config, device, compile, notices)
         if reason and not notices:
             notices = (f"decoding is not captured: {reason}",)
@@ -142,9 +154,7 @@ class Llama:
         embedding = Embedding(matrix("model.embed_tokens.weight"))
         head = Linear(embedding.weight) if config.tie_word_embeddings else linear("", "lm_head")
         model = cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device, notices)
-        if kernels and not rope.length_dependent(config):
-            from . import fused
-
+        if steps_by_kernels:
             model._steps = Steps(model, fused, Capture(device) if captures else None)
         return model
 

@@ -53,15 +53,16 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
     the last query is at the last key. Returns [B, H, T, D].
     """
     T, L = query.shape[2], keys.shape[2]
-    grouped = query.shape[1] != keys.shape[1]
-    is_causal = isinstance(mask, str) and T == L
+    grouped, is_causal = query.shape[1] != keys.shape[1], isinstance(mask, str)
+    if query.is_cuda and (mask is None or is_causal) and query.shape[-1] % 8 == 0 and can_use_flash_attention(
+            SDPAParams(query, keys, values, None, 0.0, False, grouped)):
+        # This operation's causal mask ends at the last key, that of torch's public function at the first T; and that
+        # one may choose cuDNN, which plans anew for every length.
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, keys, values, 0.0, is_causal, scale=scale)[0]
+    is_causal = is_causal and T == L
     if is_causal:
         mask = None
     elif isinstance(mask, str):
-        if query.is_cuda and query.shape[-1] % 8 == 0 and can_use_flash_attention(
-                SDPAParams(query, keys, values, None, 0.0, False, grouped)):
-            # Here this operation's causal mask ends at the last key, that of torch's public function at the first T.
-            return torch.ops.aten._scaled_dot_product_flash_attention(query, keys, values, 0.0, True, scale=scale)[0]
         mask = torch.ones((T, L), dtype=torch.bool, device=query.device).tril(L - T)
     if grouped and mask is not None:
         # With a mask, torch's fused kernels know no groups; the unfused one would hold all scores in memory.

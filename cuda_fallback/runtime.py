@@ -77,6 +77,8 @@ def read_all(*tokens: torch.Tensor) -> list[int]:
 def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """On the device what the host has; to a GPU through pinned memory, since from any other the copy waits for the queue."""
     tensor = torch.as_tensor(array)
+    if tensor.device.type != "cpu":
+        return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
@@ -87,7 +89,7 @@ class _Arrival:
         self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         self.tokens.copy_(tokens, non_blocking=True)
         self.event = torch.cuda.Event()
-        self.event.record()
+        self.event.record(torch.cuda.current_stream(tokens.device))
 
 
 def to_numpy(array: torch.Tensor) -> np.ndarray:

@@ -433,7 +433,9 @@ class Ours(Program):
         plain, state = self._sampled(self.backend.load(checkpoint, dtype, compile=False))
         again, _ = self._sampled(self.backend.load(checkpoint, dtype, compile=False))
         try:
-            compiled = self._sampled(self.backend.load(checkpoint, dtype, compile=True))[0] == plain
+            model = self.backend.load(checkpoint, dtype, compile=True)
+            compiled = self._sampled(model)[0] == plain and not self._uncaptured(model)
+            refused = self._uncaptured(model)
         except BackendError as error:
             refused = str(error)
         exact = select("cpu").load(checkpoint, "float32", compile=False)
@@ -445,6 +447,12 @@ class Ours(Program):
         bound = LOGIT_BOUNDS[checkpoint.dtype if dtype == "auto" else dtype]
         return {"same": plain == again, "compiled": compiled, "refused": refused, "tokens": len(plain),
                 "apart": _finite(error), "bound": bound}
+
+    def _uncaptured(self, model: Any) -> str:
+        """Why a model that was to decode by a captured graph does not; "" where it does, or has none to capture."""
+        if self.name != "cuda" or any("captured as a CUDA graph" in notice for notice in model.notices):
+            return ""
+        return "; ".join(model.notices) or "no step was captured"
 
     def _sampled(self, model: Any) -> tuple[list[int], dict[str, np.ndarray]]:
         clocked, completion = self._run(model, prompt_tokens(20, model.config.vocab_size), 24, temperature=0.8)
@@ -493,6 +501,8 @@ class Ours(Program):
         """`count` tokens after `depth` tokens and a first one. compile: the model was loaded with it or not."""
         self._reset_peak()
         clocked, completion = self._run(self.model, prompt_tokens(depth, self.model.config.vocab_size), count + 1)
+        if compile and count > 2 and (reason := self._uncaptured(self.model)):
+            raise RuntimeError(f"what was to be captured ran step by step: {reason}")
         return {"rate": completion.decode_tps, "host": clocked.host_seconds(),
                 "waits": clocked.waits / len(completion.tokens), "peak": self._peak(clocked.cache.nbytes)}
 
@@ -986,7 +996,7 @@ class Measurement:
             (1, f"{name} logits", lambda slot: self.logits(name, slot)),
             (1, f"{name} tokens", lambda slot: self.tokens(name, slot))]
         if name == "cuda" and self.given.device == "gpu":
-            parts.insert(1, (1, f"{name} kernels", lambda slot: self.kernels(name, slot)))
+            parts.insert(1, (2, f"{name} kernels", lambda slot: self.kernels(name, slot)))
         for shape in self.given.shapes:
             for form in FORMATS:
                 weight = {"tiny": 1, "1.1b": 2, "8b": 4}[shape] * (3 if form == "bf16" else 1)

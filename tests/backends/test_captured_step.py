@@ -477,8 +477,8 @@ def test_the_measuring_command_sees_right_and_wrong_kernels(call):
 # The compiler
 
 
-def assembled(name: str, element: str, capability: int, fixed: dict, warps: int) -> str:
-    """One of fused's kernels for a GPU of compute capability `capability`."""
+def assembled(name: str, element: str, capability: int, fixed: dict, warps: int) -> tuple[str, int]:
+    """One of fused's kernels for a GPU of compute capability `capability`: its assembly and bytes of shared memory."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -503,9 +503,11 @@ def assembled(name: str, element: str, capability: int, fixed: dict, warps: int)
     constants = {(i,): fixed[one] for i, one in enumerate(kernel.arg_names) if one in fixed}
     aligned = {(i,): [["tt.divisibility", 16]] for i, one in enumerate(signature.values()) if one.startswith("*")}
     source = ASTSource(kernel, signature, constants, aligned)
-    return triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": warps}).asm["ptx"]
+    found = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": warps})
+    return found.asm["ptx"], found.metadata.shared
 
 
+SHARED = {75: 65536, 80: 101376, 90: 101376}  # bytes that the smallest GPUs of 7.5, 8.x, 9.0 and later give a program
 HEADS = {"ALLOCATED": 4, "LAYERS": 8, "R": 4, "D": 128, "ROWS": 16, "WIDTH": 128, "PIECES": 64, "KEYS": 64}
 KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
     "_add_rms_norm": (dict(E=4096, BLOCK=4096), 8, True),
@@ -534,7 +536,24 @@ def compile_call(tmp_path_factory):
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiled_for_a_gpu(name, element, capability, compile_call):
     fixed, warps, is_wide = KERNELS[name]
-    assembly = compile_call(assembled, name.split()[0], element, capability, fixed, warps)
+    if "KEYS" in fixed:
+        fixed = dict(fixed, KEYS=32 if element == "*fp32" else 64)
+    assembly, shared = compile_call(assembled, name.split()[0], element, capability, fixed, warps)
+    assert shared <= SHARED[capability]
     assert f".target sm_{capability}" in assembly
     assert not is_wide or re.search(r"ld\.global\S*\.v4\.b32", assembly)
     assert not re.search(r"\.local\b", assembly)  # no registers spilled by Triton
+
+
+def keys_at_a_time(D: int, itemsize: int) -> int:
+    from cuda_fallback import fused
+
+    return fused.keys_at_a_time(D, itemsize)
+
+
+@pytest.mark.parametrize("element, capability", [("*bf16", 90), ("*fp32", 80), ("*fp16", 75), ("*fp32", 75)])
+@pytest.mark.parametrize("D", [64, 80, 128, 256])
+def test_attention_fits_the_shared_memory_of_small_gpus(D, element, capability, compile_call):
+    keys, width = compile_call(keys_at_a_time, D, 4 if element == "*fp32" else 2), 1 << (D - 1).bit_length()
+    _, shared = compile_call(assembled, "_attend", element, capability, {**HEADS, "D": D, "WIDTH": width, "KEYS": keys}, 4)
+    assert 0 < shared <= SHARED[capability]

@@ -214,7 +214,7 @@ def compiled(bits: int, group_size: int, two_level: bool, has_biases: bool, x: s
     types = {
         "x": x, "low": "*i32", "high": kinds[matrix.high.dtype] if PLANES[bits][1] else None, "scales": scale,
         "biases": bias if has_biases else None, "super_scales": "*fp16" if two_level else None,
-        "super_biases": "*fp16" if two_level and has_biases else None, "out": x, "N": "i32",
+        "super_biases": "*fp16" if two_level and has_biases else None, "out": x, "M": "i32", "N": "i32",
     }
     fixed = dict(zip(("LOW", "HIGH", "GROUP", "OFFSET", "SUPER", "DIGITS", "CHUNK"), kernels._constants(matrix)))
     fixed |= {"K": 4096, "ROWS": kernels._ROWS, "UNITS": kernels._UNITS * kernels._WARPS, "PART": 4096}
