@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mlx_llama.core import rng
+from mlx_llama.core.options import sampling_key
 from mlx_llama.core.positions import checked_tokens
 
 from . import runtime
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from .model import Llama
 
 KEPT = 8  # graphs per model, one for each kind of sampling
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_context_size", "presence_penalty",
-            "frequency_penalty")
 
 
 class Capture:
@@ -144,8 +143,7 @@ class Steps:
         cache.tokens[0, index_pos].copy_(self._state[self.fused.TOKEN])
 
     def _step(self, sampler: Sampler) -> _Kind:
-        o = sampler.options
-        key = (*(getattr(o, name) for name in SAMPLING), *o.logit_bias.items())
+        key = sampling_key(sampler.options)
         kind = self._known.pop(key, None)
         if kind is None:
             kind = self._written(sampler)

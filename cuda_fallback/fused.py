@@ -1,7 +1,7 @@
 """Triton kernels of a decoded token, for weights that are not packed, and of a prompt's rotations and gates. Imported
 where there is a GPU, since it needs the package triton.
 
-What changes from token to token is read from the device's memory (`State`), so that a captured step needs nothing from
+What changes from token to token is read from the device's memory (`state`, see below), so that a captured step needs nothing from
 the host. Each function does what plain torch does elsewhere, which is its test:
 
     add_rms_norm   x + delta, then ops.rms_norm     multiply, multiply_gated   ops.linear, ops.swiglu(ops.linear(..))
@@ -209,8 +209,15 @@ def _recent(state, like, out, WINDOW: tl.constexpr, BLOCK: tl.constexpr, TOKENS:
 
 
 @triton.jit
-def _turned(x1, ROTATION: tl.constexpr):
-    return (x1 << ROTATION) | (x1 >> (32 - ROTATION))
+def _four_rounds(x0, x1, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
+    x0 += x1
+    x1 = ((x1 << A) | (x1 >> (32 - A))) ^ x0
+    x0 += x1
+    x1 = ((x1 << B) | (x1 >> (32 - B))) ^ x0
+    x0 += x1
+    x1 = ((x1 << C) | (x1 >> (32 - C))) ^ x0
+    x0 += x1
+    return x0, ((x1 << D) | (x1 >> (32 - D))) ^ x0
 
 
 @triton.jit
@@ -225,23 +232,9 @@ def _add_noise(state, scores, table, out, V, SEED: tl.constexpr, PARITY: tl.cons
     x1 = tl.zeros((BLOCK,), tl.uint32) + ((tl.load(state) + 1).to(tl.uint32) + high)
     for group in tl.static_range(5):
         if group % 2 == 0:
-            x0 += x1
-            x1 = _turned(x1, 13) ^ x0
-            x0 += x1
-            x1 = _turned(x1, 15) ^ x0
-            x0 += x1
-            x1 = _turned(x1, 26) ^ x0
-            x0 += x1
-            x1 = _turned(x1, 6) ^ x0
+            x0, x1 = _four_rounds(x0, x1, 13, 15, 26, 6)
         else:
-            x0 += x1
-            x1 = _turned(x1, 17) ^ x0
-            x0 += x1
-            x1 = _turned(x1, 29) ^ x0
-            x0 += x1
-            x1 = _turned(x1, 16) ^ x0
-            x0 += x1
-            x1 = _turned(x1, 24) ^ x0
+            x0, x1 = _four_rounds(x0, x1, 17, 29, 16, 24)
         if group % 3 == 0:
             x0 += high
             x1 += third + (group + 1)

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from . import cli, parity_report
 from .core import backend as backends
 from .core import options, parity, trace
@@ -215,15 +213,14 @@ def check(job: Job) -> int:
         found = trace.check(held, probes, greedy, tolerance, parity.probe_names(job.checkpoint.config))
         tie = True
         if found.first_greedy is not None:
-            logits = llm.logits(prompt + held.greedy[:found.first_greedy])[-1].astype(np.float64)
-            slack = 2 * tolerance * float(np.sqrt(np.mean(logits**2)))
-            tie = logits[greedy[found.first_greedy]] - logits[held.greedy[found.first_greedy]] <= slack
+            at = found.first_greedy
+            tie = parity.is_tie(llm.logits(prompt + held.greedy[:at])[-1], held.greedy[at], greedy[at], tolerance)
         bad = found.first_bad
         rows.append({"backend": backend.name, "device": backend.device_name, "dtype": parity.dtype_of(llm.model),
                      "tolerance": tolerance, "worst": max(float(values.max()) for values in found.errors.values()),
                      "first_bad": bad, "position": None if bad is None else int(found.errors[bad].argmax()),
-                     "first_greedy_difference": found.first_greedy, "near_tie": bool(tie),
-                     "within": bad is None and bool(tie), "probes": len(found.errors)})
+                     "first_greedy_difference": found.first_greedy, "near_tie": tie,
+                     "within": bad is None and tie, "probes": len(found.errors)})
         parity.free(llm)
     facts = job.facts(trace=job.given.check, recorded_from=held.model, tokens=len(held.tokens))
     parity_report.show_rows(job.given.json, facts, rows, ("backend", "device", "dtype", "worst", "tolerance"),

@@ -231,6 +231,13 @@ def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name.removeprefix("option:"): value for name, value in vars(arguments).items() if name.startswith("option:")}
 
 
+def sampling_key(options: GenerationOptions) -> tuple:
+    """What of the options is written into a compiled step: all that sampling looks at but the seed."""
+    o = options
+    return (o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty, o.repetition_context_size, o.presence_penalty,
+            o.frequency_penalty, *o.logit_bias.items())
+
+
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `mlx_llama.load`, shared by every door that loads a model to talk to."""
     group = add_model_flags(parser)

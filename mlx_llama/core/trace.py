@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from . import parity
 from .checkpoint import Checkpoint, Tensor
 from .errors import TraceError
 from .rng import threefry2x32
@@ -203,8 +204,7 @@ def check(trace: Trace, probes: dict[str, np.ndarray], greedy: list[int], tolera
         if found.shape[1] != trace.widths[name]:
             errors[name] = np.full(len(found), math.inf)
             continue
-        norms = wanted[:, -1]
-        floor = np.maximum(norms, 1e-3 * math.sqrt(np.mean(norms**2)) + 1e-30)
+        floor = parity.floored(wanted[:, -1])
         apart = np.abs(sketch(found).astype(np.float64) - wanted)
         apart[~np.isfinite(apart)] = math.inf
         # A norm is one more look at the difference: it may not be larger than that.

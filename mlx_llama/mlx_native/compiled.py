@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from mlx_llama.core import rng
 from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.options import sampling_key
 
 from .cache import Cache
 from .sampling import Sampler
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from .model import Llama
 
 KEPT = 8  # traces' functions per model, one for each kind of sampling
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_context_size", "presence_penalty",
-            "frequency_penalty")
 
 
 class Slot:
@@ -71,8 +70,7 @@ class Steps:
         return following
 
     def _step(self, sampler: Sampler) -> Callable:
-        o = sampler.options
-        kind = (*(getattr(o, name) for name in SAMPLING), *o.logit_bias.items())
+        kind = sampling_key(sampler.options)
         step = self._known.pop(kind, None)
         if step is None:
             step = self._written(sampler)

@@ -20,7 +20,7 @@ from mlx_llama.core import options
 
 torch = pytest.importorskip("torch")
 
-from backends.test_triton import DEVICE, HAS_GPU, start_process  # noqa: E402
+from backends.triton_process import DEVICE, HAS_GPU, call, compile_call  # noqa: E402, F401: fixtures
 
 EVERYTHING = dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
                   frequency_penalty=0.1, logit_bias={5: 1.0}, seed=3)
@@ -33,13 +33,6 @@ MODELS = {
     "heads": dict(hidden_size=72, num_attention_heads=6, num_key_value_heads=2, head_dim=20),
     "low-bit": dict(kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K"),
 }
-
-
-@pytest.fixture(scope="module")
-def call():
-    """call(function, *arguments) where the kernels run."""
-    with start_process(interpret=not HAS_GPU) as pool:
-        yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
 # The kernels
@@ -522,14 +515,6 @@ KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
     "_add_noise": (dict(SEED=2, PARITY=0x1BD11BDA, SHIFT=12, OFFSET=127 << 11, BLOCK=1024), 4, False),
     "_advance": (dict(TOKENS=5), 1, False),
 }
-
-
-@pytest.fixture(scope="module")
-def compile_call(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        with start_process(interpret=False) as pool:
-            yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
 @pytest.mark.parametrize("element, capability", [("*bf16", 90), ("*fp16", 75), ("*fp32", 80)])

@@ -7,45 +7,20 @@ GPU.
 
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
-import os
 import re
 import sys
-from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
 
-from machine import required
 from making_gguf import LOW_BIT, dequantise, make_gguf, random_blocks
 from mlx_llama.core.quantized import GGUFWeight, MLXWeight, Rows
 
 torch = pytest.importorskip("torch")
 
+from backends.triton_process import DEVICE, HAS_GPU, call, compile_call  # noqa: E402, F401: fixtures
+
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-
-
-def start_process(interpret: bool):
-    """call(function, *arguments) in a process of its own; what it raises is raised here."""
-    if importlib.util.find_spec("triton") is None:
-        if sys.platform == "linux" and "cuda" in required():
-            pytest.fail("triton is required where cuda is: pip install -e '.[test]'")
-        pytest.skip("triton is not installed: here torch's own operations are all there is")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1" if interpret else "0")
-        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        assert pool.submit(os.getenv, "TRITON_INTERPRET").result() == ("1" if interpret else "0")
-    return pool
-
-
-@pytest.fixture(scope="module")
-def call():
-    """call(function, *arguments) where the kernels run."""
-    with start_process(interpret=not HAS_GPU) as pool:
-        yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
 class Made:
@@ -234,14 +209,6 @@ def packed_on_cpu(bits: int, group_size: int, has_biases: bool):
 
     weight = Made(bits, group_size, has_biases, (1, 256))
     return QuantizedMatrix.pack([weight], torch.float16, torch.device("cpu"), kernels)
-
-
-@pytest.fixture(scope="module")
-def compile_call(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        with start_process(interpret=False) as pool:
-            yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
 FORMATS = {"Q4_0": (4, 32, False, False), "Q4_K": (4, 32, True, True), "Q5_K": (5, 32, True, True),

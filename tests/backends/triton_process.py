@@ -1,0 +1,48 @@
+"""Processes for Triton's kernels, and the fixtures that start them: `call` and `compile_call`.
+
+The interpreter, which runs a kernel on the CPU through NumPy, must be chosen before triton is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import torch
+
+from machine import required
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+
+
+def start_process(interpret: bool):
+    """call(function, *arguments) in a process of its own; what it raises is raised here."""
+    if importlib.util.find_spec("triton") is None:
+        if sys.platform == "linux" and "cuda" in required():
+            pytest.fail("triton is required where cuda is: pip install -e '.[test]'")
+        pytest.skip("triton is not installed: here torch's own operations are all there is")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1" if interpret else "0")
+        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        assert pool.submit(os.getenv, "TRITON_INTERPRET").result() == ("1" if interpret else "0")
+    return pool
+
+
+@pytest.fixture(scope="module")
+def call():
+    """call(function, *arguments) where the kernels run."""
+    with start_process(interpret=not HAS_GPU) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+@pytest.fixture(scope="module")
+def compile_call(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        with start_process(interpret=False) as pool:
+            yield lambda function, *arguments: pool.submit(function, *arguments).result()
