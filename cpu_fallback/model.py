@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlx_llama.core import machine
-from mlx_llama.core.checkpoint import Checkpoint
-from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
-from mlx_llama.core.positions import checked_tokens
-from mlx_llama.core.quantized import AffineWeight
+from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.system import machine
 
-from . import compiled, ops, runtime
+from . import kernels as compiled, ops, runtime
 from .cache import Cache
 from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
 from .quantized import QuantizedMatrix
 from .sampling import Sampler
 
 if TYPE_CHECKING:
-    from .compiled.runner import CompiledLlama
+    from .kernels.runner import CompiledLlama
 
 BYTES_PER_THREAD = 4 << 20  # of weights: below, waking another thread for every token costs more than it gains
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlx_llama.core.quantized import AffineWeight
+from mlx_llama.core.files.quantized import AffineWeight
 
 _BLOCK = 1 << 17  # weights dequantised at a time: their float32 values stay in a core's second-level cache
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_llama.core import machine
 from mlx_llama.core.errors import BackendError
+from mlx_llama.core.system import machine
 
-from . import compiled
+from . import kernels as compiled
 
 NAME = "cpu"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_llama.core import rng
-from mlx_llama.core.options import GenerationOptions
+from mlx_llama.core.generation import rng
+from mlx_llama.core.generation.options import GenerationOptions
 
 
 class Sampler:

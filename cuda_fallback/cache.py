@@ -7,9 +7,9 @@ from typing import Mapping
 import numpy as np
 import torch
 
-from mlx_llama.core import rope
-from mlx_llama.core.config import LlamaConfig
-from mlx_llama.core.positions import Positions
+from mlx_llama.core.backends.positions import Positions
+from mlx_llama.core.models import rope
+from mlx_llama.core.models.config import LlamaConfig
 
 from . import runtime
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import torch
 
-from mlx_llama.core.checkpoint import Tensor
 from mlx_llama.core.errors import BackendError
-from mlx_llama.core.quantized import AffineWeight
+from mlx_llama.core.files.checkpoint import Tensor
+from mlx_llama.core.files.quantized import AffineWeight
 
 from . import runtime
 

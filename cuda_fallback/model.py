@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlx_llama.core import progress, rope
-from mlx_llama.core.checkpoint import Checkpoint, Tensor
-from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
-from mlx_llama.core.positions import checked_tokens
-from mlx_llama.core.quantized import AffineWeight
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.models import rope
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.system import progress
 
 from . import runtime
 from .cache import Cache
-from .captured import Capture, Steps
+from .kernels.cuda_graph import Capture, Steps
 from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
 from .loading import Upload, check_memory
 from .quantized import QuantizedMatrix, alike, find_kernels
@@ -87,7 +88,7 @@ class Llama:
         kernels, notices = find_kernels(device)
         steps_by_kernels = kernels is not None and not rope.length_dependent(config)
         if steps_by_kernels:
-            from . import fused
+            from .kernels import decode as fused
 
             try:  # at this model's sizes, for which a GPU may have too little shared memory
                 fused.try_heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, activations, device)

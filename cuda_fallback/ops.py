@@ -83,6 +83,6 @@ def _fused(x: torch.Tensor) -> ModuleType | None:
     """The module of fused kernels where they run."""
     if not x.is_cuda or find_kernels(x.device)[0] is None:
         return None
-    from . import fused
+    from .kernels import decode as fused
 
     return fused

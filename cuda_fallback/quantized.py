@@ -26,8 +26,8 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from mlx_llama.core.checkpoint import Tensor
-from mlx_llama.core.quantized import AffineWeight
+from mlx_llama.core.files.checkpoint import Tensor
+from mlx_llama.core.files.quantized import AffineWeight
 
 from . import runtime
 
@@ -54,7 +54,7 @@ def find_kernels(device: torch.device) -> tuple[ModuleType | None, tuple[str, ..
     if device.type == "cpu":
         return None, ()
     try:
-        from . import fused, kernels
+        from .kernels import decode as fused, packed as kernels
 
         kernels.try_out(device)
         fused.try_out(device)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mlx_llama.core import machine
 from mlx_llama.core.errors import BackendError
+from mlx_llama.core.system import machine
 
 NAME = "cuda"
 

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from mlx_llama.core import rng
-from mlx_llama.core.options import GenerationOptions
+from mlx_llama.core.generation import rng
+from mlx_llama.core.generation.options import GenerationOptions
 
 from . import runtime
 

@@ -12,16 +12,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core.engine import Completion
     from .core.errors import LlamaError
-    from .core.llm import LLM, load
-    from .core.session import Session, Stream
+    from .core.generation.engine import Completion
+    from .core.generation.llm import LLM, load
+    from .core.generation.session import Session, Stream
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "Completion", "LlamaError", "Session", "Stream", "load"]
 
-_HOMES = {"load": "llm", "LLM": "llm", "Completion": "engine", "LlamaError": "errors", "Session": "session",
-          "Stream": "session"}
+_HOMES = {"load": "generation.llm", "LLM": "generation.llm", "Completion": "generation.engine", "LlamaError": "errors",
+          "Session": "generation.session", "Stream": "generation.session"}
 
 
 def __getattr__(name: str) -> Any:

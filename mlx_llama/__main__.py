@@ -1,6 +1,10 @@
-"""python -m mlx_llama: lists the commands."""
+"""mlx_llama COMMAND ...: run a command, or list them. The same as python -m mlx_llama.COMMAND ..."""
 
 from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
 
 COMMANDS = {
     "chat": "talk with a model in the terminal",
@@ -12,13 +16,30 @@ COMMANDS = {
 }
 
 
-def main() -> None:
-    """Print what can be run."""
-    print("mlx_llama runs Llama-family models. Commands:\n")
-    for name, purpose in COMMANDS.items():
-        print(f"  python -m mlx_llama.{name:<10}{purpose}")
-    print("\nEach takes --help. Without --model they use the small guide model in this package.")
+def overview() -> str:
+    """The commands, a line each."""
+    lines = [f"  mlx_llama {name:<10}{purpose}" for name, purpose in COMMANDS.items()]
+    return "\n".join(["mlx_llama runs Llama-family models. Commands:\n", *lines, "",
+                      "Each takes --help. Without --model they use the small guide model in this package."])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command that `arguments` begin with (None: sys.argv); returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if name not in COMMANDS:
+        print(f"error: there is no command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    from . import cli
+
+    door = f"mlx_llama.{name}"
+    if importlib.util.find_spec(door).submodule_search_locations is not None:  # a package
+        door += ".__main__"
+    return cli.run(importlib.import_module(door).main, arguments[1:])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from .core import progress
 from .core.errors import LlamaError
+from .core.system import progress
 
 
 def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> int:

@@ -10,11 +10,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from . import cli
-from .core import options
 from .core.errors import OptionsError
+from .core.generation import options
 
 if TYPE_CHECKING:
-    from .core.doctor import BackendFacts, Diagnosis, Fit
+    from .core.proofs.doctor import BackendFacts, Diagnosis, Fit
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     if given.ctx_size is not None and not (given.ctx_size.isascii() and given.ctx_size.isdigit()):
         raise OptionsError(f"--ctx-size {given.ctx_size!r:.40}: must be a whole number")
 
-    from .core.doctor import diagnose
+    from .core.proofs.doctor import diagnose
 
     found = diagnose(given.model, given.revision, given.ctx_size)
     if given.json:
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
 
 def report(found: Diagnosis) -> list[tuple[str, str]]:
     """The lines for people, each with its style."""
-    from .core.doctor import gigabytes
+    from .core.proofs.doctor import gigabytes
 
     lines: list[tuple[str, str]] = []
 
@@ -92,7 +92,7 @@ def report(found: Diagnosis) -> list[tuple[str, str]]:
 
 
 def _backend(one: BackendFacts, is_auto: bool) -> str:
-    from .core.doctor import gigabytes
+    from .core.proofs.doctor import gigabytes
 
     packages = ", ".join(f"{name} {version}" for name, version in one.packages.items())
     if not one.available:
@@ -104,7 +104,7 @@ def _backend(one: BackendFacts, is_auto: bool) -> str:
 
 
 def _model(found: Diagnosis) -> list[str]:
-    from .core.doctor import gigabytes
+    from .core.proofs.doctor import gigabytes
 
     if not found.model:
         return []
@@ -144,7 +144,7 @@ def _text(found: Diagnosis) -> list[str]:
 
 
 def _fit(fit: Fit) -> str:
-    from .core.doctor import gigabytes
+    from .core.proofs.doctor import gigabytes
 
     how = f", low-bit weights times {fit.low_bit}" if fit.low_bit else ""
     held = "longest context unknown" if fit.longest_context is None else f"room for {fit.longest_context} positions"

@@ -6,7 +6,7 @@ import json
 import sys
 
 from . import cli
-from .core import options
+from .core.generation import options
 
 
 def parser() -> options.Parser:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     prompt = cli.read_text("-") if given.prompt == "-" else given.prompt
 
     from .core.errors import OptionsError
-    from .core.llm import load
+    from .core.generation.llm import load
 
     with cli.Bar("loading"):
         llm = load(**options.load_arguments(given))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from . import cli
-from .core import options
 from .core.errors import OptionsError
+from .core.generation import options
 
 GGUF = "gguf:"
 
@@ -34,8 +34,8 @@ def main(arguments: list[str]) -> int:
     if given.format == "mlx" and given.out.endswith(".gguf"):
         raise OptionsError(f"{given.out}: --format mlx writes a folder; for a GGUF file add --format gguf:Q4_0 or gguf:Q8_0")
 
-    from .core import gguf_export, quantize
-    from .core.checkpoint import open_checkpoint
+    from .core.files import gguf_export, quantize
+    from .core.files.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(given.source, given.revision)
     with cli.Bar("quantising"):
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 def checked_scheme(format: str, bits: str | None, group_size: str | None) -> tuple:
     """What write_mlx (bits, group size) or write_gguf (the type) takes. Raises OptionsError."""
-    from .core import gguf_export, quantize
+    from .core.files import gguf_export, quantize
 
     kinds = ["mlx", *(GGUF + name for name in gguf_export.TYPES)]
     if format not in kinds:

@@ -14,10 +14,10 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import pytest
-
 from machine import ALL, missing, open_backend, required, to_run
 from making import make_checkpoint
-from mlx_llama.core.backend import Backend
+
+from mlx_llama.core.backends.selection import Backend
 
 
 @pytest.fixture(scope="session", params=to_run())
@@ -34,8 +34,8 @@ def toy(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def guide_q8(tmp_path_factory) -> Path:
     """The model that ships as a GGUF file of 8 bits per weight."""
-    from mlx_llama.core.checkpoint import open_checkpoint
-    from mlx_llama.core.gguf_export import write_gguf
+    from mlx_llama.core.files.checkpoint import open_checkpoint
+    from mlx_llama.core.files.gguf_export import write_gguf
 
     return write_gguf(open_checkpoint(), tmp_path_factory.mktemp("guide") / "guide-q8_0.gguf", "Q8_0").path
 

@@ -32,9 +32,9 @@ from making import make_checkpoint
 from making_gguf import make_gguf
 from tokenizers.pre_tokenizers import ByteLevel
 
-from mlx_llama.core.checkpoint import open_checkpoint
 from mlx_llama.core.errors import LlamaError
-from mlx_llama.core.machine import peak_memory
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.system.machine import peak_memory
 
 Fields = list[tuple[int, int]]
 
@@ -159,7 +159,7 @@ def pack(root: Path) -> None:
     """Gives one matrix the form of mx.quantize's: any codes will do."""
     from making import write_safetensors
 
-    from mlx_llama.core.checkpoint.safetensors import SafetensorsFile
+    from mlx_llama.core.files.safetensors import SafetensorsFile
 
     file = SafetensorsFile(root / "model.safetensors")
     tensors = {name: ("F32", file.shape(name), file.tensor(name).bits.tobytes()) for name in file.names}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_llama.core import backend as backends
+from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.errors import BackendError
 
 ALL = ("cpu", "mlx", "cuda", "mlx-gpu", "cuda-gpu")

@@ -184,7 +184,7 @@ def config_fields(**fields: Any) -> dict[str, Any]:
 
 def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """float32 weights for a config, by Hugging Face names: std 0.1, norms around 1."""
-    from mlx_llama.core.config import LlamaConfig
+    from mlx_llama.core.models.config import LlamaConfig
 
     rng = np.random.default_rng(seed)
     tensors = {}

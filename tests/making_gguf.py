@@ -12,8 +12,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType as Type
-from gguf import TokenType
+from gguf import GGMLQuantizationType as Type, TokenType
 from making import CHAT_TEMPLATE, byte_level_json, config_fields, random_tensors, sentencepiece_model
 
 PLAIN = ("F32", "F16", "BF16")

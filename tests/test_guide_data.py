@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mlx_llama import bench, chat, generate
-from mlx_llama.chat_commands import COMMANDS
+from mlx_llama import generate
+from mlx_llama.bench import command as bench
+from mlx_llama.chat import repl as chat
+from mlx_llama.chat.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(ROOT / "examples/training"))
 
 from guide_data import facts, fresh, stories, talk  # noqa: E402
 
@@ -97,8 +99,8 @@ def test_the_shipped_guide_is_small_and_complete():
 
 def test_the_shipped_guide_has_the_same_tokens_everywhere():
     transformers = pytest.importorskip("transformers")
-    from mlx_llama.core.checkpoint import open_checkpoint
-    from mlx_llama.core.template import encode_messages
+    from mlx_llama.core.files.checkpoint import open_checkpoint
+    from mlx_llama.core.text.template import encode_messages
 
     ours, theirs = open_checkpoint(GUIDE, None), transformers.AutoTokenizer.from_pretrained(GUIDE)
     rng = random.Random(5)

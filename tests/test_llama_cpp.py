@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.files.checkpoint import open_checkpoint
 
 llama_cpp = pytest.importorskip("llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"')
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples/benchmarks"))
 
 import compare_peers  # noqa: E402
 import make_random_gguf  # noqa: E402
@@ -96,7 +96,7 @@ def test_logits(backend, files, kind):
 
 @pytest.mark.parametrize("kind", TOLERANCES)
 def test_logits_at_the_default_width(files, kind):
-    from mlx_llama.core.backend import select
+    from mlx_llama.core.backends.selection import select
 
     assert distance(logits(select("cpu"), files(kind), "auto"), compare_peers.reference_logits(files(kind), TOKENS)) < 5e-4
 
@@ -117,8 +117,8 @@ def test_greedy_tokens(backend, files):
         theirs_tokens.append(int(theirs.scores[theirs.n_tokens - 1].argmax()))
         theirs.eval(theirs_tokens[-1:])
     model = backend.load(open_checkpoint(path), "float32")
-    from mlx_llama.core import options
-    from mlx_llama.core.engine import Completion, Engine
+    from mlx_llama.core.generation import options
+    from mlx_llama.core.generation.engine import Completion, Engine
 
     engine = Engine(backend, model, None, frozenset(), 256)
     resolved = options.resolve({"max_tokens": 24, "temperature": 0.0})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.models.config import LlamaConfig
 
 from . import ops
 from .cache import Cache

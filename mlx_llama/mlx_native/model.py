@@ -8,16 +8,17 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core import progress, rope
-from mlx_llama.core.checkpoint import Checkpoint, Tensor
-from mlx_llama.core.config import LlamaConfig
+from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
-from mlx_llama.core.positions import checked_tokens
-from mlx_llama.core.quantized import AffineWeight
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.models import rope
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.system import progress
 
 from . import runtime
 from .cache import Cache
-from .compiled import Steps
+from .kernels.trace import Steps
 from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
 from .quantized import QuantizedMatrix, alike
 from .sampling import Sampler

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.checkpoint import Tensor
-from mlx_llama.core.quantized import AffineWeight, MLXWeight, pack_stream
+from mlx_llama.core.files.checkpoint import Tensor
+from mlx_llama.core.files.quantized import AffineWeight, MLXWeight, pack_stream
 
 HALF_GROUP = 16  # MLX's kernels know groups of 32, 64 and 128; these come in pairs
 _SLAB = 1 << 20  # weights that a thread repacks at a time

@@ -9,8 +9,8 @@ import time
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core import machine
 from mlx_llama.core.errors import BackendError
+from mlx_llama.core.system import machine
 
 NAME = "mlx"
 

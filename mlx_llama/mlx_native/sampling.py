@@ -6,8 +6,8 @@ import math
 
 import mlx.core as mx
 
-from mlx_llama.core import rng
-from mlx_llama.core.options import GenerationOptions
+from mlx_llama.core.generation import rng
+from mlx_llama.core.generation.options import GenerationOptions
 
 
 def gumbel(seed: int | mx.array, position: int | mx.array, table: mx.array, indices: mx.array) -> mx.array:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.files.checkpoint import open_checkpoint
 
 
 @pytest.fixture(scope="session")

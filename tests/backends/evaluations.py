@@ -57,7 +57,7 @@ def counted(backend, monkeypatch):
         # What has arrived in the host's memory is not waited for again.
         counting("wait", torch.Tensor, name, lambda tensor: tensor.is_cuda or not on_gpu)
     if on_gpu:
-        from cuda_fallback.captured import Capture
+        from cuda_fallback.kernels.cuda_graph import Capture
 
         capture = Capture.__call__
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from cuda_fallback import kernels
+from cuda_fallback.kernels import packed as kernels
 
 
 def place(tensor: torch.Tensor) -> int:

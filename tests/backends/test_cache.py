@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from backends.conftest import relative_error
 from making import make_checkpoint
 
+from backends.conftest import relative_error
 from mlx_llama import load as load_llm
-from mlx_llama.core.checkpoint import open_checkpoint
-from mlx_llama.core.engine import Completion, Engine
 from mlx_llama.core.errors import ContextError
-from mlx_llama.core.options import resolve
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation.engine import Completion, Engine
+from mlx_llama.core.generation.options import resolve
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +155,7 @@ def test_another_batch_is_refused_when_storage_must_grow_too(model):
 
 
 def test_an_interrupt_while_storage_grows_changes_nothing(model, monkeypatch):
-    from mlx_llama.core import rope
+    from mlx_llama.core.models import rope
 
     model, to_numpy = model
     cache = model.make_cache(600)
@@ -195,7 +194,7 @@ def test_a_sliding_window_across_a_growth_step(load, tmp_path):
 @pytest.mark.parametrize("rope_type", ["default", "llama3"])
 def test_far_positions_are_rotated_alike(rope_type, load, tmp_path):
     """In float64, since angles of thousands of radians leave float32 few digits: backends must not differ there."""
-    from mlx_llama.core import rope
+    from mlx_llama.core.models import rope
 
     scaling = None if rope_type == "default" else dict(
         rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from backends.conftest import relative_error
 from making import make_checkpoint
 from making_gguf import make_gguf
-from mlx_llama.core import options
+
+from backends.conftest import relative_error
+from mlx_llama.core.generation import options
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE, HAS_GPU, call, compile_call  # noqa: E402, F401: fixtures
+from backends.triton_process import DEVICE, HAS_GPU  # noqa: E402, F401: fixtures
 
 EVERYTHING = dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
                   frequency_penalty=0.1, logit_bias={5: 1.0}, seed=3)
@@ -48,7 +48,8 @@ def made(*shape: int, dtype=torch.float32, seed: int = 0):
 
 
 def rows_and_products(dtype) -> dict[str, float]:
-    from cuda_fallback import fused, ops
+    from cuda_fallback import ops
+    from cuda_fallback.kernels import decode as fused
 
     found = {}
     for E in (7, 64, 1000):
@@ -86,7 +87,8 @@ SHAPES = [(4, 4, 16), (6, 2, 20), (8, 1, 64)]  # heads, key heads, width of a he
 
 def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
     """Errors of a stored row and of attention over it, at positions at the ends of blocks and pieces."""
-    from cuda_fallback import fused, ops
+    from cuda_fallback import ops
+    from cuda_fallback.kernels import decode as fused
 
     room, found = 4200, []
     cosines, sines = made(2, room, D // 2)
@@ -124,8 +126,8 @@ def test_rows_are_stored_and_attended_to(dtype, bound, shape, call):
 
 
 def noise_and_tokens() -> tuple[list, list, list]:
-    from cuda_fallback import fused
-    from mlx_llama.core import rng
+    from cuda_fallback.kernels import decode as fused
+    from mlx_llama.core.generation import rng
 
     table, noise = torch.tensor(rng.gumbel_table(), device=DEVICE), []
     tokens = torch.arange(100, 200, dtype=torch.int32, device=DEVICE)[None].contiguous()
@@ -139,7 +141,7 @@ def noise_and_tokens() -> tuple[list, list, list]:
 
 
 def test_noise_recent_tokens_and_the_next_position(call):
-    from mlx_llama.core import rng
+    from mlx_llama.core.generation import rng
 
     noise, recent, after = call(noise_and_tokens)
     for got, (seed, position) in zip(noise, ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2))):
@@ -163,7 +165,7 @@ def checkpoint(name: str) -> Path:
 
 def fewer_programs() -> None:
     """Each costs the interpreter milliseconds."""
-    from cuda_fallback import fused, kernels
+    from cuda_fallback.kernels import decode as fused, packed as kernels
 
     fused._ROWS, fused._PIECES, kernels._ROWS = 64, 4, 64
 
@@ -171,9 +173,10 @@ def fewer_programs() -> None:
 def loaded(path: Path, compile: bool = True, dtype: str = "auto"):
     """The model with its step of few kernels, recorded in the interpreter where it would be captured on a GPU."""
     from backends.recording import Recording
-    from cuda_fallback import fused, kernels, model
-    from cuda_fallback.captured import Steps
-    from mlx_llama.core.checkpoint import open_checkpoint
+    from cuda_fallback import model
+    from cuda_fallback.kernels import decode as fused, packed as kernels
+    from cuda_fallback.kernels.cuda_graph import Steps
+    from mlx_llama.core.files.checkpoint import open_checkpoint
 
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:
@@ -318,8 +321,8 @@ def test_growing_trimming_restoring_and_filling_a_cache(call):
 def conversations(path: Path) -> list:
     """Two turns each, by steps of few kernels, recorded, and by forward: plain, and with speculation that verifies."""
     from backends.recording import Recording
-    from cuda_fallback import fused
-    from cuda_fallback.captured import Steps
+    from cuda_fallback.kernels import decode as fused
+    from cuda_fallback.kernels.cuda_graph import Steps
     from mlx_llama import load
 
     found = []
@@ -344,8 +347,9 @@ def test_conversations_are_those_of_forward(call):
 
 
 def dynamic_rope(path: Path):
-    from cuda_fallback import kernels, model
-    from mlx_llama.core.checkpoint import open_checkpoint
+    from cuda_fallback import model
+    from cuda_fallback.kernels import packed as kernels
+    from mlx_llama.core.files.checkpoint import open_checkpoint
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "find_kernels", lambda device: (kernels, ()))
@@ -376,7 +380,7 @@ def test_a_capture_that_fails_leaves_plain_steps_and_a_notice(call):
 
 def broken_off(path: Path) -> list:
     """A step that breaks off at any of its kernels, then goes on: the tokens, and those of an unbroken run."""
-    from cuda_fallback import kernels
+    from cuda_fallback.kernels import packed as kernels
 
     wanted, llama = decoded(loaded(path), 6, SAMPLING["noise"])[0], loaded(path, False)
     found, original = [], kernels.run
@@ -413,7 +417,8 @@ def test_a_step_that_breaks_off_can_be_taken_again(call):
 
 def prompts(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Logits of a prompt in two chunks, with the kernels that fuse and without."""
-    from cuda_fallback import fused, ops
+    from cuda_fallback import ops
+    from cuda_fallback.kernels import decode as fused
 
     found = []
     for kernels_run in (False, True):
@@ -435,10 +440,11 @@ def test_prompts_by_fused_kernels(call):
 
 
 def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
-    """(found, found with a wrong scale in attention, rates) of examples/gpu_kernels.py, at small sizes."""
+    """(found, found with a wrong scale in attention, rates) of examples/benchmarks/gpu_kernels.py, at small sizes."""
     import sys
 
-    from cuda_fallback import fused, kernels, quantized
+    from cuda_fallback import quantized
+    from cuda_fallback.kernels import decode as fused, packed as kernels
 
     sys.path.insert(0, examples)
     import gpu_kernels
@@ -459,7 +465,7 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
 
 
 def test_the_measuring_command_sees_right_and_wrong_kernels(call):
-    found, wrong, rates = call(judged, str(Path(__file__).resolve().parents[2] / "examples"))
+    found, wrong, rates = call(judged, str(Path(__file__).resolve().parents[2] / "examples/benchmarks"))
     assert len(found) == 2 * (2 + 2 * 2 + 2 + 3 + 6) + 1 and all(one["ok"] for one in found), found
     bad = [one["name"] for one in wrong if not one["ok"]]
     assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8  # not where only one is seen
@@ -476,7 +482,7 @@ def assembled(name: str, element: str, capability: int, fixed: dict, warps: int)
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from cuda_fallback import fused
+    from cuda_fallback.kernels import decode as fused
 
     kernel = getattr(fused, name)
     floats = {"sums", "tops", "parts", "cosines", "sines", "scores", "table"}
@@ -531,7 +537,7 @@ def test_compiled_for_a_gpu(name, element, capability, compile_call):
 
 
 def keys_at_a_time(D: int, itemsize: int) -> int:
-    from cuda_fallback import fused
+    from cuda_fallback.kernels import decode as fused
 
     return fused.keys_at_a_time(D, itemsize)
 

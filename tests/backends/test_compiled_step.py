@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from backends.conftest import relative_error
 from machine import open_backend, to_run
 from making import make_checkpoint
 from making_gguf import make_gguf
+
+from backends.conftest import relative_error
 from mlx_llama import load
-from mlx_llama.core import options
-from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.errors import BackendError, ContextError
-from mlx_llama.core.positions import GROWTH
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation import options
 
 MODELS = {
     "float32": dict(),
@@ -114,7 +114,7 @@ def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
 
 def traces(monkeypatch) -> list:
     """One item for each time that a step is traced or, untraced, run."""
-    from mlx_llama.mlx_native import compiled
+    from mlx_llama.mlx_native.kernels import trace as compiled
 
     seen, original = [], compiled.Slot.__init__
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from machine import device_of, to_run
 from making import make_checkpoint
+
 from mlx_llama import load
-from mlx_llama.core.checkpoint import open_checkpoint
 from mlx_llama.core.errors import BackendError
+from mlx_llama.core.files.checkpoint import open_checkpoint
 
 torch = pytest.importorskip("torch")
 

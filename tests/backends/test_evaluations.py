@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from machine import device_of
 
 from backends.evaluations import counted
-from machine import device_of
 from mlx_llama import load
 
 

@@ -9,10 +9,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-
 from machine import device_of
 from making import make_checkpoint
+from transformers import AutoModelForCausalLM
 
 LENGTH = 16_384
 BUDGET = 260e6  # bytes; the scores of all pairs of positions would take 4.3 GB, half of it behind a causal mask
@@ -20,9 +19,9 @@ CODE = """
 import sys, time
 import numpy as np
 from mlx_llama.core import machine, options
-from mlx_llama.core.backend import select
-from mlx_llama.core.checkpoint import open_checkpoint
-from mlx_llama.core.engine import Completion, Engine
+from mlx_llama.core.backends.selection import select
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation.engine import Completion, Engine
 
 folder, name, device, length = *sys.argv[1:4], int(sys.argv[4])
 backend = select(name, device)

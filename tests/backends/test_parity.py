@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from making import make_checkpoint
 
 from backends.conftest import relative_error
-from making import make_checkpoint
-from mlx_llama.core.backend import select
-from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.backends.selection import select
+from mlx_llama.core.files.checkpoint import open_checkpoint
 
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
 FEATURES = {

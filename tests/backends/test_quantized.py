@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from backends.conftest import relative_error
-from backends.evaluations import counted
 from machine import device_of
 from making import config_fields, encode_tensor, make_checkpoint, write_safetensors
 from making_gguf import LOW_BIT, make_gguf
+
+from backends.conftest import relative_error
+from backends.evaluations import counted
 from mlx_llama import load as load_llm
-from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.files.checkpoint import open_checkpoint
 
 SHAPE = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
@@ -239,7 +239,7 @@ WIDE = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=3, num_a
             num_key_value_heads=16, vocab_size=8192)
 MEASURE = """
 import gc, os, resource, sys
-from mlx_llama.core.backend import select
+from mlx_llama.core.backends.selection import select
 from mlx_llama.core.checkpoint import open_checkpoint
 folder, name, device = sys.argv[1:4]
 
@@ -268,7 +268,7 @@ def wide_model() -> tuple[Path, int]:
     """(folder of a model with 4 bits in groups of 64, float16 scales; number of its weights)."""
     folder, rng = Path(tempfile.mkdtemp()), np.random.default_rng(0)
     config = config_fields(**WIDE, torch_dtype="float16")
-    from mlx_llama.core.config import LlamaConfig
+    from mlx_llama.core.models.config import LlamaConfig
 
     tensors, count = {}, 0
     for name, shape in LlamaConfig.from_dict(config).tensor_shapes().items():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlx_llama.core import rng
-from mlx_llama.core.backend import select
-from mlx_llama.core.options import resolve
+from mlx_llama.core.backends.selection import select
+from mlx_llama.core.generation import rng
+from mlx_llama.core.generation.options import resolve
 
 V = 1000
 
@@ -46,8 +46,13 @@ FILTERS = [
 @pytest.mark.parametrize("seed", range(3))
 def test_filters_are_those_of_transformers(options, seed, sampler, arrays, backend):
     import torch
-    from transformers import (LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper,
-                              TopPLogitsWarper)
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
 
     o = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **options}
     judges = LogitsProcessorList([TemperatureLogitsWarper(o["temperature"])])

@@ -8,12 +8,12 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from making import encode_tensor, make_checkpoint, random_tensors, write_safetensors
 
 from backends.evaluations import counted
-from making import encode_tensor, make_checkpoint, random_tensors, write_safetensors
 from mlx_llama import load
-from mlx_llama.core.checkpoint import GUIDE_PATH
-from mlx_llama.core.options import GenerationOptions
+from mlx_llama.core.files.checkpoint import GUIDE_PATH
+from mlx_llama.core.generation.options import GenerationOptions
 
 REPETITIVE = [5, 6, 7, 8] * 10
 PROMPTS = [[1, 50, 60, 70], [1], [7, 7, 7], REPETITIVE, list(range(3, 60)), [1] + [60] * 30,

@@ -12,13 +12,13 @@ import sys
 
 import numpy as np
 import pytest
-
 from making_gguf import LOW_BIT, dequantise, make_gguf, random_blocks
-from mlx_llama.core.quantized import GGUFWeight, MLXWeight, Rows
+
+from mlx_llama.core.files.quantized import GGUFWeight, MLXWeight, Rows
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE, HAS_GPU, call, compile_call  # noqa: E402, F401: fixtures
+from backends.triton_process import DEVICE, HAS_GPU  # noqa: E402, F401: fixtures
 
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
 
@@ -50,7 +50,7 @@ class Made:
 
 
 def packed(weights, dtype: str = "float32"):
-    from cuda_fallback import kernels
+    from cuda_fallback.kernels import packed as kernels
     from cuda_fallback.quantized import QuantizedMatrix
 
     assert HAS_GPU or type(kernels._multiply).__name__ == "InterpretedFunction"
@@ -146,8 +146,9 @@ def test_several_matrices_as_one(call):
 
 def logits(path, use_kernels: bool) -> np.ndarray:
     """Of a prompt of two tokens and of a decoded one, float32 [2, V]."""
-    from cuda_fallback import kernels, model
-    from mlx_llama.core.checkpoint import open_checkpoint
+    from cuda_fallback import model
+    from cuda_fallback.kernels import packed as kernels
+    from mlx_llama.core.files.checkpoint import open_checkpoint
 
     kernels.try_out(DEVICE)
     with pytest.MonkeyPatch.context() as patch:
@@ -180,7 +181,7 @@ def compiled(bits: int, group_size: int, two_level: bool, has_biases: bool, x: s
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from cuda_fallback import kernels
+    from cuda_fallback.kernels import packed as kernels
     from cuda_fallback.quantized import PLANES
 
     matrix = packed_on_cpu(bits, group_size, has_biases)
@@ -204,7 +205,7 @@ def compiled(bits: int, group_size: int, two_level: bool, has_biases: bool, x: s
 
 
 def packed_on_cpu(bits: int, group_size: int, has_biases: bool):
-    from cuda_fallback import kernels
+    from cuda_fallback.kernels import packed as kernels
     from cuda_fallback.quantized import QuantizedMatrix
 
     weight = Made(bits, group_size, has_biases, (1, 256))

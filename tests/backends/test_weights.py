@@ -6,12 +6,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from making import make_checkpoint
 
 from cpu_fallback import ops
 from cpu_fallback.model import Llama
-from making import make_checkpoint
-from mlx_llama.core.checkpoint import open_checkpoint
-
+from mlx_llama.core.files.checkpoint import open_checkpoint
 
 STORED = {"float32": 4, "float16": 2, "bfloat16": 2}
 

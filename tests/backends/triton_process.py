@@ -13,7 +13,6 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
-
 from machine import required
 
 HAS_GPU = torch.cuda.is_available()

@@ -38,8 +38,8 @@ print("fine")
 @pytest.mark.parametrize("backend, package", [("mlx", "mlx"), ("cuda", "torch")])
 def test_a_backend_that_is_not_installed_says_what_to_install(backend, package, toy):
     code = BLOCK + f"""
-from mlx_llama.core import backend
-backend.importlib.util.find_spec = lambda name: None
+from mlx_llama.core.backends import selection
+selection.importlib.util.find_spec = lambda name: None
 from mlx_llama import cli, generate
 sys.exit(cli.run(generate.main, ["-p", "hi", "--backend", {backend!r}, "--model", {str(toy)!r}]))
 """

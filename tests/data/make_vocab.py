@@ -56,7 +56,7 @@ def main(models: Path) -> None:
     import llama_cpp
     from llama_cpp import Llama
 
-    from mlx_llama.core.gguf_tokenizer import _PRE_TOKENIZERS
+    from mlx_llama.core.text.gguf_tokenizer import _PRE_TOKENIZERS
 
     here = Path(__file__).parent
     result = {"texts": texts(200), "vocabularies": {}, "pre": {}}

@@ -8,8 +8,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-
 from making import make_checkpoint
+
 from mlx_llama import cli
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from making import make_checkpoint
+
 from mlx_llama import cli, generate
 
 

@@ -11,13 +11,13 @@ import sys
 
 import numpy as np
 import pytest
-
 from backends.evaluations import counted
 from machine import device_of
 from making import make_checkpoint
-from mlx_llama import bench, bench_host, bench_plot, bench_report
-from mlx_llama.bench_measure import Case, HostMemory, Row, itemsize, load, measure, measure_rows
-from mlx_llama.core.checkpoint import open_checkpoint
+
+from mlx_llama.bench import command as bench, host as bench_host, plot as bench_plot, report as bench_report
+from mlx_llama.bench.measure import Case, HostMemory, Row, itemsize, load, measure, measure_rows
+from mlx_llama.core.files.checkpoint import open_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_figures(loaded):
 
 
 def test_low_bit_weights_count_what_they_take_in_the_file(backend, tmp_path):
-    from mlx_llama.core.gguf_export import write_gguf
+    from mlx_llama.core.files.gguf_export import write_gguf
 
     write_gguf(open_checkpoint(make_checkpoint(tmp_path / "m")), tmp_path / "m.gguf", "Q4_0")
     loaded = load(open_checkpoint(tmp_path / "m.gguf"), backend, "auto")
@@ -270,7 +270,7 @@ def test_plot_without_its_library(door, toy, monkeypatch, tmp_path):
 
 def test_only_a_picture_needs_its_library(toy):
     asked = ["--model", str(toy), *"--backend cpu -p 4 -n 2 -r 1".split()]
-    code = ("import sys; sys.modules['matplotlib'] = None\nfrom mlx_llama import bench, cli\n"
+    code = ("import sys; sys.modules['matplotlib'] = None\nfrom mlx_llama import cli\nfrom mlx_llama.bench import command as bench\n"
             f"sys.exit(cli.run(bench.main, {asked!r}))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "of the bound" in done.stdout, done.stderr

@@ -11,19 +11,19 @@ import sys
 from collections import Counter
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
+from making import make_checkpoint
 from markdown_it import MarkdownIt
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from rich.console import Console
 
-from making import make_checkpoint
-from mlx_llama import chat, chat_commands, chat_terminal, chat_view, load
-from mlx_llama.chat_markdown import Blocks, MarkdownView, Rendered
-from mlx_llama.core.engine import Completion
+from mlx_llama import load
+from mlx_llama.chat import commands as chat_commands, repl as chat, terminal as chat_terminal, view as chat_view
+from mlx_llama.chat.markdown import Blocks, MarkdownView, Rendered
 from mlx_llama.core.errors import LlamaError
-from mlx_llama.core.session import Stream
+from mlx_llama.core.generation.engine import Completion
+from mlx_llama.core.generation.session import Stream
 
 PROMPT = ">>> "
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>78]|\([A-Z0-9])")
@@ -296,7 +296,7 @@ def test_a_model_without_template_is_told_before_anything_is_asked(door, tmp_pat
 
 
 def test_a_pipe_needs_neither_prompt_toolkit_nor_rich(toy):
-    program = ("import sys; from mlx_llama import chat, cli; code = cli.run(chat.main);"
+    program = ("import sys; from mlx_llama import cli; from mlx_llama.chat import repl as chat; code = cli.run(chat.main);"
                "sys.exit(code or sum(name in sys.modules for name in ('rich', 'prompt_toolkit')))")
     result = subprocess.run([sys.executable, "-c", program, "--model", toy, "--backend", "cpu", "-m", "2"],
                             input=b"hello\n", capture_output=True, timeout=60)
@@ -556,7 +556,8 @@ def test_a_frame_is_drawn_while_the_block_is_unfinished():
 # A model that always answers with the text in $ANSWER.
 PARROT = """
 import os, sys, time
-from mlx_llama import chat, cli
+from mlx_llama import cli
+from mlx_llama.chat import repl as chat
 from mlx_llama.core.engine import Engine
 
 def pieces(self, prompt, cache, resolved, completion, starts_text, drafter):

@@ -9,12 +9,13 @@ import sys
 
 import gguf
 import pytest
-from test_bad_input import DAMAGE, config, tensors
-
 from making import make_checkpoint, make_tokenizer
 from making_gguf import make_gguf
-from mlx_llama import chat, doctor, generate, quantize
-from mlx_llama.core import machine
+
+from doors.test_bad_input import DAMAGE, config, tensors
+from mlx_llama import doctor, generate, quantize
+from mlx_llama.chat import repl as chat
+from mlx_llama.core.system import machine
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+BENCHMARKS = EXAMPLES / "benchmarks"
 RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py"}  # tests/doors/test_guide.py, and by compare_peers.py
 RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py"}  # tests/doors/test_measure_gpu.py, tests/backends/test_captured_step.py
 
@@ -19,7 +20,8 @@ HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
 
 
 def start(name: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=300)
+    file = next(EXAMPLES.rglob(name))
+    return subprocess.run([sys.executable, str(file), *arguments], capture_output=True, text=True, timeout=300)
 
 
 def run(name: str, *arguments: str) -> str:
@@ -146,7 +148,7 @@ def test_compare_peers_makes_a_checkpoint_of_its_own(backend):
 
 
 def test_a_peer_that_is_not_installed_is_left_out(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.syspath_prepend(BENCHMARKS)
     import compare_peers
     import peers_checkpoint
 
@@ -161,7 +163,7 @@ def test_a_peer_that_is_not_installed_is_left_out(monkeypatch, capsys):
 
 
 def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.syspath_prepend(BENCHMARKS)
     import compare_peers
 
     comparison = compare_peers.Comparison.__new__(compare_peers.Comparison)
@@ -178,5 +180,5 @@ def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
 
 def test_every_example_is_run_here():
     source = Path(__file__).read_text(encoding="utf-8")
-    for path in EXAMPLES.glob("*.py"):
+    for path in (*EXAMPLES.glob("*.py"), *BENCHMARKS.glob("*.py")):
         assert path.name in RUN_ELSEWHERE or f'"{path.name}"' in source, path.name

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-
 from making import make_checkpoint
+
 from mlx_llama import load
 
 
@@ -71,7 +71,7 @@ def test_a_bad_input_is_one_line_and_exit_code_2(arguments, stdin, message, toy)
 
 
 def test_threads_and_activation_bits_reach_the_model(guide_q8):
-    from cpu_fallback import compiled
+    from cpu_fallback import kernels as compiled
 
     if compiled.find_target()[0] is None:
         pytest.skip(f"the compiled path is not to be had here: {compiled.find_target()[1]}")
@@ -82,7 +82,7 @@ def test_threads_and_activation_bits_reach_the_model(guide_q8):
 
 def test_stats_tell_a_models_notices(guide_q8, capfd, monkeypatch):
     from mlx_llama import cli, generate
-    from mlx_llama.core import backend
+    from mlx_llama.core.backends import selection as backend
 
     wrapped = backend.Backend.load
 
@@ -139,7 +139,15 @@ def test_a_reader_that_leaves_is_no_error(toy):
 def test_the_commands_are_listed():
     done = subprocess.run([sys.executable, "-m", "mlx_llama"], capture_output=True, text=True, timeout=60)
     for name in ("chat", "generate", "bench"):
-        assert f"python -m mlx_llama.{name}" in done.stdout
+        assert f"mlx_llama {name}" in done.stdout
         shown = subprocess.run([sys.executable, "-m", f"mlx_llama.{name}", "--help"], capture_output=True, text=True,
                                timeout=60)
         assert shown.returncode == 0 and "--model" in shown.stdout, shown.stderr
+        through = subprocess.run([sys.executable, "-m", "mlx_llama", name, "--help"], capture_output=True, text=True,
+                                 timeout=60)
+        assert through.returncode == 0 and "--model" in through.stdout, through.stderr
+
+
+def test_a_command_that_is_unknown_is_one_line():
+    done = subprocess.run([sys.executable, "-m", "mlx_llama", "chatt"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == "" and "choose one of chat" in done.stderr

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from machine import device_of
+
 from mlx_llama import load
-from mlx_llama.core.checkpoint import GUIDE_PATH
+from mlx_llama.core.files.checkpoint import GUIDE_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 # Greedy tokens are transformers' own; sampled ones were written by the NumPy path and must be everybody's.
@@ -89,7 +89,7 @@ def test_it_is_small_and_has_grouped_heads():
 
 def test_the_card_quotes_the_score_and_the_score_holds():
     """At least 80 % of the questions kept out of training hold the right fact, and the card says what the command says."""
-    done = subprocess.run([sys.executable, "examples/train_guide.py", "--evaluate", "--backend", "cpu"], cwd=ROOT,
+    done = subprocess.run([sys.executable, "examples/training/train_guide.py", "--evaluate", "--backend", "cpu"], cwd=ROOT,
                           capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     card = (GUIDE_PATH / "README.md").read_text(encoding="utf-8")

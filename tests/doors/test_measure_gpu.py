@@ -1,4 +1,4 @@
-"""examples/measure_gpu.py, whole, on CPUs; and that its proofs would fail if something were wrong."""
+"""examples/benchmarks/measure_gpu.py, whole, on CPUs; and that its proofs would fail if something were wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from machine import missing
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 COMMAND = [sys.executable, str(EXAMPLES / "measure_gpu.py"), "--device", "cpu", "--shapes", "tiny"]
 HERE = [name for name in ("cuda", "mlx") if not missing(name)]
 PROOFS = {"low-bit products", "logits", "same bits", "steps", "same tokens"}

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from machine import to_run
 from making import make_checkpoint
 from making_gguf import make_gguf
-from mlx_llama import parity, parity_report
-from mlx_llama.core import parity as core
-from mlx_llama.core.checkpoint import open_checkpoint
+
 from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.proofs import parity as core
+from mlx_llama.parity import command as parity, report as parity_report
 
 BACKENDS = [name for name in ("mlx", "cpu", "cuda") if name in to_run()]
 LAYERS = 3
@@ -189,7 +189,7 @@ def test_a_planted_fault_is_named(backend, fault, door, monkeypatch):
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "cpu"])
 def test_swapped_heads_are_named(backend, door, monkeypatch):
-    from mlx_llama.core import backend as backends
+    from mlx_llama.core.backends import selection as backends
 
     original = backends.Backend.load
 
@@ -208,7 +208,7 @@ def test_swapped_heads_are_named(backend, door, monkeypatch):
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "cpu"])
 def test_a_wrong_group_scale_is_named(backend, door, monkeypatch):
-    from mlx_llama.core import backend as backends
+    from mlx_llama.core.backends import selection as backends
 
     original = backends.Backend.load
 
@@ -370,7 +370,7 @@ def test_a_damaged_trace_is_named(door, tmp_path):
 
 
 def test_other_weights_are_another_checkpoint(tmp_path):
-    from mlx_llama.core.trace import checkpoint_hash
+    from mlx_llama.core.proofs.trace import checkpoint_hash
 
     first = open_checkpoint(model())
     assert checkpoint_hash(first) == checkpoint_hash(open_checkpoint(model()))

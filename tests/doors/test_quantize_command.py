@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import pytest
-
 from machine import device_of
 from making import make_checkpoint
+
 from mlx_llama import generate, quantize
-from mlx_llama.core.checkpoint import hub, open_checkpoint
+from mlx_llama.core.files import hub
+from mlx_llama.core.files.checkpoint import open_checkpoint
 
 
 @pytest.mark.parametrize("arguments, name, bits", [
@@ -132,8 +133,8 @@ def test_a_pipe_sees_no_progress():
 
 def test_loading_reports_every_byte(backend, tmp_path):
     """Every backend says how far it has come, to the last byte, whatever it does to the weights."""
-    from mlx_llama.core import progress
-    from mlx_llama.core.quantize import write_mlx
+    from mlx_llama.core.files.quantize import write_mlx
+    from mlx_llama.core.system import progress
 
     source = make_checkpoint(tmp_path / "in", dtype="bfloat16")
     write_mlx(open_checkpoint(source), tmp_path / "out", 4, 32)

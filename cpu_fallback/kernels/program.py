@@ -1,0 +1,365 @@
+"""A forward pass as data: a list of operations that a small compiled runner walks through, on all threads at once.
+
+An operation is a record of 32 words (int64): what to do, how many items it has, where its operands are. Threads take items
+from a common counter in small portions, so that one which is held up by another process leaves its share to the others,
+and wait for each other before the next operation. What differs from call to call (how many tokens, where the cache is) is
+in a second record, the context. The same records drive decoding and prompts; only the kernels' tile differs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import arithmetic, layouts
+from .emit import Function, Module, Value, Variable, f32, f32s, i32, i64, void
+from .layouts import GROUP, FloatLayout, Form, Layout
+from .target import Compiled, Target, compile_module
+
+WORDS = 32  # of a record
+
+# kind: which operation. items: how many; times the context's tokens, if per_token. portion: items taken at a time. wait: for
+# the other threads, once done. counters: where each thread's share is counted.
+_COMMON = ("kind", "items", "per_token", "portion", "wait", "counters")
+# Addresses are of float32 unless said otherwise; every "_bytes" is a distance.
+_OPERANDS = {
+    # items: panels. out[token] = panels times x[token] (+ bias) (+ out)
+    "product": ("weights", "panel_bytes", "blocks", "x", "x_bytes", "out", "out_bytes", "bias", "accumulate"),
+    # items: parts of a token's groups. a (times b, after the norm or silu) -> records at x
+    "pack": ("a", "a_bytes", "b", "b_bytes", "groups", "part", "x", "x_bytes", "width", "eps", "scratch"),
+    # items: tokens. Rotate queries and keys in place, store keys and values into the cache
+    "rotate": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "values_at", "layer"),
+    # items: key heads of tokens
+    "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", "layer"),
+}
+_FIELDS = {kind: {name: index for index, name in enumerate(_COMMON + operands)} for kind, operands in _OPERANDS.items()}
+CONTEXT = {name: index for index, name in enumerate((
+    "tokens", "first_row", "position", "window", "cosine", "sine", "caches", "row_bytes", "head_bytes", "scores",
+    "scores_bytes", "scores_head_bytes", "sync"))}
+
+_OPERATION = {"op": i64, "lo": i64, "hi": i64, "thread": i64, "context": i64}
+SPINS = 2000  # rounds of waiting for other threads, some 20 microseconds, before the system is asked to run others
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the machine code depends on: the weights' layouts and the formats in the file that they are filled from (see
+    kernels.fill), the bits of activations against low-bit weights, the size of a head."""
+
+    target: Target
+    sources: tuple[tuple[Layout, str], ...]
+    activation_bits: int
+    head_dim: int
+
+    def form_of(self, layout: Layout) -> Form:
+        """What a layout is multiplied with. Where no offset matters, a form that another layout needs anyway will do."""
+        if isinstance(layout, FloatLayout) or self.activation_bits == 32:
+            return layouts.FLOAT
+        low_bit = [layout, *(other for other in self.layouts if not isinstance(other, FloatLayout))]
+        offset = next(filter(None, (arithmetic.dot_offset(self.target, one) for one in low_bit)), 0)
+        return layouts.form(self.activation_bits, self.target.dot, offset)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        return tuple(dict.fromkeys(layout for layout, _ in self.sources))
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        return tuple(dict.fromkeys(self.form_of(layout) for layout in self.layouts))
+
+
+def tile(target: Target, form: Form, decode: bool) -> int:
+    """Tokens of an activation block."""
+    return 1 if decode else target.float_tile if form.name == "float" else target.tile
+
+
+class Code:
+    """The machine code for a recipe. kinds: the number of each operation by name; run: the runner."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe = recipe
+        self.kinds = {name: index for index, (name, _) in enumerate(_operations(recipe))}
+        fills = {source: arithmetic.fill_name(*source) for source in recipe.sources}
+        self.compiled: Compiled = compile_module(recipe.target, repr(recipe), ["run", *fills.values()],
+                                                 lambda: _write(recipe))
+        self.run = self.compiled.function("run", len(_RUN))
+        self.fill = {source: self.compiled.function(name, len(arithmetic.FILL)) for source, name in fills.items()}
+
+
+def product_kind(layout: Layout, decode: bool) -> str:
+    return f"product {layout.name} {'decode' if decode else 'prompt'}"
+
+
+def pack_kind(form: Form, source: str, decode: bool) -> str:
+    return f"pack {source} {form.name} {form.offset} {'decode' if decode else 'prompt'}"
+
+
+class Program:
+    """A list of operations, ready to run.
+
+    threads: how many will walk through it. Every address in it must stay valid as long as the program.
+    """
+
+    def __init__(self, code: Code, threads: int):
+        self.code, self.threads = code, threads
+        self._records: list[dict[str, int]] = []
+        self.records: np.ndarray | None = None
+
+    def add(self, kind: str, items: int, portion: int = 1, per_token: bool = False, wait: bool = True,
+            **operands: int) -> None:
+        """Append an operation; `operands` are exactly those of its kind. wait=False: the next one does not need it."""
+        fields = _FIELDS[kind.split()[0]]
+        if set(operands) != set(fields) - set(_COMMON):
+            raise TypeError(f"operands of {kind} are {sorted(set(fields) - set(_COMMON))}, not {sorted(operands)}")
+        if kind not in self.code.kinds:
+            raise ValueError(f"{kind!r} is not among the compiled operations {sorted(self.code.kinds)}")
+        values = {"kind": self.code.kinds[kind], "items": items, "per_token": int(per_token), "portion": max(1, portion),
+                  "wait": int(wait), "counters": 0} | operands
+        if bad := {name: value for name, value in values.items() if not isinstance(value, int) or value < 0}:
+            raise ValueError(f"operands of {kind} must be whole numbers, not {bad}")
+        self._records.append({fields[name]: value for name, value in values.items()})
+
+    def __iadd__(self, other: Program) -> Program:
+        self._records += other._records
+        return self
+
+    def finish(self) -> Program:
+        """No more operations: lay the records out."""
+        count = len(self._records)
+        self.records = np.zeros((count, WORDS), np.int64)
+        for row, record in zip(self.records, self._records):
+            for index, value in record.items():
+                row[index] = value
+        self._counters = np.zeros((count, self.threads, 8), np.int64)  # one cache line for each thread's share
+        self.records[:, _COMMON.index("counters")] = self._counters.ctypes.data + self._counters[0].nbytes * np.arange(count)
+        return self
+
+    def prepare(self, context: np.ndarray) -> None:
+        """Before every run. context: int64 [words of CONTEXT]."""
+        if self.records is None or context.shape != (len(CONTEXT),) or context.dtype != np.int64:
+            raise ValueError(f"a finished program and a context int64 [{len(CONTEXT)}] are needed, not {context.shape}")
+        self._counters.fill(0)
+
+    def walk(self, context: np.ndarray, thread: int) -> None:
+        """Take part in a run as number `thread`; returns when all operations are done."""
+        self.code.run(self.records.ctypes.data, len(self.records), thread, self.threads, context.ctypes.data)
+
+
+# ---- machine code
+
+
+def _word(f: Function, record: Value, index: int) -> Value:
+    return f.load(i64, record, 8 * index, 8)
+
+
+class _Operation:
+    """An operation's function under construction, with its operands and the context by name."""
+
+    def __init__(self, module: Module, name: str):
+        self.kind = name.split()[0]
+        self.f = Function(module, "op " + name, _OPERATION)
+
+    def __getattr__(self, name: str) -> Value:
+        if name not in _FIELDS[self.kind]:
+            raise AttributeError(name)
+        return _word(self.f, self.f.op, _FIELDS[self.kind][name])
+
+    def context(self, name: str) -> Value:
+        return _word(self.f, self.f.context, CONTEXT[name])
+
+
+def _operations(recipe: Recipe) -> list[tuple[str, Callable[[Module, str], Function]]]:
+    """Every operation: its name, and what writes it."""
+    target, found = recipe.target, []
+    for decode in (True, False):
+        for layout in recipe.layouts:
+            form = recipe.form_of(layout)
+            found.append((product_kind(layout, decode), _product(target, layout, form, tile(target, form, decode))))
+        for form in recipe.forms:
+            for source in ("norm", "plain", "silu"):
+                found.append((pack_kind(form, source, decode), _pack(form, source, tile(target, form, decode))))
+    found.append(("rotate", _rotate(recipe.head_dim)))
+    found.append(("attend", _attend(recipe.head_dim)))
+    return found
+
+
+def _product(target: Target, layout: Layout, form: Form, tokens: int) -> Callable[[Module, str], Function]:
+    def write(module: Module, name: str) -> Function:
+        one = arithmetic.product(module, target, layout, form, tokens)
+        several = arithmetic.PANELS_AT_ONCE if tokens == 1 and form.name == "float" and isinstance(layout, FloatLayout) else 1
+        many = arithmetic.product(module, target, layout, form, tokens, several)
+        o = _Operation(module, name)
+        f = o.f
+        weights, panel_bytes, blocks, out, out_bytes = o.weights, o.panel_bytes, o.blocks, o.out, o.out_bytes
+        x, x_bytes, bias, accumulate = o.x, o.x_bytes, o.bias, o.accumulate
+        has_bias = bias.compare("!=", 0)
+
+        def panels(kernel: Function, at_once: int, start: Value, end: Value, block: Value) -> None:
+            with f.loop(end, start, at_once) as p:
+                f.call(kernel, weights + p * panel_bytes, x + block * x_bytes,
+                       out + p * (4 * layouts.ROWS) + block * tokens * out_bytes, out_bytes, blocks,
+                       has_bias.choose(bias + p * (4 * layouts.ROWS), 0), accumulate)
+
+        with f.loop((o.context("tokens") + (tokens - 1)) // tokens) as block:
+            middle = f.lo + (f.hi - f.lo) // several * several
+            panels(many, several, f.lo, middle, block)
+            if several > 1:
+                panels(one, 1, middle, f.hi, block)
+        return f.finish()
+
+    return write
+
+
+def _pack(form: Form, source: str, tokens: int) -> Callable[[Module, str], Function]:
+    def write(module: Module, name: str) -> Function:
+        pack = arithmetic.pack(module, form, source, tokens)
+        squares = arithmetic.sum_of_squares(module)
+        o = _Operation(module, name)
+        f = o.f
+        part, groups = o.part, o.groups
+        parts = (groups + part - 1) // part
+        with f.loop(f.hi, f.lo) as item:
+            token, start = item // parts, item % parts * part
+            row = token + o.context("first_row")
+            a, b = o.a + row * o.a_bytes, o.b + row * o.b_bytes
+            factor = f.constant(f32, 1.0)
+            if source == "norm":
+                scratch = o.scratch + f.thread * 64
+                f.call(squares, a, groups, scratch)
+                width, eps = f.load(f32, f.op, 8 * _FIELDS["pack"]["width"], 4), f.load(f32, f.op, 8 * _FIELDS["pack"]["eps"], 4)
+                factor = f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch, 0, 4) / width + eps)
+            at = start * (4 * GROUP)
+            out = o.x + token // tokens * o.x_bytes + start // layouts.SPAN * form.record(tokens)
+            f.call(pack, a + at, b + at, factor, (groups - start).at_most(part), out, token % tokens)
+        return f.finish()
+
+    return write
+
+
+def _rotate(head_dim: int) -> Callable[[Module, str], Function]:
+    def write(module: Module, name: str) -> Function:
+        rotate = arithmetic.rotate(module, head_dim)
+        o = _Operation(module, name)
+        f = o.f
+        caches = o.context("caches") + o.layer * 16
+        row_bytes, head_bytes = o.context("row_bytes"), o.context("head_bytes")
+        with f.loop(f.hi, f.lo) as token:
+            row = o.qkv + token * o.qkv_bytes
+            angles = token * (4 * (head_dim // 2))
+            cosine, sine = o.context("cosine") + angles, o.context("sine") + angles
+            with f.loop(o.heads) as h:
+                f.call(rotate, row + h * (4 * head_dim), cosine, sine)
+            position = o.context("position") + token
+            with f.loop(o.key_heads) as h:
+                key = row + o.keys_at + h * (4 * head_dim)
+                f.call(rotate, key, cosine, sine)
+                value = row + o.values_at + h * (4 * head_dim)
+                at = h * head_bytes + position * row_bytes
+                for source, store in ((key, f.load(i64, caches, 0, 8) + at), (value, f.load(i64, caches, 8, 8) + at)):
+                    whole = head_dim // 16 * 16
+                    for d in range(0, whole, 16):
+                        f.store(f.load(f32s, source, 4 * d, 4), store, 4 * d, 4)
+                    with f.loop(head_dim, whole) as d:
+                        f.store(f.load(f32, source, d * 4, 4), store, d * 4, 4)
+        return f.finish()
+
+    return write
+
+
+def _attend(head_dim: int) -> Callable[[Module, str], Function]:
+    def write(module: Module, name: str) -> Function:
+        attend = arithmetic.attend(module, head_dim)
+        o = _Operation(module, name)
+        f = o.f
+        caches = o.context("caches") + o.layer * 16
+        keys, values = f.load(i64, caches, 0, 8), f.load(i64, caches, 8, 8)
+        key_heads, shared, window = o.key_heads, o.shared, o.context("window")
+        scores = o.context("scores") + f.thread * o.context("scores_bytes")
+        head = shared * (4 * head_dim)
+        with f.loop(f.hi, f.lo) as item:
+            token, h = item // key_heads, item % key_heads
+            end = o.context("position") + token + 1
+            first = end.compare(">", window).choose(end - window, 0)
+            at = h * o.context("head_bytes")
+            f.call(attend, o.qkv + token * o.qkv_bytes + h * head, keys + at, values + at,
+                   o.out + token * o.out_bytes + h * head, first, end, o.context("row_bytes"), shared, scores,
+                   o.context("scores_head_bytes"))
+        return f.finish()
+
+    return write
+
+
+def _barrier(module: Module) -> Function:
+    """Wait until all threads are here. sync: two i64 on cache lines of their own: how many came, which round it is."""
+    f = Function(module, "barrier", {"sync": i64, "threads": i64})
+    round_at = f.sync + 64
+    before = f.atomic_load(round_at)
+    came = f.atomic_add(f.sync, 1)
+    with f.either((came + 1).compare("==", f.threads)) as (last, others):
+        with last:
+            f.atomic_store(f.sync, 0)
+            f.atomic_add(round_at, 1)
+        with others:
+            spins = Variable(f, f.constant(i64, 0))
+            with f.forever() as leave_if:
+                leave_if(f.atomic_load(round_at).compare("!=", before))
+                with f.either(spins.get().compare("<", SPINS)) as (spin, give_way):
+                    with spin:
+                        _pause(f)
+                        spins.set(spins.get() + 1)
+                    with give_way:
+                        f.intrinsic("mlx_llama_yield", i32)
+    return f.finish()
+
+
+def _pause(f: Function) -> None:
+    """Tells the processor that this loop is waiting."""
+    if "aarch64" in f.module.triple or "arm64" in f.module.triple:
+        f.intrinsic("llvm.aarch64.hint", void, f.constant(i32, 1))
+    else:
+        f.intrinsic("llvm.x86.sse2.pause", void)
+
+
+_RUN = {"program": i64, "count": i64, "thread": i64, "threads": i64, "context": i64}
+
+
+def _write(recipe: Recipe) -> Module:
+    module = Module()
+    module.triple = recipe.target.triple
+    for source in recipe.sources:
+        arithmetic.fill(module, *source)
+    operations = [write(module, name) for name, write in _operations(recipe)]
+    barrier = _barrier(module)
+    f = Function(module, "run", _RUN, public=True)
+    sync, tokens = (_word(f, f.context, CONTEXT[name]) for name in ("sync", "tokens"))
+    at = {name: index for index, name in enumerate(_COMMON)}
+    with f.loop(f.count) as i:
+        op = f.program + i * (8 * WORDS)
+        items = _word(f, op, at["items"])
+        items = _word(f, op, at["per_token"]).compare("!=", 0).choose(items * tokens, items)
+        portion, kind, counters = (_word(f, op, at[name]) for name in ("portion", "kind", "counters"))
+        # Every thread begins with its own share of the items, which stays in its caches, then helps the others.
+        with f.loop(f.threads) as turn:
+            owner = (f.thread + turn) % f.threads
+            begin, end = owner * items // f.threads, (owner + 1) * items // f.threads
+            with f.forever() as leave_if:
+                lo = begin + f.atomic_add(counters + owner * 64, portion)
+                leave_if(lo.compare(">=", end))
+                hi = (lo + portion).at_most(end)
+                f.switch(kind, [lambda operation=operation: f.call(operation, op, lo, hi, f.thread, f.context)
+                                for operation in operations])
+        with f.when(_word(f, op, at["wait"]).compare("!=", 0)):
+            f.call(barrier, sync, f.threads)
+    f.finish()
+    return module
+
+
+def float_bits(number: float) -> int:
+    """A float32 as the low half of a word."""
+    return int(np.float32(number).view(np.uint32))
+
+
+assert sys.byteorder == "little"

@@ -1,0 +1,1 @@
+"""Triton kernels and the CUDA graph of a decoded token."""

@@ -1,0 +1,152 @@
+"""Triton kernels that read a QuantizedMatrix packed. Imported where there is a GPU, since it needs the package triton.
+
+`multiply` is bound by the memory: every word of the weights is loaded once, sixteen bytes to a thread, and unpacked in
+registers. A program takes ROWS rows of the matrix, which share what it loads of x, and UNITS of their words at a time.
+Codes are multiplied as they are and scaled once for each word, which lies within a group:
+
+    sum over a word of w x  =  scale * sum(code x)  +  (bias - scale * offset) * sum(x)
+
+A matrix of few rows is cut along K as well, into parts whose sums are added in a fixed order: the same bits in every
+run.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
+
+MOST_ROWS = 16  # rows of x up to which `multiply` is meant; for more a dense product with dequantised blocks is cheaper
+
+_ROWS, _UNITS = 4, 128  # of one warp of `multiply`: 32 lanes with 16 bytes of each row
+_WARPS = 4  # of one program, side by side along K
+_PROGRAMS = 512  # a matrix of fewer blocks of rows is cut along K: large GPUs have some 130 multiprocessors
+_COLUMNS = 1024  # of one program of `dequantize`
+
+
+@triton.jit
+def _scaling(values, supers, row, group, inside, GROUPS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr):
+    """Scales or biases of `group`s of `row`s, float32: [rows, 1] and [1, n] -> [rows, n]."""
+    found = tl.load(values + row * GROUPS + group, mask=inside, other=0).to(tl.float32)
+    if supers is not None:
+        above = tl.load(supers + row * (GROUPS * GROUP // SUPER) + group * GROUP // SUPER, mask=inside, other=0)
+        found *= above.to(tl.float32)
+    return found
+
+
+@triton.jit
+def _multiply(x, low, high, scales, biases, super_scales, super_biases, out, M, N, K: tl.constexpr, LOW: tl.constexpr,
+              HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr, DIGITS: tl.constexpr,
+              CHUNK: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, PART: tl.constexpr):
+    """out[part, m, n] = x[m] @ w[n] over PART words of each row. x: [M, K]; out: [parts, M, N]."""
+    WORDS: tl.constexpr = K // DIGITS  # of a row
+    m = tl.program_id(0) % M  # neighbours share their rows of w
+    n = tl.program_id(0) // M * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(1)
+    row = tl.minimum(n, N - 1).to(tl.int64)[:, None]
+    total = tl.zeros((ROWS, UNITS), tl.float32)
+    for start in range(part * PART, tl.minimum(part * PART + PART, WORDS), UNITS):
+        unit = (start + tl.arange(0, UNITS))[None, :]
+        # The hint gives all loads one layout over the threads, or codes would be moved between them.
+        near = tl.max_contiguous(start + tl.arange(0, UNITS), CHUNK)[None, :]
+        inside = unit < WORDS
+        words = tl.load(low + row * WORDS + near, mask=inside, other=0)
+        if HIGH:
+            tops = tl.load(high + row * WORDS + near, mask=inside, other=0).to(tl.int32)
+        first = unit // CHUNK * (CHUNK * DIGITS) + unit % CHUNK  # column of a word's digit 0
+        product = tl.zeros((ROWS, UNITS), tl.float32)
+        plain = tl.zeros((1, UNITS), tl.float32)
+        for p in tl.static_range(DIGITS):
+            code = (words >> (p * LOW)) & ((1 << LOW) - 1)
+            if HIGH:
+                code |= ((tops >> (p * HIGH)) & ((1 << HIGH) - 1)) << LOW
+            value = tl.load(x + m * K + first + p * CHUNK, mask=inside, other=0).to(tl.float32)
+            product += code.to(tl.float32) * value
+            plain += value
+        group = first // GROUP
+        scale = _scaling(scales, super_scales, row, group, inside, K // GROUP, GROUP, SUPER)
+        bias = -OFFSET * scale
+        if biases is not None:
+            bias += _scaling(biases, super_biases, row, group, inside, K // GROUP, GROUP, SUPER)
+        total += scale * product + bias * plain
+    target = out + (part * M + m) * N + n
+    tl.store(target, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out, start, K: tl.constexpr,
+                LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr,
+                DIGITS: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr):
+    """out[i] = row rows[i] of w, or start + i without `rows`; COLUMNS columns of one row. out: [n, K]."""
+    WORDS: tl.constexpr = K // DIGITS
+    i = tl.program_id(0).to(tl.int64)
+    if rows is None:
+        row = start + i
+    else:
+        row = tl.load(rows + i).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < K
+    unit = column // (CHUNK * DIGITS) * CHUNK + column % CHUNK
+    digit = column // CHUNK % DIGITS
+    code = (tl.load(low + row * WORDS + unit, mask=inside, other=0) >> (digit * LOW)) & ((1 << LOW) - 1)
+    if HIGH:
+        tops = tl.load(high + row * WORDS + unit, mask=inside, other=0).to(tl.int32)
+        code |= ((tops >> (digit * HIGH)) & ((1 << HIGH) - 1)) << LOW
+    group = column // GROUP
+    value = (code - OFFSET).to(tl.float32)
+    value *= _scaling(scales, super_scales, row, group, inside, K // GROUP, GROUP, SUPER)
+    if biases is not None:
+        value += _scaling(biases, super_biases, row, group, inside, K // GROUP, GROUP, SUPER)
+    tl.store(out + i * K + column, value.to(out.dtype.element_ty), mask=inside)
+
+
+def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, **given: object) -> None:
+    """Launch a kernel."""
+    kernel[grid](*arguments, **given)
+
+
+def try_out(device: torch.device) -> None:
+    """Compile and launch a small `multiply`. Raises whatever Triton raises where it cannot."""
+    low = torch.zeros((1, 2), dtype=torch.int32, device=device)
+    scales = torch.zeros((1, 1), dtype=torch.float16, device=device)
+    matrix = QuantizedMatrix((1, 16), 4, 16, 8, 8, 2, low, None, scales, None, None, None, torch.float16)
+    multiply(matrix, torch.zeros((1, 16), dtype=torch.float16, device=device))
+
+
+def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
+    """x @ w.T from the packed codes, products and sums in float32. x: [M, K]; returns [M, N] in x's dtype."""
+    (M, _), (N, K) = x.shape, matrix.shape
+    words = K // matrix.digits
+    warps = _WARPS
+    while warps > 1 and words < _UNITS * warps:
+        warps //= 2
+    units = min(_UNITS * warps, triton.next_power_of_2(words))
+    blocks, steps = triton.cdiv(N, _ROWS), triton.cdiv(words, units)
+    part = triton.cdiv(steps, triton.cdiv(_PROGRAMS, blocks)) * units
+    parts = triton.cdiv(words, part)
+    out = torch.empty((parts, M, N), dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
+    run(_multiply, (M * blocks, parts), x.contiguous(), *_parts(matrix), out, M, N, K, *_constants(matrix), ROWS=_ROWS,
+        UNITS=units, PART=part, num_warps=warps, enable_fp_fusion=True)
+    return out[0] if parts == 1 else out.sum(0).to(x.dtype)
+
+
+def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Some rows as [n, K] in `dtype`, rounded as torch's own operations round: a slice, or int indices [n]."""
+    rows, start = (None, which.start) if isinstance(which, slice) else (which.contiguous(), 0)
+    n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
+    out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
+    columns = min(_COLUMNS, triton.next_power_of_2(K))
+    run(_dequantize, (n, triton.cdiv(K, columns)), rows, *_parts(matrix), out, start, K, *_constants(matrix),
+        COLUMNS=columns, enable_fp_fusion=False)
+    return out
+
+
+def _parts(matrix: QuantizedMatrix) -> tuple[torch.Tensor | None, ...]:
+    return matrix.low, matrix.high, matrix.scales, matrix.biases, matrix.super_scales, matrix.super_biases
+
+
+def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
+    """What a kernel is compiled for: LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, CHUNK."""
+    return *PLANES[matrix.bits], matrix.group_size, matrix.offset, SUPER_GROUP, matrix.digits, matrix.chunk

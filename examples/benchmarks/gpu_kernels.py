@@ -1,0 +1,190 @@
+"""The cuda backend's Triton kernels on a GPU: are they right, and how fast do they read? For measure_gpu.py.
+
+Sizes are those of an 8B Llama's layers. A kernel is judged by the same arithmetic in float64, and timed within a CUDA
+graph over several matrices in turn, so that no weights are found in the GPU's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+PRODUCTS = {"qkv": (6144, 4096), "out": (4096, 4096), "gate, up": (28672, 4096), "down": (4096, 14336),
+            "head": (128256, 4096)}
+HEADS = (32, 8, 128)  # query heads, key heads, width of a head
+LOW_BIT = (28672, 4096)
+VOCABULARY = 128256
+ROOM, LENGTH = 6000, 4096  # positions of a cache that is judged, and of one that is timed
+DEVICE = "cuda"
+POSITIONS = (0, 63, 64, 127, 4095, 4096, 5000)
+BOUNDS = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}  # largest error over the root mean square
+APART = 256 << 20  # bytes that lie between two readings of a weight, more than a GPU's cache holds
+
+
+def _normal(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> Any:
+    import torch
+
+    return (torch.randn(shape, device=DEVICE) * scale).to(dtype)
+
+
+def _error(found: Any, right: Any) -> float:
+    right = right.double()
+    error = float((found.double() - right).abs().max() / right.square().mean().sqrt())
+    return error if np.isfinite(error) else 1e300
+
+
+def check() -> list[dict[str, Any]]:
+    """Each kernel of a step in each dtype: its error, and the one allowed."""
+    import torch
+
+    torch.manual_seed(0)
+    found = []
+    with torch.no_grad():
+        for name, bound in BOUNDS.items():
+            errors = _errors(getattr(torch, name))
+            found += [{"name": f"{kernel} {name}", "error": error, "bound": bound, "ok": error <= bound}
+                      for kernel, error in errors.items()]
+        found.append({"name": "noise", "ok": _noise_is_right()})
+    return found
+
+
+def _errors(dtype: Any) -> dict[str, float]:
+    import torch
+    import torch.nn.functional as F
+
+    from cuda_fallback.kernels import decode as fused
+
+    def silu_gated(both: Any) -> Any:
+        gate, up = both.double().chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    found: dict[str, float] = {}
+    x, delta, weight = (_normal(shape, dtype) for shape in ((3, 4096), (3, 4096), (4096,)))
+    total, normed = fused.add_rms_norm(x, delta, weight, 1e-5)
+    exact = total.double()
+    found["sum"] = _error(total, x.double() + delta.double())
+    found["norm"] = _error(normed, exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double())
+    for name, (N, K) in PRODUCTS.items():
+        x, weight, bias = _normal((1, K), dtype), _normal((min(N, 2048), K), dtype, K**-0.5), _normal((min(N, 2048),), dtype)
+        right = x.double() @ weight.double().T + bias.double()
+        found[f"product {name}"] = _error(fused.multiply(x, weight, bias), right)
+        found[f"gated product {name}"] = _error(fused.multiply_gated(x, weight, bias), silu_gated(right))
+    both = _normal((5, 2 * 14336), dtype)
+    found["gate"] = _error(fused.gate(both), silu_gated(both))
+    H, G, D = HEADS
+    cosines, sines = torch.rand((2, ROOM, D // 2), device=DEVICE) * 2 - 1
+
+    def turned(heads: Any, start: int) -> Any:
+        """heads: [..., T, D]."""
+        first, second = heads.double().chunk(2, dim=-1)
+        cosine, sine = (part[start:start + heads.shape[-2]].double() for part in (cosines, sines))
+        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+    heads = _normal((1, 7, H, D), dtype).transpose(1, 2)
+    found["rotation"] = _error(fused.rotate(heads, cosines[:7], sines[:7]), turned(heads, 0))
+    for position in POSITIONS:
+        for window in (None, 1000):
+            keys, values = _normal((1, G, ROOM, D), dtype), _normal((1, G, ROOM, D), dtype)
+            addresses = [array.data_ptr() for array in (cosines, sines, keys, values)]
+            state = torch.tensor([position, 0, 0, 0, ROOM, 0, *addresses], device=DEVICE)
+            heads = _normal((1, (H + 2 * G) * D), dtype)
+            query = fused.store_rotated(state, 0, heads, H, G, D)
+            split = heads.view(H + 2 * G, 1, D)
+            right = turned(split[:H + G], position)[:, 0]
+            stored = torch.cat([query, keys[0, :, position], values[0, :, position]])
+            found[f"row {position}"] = _error(stored, torch.cat([right, split[H + G:, 0].double()]))
+            first = max(0, position + 1 - window) if window else 0
+            seen = [part[0, :, first:position + 1].double().repeat_interleave(H // G, 0) for part in (keys, values)]
+            shares = torch.softmax((seen[0] @ query.double()[:, :, None])[..., 0] * D**-0.5, dim=-1)
+            right = (shares[:, None] @ seen[1]).reshape(1, -1)
+            found[f"attention {position} {window}"] = _error(fused.attend(state, 0, query, G, window, D**-0.5), right)
+    return found
+
+
+def _noise_is_right() -> bool:
+    import torch
+
+    from cuda_fallback.kernels import decode as fused
+    from mlx_llama.core.generation import rng
+
+    seed, position = 2**63 + 12345, 77
+    state = torch.tensor([position, 0, *rng.split_seed(seed)], device=DEVICE)
+    table = torch.tensor(rng.gumbel_table(), device=DEVICE)
+    found = fused.add_noise(state, torch.zeros(VOCABULARY, device=DEVICE), table)
+    return bool(np.array_equal(found.cpu().numpy(), rng.gumbel(seed, position + 1, VOCABULARY)))
+
+
+def rates() -> dict[str, dict[str, float]]:
+    """Bytes of weights (or keys and values) that a kernel reads per second, and torch's own operation for the same."""
+    import torch
+    import torch.nn.functional as F
+
+    from cuda_fallback.kernels import decode as fused
+    from cuda_fallback.quantized import QuantizedMatrix, find_kernels
+
+    found: dict[str, dict[str, float]] = {}
+    device = torch.empty(0, device=DEVICE).device
+    with torch.no_grad():
+        for name, (N, K) in PRODUCTS.items():
+            nbytes = 2 * N * K
+            weights = [_normal((N, K), torch.bfloat16, K**-0.5) for _ in range(APART // nbytes + 2)]
+            x = _normal((1, K), torch.bfloat16)
+            ours = fused.multiply_gated if name == "gate, up" else fused.multiply
+            found[name] = {"ours": nbytes / _seconds([lambda w=w: ours(x, w) for w in weights]),
+                           "torch": nbytes / _seconds([lambda w=w: F.linear(x, w) for w in weights])}
+            del weights
+        from measure_gpu import random_weight
+
+        for kind in ("affine 4/64", "Q8_0"):
+            weight = random_weight(kind, *LOW_BIT)
+            matrix = QuantizedMatrix.pack([weight], torch.float16, device, find_kernels(device)[0])
+            x = _normal((1, LOW_BIT[1]), torch.float16)
+            copies = [_copied(matrix) for _ in range(APART // matrix.nbytes + 2)]
+            found[kind] = {"ours": matrix.nbytes / _seconds([lambda m=m: m.matmul(x) for m in copies])}
+            del copies
+        H, G, D = HEADS
+        caches = [_normal((2, 1, G, LENGTH, D), torch.bfloat16) for _ in range(APART // (4 * G * LENGTH * D) + 2)]
+        states = [torch.tensor([LENGTH - 1, 0, 0, 0, LENGTH, 0, 0, 0, keys.data_ptr(), values.data_ptr()], device=DEVICE)
+                  for keys, values in caches]
+        query = _normal((H, D), torch.bfloat16)
+        nbytes = 4 * G * LENGTH * D
+        ours = [lambda state=state: fused.attend(state, 0, query, G, None, D**-0.5) for state in states]
+        torchs = [lambda kv=kv: F.scaled_dot_product_attention(query[None, :, None], kv[0], kv[1], enable_gqa=True)
+                  for kv in caches]
+        found["attention"] = {"ours": nbytes / _seconds(ours), "torch": nbytes / _seconds(torchs)}
+    return found
+
+
+def _copied(matrix: Any) -> Any:
+    import dataclasses
+
+    import torch
+
+    return dataclasses.replace(matrix, **{field.name: value.clone() for field in dataclasses.fields(matrix)
+                                          if isinstance(value := getattr(matrix, field.name), torch.Tensor)})
+
+
+def _seconds(calls: list[Callable[[], Any]]) -> float:
+    """Of one call, the best of five rounds over all of them, captured as one graph."""
+    import torch
+
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(max(1, 24 // len(calls))):
+            for call in calls:
+                call()
+    count = len(calls) * max(1, 24 // len(calls))
+    best = float("inf")
+    for _ in range(6):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1e3 / count)
+    return best

@@ -1,0 +1,1429 @@
+"""Prove and measure this package on a machine with a GPU, in one command, with nothing to download.
+
+    python examples/benchmarks/measure_gpu.py                                       (NVIDIA with torch; MLX with CUDA or Metal)
+    python examples/benchmarks/measure_gpu.py --device cpu --shapes tiny --minutes 2    (all of it on CPUs, to try the command out)
+
+First proofs: the kernels, low-bit products and a small model's logits and steps against float32, the same bits in every
+run, the same tokens compiled and not. Then speed at real models' shapes, the weights random: ours and its peer (transformers with a static
+cache, eager and compiled; mlx-lm's way of working) each in a process of its own and asked in turn. Decoding reads every
+weight once per token, so the weights' bytes per second are shown as a share of what a copy on the device reads and
+writes per second; a prompt is 2 operations per weight and token, shown as a share of a large bfloat16 product's rate.
+A part that fails says why in one line, the others go on, and the exit code is 1. Ctrl-C shows what there is so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import importlib
+import importlib.util
+import json
+import math
+import os
+import platform
+import queue
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+if importlib.util.find_spec("mlx_llama") is None:  # a machine that has the repository and installed nothing
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from make_random_checkpoint import SHAPES
+
+from mlx_llama.core.errors import BackendError
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight, MLXWeight
+from mlx_llama.core.models.config import LlamaConfig
+
+NAMES = {"tiny": "tiny", "1.1b": "tinyllama", "8b": "llama-3-8b"}  # --shapes, in make_random_checkpoint's words
+FORMATS = {"bf16": 2.0, "4-bit": 0.5 + 4 / 64, "q8_0": 34 / 32}  # bytes per weight
+PACKAGES = {"cuda": "torch", "mlx": "mlx"}
+PEERS = {"cuda": {"bf16": ("transformers static", "transformers compiled")},
+         "mlx": {"bf16": ("mlx-lm",), "4-bit": ("mlx-lm",)}}
+PEER_PACKAGES = {"cuda": "transformers", "mlx": "mlx_lm"}
+DEPTH = 128  # tokens of the prompt before what is decoded
+ROUNDS = 5  # repetitions at most
+COMPILE_LIMIT = 120  # seconds for a peer's torch.compile
+# Errors allowed. Of a product: largest difference over the root mean square of the right results; a result of 4 times
+# that, rounded to bfloat16, is off by 0.016, and a library may round partial sums too. Of a model: the norm of all
+# differences over that of the logits; 16-bit activations are rounded some ten times per layer.
+PRODUCT_BOUNDS = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
+LOGIT_BOUNDS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+SAME_MODEL = 0.2  # by which a peer's logits may differ from ours, both in 16 bits, before it is another model
+LINES, COLUMNS = 40, 110  # of the table
+
+# where a GGUF block has float16 scales, and what makes its random codes about as large as a model's weights
+_HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+           "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+_SCALES = {"Q2_K": 2e-3, "Q3_K": 1e-3, "Q4_K": 8e-5, "Q5_K": 4e-5, "Q6_K": 2e-5, "Q8_K": 3e-4, "Q8_0": 3e-4,
+           "IQ4_NL": 4e-4, "IQ4_XS": 2e-5}
+
+
+# Random weights
+
+
+def bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    """float32 -> the bit patterns of bfloat16, uint16, cut off."""
+    return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+class RandomBlock:
+    """Random values that all tensors are views of, each from a place of its own: 8 billion take a second, not minutes.
+
+    values: [n, ...], repeated until the `longest` view fits. n is odd, so that no two rows of a matrix are alike.
+    """
+
+    def __init__(self, values: np.ndarray, longest: int):
+        self.period, self.taken = len(values), 0
+        self.values = np.resize(values, (longest + self.period, *values.shape[1:]))
+        self.values.flags.writeable = False
+
+    def take(self, count: int) -> np.ndarray:
+        """`count` values; blocks asked in the same order give views from the same places."""
+        start = self.taken * 4099 % (self.period // 64) * 64
+        self.taken += 1
+        return self.values[start:start + count]
+
+
+def make_config(shape: str) -> LlamaConfig:
+    """The config of one of `NAMES`."""
+    raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
+           "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2, **SHAPES[NAMES[shape]]}
+    return LlamaConfig.from_dict(raw, "config.json")
+
+
+def random_checkpoint(shape: str, form: str) -> Checkpoint:
+    """A checkpoint in memory: "bf16", "4-bit" (MLX's, groups of 64) or "q8_0" (GGUF's). The same in every process.
+
+    Weights have a standard deviation of 1 / sqrt(hidden_size), so that activations stay finite through all layers.
+    """
+    config, rng = make_config(shape), np.random.default_rng(0)
+    shapes = config.tensor_shapes()
+    longest, spread = max(math.prod(dims) for dims in shapes.values()), config.hidden_size**-0.5
+    period = min(1 << 22, longest) | 1
+    norms = RandomBlock((1 + 0.1 * rng.standard_normal(1 << 16 | 1)).astype(np.float32), config.hidden_size)
+    if form == "bf16":
+        plain = RandomBlock(bfloat16_bits(rng.standard_normal(period, np.float32) * spread), longest)
+    elif form == "4-bit":
+        words = RandomBlock(rng.integers(0, 1 << 32, period, np.uint32), longest // 8)
+        # codes of 0 to 15 spread by 4.6
+        some = (rng.uniform(0.5, 1.5, 1 << 16 | 1) * spread / 4.6).astype(np.float32)
+        scales, biases = (RandomBlock(bfloat16_bits(values), longest // 64) for values in (some, -7.5 * some))
+    else:
+        blocks = RandomBlock(random_blocks("Q8_0", period >> 5 | 1, rng, spread / 74), longest // 32)
+
+    def weight(name: str, dims: tuple[int, ...]) -> Tensor | AffineWeight:
+        if len(dims) == 1:
+            values = norms.take(dims[0])
+            return Tensor(name, "float32", dims, values) if form == "q8_0" \
+                else Tensor(name, "bfloat16", dims, bfloat16_bits(values))
+        rows, columns = dims
+        count = rows * columns
+        if form == "bf16":
+            return Tensor(name, "bfloat16", dims, plain.take(count).reshape(dims))
+        if form == "4-bit":
+            scaling = (part.take(count // 64).reshape(rows, -1) for part in (scales, biases))
+            return MLXWeight(name, 4, 64, words.take(count // 8).reshape(rows, -1), *scaling)
+        return GGUFWeight(name, "Q8_0", dims, blocks.take(count // 32).reshape(rows, -1))
+
+    tensors = {name: weight(name, dims) for name, dims in shapes.items()}
+    return Checkpoint(f"random {shape} {form}", Path("random"), config, tensors, {},
+                      sum(tensor.nbytes for tensor in tensors.values()))
+
+
+def random_blocks(kind: str, count: int, rng: np.random.Generator, scale: float) -> np.ndarray:
+    """uint8 [count, block bytes] with random codes, and scales around `scale`."""
+    blocks = rng.integers(0, 256, (count, GGUF_FORMATS[kind].nbytes), np.uint8)
+    scales = (rng.uniform(0.5, 1.5, count) * scale).astype(np.float32)
+    if kind == "Q8_K":  # the one with a float32 scale
+        blocks[:, :4] = scales[:, None].view(np.uint8)
+    for at in _HALVES.get(kind, ()):
+        blocks[:, at:at + 2] = scales.astype(np.float16)[:, None].view(np.uint8)
+    return blocks
+
+
+def random_weight(kind: str, rows: int, columns: int) -> AffineWeight:
+    """A matrix of a GGUF type, or of MLX's "affine BITS/GROUP", as in "affine 4/64"."""
+    rng = np.random.default_rng(sum(kind.encode()))
+    if kind in GGUF_FORMATS:
+        count = rows * columns // GGUF_FORMATS[kind].block_size
+        blocks = random_blocks(kind, count, rng, _SCALES.get(kind, 3e-3))
+        return GGUFWeight(kind, kind, (rows, columns), blocks.reshape(rows, -1))
+    bits, group = map(int, kind.removeprefix("affine ").split("/"))
+    packed = rng.integers(0, 1 << 32, (rows, columns * bits // 32), np.uint32)
+    scales = (rng.uniform(0.5, 1.5, (rows, columns // group)) * 0.05 / 2**bits).astype(np.float32)
+    biases = -scales * np.float32(2 ** (bits - 1))
+    return MLXWeight(kind, bits, group, packed, bfloat16_bits(scales), bfloat16_bits(biases))
+
+
+def low_bit_kinds() -> list[str]:
+    """Every low-bit format that this package reads, the common ones first."""
+    first = ["affine 4/64", "Q8_0", "Q4_K", "Q6_K", "Q4_0"]
+    kinds = [*GGUF_FORMATS, *(f"affine {bits}/{group}" for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128))]
+    return first + [kind for kind in kinds if kind not in first]
+
+
+def product_weights(config: LlamaConfig) -> tuple[int, int]:
+    """(weights that a decoded token multiplies, weights that every token of a prompt multiplies): the embedding is
+    looked up, and only a prompt's last token goes through the projection to the vocabulary."""
+    matrices = {name: math.prod(dims) for name, dims in config.tensor_shapes().items() if len(dims) == 2}
+    blocks = sum(count for name, count in matrices.items() if name.startswith("model.layers."))
+    return blocks + config.vocab_size * config.hidden_size, blocks
+
+
+def needed_bytes(shape: str, form: str, prompt: int) -> int:
+    """Bytes that a model takes on its device, about: weights, and a prompt's keys, values and widest activations."""
+    config = make_config(shape)
+    counts = [math.prod(dims) for dims in config.tensor_shapes().values()]
+    weights, block = sum(counts) * FORMATS[form], max(counts) * FORMATS[form]  # the block may lie in the same memory
+    kept = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * prompt
+    # the low-bit formats are unpacked in slabs of their rows; float32 scales may be held where the file has 16 bits
+    widest = 12 * prompt * config.intermediate_size
+    return int(weights * (1.02 if form == "bf16" else 1.2) + block + kept + widest + (1 << 28))
+
+
+def prompt_tokens(count: int, vocabulary: int) -> list[int]:
+    """The same ids for every program."""
+    return np.random.default_rng(1).integers(3, vocabulary, count).tolist()
+
+
+# The workers: one process for each program, asked by lines of JSON
+
+
+class Clocked:
+    """A backend and its model as the engine sees them, with a clock in step() and launch() and a count of waits."""
+
+    def __init__(self, backend: Any, model: Any):
+        self.backend, self.model = backend, model
+        self.seconds: dict[str, list[float]] = {"step": [], "launch": []}
+        self.waits = 0
+        self.as_backend, self.as_model = _View(backend, self), _View(model, self)
+
+    def step(self, *arguments: Any) -> Any:
+        return self._timed("step", self.model.step, arguments)
+
+    def launch(self, *arrays: Any) -> None:
+        self._timed("launch", self.backend.launch, arrays)
+
+    def read(self, token: Any) -> int:
+        self.waits += 1
+        return self.backend.read(token)
+
+    def read_all(self, *tokens: Any) -> list[int]:
+        self.waits += 1
+        return self.backend.read_all(*tokens)
+
+    def _timed(self, name: str, call: Callable, arguments: Sequence) -> Any:
+        started = time.perf_counter()
+        result = call(*arguments)
+        self.seconds[name].append(time.perf_counter() - started)
+        return result
+
+    def host_seconds(self) -> float:
+        """Median seconds of host time per decoded token, the prompt's launches left out."""
+        tokens = min(map(len, self.seconds.values())) - 1
+        pairs = zip(*(times[len(times) - tokens:] for times in self.seconds.values()))
+        return statistics.median(map(sum, pairs)) if tokens > 0 else 0.0
+
+
+class _View:
+    def __init__(self, real: Any, clocked: Clocked):
+        self._real, self._clocked = real, clocked
+
+    def __getattr__(self, name: str) -> Any:
+        watched = name in ("step", "launch", "read", "read_all")
+        return getattr(self._clocked if watched else self._real, name)
+
+
+class Program:
+    """What a worker runs. Operations are methods whose names begin with op_; what they return goes back as JSON."""
+
+    def __init__(self, name: str, device: str):
+        self.name, self.wanted = name, device
+
+    def free(self) -> None:
+        """Give the model's memory back."""
+        gc.collect()
+        if self.name == "cuda":
+            import torch
+
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        else:
+            import mlx.core as mx
+
+            mx.clear_cache()
+
+
+class Ours(Program):
+    """This package's backend, through the engine that every door uses."""
+
+    def __init__(self, name: str, device: str):
+        super().__init__(name, device)
+        from mlx_llama.core.backends.selection import select
+
+        self.backend = select(name, device)
+        self.device = self.backend.device
+        self.model = None
+        self.on_gpu = device == "gpu"
+        if name == "mlx":
+            import mlx.core as mx
+
+            mx.set_default_device(self.device)
+
+    def op_hello(self) -> dict[str, Any]:
+        """Names and versions, and why there are no kernels for low-bit weights ("" if there are)."""
+        versions = {"python": platform.python_version(), PACKAGES[self.name]: _version(PACKAGES[self.name])}
+        notice = ""
+        if self.name == "cuda":
+            from cuda_fallback.quantized import find_kernels
+
+            kernels, notices = find_kernels(self.device)
+            versions["triton"] = _version("triton")
+            notice = "" if kernels else (notices or ("torch's own operations on the CPU device",))[0]
+        return {"device": self.backend.device_name, "versions": versions, "no_kernels": notice}
+
+    def op_free_bytes(self) -> dict[str, Any]:
+        return {"bytes": self.backend.runtime.free_memory(self.device)}
+
+    def op_bounds(self) -> dict[str, float]:
+        """Bytes per second that a copy on the device reads and writes; operations per second of a bfloat16 product."""
+        nbytes, size = (1 << 29, 8192 if self.name == "cuda" else 4096) if self.on_gpu else (1 << 26, 512)
+        if self.name == "cuda":
+            import torch
+
+            source = torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+            target = torch.empty_like(source)
+            left = torch.full((size, size), 0.5, dtype=torch.bfloat16, device=self.device)
+            wait = torch.cuda.synchronize if self.on_gpu else lambda: None
+            copy, product = lambda: target.copy_(source), lambda: left @ left.T
+        else:
+            import mlx.core as mx
+
+            source, left = mx.zeros(nbytes // 4, mx.float32), mx.full((size, size), 0.5, mx.bfloat16)
+            mx.eval(source, left)
+            made: list[Any] = []
+
+            def wait() -> None:
+                mx.eval(made)
+                made.clear()
+
+            def copy() -> None:
+                made[:] = [mx.async_eval(array := source + 1) or array]
+
+            def product() -> None:
+                made[:] = [mx.async_eval(array := left @ left.T) or array]
+
+        def best(call: Callable, times: int) -> float:
+            taken = []
+            for _ in range(4):
+                wait()
+                started = time.perf_counter()
+                for _ in range(times):
+                    call()
+                wait()
+                taken.append((time.perf_counter() - started) / times)
+            return min(taken[1:])
+
+        times = 5 if self.on_gpu else 1
+        found = {"copy": 2 * nbytes / best(copy, times), "product": 2 * size**3 / best(product, times)}
+        source = left = target = None
+        self.free()
+        return found
+
+    # Proofs
+
+    def product_error(self, judge: AffineWeight, weight: AffineWeight | None = None, dtype: str = "") -> float:
+        """Largest error of this backend's products with `weight` (None: `judge` itself) against judge.float32(), over
+        the root mean square of the right results: of one token, a few, a prompt's, and of single rows.
+
+        dtype: of the activations; "" for what the format asks for.
+        """
+        dtype, weight = dtype or judge.dtype, weight or judge
+        chosen = self.backend.runtime.pick_dtype(dtype, dtype, self.device)
+        quantized = importlib.import_module(self.backend.model.__package__ + ".quantized")
+        extra = (quantized.find_kernels(self.device)[0],) if self.name == "cuda" else ()
+        matrix = quantized.QuantizedMatrix.pack([weight], chosen, self.device, *extra)
+        dense, rng, errors = judge.float32().astype(np.float64), np.random.default_rng(2), []
+        for count in (1, 5, 40):
+            x = self._array(rng.standard_normal((count, dense.shape[1]), np.float32), chosen)
+            right = self._numpy(x).astype(np.float64) @ dense.T
+            errors.append(_worst(self._numpy(matrix.matmul(x)), right))
+        ids = np.array([[0, len(dense) - 1, 7]], np.int32)
+        errors.append(_worst(self._numpy(matrix.rows(self._array(ids)))[0], dense[ids[0]]))
+        return max(errors)
+
+    def op_check_products(self, seconds: float) -> dict[str, Any]:
+        """Every low-bit format; those that the time does not reach are named."""
+        until, found, skipped = time.perf_counter() + seconds, [], []
+        # 264 rows are few enough that a kernel cuts them along K, which the common formats also do without
+        jobs = [(kind, 264) for kind in low_bit_kinds()]
+        jobs[3:3] = [(kind, 2056) for kind, _ in jobs[:3]]
+        for kind, rows in jobs:
+            if time.perf_counter() > until:
+                skipped.append(kind)
+                continue
+            judge = random_weight(kind, rows, 7168 if self.on_gpu else 512)
+            error, bound = self.product_error(judge), PRODUCT_BOUNDS[judge.dtype]
+            found.append({"name": f"{kind} x{rows}", "dtype": judge.dtype, "error": error, "bound": bound,
+                          "ok": error <= bound})
+        return {"found": found, "skipped": skipped}
+
+    def logits(self, model: Any, tokens: Sequence[int]) -> np.ndarray:
+        """float32 [T, V]: all but 8 tokens as a prompt, these one by one, as decoding does it."""
+        cache, start = model.make_cache(len(tokens)), len(tokens) - 8
+        parts = [model.forward(np.array([tokens[:start]], np.int32), 0, cache, every=True)]
+        for at in range(start, len(tokens)):
+            parts.append(model.forward(np.array([tokens[at:at + 1]], np.int32), at, cache, every=True))
+        return np.concatenate([self._numpy(part)[0] for part in parts])
+
+    def logit_error(self, checkpoint: Checkpoint, dtype: str, judge: Checkpoint | None = None) -> tuple[float, bool]:
+        """(relative error of the logits against the cpu backend's at float32 of `judge`, None: of the same checkpoint;
+        whether a second run gives the same bits)."""
+        from mlx_llama.core.backends.selection import select
+
+        tokens = prompt_tokens(48, checkpoint.config.vocab_size)
+        reference = select("cpu")
+        exact = reference.load(judge or checkpoint, "float32", compile=False)
+        right = exact.forward(np.array([tokens], np.int32), 0, exact.make_cache(len(tokens)), every=True)
+        right = reference.runtime.to_numpy(right)[0].astype(np.float64)
+        model = self.backend.load(checkpoint, dtype)
+        first, second = self.logits(model, tokens), self.logits(model, tokens)
+        error = float(np.linalg.norm(first - right) / np.linalg.norm(right))
+        return _finite(error), first.tobytes() == second.tobytes()
+
+    def op_check_logits(self, form: str) -> dict[str, Any]:
+        """The tiny model at float32 and at the width it is stored in."""
+        checkpoint, found = random_checkpoint("tiny", form), []
+        for dtype in ("float32", "auto"):
+            error, same = self.logit_error(checkpoint, dtype)
+            bound = LOGIT_BOUNDS[checkpoint.dtype if dtype == "auto" else dtype]
+            found.append({"name": f"{form} {dtype}", "error": error, "bound": bound, "ok": error <= bound,
+                          "same": same})
+        return {"found": found}
+
+    def op_check_kernels(self) -> dict[str, Any]:
+        """The cuda backend's kernels of a step: right within rounding, and how fast they read."""
+        import gpu_kernels
+
+        return {"found": gpu_kernels.check(), "rates": gpu_kernels.rates()}
+
+    def op_check_tokens(self, form: str, dtype: str) -> dict[str, Any]:
+        """Tokens of the tiny model, sampled: in two runs, and compiled. compiled: None with the reason in `refused`
+        where this backend has no compiled step. apart: relative error, of the keys and values that the steps left, against
+        the cpu backend's at float32 for the same tokens."""
+        from mlx_llama.core.backends.selection import select
+
+        checkpoint, refused, compiled = random_checkpoint("tiny", form), "", None
+        plain, state = self._sampled(self.backend.load(checkpoint, dtype, compile=False))
+        again, _ = self._sampled(self.backend.load(checkpoint, dtype, compile=False))
+        try:
+            model = self.backend.load(checkpoint, dtype, compile=True)
+            compiled = self._sampled(model)[0] == plain and not self._uncaptured(model)
+            refused = self._uncaptured(model)
+        except BackendError as error:
+            refused = str(error)
+        exact = select("cpu").load(checkpoint, "float32", compile=False)
+        cache = exact.make_cache(state["tokens"].shape[1])
+        exact.forward(state["tokens"], 0, cache)
+        right = cache.state()
+        error = max(float(np.linalg.norm(state[part] - right[part]) / np.linalg.norm(right[part]))
+                    for part in ("keys", "values"))
+        bound = LOGIT_BOUNDS[checkpoint.dtype if dtype == "auto" else dtype]
+        return {"same": plain == again, "compiled": compiled, "refused": refused, "tokens": len(plain),
+                "apart": _finite(error), "bound": bound}
+
+    def _uncaptured(self, model: Any) -> str:
+        """Why a model that was to decode by a captured graph does not; "" where it does, or has none to capture."""
+        if self.name != "cuda" or any("captured as a CUDA graph" in notice for notice in model.notices):
+            return ""
+        return "; ".join(model.notices) or "no step was captured"
+
+    def _sampled(self, model: Any) -> tuple[list[int], dict[str, np.ndarray]]:
+        clocked, completion = self._run(model, prompt_tokens(20, model.config.vocab_size), 24, temperature=0.8)
+        return list(completion.tokens), clocked.cache.state()
+
+    # Speed
+
+    def op_load(self, shape: str, form: str, compile: bool) -> dict[str, Any]:
+        """refused: why there is no such step here; else the weights' bytes and some logits after a short prompt."""
+        started = time.perf_counter()
+        checkpoint = random_checkpoint(shape, form)
+        self._reset_peak()
+        try:
+            self.model = self.backend.load(checkpoint, "auto", compile=compile)
+        except BackendError as error:
+            return {"refused": str(error)}
+        self.nbytes = checkpoint.nbytes
+        peak = self._peak(0)
+        tokens = prompt_tokens(16, checkpoint.config.vocab_size)
+        logits = self._numpy(self.model.forward(np.array([tokens], np.int32), 0, self.model.make_cache(16)))[0]
+        if not np.isfinite(logits).all():
+            raise ArithmeticError(f"{int((~np.isfinite(logits)).sum())} of {logits.size} logits are not finite")
+        return {"nbytes": self.nbytes, "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist(),
+                "notices": list(self.model.notices), "peak": peak}
+
+    def op_unload(self) -> dict[str, Any]:
+        self.model = None
+        self.free()
+        return {}
+
+    def _run(self, model: Any, tokens: list[int], count: int, **given: Any) -> tuple[Clocked, Any]:
+        from mlx_llama.core.generation import options
+        from mlx_llama.core.generation.engine import Completion, Engine
+
+        clocked, completion = Clocked(self.backend, model), Completion(prompt_tokens=len(tokens))
+        capacity = len(tokens) + count
+        engine = Engine(clocked.as_backend, clocked.as_model, None, frozenset(), capacity)
+        resolved = options.resolve({"max_tokens": count, "temperature": 0.0, "seed": 7, **given})
+        cache = model.make_cache(capacity)
+        for _ in engine.tokens(tokens, cache, resolved, completion):
+            pass
+        clocked.cache = cache
+        return clocked, completion
+
+    def op_decode(self, depth: int, count: int, compile: bool = False) -> dict[str, Any]:
+        """`count` tokens after `depth` tokens and a first one. compile: the model was loaded with it or not."""
+        self._reset_peak()
+        clocked, completion = self._run(self.model, prompt_tokens(depth, self.model.config.vocab_size), count + 1)
+        if compile and count > 2 and (reason := self._uncaptured(self.model)):
+            raise RuntimeError(f"what was to be captured ran step by step: {reason}")
+        return {"rate": completion.decode_tps, "host": clocked.host_seconds(),
+                "waits": clocked.waits / len(completion.tokens), "peak": self._peak(clocked.cache.nbytes)}
+
+    def op_prefill(self, count: int, compile: bool = False) -> dict[str, Any]:
+        """A prompt of `count` tokens and the token after it."""
+        self._reset_peak()
+        clocked, completion = self._run(self.model, prompt_tokens(count, self.model.config.vocab_size), 1)
+        return {"rate": completion.prompt_tps, "peak": self._peak(clocked.cache.nbytes)}
+
+    def op_operations(self) -> dict[str, int]:
+        """Primitives in the graph of one step, as MLX builds it."""
+        import mlx.core as mx
+
+        from mlx_llama.core.generation import options
+
+        sampler = self.backend.sampler(options.resolve({"temperature": 0.0}).options)
+        cache = self.model.make_cache(64)
+        token = self.model.step(np.array([[1, 2, 3]], np.int32), 0, cache, sampler)
+        mx.eval(token, cache.arrays())
+        token = self.model.step(token, 3, cache, sampler)
+        return {"count": count_primitives(token, cache.tokens)}
+
+    def _reset_peak(self) -> None:
+        if self.name == "mlx":
+            import mlx.core as mx
+
+            mx.reset_peak_memory()
+        elif self.on_gpu:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _peak(self, cache_bytes: int) -> float | None:
+        """Most bytes allocated over those of weights and cache; None on torch's CPU device, where nobody counts."""
+        if self.name == "cuda" and not self.on_gpu:
+            return None
+        return self.backend.runtime.peak_memory(self.device) / (self.nbytes + cache_bytes)
+
+    def _numpy(self, array: Any) -> np.ndarray:
+        return self.backend.runtime.to_numpy(array)
+
+    def _array(self, values: np.ndarray, dtype: Any = None) -> Any:
+        if self.name == "cuda":
+            import torch
+
+            return torch.from_numpy(values).to(self.device, dtype)
+        import mlx.core as mx
+
+        array = mx.array(values)
+        return array if dtype is None else array.astype(dtype)
+
+
+class Transformers(Program):
+    """transformers' generate with a static cache: the forward of one token eager, or compiled as it does on a GPU."""
+
+    def __init__(self, name: str, device: str):
+        super().__init__(name, device)
+        import torch
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if device == "gpu" else torch.device("cpu")
+        self.model = self.last = None
+        self.compiled = False
+
+    def op_hello(self) -> dict[str, Any]:
+        return {"device": str(self.device), "versions": {"transformers": _version("transformers")}, "no_kernels": ""}
+
+    def op_load(self, shape: str, form: str, compile: bool) -> dict[str, Any]:
+        import torch
+        from transformers import LlamaConfig as Config, LlamaForCausalLM
+
+        started = time.perf_counter()
+        config = Config(**{"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": None,
+                           **SHAPES[NAMES[shape]]})
+        config._attn_implementation = "sdpa"
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model.to_empty(device=self.device)
+        # Buffers that no checkpoint holds, which to_empty leaves as they come
+        model.model.rotary_emb = type(model.model.rotary_emb)(config).to(self.device)
+        tensors = random_checkpoint(shape, form).tensors
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                # a copy, because torch warns of arrays that it must not write to
+                parameter.copy_(torch.from_numpy(tensors[name].bits.copy()).view(torch.bfloat16))
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+        self.model = model.eval()
+        ids = torch.tensor([prompt_tokens(16, config.vocab_size)], device=self.device)
+        with torch.inference_mode():
+            logits = self.model(ids).logits[0, -1].float().cpu().numpy()
+        return {"nbytes": sum(parameter.nbytes for parameter in model.parameters()),
+                "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist(), "notices": []}
+
+    def op_unload(self) -> dict[str, Any]:
+        import torch
+
+        self.model = self.last = None
+        if self.compiled:
+            torch.compiler.reset()
+            self.compiled = False
+        self.free()
+        return {}
+
+    def _generate(self, prompt: int, count: int, compile: bool) -> tuple[float, float]:
+        """Seconds until the first token and from it to the last."""
+        import torch
+        from transformers import StoppingCriteria, StoppingCriteriaList
+
+        wait = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
+        first: list[float] = []
+
+        class Clock(StoppingCriteria):
+            def __call__(self, input_ids, scores, **others):
+                if not first:
+                    wait()
+                    first.append(time.perf_counter())
+                return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+        given: dict[str, Any] = {"disable_compile": not compile}
+        self.compiled |= compile
+        if compile and self.device.type == "cpu":
+            from transformers.generation import CompileConfig
+
+            settings = CompileConfig()
+            settings._compile_all_devices = True
+            given["compile_config"] = settings
+        ids = torch.tensor([prompt_tokens(prompt, self.model.config.vocab_size)], device=self.device)
+        wait()
+        started = time.perf_counter()
+        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
+                                  cache_implementation="static", stopping_criteria=StoppingCriteriaList([Clock()]),
+                                  **given)
+        wait()
+        ended = time.perf_counter()
+        if out.shape[1] != prompt + count:
+            raise ArithmeticError(f"transformers gave {out.shape[1] - prompt} tokens of {count}")
+        return first[0] - started, ended - first[0]
+
+    def _begin(self, kind: tuple) -> None:
+        if self.last != kind:  # a longer cache of the run before would be used again, and attended to as a whole
+            for name in ("_previous_max_cache_length", "_cache"):
+                self.model.__dict__.pop(name, None)
+        self.last = kind
+
+    def op_decode(self, depth: int, count: int, compile: bool = False) -> dict[str, Any]:
+        self._begin(("decode", depth + count))
+        return {"rate": count / self._generate(depth, count + 1, compile)[1]}
+
+    def op_prefill(self, count: int, compile: bool = False) -> dict[str, Any]:
+        self._begin(("prefill", count))
+        return {"rate": count / self._generate(count, 1, False)[0]}
+
+
+class MLXLM(Program):
+    """mlx-lm's model, driven as its generate_step does it: step n + 1 is launched before token n is read."""
+
+    def __init__(self, name: str, device: str):
+        super().__init__(name, device)
+        import mlx.core as mx
+        import mlx_lm.models.llama  # noqa: F401
+
+        self.device = mx.Device(mx.gpu if device == "gpu" else mx.cpu)
+        mx.set_default_device(self.device)
+
+    def op_hello(self) -> dict[str, Any]:
+        return {"device": str(self.device), "versions": {"mlx-lm": _version("mlx-lm")}, "no_kernels": ""}
+
+    def op_load(self, shape: str, form: str, compile: bool) -> dict[str, Any]:
+        import mlx.core as mx
+        import mlx.nn as nn
+        from mlx_lm.models.llama import Model, ModelArgs
+
+        started = time.perf_counter()
+        given = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": False, **SHAPES[NAMES[shape]]}
+        self.config = make_config(shape)
+        model = Model(ModelArgs.from_dict(given))
+        if form == "4-bit":
+            nn.quantize(model, group_size=64, bits=4)
+
+        def array(values: np.ndarray) -> mx.array:
+            found = mx.array(values)
+            found = found.view(mx.bfloat16) if found.dtype == mx.uint16 else found
+            mx.eval(found)
+            return found
+
+        arrays = []
+        for name, weight in random_checkpoint(shape, form).tensors.items():
+            if isinstance(weight, MLXWeight):
+                stem = name.removesuffix("weight")
+                parts = {"weight": weight.packed, "scales": weight.scales, "biases": weight.biases}
+                arrays += [(stem + part, array(values)) for part, values in parts.items()]
+            else:
+                arrays.append((name, array(weight.bits)))
+        model.load_weights(arrays, strict=True)
+        model.eval()
+        self.model = model
+        logits = model(mx.array([prompt_tokens(16, self.config.vocab_size)]))[0, -1].astype(mx.float32)
+        return {"nbytes": sum(one.nbytes for _, one in arrays), "seconds": time.perf_counter() - started,
+                "logits": np.array(logits)[:1000].tolist(), "notices": []}
+
+    def op_unload(self) -> dict[str, Any]:
+        self.model = None
+        self.free()
+        return {}
+
+    def _step(self, tokens: Any, cache: Any) -> tuple[Any, Any]:
+        import mlx.core as mx
+
+        logits = self.model(tokens[None], cache=cache)[:, -1, :]
+        logprobs = logits - mx.logsumexp(logits, keepdims=True)
+        return mx.argmax(logprobs, axis=-1), logprobs.squeeze(0)
+
+    def _prompt(self, count: int) -> tuple[Any, Any, Any]:
+        """(cache, the first token and its logprobs, launched)."""
+        import mlx.core as mx
+        from mlx_lm.models.cache import make_prompt_cache
+
+        cache, tokens, at = make_prompt_cache(self.model), mx.array(prompt_tokens(count, self.config.vocab_size)), 0
+        while count - at > 1:
+            size = min(2048, count - at - 1)
+            self.model(tokens[at:at + size][None], cache=cache)
+            mx.eval([one.state for one in cache])
+            mx.clear_cache()
+            at += size
+        token, logprobs = self._step(tokens[at:], cache)
+        mx.async_eval(token, logprobs)
+        return cache, token, logprobs
+
+    def op_decode(self, depth: int, count: int, compile: bool = False) -> dict[str, Any]:
+        import mlx.core as mx
+
+        cache, token, _ = self._prompt(depth)
+        host, started = [], 0.0
+        for n in range(count + 1):
+            if n < count:
+                before = time.perf_counter()
+                following, logprobs = self._step(token, cache)
+                mx.async_eval(following, logprobs)
+                host.append(time.perf_counter() - before)
+            token.item()
+            if n == 0:
+                started = time.perf_counter()
+            token = following
+        return {"rate": count / (time.perf_counter() - started), "host": statistics.median(host), "waits": 1.0}
+
+    def op_prefill(self, count: int, compile: bool = False) -> dict[str, Any]:
+        started = time.perf_counter()
+        self._prompt(count)[1].item()
+        return {"rate": count / (time.perf_counter() - started)}
+
+    def op_operations(self) -> dict[str, int]:
+        import mlx.core as mx
+
+        cache, token, _ = self._prompt(3)
+        mx.eval(token)
+        following, _ = self._step(token, cache)
+        return {"count": count_primitives(following)}
+
+
+PROGRAMS = {("cuda", "ours"): Ours, ("mlx", "ours"): Ours, ("cuda", "peer"): Transformers, ("mlx", "peer"): MLXLM}
+
+
+def count_primitives(*arrays: Any) -> int:
+    """Primitives in the graph that MLX has built for `arrays` and not evaluated."""
+    import mlx.core as mx
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "graph.dot")
+        mx.export_to_dot(path, *arrays)
+        return len(re.findall(r"shape ?= ?rectangle", Path(path).read_text(encoding="utf-8", errors="replace")))
+
+
+def _worst(found: np.ndarray, right: np.ndarray) -> float:
+    """Largest difference over the root mean square of `right`."""
+    return _finite(float(np.abs(found - right).max() / np.sqrt((right * right).mean())))
+
+
+def _finite(error: float) -> float:
+    """JSON knows no infinity, and what is not a number must be above every bound."""
+    return error if math.isfinite(error) else sys.float_info.max
+
+
+def _version(package: str) -> str:
+    from importlib import metadata
+
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return "none"
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300] if not isinstance(error, BackendError) else text[:300]
+
+
+def serve(name: str, side: str, device: str) -> None:
+    """Answer requests {"op", ...} on stdin, one line of JSON each, until stdin ends."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is not an answer
+    program = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            program = program or PROGRAMS[name, side](name, device)
+            answer = getattr(program, "op_" + request.pop("op"))(**request)
+        except Exception as error:  # noqa: BLE001: whatever it is, it is this part's reason
+            answer = {"error": one_line(error), "trace": traceback.format_exc()[-3000:]}
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+
+
+# The command: asks the workers, keeps to the time, shows what came of it
+
+
+class PartError(Exception):
+    """A part that failed, with its reason in one line, and where there is one the worker's traceback."""
+
+    def __init__(self, reason: str, trace: str = ""):
+        super().__init__(reason)
+        self.trace = trace
+
+
+class NoTime(PartError):
+    """A part that the command's time does not reach."""
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Worker:
+    """A process that runs one Program. Killed when it does not answer in time; whoever needs it next starts another."""
+
+    def __init__(self, name: str, side: str, device: str):
+        self.log = tempfile.TemporaryFile()
+        # On shared cores threads of one operation wait for each other longer than they work
+        own = {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}
+        # MLX reads it once, at its first product, which need not be the one that must be exact
+        own |= {"MLX_ENABLE_TF32": "0"}
+        self.process = subprocess.Popen(
+            [sys.executable, os.path.abspath(__file__), "--worker", name, side, device], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=self.log, text=True, encoding="utf-8", start_new_session=True,
+            env={**os.environ, **own})
+        self.answers: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in self.process.stdout:
+            self.answers.put(line)
+        self.answers.put(None)
+
+    def send(self, op: str, **given: Any) -> None:
+        with contextlib.suppress(OSError):  # it died: receive() tells why
+            self.process.stdin.write(json.dumps({"op": op, **given}) + "\n")
+            self.process.stdin.flush()
+
+    def receive(self, seconds: float) -> dict[str, Any]:
+        """Raises PartError, with this worker killed: after an error a GPU's context may be of no more use."""
+        try:
+            line = self.answers.get(timeout=max(seconds, 0.1))
+        except queue.Empty:
+            self.close()
+            raise PartError(f"did not end within {seconds:.0f} s") from None
+        if line is None:
+            code = self.process.wait()
+            self.log.seek(0)
+            last = self.log.read().decode(errors="replace").strip().splitlines()[-1:] or [""]
+            raise PartError(f"its process ended with code {code}: {last[0][:200]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            self.close()
+            raise PartError(answer["error"], answer["trace"])
+        return answer
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                if os.name == "posix":
+                    os.killpg(self.process.pid, signal.SIGKILL)  # with the compilers that it started
+                else:
+                    self.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it for longer
+                self.process.wait(5)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+
+@dataclasses.dataclass
+class Slot:
+    """A part's time: it begins nothing new after `soft`, and is cut off at `hard` (time.perf_counter's seconds)."""
+
+    soft: float
+    hard: float
+
+    @property
+    def soft_left(self) -> float:
+        return self.soft - time.perf_counter()
+
+    @property
+    def hard_left(self) -> float:
+        return self.hard - time.perf_counter()
+
+
+class Budget:
+    """The command's time, shared out by weight among the parts that are still to come."""
+
+    def __init__(self, minutes: float):
+        seconds = 60 * minutes
+        self.end = time.perf_counter() + seconds - min(3, seconds / 10)
+        self.weights = 0.0
+
+    def slot(self, weight: float) -> Slot:
+        """Raises NoTime."""
+        now, share = time.perf_counter(), weight / self.weights
+        self.weights -= weight
+        left = self.end - now
+        if left < 1:
+            raise NoTime("no time left")
+        # a part that hangs leaves the others some time
+        return Slot(now + left * share, now + left * min(1, max(3 * share, 0.15)))
+
+
+class Measurement:
+    """All parts in turn, and what came of them in `result`, which is what --json prints."""
+
+    def __init__(self, given: argparse.Namespace, backends: list[str], explicit: bool):
+        self.given, self.explicit, self.backends = given, explicit, backends
+        self.started = time.perf_counter()
+        self.budget = Budget(given.minutes)
+        self.workers: dict[tuple[str, str], Worker] = {}
+        self.peer = False  # whether the backend at hand has one
+        self.result: dict[str, Any] = {
+            "device": given.device, "shapes": given.shapes, "depth": DEPTH, "machine": {}, "bounds": {}, "checks": [],
+            "kernel_rates": {},
+            "rows": [], "left_out": [], "failed": [], "interrupted": False, "seconds": 0.0}
+
+    def run(self) -> None:
+        there = [name for name in self.backends if self._is_there(name)]
+        if not there and not self.result["failed"]:
+            self.fail("all", "there is no backend to measure here")
+        plan = [(name, self._parts(name)) for name in there]
+        self.budget.weights = sum(weight for _, parts in plan for weight, _, _ in parts)
+        for name, parts in plan:
+            for number, (weight, label, call) in enumerate(parts):
+                try:
+                    call(self.budget.slot(weight))
+                except PartError as error:
+                    self.lose(label, error)
+                    if number == 0:  # it does not even start
+                        self.budget.weights -= sum(weight for weight, _, _ in parts[1:])
+                        break
+                except Exception as error:  # noqa: BLE001: a fault in this file must not cost the other parts
+                    self.lose(label, PartError(one_line(error), traceback.format_exc()))
+                self.unload()
+            self.close()
+
+    def _is_there(self, name: str) -> bool:
+        """Whether a backend's package is installed and has the device; if not, it is said."""
+        reason = f"the package {PACKAGES[name]} is not installed"
+        if importlib.util.find_spec(PACKAGES[name]) is not None:
+            code = ("import torch; print(torch.cuda.is_available())" if name == "cuda"
+                    else "import mlx.core as mx; print(mx.is_available(mx.gpu))")
+            # In another process: a library that does not load may end it
+            asked = "print(True)" if self.given.device == "cpu" else code
+            try:
+                done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True,
+                                      timeout=min(120, max(1, self.budget.end - time.perf_counter())))
+            except subprocess.TimeoutExpired:
+                done = None
+            if done and done.stdout.strip() == "True":
+                return True
+            reason = f"{PACKAGES[name]} sees no GPU here"
+            if done is None or done.returncode:
+                last = done.stderr.strip().splitlines()[-1:] if done else ["no answer in time"]
+                reason = f"{PACKAGES[name]} does not start: {(last or ['no reason given'])[0]}"
+        (self.fail if self.explicit else self.leave_out)(name, reason)
+        return False
+
+    def _parts(self, name: str) -> list[tuple[float, str, Callable[[Slot], None]]]:
+        """(weight, label, call) of a backend's parts; the first one opens it."""
+        parts: list[tuple[float, str, Callable[[Slot], None]]] = [
+            (1, name, lambda slot: self.open(name, slot)),
+            (4 if self.given.device == "gpu" else 2, f"{name} low-bit products",
+             lambda slot: self.products(name, slot)),
+            (1, f"{name} logits", lambda slot: self.logits(name, slot)),
+            (1, f"{name} tokens", lambda slot: self.tokens(name, slot))]
+        if name == "cuda" and self.given.device == "gpu":
+            parts.insert(1, (2, f"{name} kernels", lambda slot: self.kernels(name, slot)))
+        for shape in self.given.shapes:
+            for form in FORMATS:
+                weight = {"tiny": 1, "1.1b": 2, "8b": 4}[shape] * (3 if form == "bf16" else 1)
+                parts.append((weight, f"{name} {shape} {form}",
+                              lambda slot, shape=shape, form=form: self.measure(name, shape, form, slot)))
+        return parts
+
+    def fail(self, part: str, reason: str, trace: str = "") -> None:
+        say(f"{part}: FAILED: {reason}\n{trace}".rstrip())
+        self.result["failed"].append({"part": part, "reason": reason, "trace": trace})
+
+    def lose(self, part: str, error: PartError) -> None:
+        """A part that time did not reach is left out; any other has failed."""
+        if isinstance(error, NoTime):
+            self.leave_out(part, str(error))
+        else:
+            self.fail(part, str(error), error.trace)
+
+    def unload(self) -> None:
+        """The next model needs the memory."""
+        for (name, side), worker in self.workers.items():
+            if worker.alive and (side == "ours" or self.peer):
+                with contextlib.suppress(PartError):
+                    self.ask(name, side, Slot(math.inf, min(time.perf_counter() + 30, self.budget.end)), "unload")
+
+    def leave_out(self, part: str, reason: str) -> None:
+        say(f"{part}: left out: {reason}")
+        self.result["left_out"].append({"part": part, "reason": reason})
+
+    def worker(self, name: str, side: str) -> Worker:
+        worker = self.workers.get((name, side))
+        if worker is None or not worker.alive:
+            worker = self.workers[name, side] = Worker(name, side, self.given.device)
+        return worker
+
+    def ask(self, name: str, side: str, slot: Slot, op: str, limit: float = math.inf, **given: Any) -> dict[str, Any]:
+        """Raises PartError."""
+        if time.perf_counter() > self.budget.end:
+            raise NoTime("no time left")
+        worker = self.worker(name, side)
+        worker.send(op, **given)
+        try:
+            return worker.receive(min(slot.hard_left, limit))
+        except PartError as error:
+            ended = time.perf_counter() > self.budget.end
+            # A CPU is slow, a GPU that does not answer hangs
+            slow = self.given.device == "cpu" and slot.hard_left <= 0
+            if ended or slow:
+                raise NoTime(f"no time left ({error})") from None
+            raise
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+        self.workers.clear()
+
+    # Proofs
+
+    def open(self, name: str, slot: Slot) -> None:
+        """Start both programs, and say what is missing."""
+        package = PEER_PACKAGES[name]
+        self.peer = importlib.util.find_spec(package) is not None
+        self.worker(name, "ours").send("hello")
+        if self.peer:  # both import at the same time
+            self.worker(name, "peer").send("hello")
+        else:
+            self.leave_out(f"{name} peer", f"the package {package} is not installed")
+        found = self.worker(name, "ours").receive(slot.hard_left)
+        say(f"{name}: {found['device']}, {', '.join(f'{key} {value}' for key, value in found['versions'].items())}")
+        if self.peer:
+            try:
+                found["versions"] |= self.workers[name, "peer"].receive(slot.hard_left)["versions"]
+            except PartError as error:
+                self.peer = False
+                self.lose(f"{name} peer", error)
+        self.result["machine"][name] = found
+        if found["no_kernels"] and self.given.device == "gpu":
+            (self.fail if self.explicit else self.leave_out)(f"{name} kernels", found["no_kernels"])
+
+    def check(self, name: str, what: str, found: list[dict[str, Any]]) -> None:
+        for one in found:
+            self.result["checks"].append({"backend": name, "what": what, **one})
+        bad = [one for one in found if not one["ok"]]
+        if bad:
+            self.fail(f"{name} {what}", "; ".join(f"{one['name']}: {one['error']:.2g}, allowed {one['bound']:.2g}"
+                                                  if "error" in one else one["name"] for one in bad))
+        say(f"{name} {what}: {len(found) - len(bad)} of {len(found)} as they should be")
+
+    def kernels(self, name: str, slot: Slot) -> None:
+        if self.result["machine"][name]["no_kernels"]:
+            return  # `open` has said why
+        answer = self.ask(name, "ours", slot, "check_kernels")
+        self.check(name, "kernels", answer["found"])
+        self.result["kernel_rates"][name] = answer["rates"]
+
+    def products(self, name: str, slot: Slot) -> None:
+        answer = self.ask(name, "ours", slot, "check_products", seconds=slot.soft_left)
+        self.check(name, "low-bit products", answer["found"])
+        if answer["skipped"]:
+            self.leave_out(f"{name} low-bit products", f"no time left for {', '.join(answer['skipped'])}")
+
+    def logits(self, name: str, slot: Slot) -> None:
+        for form in FORMATS:
+            found = self.ask(name, "ours", slot, "check_logits", form=form)["found"]
+            self.check(name, "logits", found)
+            self.check(name, "same bits", [{"name": one["name"], "ok": one["same"]} for one in found])
+
+    def tokens(self, name: str, slot: Slot) -> None:
+        refused = ""
+        for form, dtype in (("bf16", "float32"), ("bf16", "auto"), ("4-bit", "auto"), ("q8_0", "auto")):
+            if self.given.device == "cpu" and name == "mlx" and dtype == "auto" and form != "bf16":
+                continue  # MLX's CPU device calls a C++ compiler for every kernel
+            answer = self.ask(name, "ours", slot, "check_tokens", form=form, dtype=dtype)
+            self.check(name, "steps", [{"name": f"{form} {dtype}", "error": answer["apart"], "bound": answer["bound"],
+                                        "ok": answer["apart"] <= answer["bound"]}])
+            found = [{"name": f"{form} {dtype} twice", "ok": answer["same"]}]
+            if answer["compiled"] is not None:
+                found.append({"name": f"{form} {dtype} compiled", "ok": answer["compiled"]})
+            refused = answer["refused"]
+            self.check(name, "same tokens", found)
+        if refused:
+            self.leave_out(f"{name} compiled step", refused)
+
+    # Speed
+
+    def measure(self, name: str, shape: str, form: str, slot: Slot) -> None:
+        """All of one model: ours compiled and not, and its peers, in turn."""
+        config, label = make_config(shape), f"{name} {shape} {form}"
+        prompt = min(self.given.prompt, config.max_position_embeddings - 1)
+        need, free = needed_bytes(shape, form, prompt), self.ask(name, "ours", slot, "free_bytes")["bytes"]
+        if free is not None and need > free:
+            return self.leave_out(label, f"it takes {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+        peers = [Side(peer, "peer", "compiled" in peer) for peer in PEERS[name].get(form, ())] if self.peer else []
+        if peers and free is not None and 2 * need > free:
+            self.leave_out(f"{label} peer",
+                           f"with ours it takes {2 * need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+            peers = []
+        if self.given.device == "cpu" and self.given.minutes < 10 and any(peer.compile for peer in peers):
+            self.leave_out(f"{label} compiled peer", "torch.compile takes a minute on CPUs: with --minutes 10")
+            peers = [peer for peer in peers if not peer.compile]
+        taken = Taken(name, shape, form, min(self.given.generate, config.max_position_embeddings - DEPTH - 1), prompt,
+                      self.ask(name, "ours", slot, "bounds"))
+        self.result["bounds"].setdefault(name, []).append(taken.bounds)
+        variants = [Side("ours compiled", "ours", True), Side("ours eager", "ours", False)]
+        if self.given.device == "cpu" and name == "mlx" and (shape, form) != ("tiny", "bf16"):
+            del variants[0]  # as in `tokens`
+        try:
+            for number, ours in enumerate(variants):
+                if taken.rounds and slot.soft_left < 1:
+                    self.leave_out(f"{label} {ours.variant}", "no time left")
+                    continue
+                share = slot.soft_left / (len(variants) - number)
+                if not self._load(ours, taken, slot):
+                    continue
+                if peers and "peer" not in taken.logits:
+                    peers = self._guarded_load(peers, taken, slot)
+                peers = self._rounds(ours, peers, taken, time.perf_counter() + share, slot)
+                self.ask(name, "ours", slot, "unload")
+        finally:
+            for row in taken.rows():
+                self.result["rows"].append(row)
+                say(shown(row))
+        taken.check_peer()
+
+    def _load(self, side: Side, taken: Taken, slot: Slot) -> bool:
+        answer = self.ask(taken.backend, side.who, slot, "load", shape=taken.shape, form=taken.form,
+                          compile=side.compile)
+        if "refused" in answer:
+            say(f"{taken.label} {side.variant}: not there: {answer['refused']}")
+            return False
+        taken.logits[side.who] = answer["logits"]
+        taken.load_peaks[side.variant] = answer.get("peak")
+        say(f"{taken.label} {side.who}: {answer['nbytes'] / 1e9:.2f} GB, loaded in {answer['seconds']:.1f} s")
+        if taken.backend == "mlx":
+            taken.operations[side.variant] = self.ask("mlx", side.who, slot, "operations")["count"]
+        return True
+
+    def _guarded_load(self, peers: list[Side], taken: Taken, slot: Slot) -> list[Side]:
+        """The peers that are there after loading them: all or none."""
+        try:
+            self._load(peers[0], taken, slot)
+        except PartError as error:
+            self.lose(f"{taken.label} peer", error)
+            return []
+        return peers
+
+    def _rounds(self, ours: Side, peers: list[Side], taken: Taken, until: float, slot: Slot) -> list[Side]:
+        """Ask ours and the peers in turn, until `until` or ROUNDS times; returns the peers that still work."""
+        began = time.perf_counter()
+        if not taken.rounds:  # a slow machine gets fewer tokens, not none
+            self._ask(ours, taken, "decode", slot, count=2, depth=8)
+            rate = self._ask(ours, taken, "decode", slot, count=8, depth=8)["rate"]
+            taken.count = max(8, min(taken.count, int(rate * (until - began) / 12)))
+            rate = self._ask(ours, taken, "prefill", slot, count=min(256, taken.prompt))["rate"]
+            taken.prompt = max(min(256, taken.prompt), min(taken.prompt, int(rate * (until - began) / 12)))
+        for kind in ("decode", "prefill"):
+            end = began + 0.7 * (until - began) if kind == "decode" else until
+            given = {"depth": DEPTH, "count": taken.count} if kind == "decode" else {"count": taken.prompt}
+            self._ask(ours, taken, kind, slot, **given)
+            warming = time.perf_counter()
+            peers = self._warm(peers, taken, kind, given, slot)
+            if any(peer.compile for peer in peers):  # compiling takes its time beside the rounds'
+                spent = time.perf_counter() - warming
+                end, until = (min(at + spent, slot.hard - 0.2 * slot.hard_left) for at in (end, until))
+            # what transformers compiles is the forward of one token
+            asked = [ours, *(peer for peer in peers if kind == "decode" or not peer.compile)]
+            for number in range(ROUNDS):
+                if number and time.perf_counter() > end:
+                    break
+                answers: dict[str, dict[str, Any]] = {}
+                for side in asked if number % 2 == 0 else asked[::-1]:
+                    try:
+                        answers[side.variant] = self._ask(side, taken, kind, slot, **given)
+                    except PartError as error:
+                        if side is ours:
+                            raise
+                        self.lose(f"{taken.label} {side.variant}", error)
+                        peers, asked = [], [ours]
+                        break
+                taken.rounds.append((kind, answers))
+                say(f"{taken.label} {kind}: " + ", ".join(f"{variant} {answer['rate']:.1f}/s"
+                                                          for variant, answer in answers.items()))
+        return peers
+
+    def _warm(self, peers: list[Side], taken: Taken, kind: str, given: dict[str, int], slot: Slot) -> list[Side]:
+        """Run each peer once; returns those that work. One that does not compile, or not in time, is left out."""
+        working = []
+        for peer in peers:
+            if kind == "prefill" and peer.compile:
+                working.append(peer)
+                continue
+            limit = min(COMPILE_LIMIT, 0.5 * slot.hard_left) if peer.compile else math.inf
+            try:
+                self._ask(peer, taken, kind, slot, limit, **given)
+                working.append(peer)
+            except PartError as error:
+                if not peer.compile:
+                    self.lose(f"{taken.label} {peer.variant}", error)
+                    return []
+                self.leave_out(f"{taken.label} {peer.variant}", f"torch.compile: {error}")
+                working = self._guarded_load(working, taken, slot) if working else []
+                break
+        return working
+
+    def _ask(self, side: Side, taken: Taken, kind: str, slot: Slot, limit: float = math.inf,
+             **given: Any) -> dict[str, Any]:
+        return self.ask(taken.backend, side.who, slot, kind, limit, compile=side.compile, **given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One line of the table: "ours compiled", "mlx-lm" ..., whose worker runs it ("ours" or "peer"), and how."""
+
+    variant: str
+    who: str
+    compile: bool
+
+
+class Taken:
+    """What was measured of one model."""
+
+    def __init__(self, backend: str, shape: str, form: str, count: int, prompt: int, bounds: dict[str, float]):
+        self.backend, self.shape, self.form, self.label = backend, shape, form, f"{backend} {shape} {form}"
+        self.count, self.prompt, self.bounds = count, prompt, bounds
+        self.rounds: list[tuple[str, dict[str, dict[str, Any]]]] = []  # ("decode" or "prefill", answer by variant)
+        self.logits: dict[str, list[float]] = {}  # by who
+        self.operations: dict[str, int] = {}  # by variant
+        self.load_peaks: dict[str, float | None] = {}  # by variant, over the weights' bytes
+
+    def check_peer(self) -> None:
+        """Raises PartError where the peer computes another model, so that its speed says nothing."""
+        if len(self.logits) == 2:
+            ours, peer = (np.array(self.logits[who]) for who in ("ours", "peer"))
+            apart = float(np.linalg.norm(ours - peer) / np.linalg.norm(ours))
+            if not apart <= SAME_MODEL:
+                raise PartError(f"the peer's logits differ from ours by {apart:.2g}, allowed {SAME_MODEL}")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table's lines: medians; ratios to the fastest peer within each round; shares of what the device gives.
+
+        decode, prefill: tokens per second. host: seconds per token in step() and launch(). waits: per token. peak:
+        bytes over those of weights and cache, load_peak over the weights' (the table's peak is the larger). operations:
+        primitives in MLX's graph of a step.
+        """
+        variants = list(dict.fromkeys(variant for _, answers in self.rounds for variant in answers))
+        per_token, per_prompt_token = product_weights(make_config(self.shape))
+        most = {"decode": self.bounds["copy"] / (per_token * FORMATS[self.form]),
+                "prefill": self.bounds["product"] / (2 * per_prompt_token)}
+        rows = []
+        for variant in variants:
+            row: dict[str, Any] = {"backend": self.backend, "shape": self.shape, "form": self.form, "side": variant,
+                                   "generated": self.count, "prompt": self.prompt,
+                                   "operations": self.operations.get(variant)}
+            for kind in ("decode", "prefill"):
+                rate = self._median(kind, variant, "rate")
+                row[kind] = rate
+                row[kind + "_share"] = None if rate is None else rate / most[kind]
+                row[kind + "_ratio"] = self._ratio(kind, variant, variants) if variant.startswith("ours") else None
+                row[kind + "_all"] = [answers[variant]["rate"] for found, answers in self.rounds
+                                      if found == kind and variant in answers]
+            for key in ("host", "waits"):
+                row[key] = self._median("decode", variant, key)
+            peaks = [self._median(kind, variant, "peak") for kind in ("decode", "prefill")]
+            row["peak"], row["prefill_peak"] = peaks
+            row["load_peak"] = self.load_peaks.get(variant)
+            rows.append(row)
+        return rows
+
+    def _median(self, kind: str, variant: str, key: str) -> float | None:
+        found = [answers[variant].get(key) for one, answers in self.rounds if one == kind and variant in answers]
+        found = [value for value in found if value is not None]
+        return statistics.median(found) if found else None
+
+    def _ratio(self, kind: str, variant: str, variants: list[str]) -> float | None:
+        peers = {peer: rate for peer in variants
+                 if not peer.startswith("ours") and (rate := self._median(kind, peer, "rate")) is not None}
+        if not peers:
+            return None
+        best = max(peers, key=peers.__getitem__)
+        ratios = [answers[variant]["rate"] / answers[best]["rate"] for found, answers in self.rounds
+                  if found == kind and variant in answers and best in answers]
+        return statistics.median(ratios) if ratios else None
+
+
+HEADER = (f"{'model':16}{'side':22}{'decode/s':>10}{'ratio':>7}{'share':>6}{'prompt/s':>10}{'ratio':>7}{'share':>6}"
+          f"{'host us':>8}{'waits':>6}{'peak':>6}{'ops':>6}")
+
+
+def shown(row: dict[str, Any]) -> str:
+    """A row as a line under HEADER."""
+
+    def part(value: float | None, width: int, form: str, unit: float = 1) -> str:
+        return f"{'-' if value is None else format(value * unit, form):>{width}}"
+
+    def speed(kind: str) -> str:
+        return part(row[kind], 10, ".1f") + part(row[kind + "_ratio"], 7, ".2f") + part(row[kind + "_share"], 6, ".0%")
+
+    return (f"{row['backend'] + ' ' + row['shape'] + ' ' + row['form']:16}{row['side']:22}{speed('decode')}"
+            f"{speed('prefill')}{part(row['host'], 8, '.0f', 1e6)}{part(row['waits'], 6, '.4g')}"
+            f"{part(max(filter(None, (row['peak'], row['load_peak'])), default=None), 6, '.2f')}{part(row['operations'], 6, 'd')}")
+
+
+def table(result: dict[str, Any]) -> str:
+    """At most LINES lines of at most COLUMNS characters."""
+    lines = [f"{name}: {found['device']}; " + ", ".join(f"{key} {value}" for key, value in found["versions"].items())
+             for name, found in result["machine"].items()]
+    for name, found in result["bounds"].items():
+        copy, product = (statistics.median(one[key] for one in found) for key in ("copy", "product"))
+        lines.append(f"{name}: a copy reads and writes {copy / 1e9:.0f} GB/s, a bfloat16 product does "
+                     f"{product / 1e12:.3g} TFLOP/s")
+    for name, kernels in result["kernel_rates"].items():
+        rates = (f"{kernel} {one['ours'] / 1e9:.0f}" + (f" ({one['torch'] / 1e9:.0f})" if "torch" in one else "")
+                 for kernel, one in kernels.items())
+        lines += textwrap.wrap(f"{name} kernels read, GB/s (torch's own): " + ", ".join(rates), COLUMNS)
+    for name, what in dict.fromkeys((one["backend"], one["what"]) for one in result["checks"]):
+        found = [one for one in result["checks"] if (one["backend"], one["what"]) == (name, what)]
+        line = f"{name} {what}: {sum(one['ok'] for one in found)} of {len(found)} right"
+        if "error" in found[0]:
+            worst = max(found, key=lambda one: one["error"] / one["bound"])
+            line += f"; nearest to its bound: {worst['name']}, {worst['error']:.2g} of {worst['bound']:.2g}"
+        lines.append(line)
+    lines += [f"FAILED {one['part']}: {one['reason']}" for one in result["failed"]]
+    if result["rows"]:
+        lines += [HEADER, *map(shown, result["rows"])]
+    lines += [f"left out: {one['part']}: {one['reason']}" for one in result["left_out"]]
+    last = f"{result['seconds']:.0f} s" + (", interrupted" if result["interrupted"] else "")
+    if len(lines) > LINES - 1:
+        last += f"; {len(lines) - LINES + 1} more lines with --json"
+    return "\n".join(line[:COLUMNS] for line in [*lines[:LINES - 1], last])
+
+
+def listed(text: str, known: Sequence[str]) -> list[str]:
+    """Comma-separated names. Raises ArgumentTypeError."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or not set(names) <= set(known):
+        raise argparse.ArgumentTypeError(f"{text!r}: some of {','.join(known)}, separated by commas")
+    return list(dict.fromkeys(names))
+
+
+def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser of numbers above 0."""
+
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if not 0 < value < 1e6:
+            raise argparse.ArgumentTypeError(f"{text}: must be above 0")
+        return value
+
+    return parse
+
+
+def main() -> int:
+    """Parse the command line, measure, show; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", type=lambda text: listed(text, list(NAMES)), default=["1.1b", "8b"],
+                        help="some of tiny, 1.1b, 8b (default: 1.1b,8b)")
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
+    parser.add_argument("--backends", type=lambda text: listed(text, list(PACKAGES)),
+                        help="some of cuda, mlx; one that is named must be there (default: those that are)")
+    parser.add_argument("--prompt", type=positive(int), help="tokens of the long prompt (default: 2048, on CPUs 128)")
+    parser.add_argument("--generate", type=positive(int), help="tokens to decode (default: 128, on CPUs 32)")
+    parser.add_argument("--minutes", type=positive(float), default=8.0, help="for the whole command (default: 8)")
+    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
+    given = parser.parse_args()
+    on_gpu = given.device == "gpu"
+    given.prompt = max(2, given.prompt or (2048 if on_gpu else 128))
+    given.generate = given.generate or (128 if on_gpu else 32)
+    measurement = Measurement(given, given.backends or list(PACKAGES), given.backends is not None)
+    result = measurement.result
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        measurement.run()
+    except KeyboardInterrupt:
+        result["interrupted"] = True
+    finally:
+        measurement.close()
+        signal.signal(signal.SIGTERM, before)
+    result["seconds"] = round(time.perf_counter() - measurement.started, 1)
+    print(json.dumps(result) if given.json else table(result))
+    return 130 if result["interrupted"] else 1 if result["failed"] else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        serve(*sys.argv[2:])
+    else:
+        sys.exit(main())

@@ -1,0 +1,280 @@
+"""The other side of examples/benchmarks/compare_peers.py for a checkpoint folder: mlx-lm and transformers, each through its own
+public code, and mlx_llama on the same framework. Run by compare_peers.py, a process per program:
+
+    python examples/benchmarks/compare_peers.py FOLDER
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CHUNK = 512  # prompt tokens per evaluation, llama.cpp's n_batch and n_ubatch
+WARM = 4  # first tokens that the host's figures leave out, as bench_host does
+
+# Per backend: both programs' titles, the peer's package and how to get it.
+PAIRS = {
+    "mlx": ({"ours": "mlx_llama/mlx", "peer": "mlx-lm"}, "mlx_lm", "pip install mlx-lm"),
+    "cuda": ({"ours": "mlx_llama/cuda", "peer": "transformers"}, "transformers", "pip install transformers"),
+}
+
+
+def prompt_tokens(count: int, vocabulary: int) -> list[int]:
+    """The same ids for every program; a shorter list is the beginning of a longer one."""
+    return np.random.default_rng(0).integers(3, vocabulary, count).tolist()
+
+
+class Engined:
+    """A model of mlx_llama, through the engine that every door uses."""
+
+    def __init__(self, backend: Any, model: Any, capacity: int):
+        from mlx_llama.core.generation.engine import Engine
+
+        self.model, self.vocabulary = model, model.config.vocab_size
+        self.engine = Engine(backend, model, None, frozenset(), capacity)  # no end tokens: every run is full
+        self.cache = model.make_cache(capacity)
+
+    def _run(self, tokens: list[int], count: int, ahead: int = 0) -> Any:
+        """The completion after `count` tokens of an answer that would have gone on for `ahead` more."""
+        from mlx_llama.core.generation import options
+        from mlx_llama.core.generation.engine import Completion
+
+        resolved = options.resolve({"max_tokens": count + ahead, "temperature": 0.0, "prefill_step_size": CHUNK})
+        completion = Completion(prompt_tokens=len(tokens))
+        for _ in self.engine.tokens(tokens, self.cache, resolved, completion):
+            if len(completion.tokens) == count:
+                break
+        return completion
+
+    def prompt(self, count: int) -> float:
+        """Seconds for a prompt of `count` tokens and the first token after it."""
+        self.cache.trim(0)
+        return self._run(prompt_tokens(count, self.vocabulary), 1).prefill_seconds
+
+    def _decoded(self, depth: int, count: int) -> Any:
+        tokens = prompt_tokens(depth + 1, self.vocabulary)
+        self.cache.trim(min(depth, self.cache.length))
+        self.engine.prefill(tokens[self.cache.length:depth], self.cache, CHUNK)
+        # Peers launch one token more than is asked for; without that a row of launches would be one shorter here.
+        completion = self._run(tokens[depth:], count + 1, ahead=1)
+        self.cache.trim(depth)
+        return completion
+
+    def decode(self, depth: int, count: int) -> float:
+        """Seconds for `count` tokens decoded after `depth` + 1 others."""
+        return self._decoded(depth, count).decode_seconds
+
+    def tokens(self, depth: int, count: int) -> list[int]:
+        """The tokens that `decode` decodes, and the one before them."""
+        return self._decoded(depth, count).tokens
+
+
+class Ours(Engined):
+    """mlx_llama on the peer's framework and device. setting: [device or None, compile or None]."""
+
+    backend = ""
+
+    def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
+        from mlx_llama.bench.measure import load
+        from mlx_llama.core.backends.selection import select
+        from mlx_llama.core.files.checkpoint import open_checkpoint
+
+        self._set_threads(threads)
+        device, compile = setting
+        backend = select(self.backend, device or ("gpu" if select(self.backend, "cpu").runtime.has_gpu() else "cpu"))
+        self.loaded = load(open_checkpoint(path), backend, "auto", **({} if compile is None else {"compile": compile}))
+        super().__init__(backend, self.loaded.model, capacity)
+
+    def _set_threads(self, threads: int) -> None:
+        """MLX and its BLAS choose their threads themselves, the same ones in both programs."""
+
+    def about(self) -> str:
+        """Device and dtype, for the report."""
+        facts = self.loaded.facts()
+        return f"{facts['device']}, {facts['dtype']}"
+
+
+class OursMlx(Ours):
+    backend = "mlx"
+
+    def host(self) -> dict[str, float]:
+        """Of bench_host.measure_host: build, host (processor time), in microseconds per token, and primitives."""
+        from mlx_llama.bench.host import measure_host
+
+        found = measure_host(self.loaded, self.engine.context)
+        return {"build": found["step_us"], "host": found["thread_us"], "primitives": found["primitives"]}
+
+
+class OursTorch(Ours):
+    backend = "cuda"
+
+    def _set_threads(self, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+class MlxLm:
+    """mlx-lm through mlx_lm.generate.generate_step, greedy as it is by default."""
+
+    def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
+        import mlx.core as mx
+
+        gpu = mx.is_available(mx.gpu) and setting[0] != "cpu"
+        mx.set_default_device(mx.gpu if gpu else mx.cpu)  # before mlx_lm makes its stream while it is imported
+        from mlx_lm.generate import generate_step
+        from mlx_lm.models import cache
+        from mlx_lm.utils import load_model
+
+        self.mx, self.caches, self.generate_step = mx, cache, generate_step
+        self.model, config = load_model(Path(path))
+        self.vocabulary = config["vocab_size"]
+        self.cache = cache.make_prompt_cache(self.model)
+
+    def _generate(self, tokens: list[int], count: int) -> Any:
+        return self.generate_step(self.mx.array(tokens), self.model, max_tokens=count, prompt_cache=self.cache,
+                                  prefill_step_size=CHUNK)
+
+    def prompt(self, count: int) -> float:
+        """Seconds for a prompt of `count` tokens and the first token after it."""
+        self.cache = self.caches.make_prompt_cache(self.model)
+        tokens = prompt_tokens(count, self.vocabulary)
+        started = time.perf_counter()
+        for _ in self._generate(tokens, 0):  # waits for the first token, yields none and launches no second
+            pass
+        return time.perf_counter() - started
+
+    def _decoded(self, depth: int, count: int) -> tuple[float, list[int]]:
+        tokens = prompt_tokens(depth + 1, self.vocabulary)
+        held = self.cache[0].offset
+        if held > depth:
+            self.caches.trim_prompt_cache(self.cache, held - depth)
+        elif held < depth:
+            for _ in self._generate(tokens[held:depth], 0):
+                pass
+        found, started = [], 0.0
+        for token, _ in self._generate(tokens[depth:], count + 1):
+            found.append(token)
+            started = started or time.perf_counter()
+            ended = time.perf_counter()
+        return ended - started, found
+
+    def decode(self, depth: int, count: int) -> float:
+        """Seconds for `count` tokens decoded after `depth` + 1 others."""
+        return self._decoded(depth, count)[0]
+
+    def tokens(self, depth: int, count: int) -> list[int]:
+        """The tokens that `decode` decodes, and the one before them."""
+        return self._decoded(depth, count)[1]
+
+    def host(self) -> dict[str, float]:
+        """As OursMlx.host: generate_step's own lines with clocks between them, no step launched ahead."""
+        from mlx_llama.bench.host import PROMPT, TOKENS
+        from mlx_llama.mlx_native.runtime import primitives
+
+        mx, cache = self.mx, self.caches.make_prompt_cache(self.model)
+        y = mx.array(prompt_tokens(PROMPT, self.vocabulary))
+        builds, processor, count = [], [], 0
+        for n in range(1 + WARM + TOKENS):
+            started, thread = time.perf_counter(), time.thread_time()
+            logits = self.model(y[None], cache=cache)[:, -1, :]
+            logprobs = logits - mx.logsumexp(logits, keepdims=True)
+            y, logprobs = mx.argmax(logprobs, axis=-1), logprobs.squeeze(0)
+            builds.append(time.perf_counter() - started)
+            spent = time.thread_time() - thread
+            if n == WARM:
+                count = primitives(y, logprobs)
+            thread = time.thread_time()
+            mx.async_eval(y, logprobs)
+            processor.append(spent + time.thread_time() - thread)
+            y.item()
+        micro: Callable[[list[float]], float] = lambda values: statistics.median(values[1 + WARM:]) * 1e6  # noqa: E731
+        return {"build": micro(builds), "host": micro(processor), "primitives": count}
+
+
+class Transformers:
+    """transformers' eager forward with its DynamicCache, a token at a time, as `generate` does by default."""
+
+    def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
+        import torch
+        from transformers import AutoModelForCausalLM, DynamicCache
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        torch.set_num_threads(threads)
+        self.torch, self.make_cache = torch, DynamicCache
+        self.device = "cuda" if setting[0] != "cpu" and torch.cuda.is_available() else "cpu"
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype="auto").to(self.device).eval()
+        self.vocabulary = self.model.config.vocab_size
+        self.cache = self._fresh()
+
+    def _fresh(self) -> Any:
+        return self.make_cache(config=self.model.config)
+
+    def _next(self, tokens: list[int]) -> int:
+        """The token after `tokens`, which are appended to the cache."""
+        ids = self.torch.tensor([tokens], device=self.device)
+        output = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        return output.logits[:, -1].float().argmax(dim=-1).item()
+
+    def prompt(self, count: int) -> float:
+        """Seconds for a prompt of `count` tokens and the first token after it."""
+        self.cache = self._fresh()
+        tokens = prompt_tokens(count, self.vocabulary)
+        with self.torch.inference_mode():
+            started = time.perf_counter()
+            self._next(tokens)
+            return time.perf_counter() - started
+
+    def _decoded(self, depth: int, count: int) -> tuple[float, list[int]]:
+        tokens = prompt_tokens(depth + 1, self.vocabulary)
+        with self.torch.inference_mode():
+            held = self.cache.get_seq_length()
+            if held > depth:
+                self.cache.crop(depth - held)  # below zero: so many tokens from the end
+            elif held < depth:
+                self._next(tokens[held:depth])
+            found = [self._next(tokens[depth:])]
+            started = time.perf_counter()
+            while len(found) <= count:
+                found.append(self._next(found[-1:]))
+            return time.perf_counter() - started, found
+
+    def decode(self, depth: int, count: int) -> float:
+        """Seconds for `count` tokens decoded after `depth` + 1 others."""
+        return self._decoded(depth, count)[0]
+
+    def tokens(self, depth: int, count: int) -> list[int]:
+        """The tokens that `decode` decodes, and the one before them."""
+        return self._decoded(depth, count)[1]
+
+
+PROGRAMS = {"mlx ours": OursMlx, "mlx peer": MlxLm, "cuda ours": OursTorch, "cuda peer": Transformers}
+
+
+def pairs_here(wanted: list[str]) -> tuple[list[str], list[str]]:
+    """The frameworks of `wanted` whose two programs are installed, and a line for each other one that says why not."""
+    from mlx_llama.core.backends import selection as backend
+
+    here, reasons = [], []
+    for name in wanted:
+        titles, package, remedy = PAIRS[name]
+        reason = backend.missing(name)
+        if importlib.util.find_spec(package) is None:
+            reason = f"{package} is not installed: {remedy}"
+        if reason:
+            reasons.append(f"left out: {titles['ours']} against {titles['peer']} ({reason})")
+        else:
+            here.append(name)
+    return here, reasons
+
+
+def agreement(one: list[int], other: list[int]) -> int:
+    """How many tokens two answers have in common from their beginning on."""
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))

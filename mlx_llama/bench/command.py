@@ -1,0 +1,131 @@
+"""python -m mlx_llama.bench: speed and memory of one model on one backend.
+
+Decoding one token reads every weight once and computes little, so its bound is the memory: the bytes a token must read
+(weight matrices, one row of the embedding, the cache so far) over the bandwidth. For one prompt and its answer that
+bandwidth is measured in the same run, between tokens where possible, as it drifts on shared machines, and the report
+says which share of it decoding reached. A prompt reuses each weight for all its tokens, and arithmetic bounds it.
+
+Several lengths or depths make a table, its rows named as in llama-bench: pp512 is a prompt of 512 tokens, tg32 @ d1024
+are 32 tokens decoded after 1024 others.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import numpy as np
+
+from mlx_llama import cli
+from mlx_llama.core.backends.selection import select
+from mlx_llama.core.errors import ContextError, OptionsError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation import options
+from mlx_llama.core.generation.llm import context_size
+
+from . import plot, report
+from .host import measure_host
+from .measure import Case, load, measure, measure_rows
+
+PLOT_DEPTHS = 9
+PLOT_REACH = 4096  # tokens that a picture without --depth spans, where the context is longer
+
+
+def parser() -> options.Parser:
+    """The command line; -p, -n, -d, -r and -o as in llama-bench."""
+    result = options.Parser(prog="python -m mlx_llama.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
+    many = dict(action="append", metavar="N[,N...]", default=None)
+    result.add_argument("--prompt-tokens", "-p", help="lengths of the prompt (default: 128)", **many)
+    result.add_argument("--generate-tokens", "-n", help="how many tokens to decode (default: 64)", **many)
+    result.add_argument("--depth", "-d", help="tokens in the cache before the clock starts (default: 0)", **many)
+    result.add_argument("--repetitions", "-r", default="3", metavar="N",
+                        help="timed runs; medians are printed with the slowest and the fastest (default: 3)")
+    result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
+                        help="positions the context may hold (default: what the model was made for)")
+    result.add_argument("--output", "-o", choices=report.FORMATS, default=None,
+                        help="how to print the figures (default: text)")
+    result.add_argument("--json", action="store_true", help="the same as -o json")
+    result.add_argument("--plot", metavar="FILE", default=None,
+                        help="draw the decode time per token over the context (.png, .svg or .pdf; needs matplotlib)")
+    result.add_argument("--host", action="store_true",
+                        help="measure the host's own time per token, and on mlx the primitives of a step's graph")
+    result.add_argument("--debug", action="store_true", help="show tracebacks")
+    options.add_model_flags(result)
+    return result
+
+
+def numbers(flag: str, given: str | list[str] | None, default: int, least: int) -> list[int]:
+    """Whole numbers of at least `least` from the texts of a flag, each a list with commas, in order and once each.
+
+    Raises OptionsError that names the flag.
+    """
+    if given is None:
+        return [default]
+    found = []
+    for text in ",".join([given] if isinstance(given, str) else given).split(","):
+        if not re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text):
+            raise OptionsError(f"{flag} {text.strip()!r:.40}: must be whole numbers, with commas between them")
+        if int(text) < least:
+            raise OptionsError(f"{flag} {int(text)}: must be at least {least}")
+        found.append(int(text))
+    return list(dict.fromkeys(found))
+
+
+def plan(prompts: list[int], generates: list[int], depths: list[int] | None, room: int | None = None) -> list[Case]:
+    """The table's rows: at each depth every prompt, then every answer. Without depths, answers are spread over `room`
+    positions (None: they are not) and prompts are at depth 0."""
+    spread = depths
+    if depths is None:
+        depths = spread = [0]
+        if room is not None:
+            last = max(0, min(room, PLOT_REACH) - max(generates))
+            spread = sorted(set(np.linspace(0, last, PLOT_DEPTHS).astype(int).tolist()))
+    return [Case("pp", length, depth) for depth in depths for length in prompts] + [
+        Case("tg", length, depth) for depth in spread for length in generates]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the door; returns the exit code. Raises LlamaError."""
+    given = parser().parse_args(arguments)
+    prompts = numbers("--prompt-tokens", given.prompt_tokens, 128, 1)
+    generates = numbers("--generate-tokens", given.generate_tokens, 64, 2)
+    depths = None if given.depth is None else numbers("--depth", given.depth, 0, 0)
+    [repetitions, *more] = numbers("--repetitions", given.repetitions, 3, 1)
+    if more:
+        raise OptionsError(f"--repetitions {given.repetitions}: must be one number")
+    if given.json and given.output not in (None, "json"):
+        raise OptionsError(f"--json and --output {given.output} contradict each other: leave one of them out")
+    output = "json" if given.json else given.output or "text"
+    if given.plot is not None:
+        plot.check(given.plot)
+    backend = select(given.backend, given.device)
+    load_options = backend.load_options(given.dtype, given.threads, given.activation_bits, given.compile)
+    checkpoint = open_checkpoint(given.model, given.revision)
+    context = context_size(checkpoint, given.ctx_size)
+    is_single = (len(prompts) == len(generates) == 1 and depths in (None, [0]) and not given.plot
+                 and output in ("text", "json"))
+    cases = plan(prompts, generates, depths, context if given.plot else None)
+    asked = [(case.name, case.positions) for case in cases]
+    if is_single:
+        asked = [(f"a prompt of {prompts[0]} and {generates[0]} more tokens", prompts[0] + generates[0])]
+    for what, positions in asked:
+        if positions > context:
+            remedy = "" if given.ctx_size is None else ", or raise --ctx-size"
+            raise ContextError(
+                f"{what} needs {positions} positions and the context of {checkpoint.name} has {context}: "
+                f"lower --prompt-tokens, --generate-tokens or --depth{remedy}")
+    loaded = load(checkpoint, backend, given.dtype, **load_options)
+    host = {"host": measure_host(loaded, context)} if given.host else {}
+    if is_single:
+        figures = measure(loaded, prompts[0], generates[0], repetitions) | host
+        print(report.as_json(figures) if output == "json" else report.single(figures))
+        return 0
+    shows = sys.stderr is not None and sys.stderr.isatty()
+    rows = measure_rows(loaded, cases, repetitions, lambda name: cli.say(f"measuring {name}") if shows else None)
+    figures = loaded.facts() | {"repetitions": repetitions, "peak_memory_bytes": loaded.peak_memory(),
+                                "rows": [row.figures() for row in rows]} | host
+    print(report.table(figures, output))
+    if given.plot:
+        plot.draw(figures, rows, given.plot)
+        cli.say(f"wrote {given.plot}")
+    return 0

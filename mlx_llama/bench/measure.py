@@ -1,0 +1,238 @@
+"""What `python -m mlx_llama.bench` measures: one prompt and its answer, or rows of lengths and depths."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlx_llama import cli
+from mlx_llama.core.backends.selection import Backend, Cache, Model
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.files.quantize import weight_format
+from mlx_llama.core.generation import options
+from mlx_llama.core.generation.engine import Completion, Engine
+
+
+class HostMemory:
+    """Measures how fast all cores together read from memory: passes over `nbytes`, far more than the caches hold."""
+
+    def __init__(self, nbytes: int = 256 << 20):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.whole = np.ones(nbytes // 4, np.float32)
+        self.parts = np.array_split(self.whole, cores)
+        self.pool = ThreadPoolExecutor(cores)
+        # A BLAS with threads of its own reads faster alone than beside ours, one without them needs ours.
+        ways = (lambda: np.dot(self.whole, self.whole),
+                lambda: list(self.pool.map(lambda part: np.dot(part, part), self.parts)))
+        self.read = max(ways, key=lambda way: max(self._rate(way) for _ in range(4)))
+
+    def bandwidth(self) -> float:
+        """Bytes per second: the best of a few passes, since the first after other work finds no page tables cached."""
+        return max(self._rate(self.read) for _ in range(4))
+
+    def _rate(self, read: Callable[[], object]) -> float:
+        started = time.perf_counter()
+        read()
+        return self.whole.nbytes / (time.perf_counter() - started)
+
+
+def bytes_per_token(checkpoint: Checkpoint, model: Model, position: int, width: int | None = None) -> int:
+    """What decoding the token at `position` must read: every matrix, one row of the embedding, keys and values.
+
+    Low-bit weights count what they take in the file. width: bytes per value of the other tensors on a backend that
+    changes them while loading; None as in the file.
+    """
+    c, needed = checkpoint.config, 0
+    for name, tensor in checkpoint.tensors.items():
+        plain = isinstance(tensor, Tensor) and width is not None
+        nbytes = math.prod(tensor.shape) * width if plain else tensor.nbytes
+        looked_up = name == "model.embed_tokens.weight" and not c.tie_word_embeddings
+        needed += nbytes // c.vocab_size if looked_up else nbytes
+    cache = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * position
+    return needed + cache * itemsize(model)
+
+
+def itemsize(model: Model) -> int:
+    """Bytes of one activation."""
+    return model.dtype.itemsize if hasattr(model.dtype, "itemsize") else model.dtype.size
+
+
+def stored(checkpoint: Checkpoint) -> str:
+    """The formats of the matrices, the one with most weights first: "Q4_K, Q6_K"."""
+    sizes: dict[str, int] = {}
+    for tensor in checkpoint.tensors.values():
+        if len(tensor.shape) == 2:
+            kind = tensor.dtype if isinstance(tensor, Tensor) else weight_format(tensor)
+            sizes[kind] = sizes.get(kind, 0) + math.prod(tensor.shape)
+    return ", ".join(sorted(sizes, key=sizes.get, reverse=True))
+
+
+def random_tokens(count: int, vocabulary: int) -> list[int]:
+    """`count` token ids, the same ones every time."""
+    return np.random.default_rng(0).integers(0, vocabulary, count).tolist()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to be measured. seconds: what loading it took."""
+
+    checkpoint: Checkpoint
+    backend: Backend
+    model: Model
+    seconds: float
+
+    def facts(self) -> dict[str, Any]:
+        """What every figure depends on, by name."""
+        return {
+            "model": self.checkpoint.name, "backend": self.backend.name, "device": self.backend.device_name,
+            "dtype": str(self.model.dtype).split(".")[-1], "stored": stored(self.checkpoint),
+            "weights_bytes": self.checkpoint.nbytes, "load_seconds": self.seconds, "notices": list(self.model.notices),
+        }
+
+    def peak_memory(self) -> int:
+        """Most bytes in memory so far; 0: unknown."""
+        return self.backend.runtime.peak_memory(self.backend.device)
+
+
+def load(checkpoint: Checkpoint, backend: Backend, dtype: str, **load_options: Any) -> Loaded:
+    """Load the model, with a progress bar on a terminal. load_options: those of Backend.load."""
+    started = time.perf_counter()
+    with cli.Bar("loading"):
+        model = backend.load(checkpoint, dtype, **load_options)
+    return Loaded(checkpoint, backend, model, time.perf_counter() - started)
+
+
+def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dict[str, Any]:
+    """Time a prompt and its answer. Returns the figures by name: seconds, tokens per second, bytes, shares."""
+    checkpoint, backend, model = loaded.checkpoint, loaded.backend, loaded.model
+    engine = Engine(backend, model, None, frozenset(), prompt + generate)
+    tokens = random_tokens(prompt, checkpoint.config.vocab_size)
+    resolved = options.resolve({"max_tokens": generate, "temperature": 0.0})
+    width = None if backend.name == "cpu" else itemsize(model)
+    needed = bytes_per_token(checkpoint, model, prompt + generate // 2, width)
+
+    def once(probe: Callable[[], float] | None = None) -> tuple[Completion, list[float]]:
+        completion, bandwidths = Completion(prompt_tokens=prompt), []
+        for count, _ in enumerate(engine.tokens(tokens, model.make_cache(prompt + generate), resolved, completion)):
+            # Where nothing runs ahead, memory is probed between tokens: its speed drifts within a run. The engine does
+            # not count the time its consumer takes.
+            if probe and not backend.runs_ahead and count % 8 == 0:
+                bandwidths.append(probe())
+        return completion, bandwidths
+
+    once()  # first use of every shape: page faults, kernels to compile
+    peak = loaded.peak_memory()  # before the bandwidth probe takes memory of its own
+    device_bandwidth = backend.runtime.bandwidth(backend.device)
+    probe = HostMemory().bandwidth if device_bandwidth is None else lambda: backend.runtime.bandwidth(backend.device)
+    runs = []
+    for _ in range(repetitions):
+        before = probe()
+        completion, between = once(probe)
+        runs.append((completion, statistics.harmonic_mean([before, *between, probe()])))
+    median = lambda values: statistics.median(list(values))  # noqa: E731
+    return loaded.facts() | {
+        "prompt": prompt, "generate": generate, "repetitions": repetitions,
+        "prompt_tps": median(run.prompt_tps for run, _ in runs),
+        "first_token_seconds": median(run.prefill_seconds for run, _ in runs),
+        "decode_tps": median(run.decode_tps for run, _ in runs),
+        "decode_tps_range": [min(run.decode_tps for run, _ in runs), max(run.decode_tps for run, _ in runs)],
+        "evaluations_per_token": median(run.evaluations_per_token for run, _ in runs),
+        "launches_per_token": median(run.launches / len(run.tokens) for run, _ in runs),
+        "read_bytes_per_token": median(run.bytes_per_token for run, _ in runs),
+        "bytes_per_token": needed,
+        "bandwidth": median(bandwidth for _, bandwidth in runs),
+        "bandwidth_share": median(run.decode_tps * needed / bandwidth for run, bandwidth in runs),
+        "peak_memory_bytes": peak,
+    }
+
+
+@dataclass(frozen=True)
+class Case:
+    """llama-bench's tests: "pp", a prompt of `length` tokens at once, or "tg", `length` tokens one after the other; the
+    cache already holds `depth` tokens."""
+
+    kind: str
+    length: int
+    depth: int = 0
+
+    @property
+    def name(self) -> str:
+        """As llama-bench writes it: "tg32 @ d1024"."""
+        return f"{self.kind}{self.length}" + (f" @ d{self.depth}" if self.depth else "")
+
+    @property
+    def positions(self) -> int:
+        """What the cache must hold at the end."""
+        return self.depth + self.length
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case and its repetitions. per_token: of each repetition, the seconds of each token (of a prompt as a whole)."""
+
+    case: Case
+    per_token: list[list[float]]
+
+    def figures(self) -> dict[str, Any]:
+        """By name; rates in tokens per second, the median, the slowest and the fastest repetition."""
+        seconds = [sum(run) for run in self.per_token]
+        rates = [self.case.length / taken for taken in seconds]
+        return {
+            "test": self.case.name, "n_prompt": self.case.length if self.case.kind == "pp" else 0,
+            "n_gen": self.case.length if self.case.kind == "tg" else 0, "n_depth": self.case.depth,
+            "tps": statistics.median(rates), "tps_min": min(rates), "tps_max": max(rates),
+            "seconds": statistics.median(seconds), "samples_tps": rates,
+        }
+
+
+def measure_rows(loaded: Loaded, cases: list[Case], repetitions: int,
+                 advance: Callable[[str], None] = lambda name: None) -> list[Row]:
+    """A row per case, in their order. advance(name) is called before each.
+
+    Each case is run once untimed. Storage is then as large as the case needs and no larger: an attention over storage
+    of a fixed shape, as in MLX's traced step, pays for all of it.
+    """
+    model, vocabulary = loaded.model, loaded.checkpoint.config.vocab_size
+    most = max(case.positions for case in cases)
+    engine = Engine(loaded.backend, model, None, frozenset(), most + 1)  # the last token is shown, not stored
+    tokens = random_tokens(most, vocabulary)
+    rows: dict[Case, Row] = {}
+    cache, reached = None, 0
+    for case in sorted(set(cases), key=lambda case: (case.depth, case.length)):
+        advance(case.name)
+        if cache is None or case.positions < reached:
+            cache = model.make_cache(most)
+        _fill(engine, tokens, cache, case.depth)
+        reached = case.positions
+        rows[case] = Row(case, [_run(engine, tokens, cache, case) for _ in range(1 + repetitions)][1:])
+    return [rows[case] for case in cases]
+
+
+def _fill(engine: Engine, tokens: list[int], cache: Cache, depth: int) -> None:
+    """Make the cache hold the first `depth` tokens, of which it holds the beginning."""
+    cache.trim(min(depth, cache.length))
+    if cache.length < depth:
+        resolved = options.resolve({"max_tokens": 1, "temperature": 0.0})
+        # A token is read, or the device would still be at it when the clock starts.
+        for _ in engine.tokens(tokens[cache.length:depth], cache, resolved, Completion()):
+            pass
+
+
+def _run(engine: Engine, tokens: list[int], cache: Cache, case: Case) -> list[float]:
+    """Seconds of each token (of the prompt as a whole), from the depth on; the cache is left at the depth."""
+    is_prompt = case.kind == "pp"
+    completion = Completion()
+    resolved = options.resolve({"max_tokens": 1 if is_prompt else case.length, "temperature": 0.0})
+    prompt, ends = tokens[case.depth:case.depth + (case.length if is_prompt else 1)], [0.0]
+    for _ in engine.tokens(prompt, cache, resolved, completion):
+        ends.append(completion.prefill_seconds + completion.decode_seconds)
+    cache.trim(case.depth)
+    return np.diff(ends).tolist()

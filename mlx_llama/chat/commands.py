@@ -1,0 +1,219 @@
+"""The REPL's commands: what a line that begins with a slash does. They know the session and nothing of the terminal."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_llama import cli
+from mlx_llama.core.errors import LlamaError, OptionsError, SessionError
+from mlx_llama.core.generation.options import FIELDS
+from mlx_llama.core.generation.session import FORMAT, Session, Stream
+
+KEYS = """\
+Enter sends; Alt-Enter, or a backslash at the end of a line, begins a new line.
+Ctrl-C stops an answer, or clears the line; Ctrl-D leaves. Tab completes, Up and
+Ctrl-R search the history. // sends a text that begins with /."""
+
+
+class CommandError(LlamaError):
+    """A command that does not exist or was not given what it needs."""
+
+
+class Leave(Exception):
+    """The user wants to go."""
+
+
+Outcome = str | Stream  # something to say, or an answer to show
+
+
+@dataclass(frozen=True)
+class Command:
+    """run: takes the session and what stands after the name. argument: as in /help, [..] where it may be left out."""
+
+    run: Callable[[Session, str], Outcome]
+    argument: str
+    help: str
+
+
+def is_command(text: str) -> bool:
+    """Whether `text` is for the REPL. Two slashes begin a message."""
+    return text.startswith("/") and not text.startswith("//")
+
+
+def run(session: Session, line: str) -> Outcome:
+    """Do what `line` says. Raises LlamaError, with nothing changed, and Leave."""
+    name, argument = split(line)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean /{near[0]}?" if near else "/help lists them; // begins a text with a slash"
+        raise CommandError(f"there is no command {'/' + name!r:.60} ({hint})")
+    command = COMMANDS[name]
+    if argument and not command.argument:
+        raise CommandError(f"/{name} takes nothing after it, not {argument!r:.60}")
+    if not argument and command.argument and not command.argument.startswith("["):
+        raise CommandError(f"/{name} needs something after it: /{name} {command.argument}")
+    return command.run(session, argument)
+
+
+def split(line: str) -> tuple[str, str]:
+    """A command line as (name without the slash, the rest)."""
+    name, *rest = line.removeprefix("/").split(maxsplit=1) or [""]
+    return name, rest[0].strip() if rest else ""
+
+
+def option_name(text: str) -> str:
+    """The option that `text` means: its name, or one of its flags with or without dashes."""
+    key = text.lstrip("-").replace("-", "_")
+    return _ALIASES.get(key, key)
+
+
+def option_value(session: Session, name: str) -> str:
+    """An option's value in force, as /set would take it."""
+    value = getattr(session.resolved().options, name)
+    if name == "seed" and "seed" not in session.options:
+        return "random"
+    if name == "stop":
+        return " ".join(shlex.quote(_escaped(text)) for text in value)
+    if name == "logit_bias":
+        return " ".join(f"{token}={bias:g}" for token, bias in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _help(session: Session, argument: str) -> str:
+    usages = {f"/{name} {command.argument}": command.help for name, command in COMMANDS.items()}
+    return "\n".join([*(f"  {usage:<23} {help}" for usage, help in usages.items()), "", KEYS])
+
+
+def _clear(session: Session, argument: str) -> str:
+    session.clear()
+    return "(a new conversation" + ("; the system prompt stays)" if session.system else ")")
+
+
+def _regen(session: Session, argument: str) -> Stream:
+    stream = session.regenerate()
+    if session.resolved().options.temperature == 0 or "seed" in session.options:
+        stream.completion.notices.append("these options give the same answer again: see /set temperature and /set seed")
+    return stream
+
+
+def _system(session: Session, argument: str) -> str:
+    if not argument:
+        return f"system prompt: {session.system}" if session.system else "(there is no system prompt)"
+    session.system = None if argument == "none" else argument
+    return "(no system prompt from here on)" if session.system is None else "(system prompt set)"
+
+
+def _set(session: Session, argument: str) -> str:
+    if not argument:
+        origins = session.resolved().origins
+        return "\n".join(f"  {name:<24} {option_value(session, name) or '-':<12} {origins[name]}" for name in FIELDS)
+    typed, *rest = argument.split(maxsplit=1)
+    name = option_name(typed)
+    if name not in FIELDS:
+        session.resolved(**{name: ""})  # says so, and what was meant
+    if rest and rest[0] == "default":
+        session.options.pop(name, None)
+    elif rest:
+        chosen = session.resolved(**{name: _parsed(name, rest[0])})
+        session.options[name] = getattr(chosen.options, name)
+    origin = session.resolved().origins[name]
+    help = "" if rest else f": {FIELDS[name].description}"
+    return f"{name} = {option_value(session, name) or '-'} ({origin}){help}"
+
+
+def _parsed(name: str, text: str) -> Any:
+    if name not in ("stop", "logit_bias"):
+        return text
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise OptionsError(f"option {name}: {text!r:.60} is not a list of words: {str(error).lower()}") from None
+    return words if name == "logit_bias" else [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\n", r"\n").replace("\t", r"\t")
+
+
+def _save(session: Session, argument: str) -> str:
+    path = file_path(argument)
+    if os.path.lexists(path) and not _is_saved_session(path):
+        raise SessionError(f"{path}: is there already and is not a saved session: choose another name")
+    session.save(path)
+    return f"(saved {len(session.messages)} messages to {path})"
+
+
+def _is_saved_session(path: str) -> bool:
+    try:
+        content = json.loads(cli.read_text(_regular(path)))
+    except (LlamaError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def _load(session: Session, argument: str) -> str:
+    path = _regular(file_path(argument))
+    notices = session.load(path)
+    rest = [f"{len(session.messages)} messages", *(["a system prompt"] if session.system else []),
+            *(f"{name} = {option_value(session, name)}" for name in session.options)]
+    return "\n".join([f"(loaded {', '.join(rest)})", *(f"({notice})" for notice in notices)])
+
+
+def _stats(session: Session, argument: str) -> str:
+    cache = session.sequence.cache
+    dropped = f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
+    notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)  # a summary has them among its own
+    return (f"{session.last.summary() if session.last else f'no answer yet{notes}'}\n"
+            f"context: {cache.length} of {session.engine.context} tokens held, cache {cache.nbytes / 2**20:.2f} MiB\n"
+            f"conversation: {len(session.messages)} messages{dropped}")
+
+
+def _read(session: Session, argument: str) -> Stream:
+    path = _regular(file_path(argument))
+    text = cli.read_text(path).removeprefix("\ufeff")
+    if not text.strip():
+        raise CommandError(f"{path}: is empty")
+    return session.stream(text)
+
+
+def _exit(session: Session, argument: str) -> Outcome:
+    raise Leave
+
+
+def file_path(text: str) -> str:
+    """The absolute path that a user typed; quotes around it and ~ are understood. Raises CommandError."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    if not text or "\0" in text:
+        raise CommandError(f"{text!r} is not the name of a file")
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def _regular(path: str) -> str:
+    # A pipe or a device might never end.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise CommandError(f"{path}: is not a file")
+    return path
+
+
+COMMANDS = {
+    "help": Command(_help, "", "this list"),
+    "clear": Command(_clear, "", "begin anew; system prompt and options stay"),
+    "regen": Command(_regen, "", "answer the last message again"),
+    "system": Command(_system, "[TEXT]", "show the system prompt, or set it; none: remove it"),
+    "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
+    "save": Command(_save, "FILE", "save the conversation"),
+    "load": Command(_load, "FILE", "go on with a saved conversation"),
+    "stats": Command(_stats, "", "speed, reuse, evaluations per token; the context"),
+    "read": Command(_read, "FILE", "send a file's text as a message"),
+    "exit": Command(_exit, "", "leave"),
+}
+
+_ALIASES = {flag.lstrip("-").replace("-", "_"): name
+            for name, field in FIELDS.items() for flag in field.json_schema_extra["flags"]}

@@ -1,0 +1,210 @@
+"""Markdown as it streams: finished blocks are printed for good, the last one is drawn again and again until it is done.
+
+So an answer may be longer than the screen, and nothing that was shown is ever drawn over or lost.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from markdown_it import MarkdownIt
+from rich import markdown
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from .view import CONTROLS
+
+_ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
+_FENCE = re.compile(r"((?:\s*(?:[-*+]|\d{1,9}[.)])\s+)*\s*)(`{3,}(?=[^`]*$)|~{3,})")
+_ENTITY = re.compile(r"&#?\w+;")
+_FRAMES_PER_SECOND = 15
+
+
+class Blocks:
+    """Cuts streamed Markdown between top-level blocks; finished blocks and `rest` together are the text.
+
+    Decides on whole lines, and in doubt does not cut: a list, a code fence or whatever is indented stays in one piece.
+    """
+
+    def __init__(self):
+        self.rest = ""  # of the text, not yet part of a finished block
+        self._scanned = 0  # characters of `rest` in lines that were looked at
+        self._fence: tuple[str, int] | None = None  # the open code fence and its column
+        self._list = False  # the block holds a list
+        self._blank = False  # the last line was empty
+        self._doubt = False  # where code ends is not certain: no more cuts
+
+    def push(self, piece: str) -> list[str]:
+        """Blocks that `piece` finished."""
+        self.rest += piece
+        blocks = []
+        while (end := self.rest.find("\n", self._scanned) + 1) > 0:
+            line = self.rest[self._scanned:end]
+            if self._begins_block(line):
+                blocks.append(self._cut(self._scanned))
+                end = len(line)
+            if self._ends_block(line):
+                blocks.append(self._cut(end))
+                end = 0
+            self._scanned = end
+        return blocks
+
+    def _begins_block(self, line: str) -> bool:
+        blank, self._blank = self._blank, not self._fence and not line.strip()
+        return (blank and not self._blank and not line[0].isspace() and not (self._list and _ITEM.match(line))
+                and not self._doubt and bool(self.rest[:self._scanned].strip()))
+
+    def _ends_block(self, line: str) -> bool:
+        """Looks at a line's fence and list signs; true for the closing fence of a top-level block."""
+        bare = line.strip()
+        if self._fence:
+            mark, column = self._fence
+            indent = len(line) - len(line.lstrip())
+            if self._list and bare and indent < column:
+                self._doubt = True  # perhaps the list ended here, and the fence with it
+            if bare[:1] == mark[0] and not bare.strip(mark[0]) and len(bare) >= len(mark):
+                if indent <= max(3, column):
+                    self._fence = None
+                    return not self._list and not self._doubt
+                self._doubt = self._doubt or self._list
+            return False
+        self._list = self._list or bool(_ITEM.match(line))
+        found = _FENCE.match(line.rstrip("\n"))
+        if found and (self._list or len(found[1]) <= 3):
+            self._fence = found[2], len(found[1])
+        return False
+
+    def _cut(self, at: int) -> str:
+        block, self.rest = self.rest[:at], self.rest[at:]
+        self._scanned, self._list, self._blank = 0, False, False
+        return block
+
+
+class _Table(markdown.TableElement):
+    """rich's table, with long words folded where rich cuts them off."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for table in super().__rich_console__(console, options):
+            if isinstance(table, Table):
+                for column in table.columns:
+                    column.overflow = "fold"
+            yield table
+
+
+class _Markdown(markdown.Markdown):
+    """rich's Markdown, showing what it leaves out: HTML, images' and references' addresses, line breaks."""
+
+    elements = {**markdown.Markdown.elements, "table_open": _Table}
+    parser = MarkdownIt("commonmark", {"html": False})
+    parser.enable(["strikethrough", "table"]).disable(["reference", "image"])
+
+    def __init__(self, text: str):
+        # Without hyperlinks an address is printed: no invisible escape sequence carries what a model wrote.
+        super().__init__("", hyperlinks=False)
+        self.parsed = self.parser.parse(text)
+        # Letters that must appear: all but the names of code's languages, links' titles and &names;
+        self.letters = _letters(text) - sum(map(_letters, _ENTITY.findall(text)))
+        for token in self.parsed:
+            self.letters -= _letters(token.info)
+            for leaf in token.children or []:
+                self.letters -= _letters(str(leaf.attrs.get("title", "")))
+                if leaf.type == "softbreak":
+                    leaf.type = "hardbreak"
+
+
+class Rendered:
+    """Markdown for the terminal, without control characters. `tail`: only the last lines that fit the screen."""
+
+    def __init__(self, text: str, gap: bool = False, tail: bool = False):
+        self.text = text.translate(CONTROLS)
+        self.gap = gap
+        self.tail = tail
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = self._lines(console, options)
+        if self.gap:
+            lines.insert(0, [])
+        if self.tail:
+            lines = lines[-max(1, console.height - 2):]
+        for line in lines:
+            yield from line
+            yield Segment.line()
+
+    def _lines(self, console: Console, options: ConsoleOptions) -> list[list[Segment]]:
+        try:
+            shown = _Markdown(self.text)
+            lines = console.render_lines(shown, options, pad=False)
+        except Exception:  # whatever Markdown a model makes up, and whatever the libraries think of it: show the text
+            complete = False
+        else:
+            # Too narrow a screen makes rich leave out columns, too deep a nesting the parser whole sentences.
+            complete = sum(_letters(segment.text) for line in lines for segment in line) >= shown.letters
+        if not complete:
+            lines = console.render_lines(Text(self.text.strip("\n")), options, pad=False)
+        lines = [_trimmed(line) for line in lines]
+        while lines and not lines[-1]:
+            lines.pop()
+        while lines and not lines[0]:
+            del lines[0]
+        return lines
+
+
+def _trimmed(line: list[Segment]) -> list[Segment]:
+    """A line without control characters and without padding at its end, other than a coloured background."""
+    line = [Segment(text.translate(CONTROLS), style) for text, style, control in line if not control]
+    while line and not (line[-1].style and line[-1].style.bgcolor):
+        text, style, _ = line.pop()
+        if text := text.rstrip():
+            line.append(Segment(text, style))
+            break
+    return line
+
+
+def _letters(text: str) -> int:
+    return sum(map(str.isalpha, text))
+
+
+class MarkdownView:
+    """An answer as rendered Markdown."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.blocks = Blocks()
+        self.gap = False  # something was printed for good
+        self.due = 0.0  # when to draw again
+        self.live = Live(Text("…", style="dim"), console=console, auto_refresh=False, transient=True,
+                         redirect_stdout=False, redirect_stderr=False)
+
+    def __enter__(self) -> MarkdownView:
+        self.live.start(refresh=True)
+        return self
+
+    def push(self, piece: str) -> None:
+        if finished := self.blocks.push(piece):
+            with self.console:  # one write, no flicker
+                self.live.update(Text(""), refresh=True)
+                for block in finished:
+                    self._print(block)
+        now = time.monotonic()
+        if now >= self.due:
+            self.live.update(self._drawn(self.blocks.rest), refresh=True)
+            # A long block takes long to draw: drawing may cost a quarter of the time, not all of it.
+            self.due = now + max(1 / _FRAMES_PER_SECOND, 4 * (time.monotonic() - now))
+
+    def __exit__(self, *error: object) -> None:
+        with self.console:
+            self.live.update(Text(""))
+            self.live.stop()
+            self._print(self.blocks.rest)
+
+    def _drawn(self, text: str) -> Rendered | Text:
+        return Rendered(text, self.gap, tail=True) if text.strip() else Text("")
+
+    def _print(self, block: str) -> None:
+        if block.strip():
+            self.console.print(Rendered(block, self.gap))
+            self.gap = True

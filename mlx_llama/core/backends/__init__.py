@@ -1,0 +1,1 @@
+"""The module interface of the backends, and how one is selected."""

@@ -1,0 +1,1 @@
+"""A folder, a .gguf file or a hub id -> named tensors; low-bit formats; writing them."""

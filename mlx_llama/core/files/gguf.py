@@ -1,0 +1,533 @@
+"""The GGUF file format: checked headers, metadata, and tensors that are views of the mapped file.
+
+Own code, because gguf's reader builds a NumPy array for every string of the vocabulary, which takes seconds, and trusts
+what the header says. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md - little-endian: "GGUF", a
+version, the numbers of tensors and of metadata entries, the entries (key, type, value), the tensors (name, dimensions,
+type, offset), padding, the data.
+
+Tensors get their Hugging Face names here, and llama.cpp's order of query and key rows is undone: it stores the pairs
+that rope turns next to each other, where Hugging Face has half a head between them.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import re
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from mlx_llama.core.errors import CheckpointError, Report, refuse
+from mlx_llama.core.models.config import LlamaConfig, show
+
+from .quantized import GGUF_FORMATS, GGUFWeight
+from .safetensors import Tensor
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)  # the same but for big-endian files, which only version 3 knows
+_COUNT_LIMIT = 1 << 16  # metadata entries, tensors, parts: a real model has some tens, some hundreds, a few
+_NAME_LIMIT = 1 << 16  # bytes of a key or a tensor's name: the format's own limit for keys
+_TEXT_LIMIT = 1 << 24  # bytes of a text in the metadata: a chat template has some thousands
+_LAYER_LIMIT = (1 << 12) + 1  # numbers of an array that the config looks at: one per layer, and one too many
+_MAX_DIMENSIONS = 4
+_ALIGNMENT = 32  # where the metadata names no other
+
+# metadata value types, by their number
+_NUMBERS = {
+    0: np.dtype("u1"), 1: np.dtype("i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"),
+    5: np.dtype("<i4"), 6: np.dtype("<f4"), 10: np.dtype("<u8"), 11: np.dtype("<i8"), 12: np.dtype("<f8"),
+}  # fmt: skip
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+# tensor types, by their number (gguf.GGMLQuantizationType); what is not named in _PLAIN or GGUF_FORMATS is refused
+_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
+_PLAIN = {
+    "F32": ("float32", np.dtype("<f4")),
+    "F16": ("float16", np.dtype("<f2")),
+    "BF16": ("bfloat16", np.dtype("<u2")),
+}
+# type -> (weights per block, bytes per block)
+_BLOCKS = {name: (1, storage.itemsize) for name, (_, storage) in _PLAIN.items()} | {
+    name: (layout.block_size, layout.nbytes) for name, layout in GGUF_FORMATS.items()
+}
+
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+)\.(weight|bias)", re.ASCII)
+_ROPE_FACTORS = "rope_freqs.weight"
+# Left over in early conversions: frequencies that the metadata defines anyway (gguf.MODEL_TENSOR_SKIP)
+_HARMLESS = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?", re.ASCII)
+
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+
+
+class StringArray(Sequence[str]):
+    """A metadata array of strings, decoded when looked at."""
+
+    def __init__(self, data: mmap.mmap, starts: np.ndarray, where: str):
+        """starts: int64 [n + 1], where in `data` each string's length stands, and where the last string ends."""
+        self._data, self._starts, self._where = data, starts, where
+
+    def __repr__(self) -> str:
+        return f"{len(self)} texts"
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = range(len(self))[index]
+        begin, end = int(self._starts[i]), int(self._starts[i + 1])
+        return self._decode([begin, end], i)[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._decode(self._starts.tolist()))
+
+    def _decode(self, starts: list[int], first: int = 0) -> list[str]:
+        data = self._data
+        try:
+            return [data[begin + 8 : end].decode() for begin, end in pairwise(starts)]
+        except UnicodeDecodeError as e:
+            i = next(i for i, (begin, end) in enumerate(pairwise(starts)) if data[begin + 8 : end] == e.object)
+            raise CheckpointError(
+                f"{self._where}[{first + i}] is {show(e.object)}, expected UTF-8 text; fetch the file again"
+            ) from None
+
+
+class CopiedTensor(Tensor):
+    """A tensor whose bits cannot be a view of the file: rows in another order, or badly aligned. Each look copies."""
+
+    def __init__(self, view: Tensor, order: np.ndarray | None):
+        """order: int64 [rows], row n is the file's row order[n]; None keeps them."""
+        for name in ("name", "dtype", "shape", "_map", "_offset"):
+            object.__setattr__(self, name, getattr(view, name))
+        object.__setattr__(self, "_view", view.bits)
+        object.__setattr__(self, "_order", order)
+
+    @property
+    def bits(self) -> np.ndarray:
+        bits = self._view.copy() if self._order is None else self._view[self._order]
+        bits.flags.writeable = False
+        return bits
+
+    @property
+    def nbytes(self) -> int:
+        return self._view.nbytes
+
+
+class GGUFFile:
+    """A model in one GGUF file, or in all the parts of a split one.
+
+    metadata: {key: value}: int, float, bool or str; arrays of numbers as NumPy views of the file, of text as
+    StringArray.
+    names: its tensors by their Hugging Face names. `config` is what the metadata and the tensors' shapes say.
+    report: hears of tensor types that are not supported; where it returns, the file is opened without these tensors.
+
+    Raises:
+        CheckpointError: the file, or a part of it, is missing, truncated or corrupt; what `report` raises.
+    """
+
+    def __init__(self, path: str | os.PathLike, report: Report = refuse):
+        self.path = Path(path)
+        first = _Part(self.path, report)
+        self._parts = [first] if first.count == 1 else _siblings(first, report)
+        self.metadata: dict[str, Any] = self._parts[0].metadata
+        self._tensors: dict[str, tuple[_Part, str]] = {}  # by Hugging Face name
+        self._rope_factors: tuple[_Part, str] | None = None
+        for part in self._parts:
+            for name in part.tensors:
+                if name == _ROPE_FACTORS:
+                    self._rope_factors = (part, name)
+                elif not _HARMLESS.fullmatch(name):
+                    ours = _hugging_face_name(name) or name
+                    if ours in self._tensors:
+                        raise part.corrupt(f"tensor {show(name)} stands in {self._tensors[ours][0].path.name} already")
+                    self._tensors[ours] = (part, name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self._tensors, *self._absent_biases)
+
+    @cached_property
+    def config(self) -> LlamaConfig:
+        """What the model is.
+
+        Raises:
+            ConfigError: a metadata field is missing, of the wrong type, out of range, or asks for what is not
+            supported.
+        """
+        entries = {name: part.tensors[stored] for name, (part, stored) in self._tensors.items()}
+        embedding = entries.get("model.embed_tokens.weight")
+        dtype = _PLAIN[embedding.type][0] if embedding and embedding.type in _PLAIN else "float16"
+        divisors = None
+        if self._rope_factors is not None:
+            part, name = self._rope_factors
+            few = math.prod(part.tensors[name].shape) < _LAYER_LIMIT  # the config says how many there should be
+            divisors = tuple(part.plain(name, name).float32().reshape(-1).tolist()) if few else ()
+        metadata = {
+            key: value[:_LAYER_LIMIT].tolist() if isinstance(value, np.ndarray) else value
+            for key, value in self.metadata.items()
+        }
+        shapes = {name: entry.shape for name, entry in entries.items()}
+        return LlamaConfig.from_gguf(metadata, shapes, divisors, dtype, str(self.path))
+
+    @cached_property
+    def _absent_biases(self) -> tuple[str, ...]:
+        # each bias is optional to llama.cpp; the config knows only all of a block's biases or none, so the rest is zero
+        if not any(name.endswith(".bias") for name in self._tensors):
+            return ()
+        shapes = self.config.tensor_shapes()
+        return tuple(name for name in shapes if name.endswith(".bias") and name not in self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._tensors:
+            return self.config.tensor_shapes()[name]
+        part, stored = self._tensors[name]
+        return part.tensors[stored].shape
+
+    def tensor(self, name: str) -> Tensor | GGUFWeight:
+        """One tensor by its Hugging Face name, rows in Hugging Face's order; nothing is read.
+
+        Raises:
+            CheckpointError: a low-bit type where the model needs full numbers, as in a norm.
+            ConfigError: as `config`, which knows the heads.
+        """
+        if name not in self._tensors:
+            zeros = np.zeros(self.shape(name), np.float32)
+            zeros.flags.writeable = False
+            return Tensor(name, "float32", zeros.shape, zeros)
+        part, stored = self._tensors[name]
+        order, entry = None, part.tensors[stored]
+        for block, heads in (
+            ("self_attn.q_proj.", "num_attention_heads"),
+            ("self_attn.k_proj.", "num_key_value_heads"),
+        ):
+            if block in name and entry.shape[0] == getattr(self.config, heads) * self.config.head_dim:
+                order = _row_order(entry.shape[0], self.config.head_dim)
+        if entry.type in _PLAIN:
+            tensor = part.plain(stored, name)
+            return tensor if order is None and tensor.bits.flags.aligned else CopiedTensor(tensor, order)
+        if len(entry.shape) != 2:
+            raise CheckpointError(
+                f"{part.path}: tensor {stored} has type {entry.type} and shape {list(entry.shape)}, expected "
+                f"{', '.join(_PLAIN)} for what is not a matrix; convert the model again"
+            )
+        blocks = np.frombuffer(part.data, np.uint8, entry.nbytes, entry.begin).reshape(entry.shape[0], -1)
+        return GGUFWeight(name, entry.type, entry.shape, blocks, order, part.data, entry.begin)
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts of a split file, told from the name of one of them; of any other file, its own name."""
+    match = _PART.fullmatch(name)
+    if match is None or not 1 <= int(match[3]) <= _COUNT_LIMIT:
+        return [name]
+    return [f"{match[1]}-{i:05d}-of-{match[3]}.gguf" for i in range(1, int(match[3]) + 1)]
+
+
+def _siblings(named: _Part, report: Report) -> list[_Part]:
+    """All parts of a split file in their order, the one that the user named among them."""
+    paths = [named.path.with_name(name) for name in part_names(named.path.name)]
+    if len(paths) != named.count or named.number >= named.count or paths[named.number].name != named.path.name:
+        raise CheckpointError(
+            f"{named.path}: says that it is part {named.number + 1} of {named.count}, expected a name that ends in "
+            f"-{named.number + 1:05d}-of-{named.count:05d}.gguf; give the parts the names that they were made with"
+        )
+    missing = [path.name for path in paths if not path.exists()]
+    if missing:
+        raise CheckpointError(
+            f"{named.path}: is part {named.number + 1} of {named.count}, but {', '.join(missing[:3])}"
+            f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} cannot be found beside it; fetch all parts"
+        )
+    parts = [named if path == paths[named.number] else _Part(path, report) for path in paths]
+    for i, part in enumerate(parts):
+        if (part.number, part.count) != (i, named.count):
+            raise part.corrupt(
+                f"split.no is {part.number} and split.count {part.count}, expected {i} and {named.count} by its name"
+            )
+    held = sum(part.held for part in parts)
+    expected = named.metadata.get("split.tensors.count", held)
+    if held != expected:
+        raise named.corrupt(f"split.tensors.count is {show(expected)}, but the {named.count} parts hold {held} tensors")
+    return parts
+
+
+def _hugging_face_name(name: str) -> str | None:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    layer, base, kind = match.groups()
+    if layer is None:
+        return f"{_NAMES[base]}.{kind}" if base in _NAMES else None
+    return f"model.layers.{layer}.{_LAYER_NAMES[base]}.{kind}" if base in _LAYER_NAMES else None
+
+
+def _row_order(rows: int, head_dim: int) -> np.ndarray:
+    """int64 [rows]: Hugging Face's row n is the file's row order[n].
+
+    The file's rows of a head are pairs (i, i + head_dim / 2) of Hugging Face's; this takes the first of every pair,
+    then the second. Undoes `permute` of llama.cpp's conversion/llama.py.
+    """
+    return np.arange(rows, dtype=np.int64).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+class _Entry:
+    """Where a tensor lies: type, shape (outermost dimension first), begin and nbytes in the file."""
+
+    __slots__ = ("begin", "nbytes", "shape", "type")
+
+    def __init__(self, type: str, shape: tuple[int, ...], begin: int, nbytes: int):
+        self.type, self.shape, self.begin, self.nbytes = type, shape, begin, nbytes
+
+
+class _Part:
+    """One mapped file, its whole header checked against the file's size.
+
+    data: the map. metadata: as GGUFFile's. tensors: {the file's own name: _Entry}. number, count: which part of how
+    many this is, from 0. held: tensors in the file, also those that `report` was told of.
+    """
+
+    def __init__(self, path: Path, report: Report = refuse):
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                self._size = os.fstat(file.fileno()).st_size
+                head = file.read(8)
+                if not head:
+                    raise CheckpointError(f"{path}: is empty, expected a GGUF file; fetch it again")
+                if head[:4] != _MAGIC:
+                    raise CheckpointError(
+                        f"{path}: begins with {show(head[:4])}, expected {show(_MAGIC)}: not GGUF; fetch the file again"
+                    )
+                if self._size < 24:
+                    raise self.corrupt(f"{self._size} bytes long, expected at least 24 for a header")
+                self._check_version(int.from_bytes(head[4:8], "little"))
+                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: no such file; fetch the model again") from None
+        except (OSError, ValueError) as e:
+            raise CheckpointError(f"{path}: cannot be read ({e}); check that it is a file and readable") from None
+        self._at = 8
+        tensors, entries = self._count("tensors"), self._count("metadata entries")
+        self.metadata: dict[str, Any] = {}
+        for i in range(entries):
+            key = self._text(f"key of metadata entry {i}")
+            if not key or key in self.metadata:
+                raise self.corrupt(f"metadata key {show(key)} {'stands in it twice' if key else 'is empty'}")
+            self.metadata[key] = self._value(key, self._number(_NUMBERS[4], key))
+        self.number, self.count = self._split("split.no", 0), self._split("split.count", 1) or 1
+        self.held = tensors
+        self.tensors = self._read_tensors(tensors, report)
+
+    def corrupt(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {what}; the file is truncated or corrupt, fetch it again")
+
+    def plain(self, stored: str, name: str) -> Tensor:
+        """A tensor of full numbers as a view of the file.
+
+        Raises:
+            CheckpointError: it is of a low-bit type.
+        """
+        entry = self.tensors[stored]
+        if entry.type not in _PLAIN:
+            raise CheckpointError(
+                f"{self.path}: tensor {stored} has type {entry.type}, expected one of {', '.join(_PLAIN)}; convert the "
+                "model again"
+            )
+        dtype, storage = _PLAIN[entry.type]
+        bits = np.frombuffer(self.data, storage, math.prod(entry.shape), entry.begin).reshape(entry.shape)
+        return Tensor(name, dtype, entry.shape, bits, self.data, entry.begin)
+
+    def _check_version(self, version: int) -> None:
+        if version in _VERSIONS:
+            return
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        if swapped in _VERSIONS:
+            raise CheckpointError(f"{self.path}: is a big-endian GGUF file, expected little-endian; convert it again")
+        raise CheckpointError(
+            f"{self.path}: has GGUF version {version}, expected {' or '.join(map(str, _VERSIONS))}; convert the model "
+            "again"
+        )
+
+    # Reading: each step moves self._at, never past the end of the file.
+
+    def _take(self, nbytes: int, what: str) -> int:
+        """Where the next `nbytes` bytes begin."""
+        begin = self._at
+        if nbytes > self._size - begin:
+            raise self.corrupt(f"{what} takes {nbytes} bytes at byte {begin}, expected at most {self._size - begin}")
+        self._at = begin + nbytes
+        return begin
+
+    def _number(self, storage: np.dtype, what: str) -> Any:
+        begin = self._take(storage.itemsize, what)
+        return np.frombuffer(self.data, storage, 1, begin)[0].item()
+
+    def _count(self, what: str) -> int:
+        count = self._number(_NUMBERS[10], f"the number of {what}")
+        if count > _COUNT_LIMIT:
+            raise self.corrupt(f"the number of {what} is {count}, expected at most {_COUNT_LIMIT}")
+        return count
+
+    def _bytes(self, what: str, limit: int) -> bytes:
+        length = self._number(_NUMBERS[10], f"the length of {what}")
+        if length > limit:
+            raise self.corrupt(f"the length of {what} is {length}, expected at most {limit}")
+        begin = self._take(length, what)
+        return self.data[begin : begin + length]
+
+    def _text(self, what: str, limit: int = _NAME_LIMIT) -> str:
+        raw = self._bytes(what, limit)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self.corrupt(f"{what} is {show(raw)}, expected UTF-8 text") from None
+
+    def _value(self, key: str, kind: int) -> Any:
+        field = f"metadata {show(key)}"
+        if kind in _NUMBERS:
+            return self._number(_NUMBERS[kind], field)
+        if kind == _BOOL:
+            return self._number(_NUMBERS[0], field) != 0
+        if kind == _STRING:
+            return self._text(field, _TEXT_LIMIT)
+        if kind != _ARRAY:
+            raise self.corrupt(f"{field} has value type {kind}, expected 0 to 12")
+        kind, count = self._number(_NUMBERS[4], field), self._number(_NUMBERS[10], field)
+        if kind == _STRING:
+            return StringArray(self.data, self._walk_strings(count, field), f"{self.path}: {field}")
+        if kind not in _NUMBERS and kind != _BOOL:
+            raise self.corrupt(f"{field} is an array of value type {kind}, expected numbers or text")
+        storage = _NUMBERS.get(kind, np.dtype("u1"))
+        values = np.frombuffer(self.data, storage, count, self._take(count * storage.itemsize, field))
+        return values != 0 if kind == _BOOL else values
+
+    def _walk_strings(self, count: int, what: str) -> np.ndarray:
+        """Where the `count` strings from here on begin, and where the last ends, int64 [count + 1].
+
+        A vocabulary has hundreds of thousands. Their lengths are 8 bytes each, the upper seven nearly always zero,
+        which text never is: so the runs of seven zeros in a stretch of the file show where lengths stand, and each is
+        believed only if the one before leads exactly there. From the first that does not, the stretch is walked string
+        by string.
+        """
+        if count > (self._size - self._at) // 8:
+            raise self.corrupt(f"{what} has {count} strings, expected at most {(self._size - self._at) // 8}")
+        data, unpack = np.frombuffer(self.data, np.uint8), struct.Struct("<Q").unpack_from
+        found: list[np.ndarray] = []
+        left, at = count, self._at
+        while left:
+            stretch = data[at : at + (1 << 16)]
+            stop = at + len(stretch)
+            zero = stretch[1:] == 0
+            two = zero[:-1] & zero[1:]
+            four = two[:-2] & two[2:]
+            starts = np.flatnonzero(four[:-3] & four[3:])
+            if len(starts) and starts[0] == 0:
+                ends = starts + 8 + stretch[starts]
+                broken = np.flatnonzero(starts[1:] != ends[:-1])
+                good = min(int(broken[0]) + 1 if len(broken) else len(starts), left)
+                found.append(starts[:good] + at)
+                at, left = at + int(ends[good - 1]), left - good
+            walked = array("q")
+            while left and at < stop:
+                if at + 8 > self._size:
+                    break
+                walked.append(at)
+                at += 8 + unpack(self.data, at)[0]
+                left -= 1
+            found.append(np.frombuffer(walked, np.int64) if walked else np.empty(0, np.int64))
+            if at > self._size or (left and at + 8 > self._size):
+                raise self.corrupt(f"{what}[{count - left}] is text beyond the end of the file at byte {self._size}")
+        self._at = at
+        return np.concatenate([*found, np.array([at])])
+
+    def _split(self, key: str, default: int) -> int:
+        value = self.metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _COUNT_LIMIT:
+            raise self.corrupt(f"metadata {key} is {show(value)}, expected a number from 0 to {_COUNT_LIMIT}")
+        return value
+
+    def _read_tensors(self, count: int, report: Report) -> dict[str, _Entry]:
+        alignment = self.metadata.get("general.alignment", _ALIGNMENT)
+        if (
+            not isinstance(alignment, int)
+            or isinstance(alignment, bool)
+            or alignment < 1
+            or alignment & (alignment - 1)
+        ):
+            raise self.corrupt(f"metadata general.alignment is {show(alignment)}, expected a power of two")
+        found: list[tuple[str, str, tuple[int, ...], int]] = []
+        refused: set[str] = set()
+        for i in range(count):
+            name = self._text(f"name of tensor {i}")
+            what = f"tensor {show(name)}"
+            dimensions = self._number(_NUMBERS[4], what)
+            if not 1 <= dimensions <= _MAX_DIMENSIONS:
+                raise self.corrupt(f"{what} has {dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}")
+            # innermost first in the file
+            shape = tuple(self._number(_NUMBERS[10], what) for _ in range(dimensions))[::-1]
+            kind, offset = self._number(_NUMBERS[4], what), self._number(_NUMBERS[10], what)
+            type = _TYPES.get(kind, f"number {kind}")
+            if type not in _BLOCKS:
+                if type not in refused:
+                    refused.add(type)
+                    report(CheckpointError(
+                        f"{self.path}: {what} has type {type}, expected one of {', '.join(_BLOCKS)}; load another "
+                        "quantisation of this model"
+                    ))  # fmt: skip
+                continue
+            if min(shape) < 1 or shape[-1] % _BLOCKS[type][0]:
+                raise self.corrupt(
+                    f"{what} has shape {show(list(shape))}, expected sizes from 1 and rows of a multiple of "
+                    f"{_BLOCKS[type][0]} for {type}"
+                )
+            if offset % alignment:
+                raise self.corrupt(f"{what} begins at byte {offset} of the data, expected a multiple of {alignment}")
+            found.append((name, type, shape, offset))
+        start = -(-self._at // alignment) * alignment
+        tensors: dict[str, _Entry] = {}
+        reached = 0
+        for name, type, shape, offset in sorted(found, key=lambda one: one[3]):
+            weights, nbytes = _BLOCKS[type]
+            nbytes *= math.prod(shape) // weights
+            what = f"tensor {show(name)} ({type} {show(list(shape))})"
+            if name in tensors:
+                raise self.corrupt(f"{what} stands in it twice")
+            if nbytes > self._size - start - offset:
+                raise self.corrupt(
+                    f"{what} takes {nbytes} bytes from byte {start + offset}, but the file ends at byte {self._size}"
+                )
+            if offset < reached:
+                raise self.corrupt(
+                    f"{what} begins at byte {offset} of the data, expected {reached} or later: it overlaps"
+                )
+            reached = offset + nbytes
+            tensors[name] = _Entry(type, shape, start + offset, nbytes)
+        return {name: tensors[name] for name, *_ in found}

@@ -1,0 +1,452 @@
+"""Writes a checkpoint as a GGUF file that llama.cpp opens: architecture "llama", its tensor names, its row order.
+
+What a file must hold follows llama.cpp's converter (convert_hf_to_gguf.py, conversion/llama.py) and loader; the file
+itself is written by the gguf library. What the format cannot express is refused, never written as something else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError
+from mlx_llama.core.models.config import LlamaConfig, read_json, show
+from mlx_llama.core.models.rope import inverse_frequencies
+from mlx_llama.core.system import progress
+from mlx_llama.core.text.gguf_tokenizer import _CONTRACTION, _GPT2, _PRE_TOKENIZERS, _WHOLE_WORDS
+
+from .checkpoint import Checkpoint, Tensor
+from .quantize import Written, appearing, count_of, count_weights, requantised, slabs
+from .quantized import AffineWeight
+
+TYPES = ("Q4_0", "Q8_0")
+_SPACE = "▁"
+
+# token types (llama.h, llama_token_type)
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+
+# llama.cpp's names for how byte-level tokenizers split a text, each after what it stands for: the patterns, and whether
+# a piece that is a token is taken as it is (tokenizer.json, ignore_merges). Where two mean the same, the usual one.
+_SPLITS = {(_PRE_TOKENIZERS[name], name in _WHOLE_WORDS): name
+           for name in ("llama-bpe", "smaug-bpe", "qwen2", "tekken", "gpt-4o", "smollm", "gpt-2", "falcon",
+                        "deepseek-llm", "deepseek-coder", "deepseek-v3")}
+
+
+def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8_0") -> Written:
+    """A GGUF file whose matrices are `format` ("Q4_0" or "Q8_0").
+
+    Matrices whose rows are not multiples of 32 stay F16, vectors F32, and the projection to the vocabulary is Q8_0 at
+    least, as llama.cpp's own quantiser keeps it wider than the rest.
+
+    Raises:
+        OptionsError: an unknown format, or `out` does not end in .gguf.
+        ConfigError, TokenizerError: the model's rope or tokenizer cannot be expressed in a GGUF file.
+        CheckpointError: `out` is there, cannot be written or does not fit the disk; a weight is not finite, or too
+            large for the format.
+    """
+    import gguf
+
+    if format not in TYPES:
+        raise OptionsError(f"--format gguf:{format}: there are gguf:{' and gguf:'.join(TYPES)}")
+    if Path(out).suffix != ".gguf":
+        raise OptionsError(f"{out}: the name of a GGUF file ends in .gguf")
+    notices = requantised(checkpoint)
+    writer = gguf.GGUFWriter(None, "llama")
+    _write_settings(writer, checkpoint, format, notices)
+    _write_vocabulary(writer, checkpoint, notices)
+
+    config = checkpoint.config
+    plan = {name: _planned(tensor, config, format) for name, tensor in checkpoint.tensors.items()}
+    # model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, one in plan.items():
+        writer.add_tensor_info(names.get_name(name, (".weight", ".bias")), one.shape, one.written, one.nbytes,
+                               gguf.GGMLQuantizationType[one.kind])
+    if (factors := _frequency_factors(config)) is not None:
+        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    odd = [name for name, one in plan.items() if one.kind == "F16"]
+    if odd:
+        lengths = ", ".join(sorted({str(plan[name].tensor.shape[1]) for name in odd}))
+        notices.append(f"{count_of(odd, 'matrix', 'matrices')} kept at float16: blocks of 32 do not divide rows of "
+                       f"{lengths}")
+
+    nbytes = sum(one.nbytes for one in plan.values())
+    with appearing(Path(out), nbytes, folder=False) as path:
+        try:
+            writer.write_header_to_file(path)
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            advance = progress.meter(checkpoint.nbytes)
+            for one in plan.values():
+                writer.write_tensor_data(one.values(advance))
+                one.tensor.release()
+            if factors is not None:
+                writer.write_tensor_data(factors)
+        finally:
+            writer.close()
+    return Written(Path(out), nbytes, count_weights(checkpoint), tuple(notices))
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """One tensor on its way into the file. kind: "F32", "F16", "Q4_0" or "Q8_0"; order: which row comes when."""
+
+    tensor: Tensor | AffineWeight
+    kind: str
+    order: np.ndarray | None
+
+    @property
+    def written(self) -> np.dtype:
+        """What the file's values are to NumPy: bytes for block formats."""
+        return np.dtype({"F32": np.float32, "F16": np.float16}.get(self.kind, np.uint8))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As add_tensor_info takes it: bytes per row for block formats."""
+        from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
+
+        if self.written != np.uint8:
+            return self.tensor.shape
+        return quant_shape_to_byte_shape(self.tensor.shape, GGMLQuantizationType[self.kind])
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.written.itemsize
+
+    def values(self, advance: Callable[[int], None]) -> np.ndarray:
+        """What is written: uint8 blocks, float16 or float32. Raises CheckpointError."""
+        from gguf.quants import GGMLQuantizationType, quantize
+
+        result = np.empty(self.shape, self.written)
+        for start, rows in slabs(self.tensor, advance, self.order, "float16" if self.kind == "F16" else "float32"):
+            if self.written == np.uint8:
+                with np.errstate(all="ignore"):
+                    rows = quantize(rows, GGMLQuantizationType[self.kind])
+                size = 18 if self.kind == "Q4_0" else 34
+                if not np.isfinite(rows.reshape(-1, size)[:, :2].copy().view(np.float16)).all():
+                    raise CheckpointError(f"tensor {self.tensor.name}: holds weights too large for {self.kind}, whose "
+                                          f"scales are float16; write the MLX form, whose scales can be wider")
+            result[start:start + len(rows)] = rows
+        return result
+
+
+def _planned(tensor: Tensor | AffineWeight, config: LlamaConfig, format: str) -> _Planned:
+    name = tensor.name
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    order = None if heads is None else interleaved(heads, config.head_dim)
+    if len(tensor.shape) == 1:
+        return _Planned(tensor, "F32", order)
+    if tensor.shape[1] % 32:
+        return _Planned(tensor, "F16", order)
+    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    return _Planned(tensor, "Q8_0" if name == head else format, order)
+
+
+def interleaved(heads: int, head_dim: int) -> np.ndarray:
+    """int64 [heads * head_dim]: the row of a query or key matrix that stands at each place in llama.cpp's order, which
+    pairs neighbours where Hugging Face pairs halves (conversion/llama.py, permute)."""
+    return np.arange(heads * head_dim).reshape(heads, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)
+
+
+def _frequency_factors(config: LlamaConfig) -> np.ndarray | None:
+    """rope_freqs.weight, float32 [head_dim / 2]: what llama.cpp divides each pair's frequency by; None for ones."""
+    if config.rope.divisors is not None:
+        return np.array(config.rope.divisors, np.float32)
+    if config.rope.type != "llama3":
+        return None
+    plain = config.rope.theta ** -(np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    return (plain / inverse_frequencies(config)[0]).astype(np.float32)
+
+
+def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: list[str]) -> None:
+    import gguf
+
+    config = checkpoint.config
+    # a file's name is a setting too: llama.cpp knows Phi-3's white space by it
+    writer.add_name(str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name)))
+    writer.add_file_type({"Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}[format])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope.theta)
+    _write_rope_scaling(writer, checkpoint, notices)
+    if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
+        writer.add_sliding_window(config.sliding_window)
+        notices.append(f"the model looks back {config.sliding_window} tokens at most; the file says so, but llama.cpp "
+                       f"does not heed it for this architecture: there, keep contexts below that")
+
+
+def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
+    import gguf
+
+    rope = checkpoint.config.rope
+    if rope.type == "dynamic":
+        raise ConfigError(f"{checkpoint.name}: rope type dynamic stretches with the context, which a GGUF file cannot "
+                          f"express; write the MLX form")
+    if rope.type == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope.factor)
+    if rope.type == "yarn":
+        # llama.cpp reads no others for this architecture, and always rounds the range of pairs
+        if (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, True):
+            raise ConfigError(f"{checkpoint.name}: rope type yarn with beta_fast {rope.beta_fast:g}, beta_slow "
+                              f"{rope.beta_slow:g} and truncate {rope.truncate}: a GGUF file has only 32, 1 and True "
+                              f"for them; write the MLX form")
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope.factor)
+        writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
+        usual = 0.1 * math.log(rope.factor) + 1.0  # llama.cpp multiplies this in by itself
+        factor = inverse_frequencies(checkpoint.config)[1]
+        if not math.isclose(factor, usual, rel_tol=1e-7):
+            writer.add_rope_scaling_attn_factors(factor / usual)
+
+
+def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
+    """tokenizer.*: the vocabulary as llama.cpp has it. Raises TokenizerError, TemplateError."""
+    if checkpoint.gguf_metadata is not None:
+        _copy_vocabulary(writer, checkpoint)
+        return
+    tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
+    vocabulary = _read_vocabulary(checkpoint)
+    for text, one in tokenizer.added_ids.items():
+        if vocabulary.types.get(one) not in (_UNKNOWN, _BYTE):
+            special = text in tokenizer.special_ids
+            # llama.cpp looks for these in a text before its spaces are made visible
+            vocabulary.set(one, text if special else text.replace(_SPACE, " "), _CONTROL if special else _USER_DEFINED,
+                           -1000.0)
+    taken = set(vocabulary.texts.values())
+    if len(taken) != len(vocabulary.texts):
+        texts = list(vocabulary.texts.values())
+        twice = next(text for text in texts if texts.count(text) > 1)
+        raise TokenizerError(f"{tokenizer.path}: has {show(twice)} twice, which llama.cpp refuses; write the MLX form")
+    for one in range(size):  # an embedding may have more rows than the tokenizer has tokens
+        if one not in vocabulary.texts:
+            text = f"[PAD{one}]"
+            vocabulary.set(one, text if text not in taken else f"[PAD{one}]_", _UNUSED, -10000.0)
+
+    writer.add_tokenizer_model(vocabulary.model)
+    writer.add_tokenizer_pre(vocabulary.pre)
+    writer.add_token_list([vocabulary.texts[one] for one in range(size)])
+    if vocabulary.model == "llama":
+        writer.add_token_scores([vocabulary.scores[one] for one in range(size)])
+    writer.add_token_types([vocabulary.types[one] for one in range(size)])
+    if vocabulary.merges:
+        writer.add_token_merges(vocabulary.merges)
+    _write_special_ids(writer, checkpoint, notices)
+    writer.add_add_bos_token(tokenizer.adds_bos)
+    writer.add_add_eos_token(False)
+    if vocabulary.model == "llama":
+        _write_space_prefix(writer, checkpoint, vocabulary, notices)
+    if checkpoint.template is not None:
+        writer.add_chat_template(checkpoint.template.source)
+
+
+def _copy_vocabulary(writer: Any, checkpoint: Checkpoint) -> None:
+    """tokenizer.* of a GGUF file, as it is. Raises TokenizerError where there is none, or it is malformed."""
+    from gguf import GGUFValueType as Type
+
+    _ = checkpoint.tokenizer  # complains of what is missing or malformed
+    for key, value in checkpoint.gguf_metadata.items():
+        if not key.startswith("tokenizer."):
+            continue
+        if isinstance(value, np.ndarray):
+            kind = {"i": Type.INT32, "u": Type.UINT32, "f": Type.FLOAT32}[value.dtype.kind]
+            kind = Type.UINT8 if value.dtype.itemsize == 1 else kind
+            writer.add_key_value(key, value.tolist(), Type.ARRAY, kind)
+        elif not isinstance(value, (str, bool, int, float)):
+            writer.add_key_value(key, list(value), Type.ARRAY, Type.STRING)
+        else:
+            kinds = {str: Type.STRING, bool: Type.BOOL, float: Type.FLOAT32, int: Type.UINT32}
+            writer.add_key_value(key, value, kinds[type(value)])
+
+
+def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
+    tokenizer = checkpoint.tokenizer
+    if checkpoint.bos_token_id is not None:
+        writer.add_bos_token_id(checkpoint.bos_token_id)
+    ends = list(dict.fromkeys([*tokenizer.eos_ids, *sorted(checkpoint.eos_token_ids)]))
+    for one, add in zip(ends, (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)):
+        add(one)
+    if ends[3:]:
+        notices.append(f"the model has {len(ends)} end tokens, a GGUF file holds three: {show(ends[3:])} "
+                       f"{'is' if len(ends) == 4 else 'are'} left out")
+    ids = {**tokenizer.added_ids, **tokenizer.special_ids}
+    for name, add in (("unk_token", writer.add_unk_token_id), ("pad_token", writer.add_pad_token_id)):
+        if tokenizer.named.get(name) in ids:
+            add(ids[tokenizer.named[name]])
+
+
+def _write_space_prefix(writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabulary, notices: list[str]) -> None:
+    """add_space_prefix, found out by trying: llama.cpp puts the space before a text and after each special token."""
+    tokenizer = checkpoint.tokenizer
+
+    def spell(text: str) -> str:
+        return "".join(vocabulary.texts[one] for one in tokenizer.encode(text, parse_special=True))
+
+    prefix = spell("a").startswith(_SPACE)
+    writer.add_add_space_prefix(prefix)
+    special = next((text for text, one in tokenizer.special_ids.items() if vocabulary.types[one] == _CONTROL), "")
+    missing = [where for text, spelled, where in ((f"{special}a", f"{special}{_SPACE}a", "after special tokens"),
+                                                  (" a", f"{_SPACE * 2}a", "before a text that begins with one"))
+               if prefix and spell(text) != spelled]
+    if missing:
+        notices.append(f"llama.cpp puts a space before a text and after each special token; this tokenizer does not "
+                       f"{' or '.join(missing)}, which a GGUF file cannot say")
+
+
+@dataclass
+class _Vocabulary:
+    """llama.cpp's vocabulary. model: "llama" (sentencepiece) or "gpt2" (byte-level BPE); pre: how text is split."""
+
+    model: str
+    pre: str
+    texts: dict[int, str] = field(default_factory=dict)
+    types: dict[int, int] = field(default_factory=dict)
+    scores: dict[int, float] = field(default_factory=dict)
+    merges: list[str] = field(default_factory=list)
+
+    def set(self, one: int, text: str, kind: int, score: float = 0.0) -> None:
+        self.texts[one], self.types[one] = text, kind
+        self.scores.setdefault(one, score)
+
+
+def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
+    path = checkpoint.path / "tokenizer.model"
+    if path.exists():
+        return _from_sentencepiece(path)
+    path = checkpoint.path / "tokenizer.json"
+    raw = read_json(path, TokenizerError)
+    model = raw.get("model", {})
+    if model.get("type", "BPE") != "BPE":
+        raise TokenizerError(f"{path}: model is {show(model.get('type'))}, and a GGUF file for llama.cpp takes BPE "
+                             f"here; write the MLX form")
+    merges = [tuple(one.split(" ", 1)) if isinstance(one, str) else tuple(one) for one in model["merges"]]
+    if "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")]):
+        result = _Vocabulary("gpt2", _pre_tokenizer(raw, path), merges=[" ".join(pair) for pair in merges])
+        for text, one in model["vocab"].items():
+            result.set(one, text, _NORMAL)
+        return result
+    return _from_merges(model["vocab"], merges, frozenset(checkpoint.tokenizer.added_ids), path)
+
+
+def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
+    """llama.cpp's name for how a byte-level tokenizer.json splits text. Raises TokenizerError where it has none."""
+    model, outer = raw["model"], raw.get("pre_tokenizer") or {}
+    steps: list[str] = []
+    for step in outer.get("pretokenizers", [outer]):
+        kind = step.get("type")
+        if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
+            steps.append(step["pattern"].get("Regex", "?").replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", _CONTRACTION))
+        elif kind == "Digits" and step.get("individual_digits"):
+            steps.append(r"\p{N}")
+        elif kind == "ByteLevel" and not step.get("add_prefix_space"):
+            steps += _GPT2 if step.get("use_regex", True) else ()
+        else:
+            steps.append(f"{kind}?")
+    others = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
+    pre = _SPLITS.get((tuple(steps), bool(model.get("ignore_merges"))))
+    if raw.get("normalizer") is not None or others or pre is None:
+        what = f"normalizer {show(raw['normalizer'])}" if raw.get("normalizer") else (
+            f"model.{others[0]}" if others else f"pre_tokenizer {show(outer)}")
+        raise TokenizerError(f"{path}: {what} is none that llama.cpp has a name for; write the MLX form")
+    return pre
+
+
+def _from_sentencepiece(path: Path) -> _Vocabulary:
+    """tokenizer.model. Raises TokenizerError for what llama.cpp's reading of one leaves out."""
+    import sentencepiece
+
+    from mlx_llama.core.text.tokenizer import _user_defined
+
+    blob = path.read_bytes()
+    sp = sentencepiece.SentencePieceProcessor(model_proto=blob)
+    trainer, normalizer = (_message(blob, number) for number in (2, 3))
+    if trainer.get(3, 1) != 2:
+        raise TokenizerError(f"{path}: is a sentencepiece model of type {trainer.get(3, 1)}, and llama.cpp takes BPE, "
+                             f"which is 2, for this architecture; write the MLX form")
+    if normalizer.get(2) or normalizer.get(4, 1):
+        what = "changes characters" if normalizer.get(2) else "removes extra spaces"
+        raise TokenizerError(f"{path}: its normalizer {what}, which a GGUF file of this kind cannot express; write the "
+                             f"MLX form")
+    result, users = _Vocabulary("llama", "default"), frozenset(_user_defined(blob))
+    for one in range(sp.get_piece_size()):
+        text = sp.id_to_piece(one)
+        kinds = ((sp.is_unknown(one), _UNKNOWN), (sp.is_control(one), _CONTROL), (sp.is_unused(one), _UNUSED),
+                 (sp.is_byte(one), _BYTE), (one in users, _USER_DEFINED), (True, _NORMAL))
+        kind = next(kind for applies, kind in kinds if applies)
+        result.set(one, text.replace(_SPACE, " ") if kind == _USER_DEFINED else text, kind, sp.get_score(one))
+    return result
+
+
+def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added: frozenset[str],
+                 path: Path) -> _Vocabulary:
+    """A sentencepiece vocabulary out of a tokenizer.json with byte fallback (Llama 2): a score is a merge's place.
+
+    llama.cpp joins any two neighbours whose union is a token, the best score first. That is the same as this list of
+    merges where it holds every such pair and those of one token stand together.
+    """
+    result, ranks = _Vocabulary("llama", "default"), {}
+    for rank, (a, b) in enumerate(merges):
+        ranks.setdefault(a + b, []).append(rank)
+    for text in vocab.keys() - added:
+        places = ranks.get(text, [])
+        pairs = sum(text[:cut] in vocab and text[cut:] in vocab for cut in range(1, len(text)))
+        if len(places) != pairs or (places and places[-1] - places[0] != len(places) - 1):
+            raise TokenizerError(f"{path}: the merges that make {show(text)} are not all there, or not one after the "
+                                 f"other, which llama.cpp's scores cannot express; write the MLX form")
+    for text, one in vocab.items():
+        byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+        result.set(one, text, _UNKNOWN if text == "<unk>" else _BYTE if byte else _NORMAL,
+                   -float(ranks[text][0] + 1) if text in ranks else -1e6 if len(text) > 1 and not byte else 0.0)
+    return result
+
+
+def _message(blob: bytes, number: int) -> dict[int, Any]:
+    """Fields of the embedded message `number` of a protobuf message, numbers and bytes by field number. Where it stands
+    there more than once, the last value wins, field by field."""
+    found: dict[int, Any] = {}
+    for field_number, value in _fields(blob):
+        if field_number == number:
+            found |= dict(_fields(value))
+    return found
+
+
+def _fields(blob: bytes) -> list[tuple[int, Any]]:
+    """(field number, value) of a serialised protobuf message that its own library has read already."""
+    at, found = 0, []
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = blob[at], at + 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(blob):
+        key = varint()
+        if key & 7 == 0:
+            value: Any = varint()
+        else:
+            size = {1: 8, 5: 4}[key & 7] if key & 7 != 2 else varint()
+            value, at = blob[at:at + size], at + size
+        found.append((key >> 3, value))
+    return found

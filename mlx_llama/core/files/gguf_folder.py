@@ -1,0 +1,128 @@
+"""What a GGUF file says of itself, as files of a Hugging Face folder: config.json, tokenizer, template, end tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.errors import ConfigError
+from mlx_llama.core.models.config import LlamaConfig, RopeConfig
+from mlx_llama.core.models.rope import inverse_frequencies
+from mlx_llama.core.text.gguf_tokenizer import _ByteLevelVocabulary
+
+from .checkpoint import Checkpoint
+
+
+def config_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    """config.json of the same model. Raises ConfigError where its fields cannot express the file's rope."""
+    config = checkpoint.config
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+             "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings",
+             "attention_bias", "mlp_bias", "bos_token_id")
+    result = {name: getattr(config, name) for name in names}
+    window = config.sliding_window is not None  # transformers' Llama has none, its Mistral has no biases
+    result["architectures"] = ["MistralForCausalLM" if window else "LlamaForCausalLM"]
+    result["model_type"] = "mistral" if window else "llama"
+    if window:
+        if config.attention_bias or config.mlp_bias:
+            raise ConfigError(f"{checkpoint.path}: has a sliding window and biases, and no architecture of config.json "
+                              f"has both; write a GGUF file")
+        result["sliding_window"] = config.sliding_window
+    result["hidden_act"], result["torch_dtype"] = "silu", checkpoint.dtype
+    result["eos_token_id"] = sorted(checkpoint.eos_token_ids)
+    result["rope_theta"], result["rope_scaling"] = config.rope.theta, _rope_scaling(config, str(checkpoint.path))
+    return result
+
+
+def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
+    rope = config.rope
+    if rope.divisors is not None and any(one != 1 for one in rope.divisors):
+        rope = _as_llama3(config)
+        if rope is None:
+            raise ConfigError(f"{source}: rope_freqs.weight holds factors that are not Llama 3's, which config.json "
+                              f"cannot express; write a GGUF file")
+    if rope.type == "default":
+        return None
+    fields = dataclasses.asdict(dataclasses.replace(rope, divisors=None, theta=None))
+    return {"rope_type": fields.pop("type")} | {name: value for name, value in fields.items() if value is not None}
+
+
+def _as_llama3(config: LlamaConfig) -> RopeConfig | None:
+    """The parameters of type "llama3" that give the file's frequencies, or None where none do.
+
+    Long wavelengths are divided by `factor`, short ones by 1; between, the share that is kept grows linearly with the
+    frequency. Only two of the three other parameters are free: low_freq_factor is taken to be 1, as in every model so
+    far.
+    """
+    rope, wanted = config.rope, inverse_frequencies(config)[0]
+    if rope.type != "default":
+        return None
+    kept, factor = 1 / np.array(rope.divisors), max(rope.divisors)
+    between = (kept > kept.min() * (1 + 1e-6)) & (kept < 1 - 1e-6)
+    plain = rope.theta ** -(np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    if between.sum() >= 2:
+        share, unit = (kept[between] - 1 / factor) / (1 - 1 / factor), plain[between].max()
+        slope, start = np.polyfit(plain[between] / unit, share, 1)
+        if slope <= 0 or start >= 0:
+            return None
+        high = 1 - 1 / start
+        original = slope / unit * 2 * math.pi * (high - 1)
+    else:
+        high, original = 4.0, 8192  # too few to tell: Llama 3's
+    if not 1 <= original < 1 << 30:
+        return None
+    found = RopeConfig(type="llama3", theta=rope.theta, factor=factor, low_freq_factor=1.0,
+                       high_freq_factor=round(high, 4), original_max_position_embeddings=round(original))
+    given = inverse_frequencies(dataclasses.replace(config, rope=found))[0]
+    return found if np.allclose(given, wanted, rtol=1e-4, atol=0) else None
+
+
+def companions(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """{file name: content} of the tokenizer, the template and the end tokens. Raises TokenizerError, TemplateError."""
+    ends = {"bos_token_id": checkpoint.bos_token_id, "eos_token_id": sorted(checkpoint.eos_token_ids)}
+    files = {"generation_config.json": _json({name: value for name, value in ends.items() if value not in (None, [])})}
+    if "tokenizer.ggml.model" not in checkpoint.gguf_metadata:
+        return files
+    tokenizer = checkpoint.tokenizer
+    flags = dict.fromkeys(("normalized", "lstrip", "rstrip", "single_word"), False)
+    settings: dict[str, Any] = {
+        "add_bos_token": tokenizer.adds_bos, "add_eos_token": False, "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {str(one): {"content": text, "special": text in tokenizer.special_ids, **flags}
+                                 for text, one in sorted(tokenizer.added_ids.items(), key=lambda item: item[1])},
+        **tokenizer.named,
+    }  # fmt: skip
+    if isinstance(tokenizer, _ByteLevelVocabulary):
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        files["tokenizer.json"] = _byte_level_json(tokenizer).encode()
+    else:
+        prefix = tokenizer._prefix
+        settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": prefix, "add_prefix_space": prefix}
+        # two serialised messages, one after the other, are their union: this one says add_dummy_prefix
+        files["tokenizer.model"] = tokenizer._sp.serialized_model_proto() + (b"\x1a\x02\x18\x01" if prefix else b"")
+    files["tokenizer_config.json"] = _json(settings)
+    if checkpoint.template is not None:
+        files["chat_template.jinja"] = checkpoint.template.source.encode()
+    return files
+
+
+def _byte_level_json(tokenizer: _ByteLevelVocabulary) -> str:
+    from tokenizers import AddedToken, Tokenizer, decoders, processors
+
+    library = Tokenizer.from_str(tokenizer._library.to_str())
+    for text, one in sorted(tokenizer.added_ids.items(), key=lambda item: item[1]):
+        token = AddedToken(text, normalized=False, special=text in tokenizer.special_ids)
+        (library.add_special_tokens if token.special else library.add_tokens)([token])
+    library.decoder = decoders.ByteLevel()
+    if tokenizer.adds_bos:
+        bos = tokenizer.named["bos_token"]
+        library.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, tokenizer.bos_id)])
+    return library.to_str()
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,117 @@
+"""Hub ids: told from paths without the network, fetched through huggingface_hub into its shared cache.
+
+"org/name" is a model's folder, "org/name:file.gguf" one file of it (with its parts, where it is split).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from mlx_llama.core.errors import CheckpointError
+from mlx_llama.core.models.config import show
+
+from .gguf import part_names
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_HUB_FILE = re.compile(r"([^:]+):((?:[\w-][\w. +-]*/)*[\w-][\w. +-]*\.gguf)", re.ASCII)
+SETTINGS = ("*.json", "*.jinja", "tokenizer.model")
+WEIGHTS = ("*.safetensors",)
+# Other people's formats that live beside the model in some repositories: Meta's and Mistral's originals, subfolders
+_SKIP = ("*/*", "consolidated*")
+
+
+def is_hub_id(name: str | os.PathLike) -> bool:
+    """Whether a model's name is a hub id ("org/name") rather than a path; decided from the name and the disk alone.
+
+    An existing path is a path; so is what is absolute, starts with "." or "~", ends in a separator or ".gguf", has a
+    backslash, or has more than one slash.
+    """
+    if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
+        return False
+    if name.endswith(".gguf"):
+        return False
+    return not os.path.exists(name)
+
+
+def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
+    """(hub id, file) of "org/name:file.gguf", None for any other name; an existing path is a path."""
+    match = _HUB_FILE.fullmatch(name) if isinstance(name, str) and not os.path.exists(name) else None
+    return (match[1], match[2]) if match and is_hub_id(match[1]) else None
+
+
+def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False) -> Path:
+    """The local file of "org/name:file.gguf", downloaded with its other parts when the cache lacks it.
+
+    local_only: as in `fetch`.
+
+    Raises:
+        CheckpointError: as `fetch`; the repository has no such file.
+    """
+    model, file = gguf_in_hub(name)
+    folder, _, base = file.rpartition("/")
+    parts = tuple(f"{folder}/{part}" if folder else part for part in part_names(base))
+    path = fetch(model, revision, parts, skip=(), local_only=local_only) / file
+    if not path.exists():
+        raise CheckpointError(
+            f"model {name}: {model} has no file {file}, or the cache lacks it; check the name on the hub"
+        )
+    return path
+
+
+def fetch(
+    name: str,
+    revision: str | None = None,
+    patterns: tuple[str, ...] = SETTINGS + WEIGHTS,
+    skip: tuple[str, ...] = _SKIP,
+    local_only: bool = False,
+) -> Path:
+    """The local folder of a hub model, downloaded when the cache lacks it (progress bar on stderr).
+
+    With HF_HUB_OFFLINE=1, local_only, or when the hub cannot be reached, the cache alone answers.
+
+    Raises:
+        CheckpointError: not on the hub, gated, no such revision, no network and not in the cache, disk full.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    where = f"{name}@{revision}" if revision else name
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(skip),
+                local_files_only=local_only,
+            )
+        )
+    except errors.GatedRepoError:
+        reason = "access is gated; accept its licence on huggingface.co, then run `hf auth login`"
+    except errors.RevisionNotFoundError:
+        reason = f"has no revision {show(revision)}; leave the revision away or name one that exists"
+    except errors.RepositoryNotFoundError:
+        reason = "not found on the hub, or private; check the spelling, or run `hf auth login`"
+    except errors.LocalEntryNotFoundError:
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+        cause = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        remedy = "unset it" if offline else "check the network"
+        reason = f"not in the local cache and {cause}; {remedy}, or give the path of a folder"
+        if local_only and not offline:
+            reason = f"not in the local cache; fetch it with `hf download {name}`, or give the path of a folder"
+    except errors.HFValidationError as e:
+        reason = f"not a hub id ({_first_line(e)}); write org/name, or the path of a folder"
+    except errors.HfHubHTTPError as e:
+        reason = f"the hub refused ({_first_line(e)}); try again later"
+    except OSError as e:
+        reason = f"download failed ({_first_line(e)}); check the network and the free space, then try again"
+    except Exception as e:  # errors of its HTTP library, which changes from year to year
+        reason = f"the hub cannot be reached ({type(e).__name__}: {_first_line(e)}); check the network"
+    raise CheckpointError(f"model {where}: {reason}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__

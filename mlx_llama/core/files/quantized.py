@@ -1,0 +1,512 @@
+"""AffineWeight: every low-bit format as w = scale * (code - offset) + bias over groups of a row.
+
+Two kinds of file are read: GGUF's blocks (struct layouts: llama.cpp, ggml/src/ggml-common.h; reference arithmetic:
+gguf.quants) and the packed matrices of mx.quantize. Both become the same `Rows` without a rounding error:
+`Rows.float32` gives the bits that gguf.quants.dequantize and mx.dequantize give. Nothing is unpacked before it is asked
+for, and only the rows asked for.
+
+Unpacking works on eight codes at a time, one per byte of a 64-bit word: a shift moves all of them, a mask then takes
+off what crossed from one byte into the next.
+"""
+
+from __future__ import annotations
+
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from mlx_llama.core.system.machine import release_pages
+
+_Scaling = dict[str, "np.ndarray | None"]  # fields of Rows
+
+_SLAB = 1 << 18  # weights that are dequantised at a time: what fits a core's cache
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a low-bit matrix, unpacked: w = scales * (codes - offset) + biases, group by group.
+
+    codes: uint8 [n, K], 0 .. 2**bits - 1, C-contiguous.
+    scales: float32 [n, K / group_size].
+    biases: float32 [n, K / group_size], or None for zero.
+    offset: a power of two, or 0.
+
+    Formats with two levels of scales (else None): scales = super_scales * sub_scales, each group of 256 weights having
+    one super scale, and biases = super_biases * sub_biases.
+    super_scales, super_biases: float16 [n, K / 256]; super_biases is the file's "dmin" negated.
+    sub_scales: int8 [n, K / group_size]; sub_biases: uint8 [n, K / group_size].
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    biases: np.ndarray | None
+    offset: int
+    super_scales: np.ndarray | None = None
+    sub_scales: np.ndarray | None = None
+    super_biases: np.ndarray | None = None
+    sub_biases: np.ndarray | None = None
+
+    def float32(self) -> np.ndarray:
+        """The rows dequantised, float32 [n, K]: one rounding for the product, one for the sum."""
+        n, groups = self.scales.shape
+        values = self.codes.astype(np.float32).reshape(n, groups, self.codes.shape[1] // groups)
+        if self.offset:
+            values -= np.float32(self.offset)
+        with np.errstate(all="ignore"):  # a file may hold infinite scales; they are passed on as they are
+            values *= self.scales[:, :, None]
+            if self.biases is not None:
+                values += self.biases[:, :, None]
+        return values.reshape(self.codes.shape)
+
+
+class AffineWeight(ABC):
+    """One low-bit matrix [N, K] of a mapped file. Nothing is read before it is asked for; safe to share by threads.
+
+    name: Hugging Face name, such as model.layers.0.self_attn.q_proj.weight.
+    shape: (N, K), rows in Hugging Face order.
+    format: "Q4_0", "Q4_K", "IQ4_NL" and so on for GGUF types, "affine" for mx.quantize's.
+    bits: width of the codes: 2, 3, 4, 5, 6 or 8 (IQ4 types: 8, their table's values + 128).
+    group_size: weights that share a scale: 16, 32, 64 or 128.
+    offset, has_biases, two_level: what `Rows` of this matrix hold.
+    scale_dtype: "float16", "bfloat16" or "float32", the width of the scales (two levels: of the super scales) in the
+    file.
+    dtype: what activations should be: "float16" for GGUF, the scales' for mx.quantize's.
+    nbytes: bytes in the file.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    format: str
+    bits: int
+    group_size: int
+    offset: int
+    has_biases: bool
+    two_level: bool
+    scale_dtype: str
+    dtype: str
+    nbytes: int
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows start .. stop - 1, unpacked."""
+
+    @abstractmethod
+    def _gather(self, ids: np.ndarray) -> Rows:
+        """Rows by index (int [n]), unpacked."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Tell the system that the matrix's pages may leave memory; they are read again when touched again."""
+
+    def take(self, ids: np.ndarray) -> np.ndarray:
+        """Dequantised rows by index: int [n] -> float32 [n, K]."""
+        return self._gather(np.asarray(ids)).float32()
+
+    def float32(self) -> np.ndarray:
+        """The whole matrix dequantised, float32 [N, K], several times `nbytes`: for tests and comparisons."""
+        n, k = self.shape
+        result = np.empty(self.shape, np.float32)
+        step = max(1, _SLAB // max(k, 1))
+        for start in range(0, n, step):
+            stop = min(start + step, n)
+            result[start:stop] = self.rows(start, stop).float32()
+        return result
+
+    def __repr__(self) -> str:
+        described = f"{self.name!r}, {self.shape}, {self.format!r}, bits={self.bits}, group_size={self.group_size}"
+        return f"{type(self).__name__}({described})"
+
+
+class GGUFWeight(AffineWeight):
+    """A GGUF tensor of one of `GGUF_FORMATS`.
+
+    blocks: uint8 [N, row bytes], the file's own pages, rows in the file's order.
+    order: int64 [N], Hugging Face's row n is the file's row order[n]; None where they agree.
+    layout: how a block lies in the file.
+    """
+
+    scale_dtype = dtype = "float16"
+
+    def __init__(
+        self,
+        name: str,
+        format: str,
+        shape: tuple[int, int],
+        blocks: np.ndarray,
+        order: np.ndarray | None = None,
+        mapped: mmap.mmap | None = None,
+        begin: int = 0,
+    ):
+        """mapped, begin: the map that `blocks` looks into and where in it they begin, for `release`."""
+        layout = GGUF_FORMATS[format]
+        self.name, self.format, self.shape, self.blocks, self.order = name, format, shape, blocks, order
+        self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
+        self.has_biases, self.two_level = layout.has_biases, layout.two_level
+        if format == "Q8_K":
+            self.scale_dtype = "float32"
+        self.nbytes = blocks.nbytes
+        self.layout, self._mapped, self._begin = layout, mapped, begin
+
+    def rows(self, start: int, stop: int) -> Rows:
+        return self._unpack(self._blocks(start, stop))
+
+    def scaling(self, start: int, stop: int) -> Rows:
+        """As `rows`, without the codes (uint8 [n, 0]): for a reader of the blocks that unpacks them itself."""
+        return self._unpack(self._blocks(start, stop), codes=False)
+
+    def _blocks(self, start: int, stop: int) -> np.ndarray:
+        return self.blocks[start:stop] if self.order is None else self.blocks[self.order[start:stop]]
+
+    def _gather(self, ids: np.ndarray) -> Rows:
+        return self._unpack(self.blocks[ids if self.order is None else self.order[ids]])
+
+    def release(self) -> None:
+        if self._mapped is not None:
+            release_pages(self._mapped, self._begin, self.nbytes)
+
+    def _unpack(self, rows: np.ndarray, codes: bool = True) -> Rows:
+        n, k, layout = len(rows), self.shape[1], self.layout
+        blocks = rows.reshape(-1, layout.nbytes)
+        unpacked = np.empty((n, k if codes else 0), np.uint8)
+        if codes:
+            layout.unpack(blocks, unpacked.reshape(-1, layout.block_size).view(np.uint64))
+        with np.errstate(all="ignore"):
+            scaling = layout.scaling(blocks)
+        per_row = k // layout.block_size
+        rows_of = {
+            key: value if value is None else value.reshape(n, per_row * value.shape[1])
+            for key, value in scaling.items()
+        }
+        return Rows(unpacked, offset=self.offset, **rows_of)
+
+
+class MLXWeight(AffineWeight):
+    """A matrix that mx.quantize packed, mode "affine".
+
+    packed: uint32 [N, K * bits / 32], each row one stream of codes, low bits first.
+    scales, biases: [N, K / group_size] as in the file: float32 or float16, or bfloat16's bit patterns as uint16.
+    """
+
+    format = "affine"
+    offset, has_biases, two_level = 0, True, False
+
+    def __init__(
+        self,
+        name: str,
+        bits: int,
+        group_size: int,
+        packed: np.ndarray,
+        scales: np.ndarray,
+        biases: np.ndarray,
+        pages: Sequence[tuple[mmap.mmap, int, int]] = (),
+    ):
+        """pages: (map, offset, bytes) of the three arrays in the file, for `release`."""
+        self.name, self.bits, self.group_size = name, bits, group_size
+        self.packed, self.scales, self.biases = packed, scales, biases
+        self.shape = (packed.shape[0], packed.shape[1] * 32 // bits)
+        self.scale_dtype = self.dtype = "bfloat16" if scales.dtype == np.uint16 else str(scales.dtype)
+        self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
+        self._pages = tuple(pages)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        return self._unpack(self.packed[start:stop], self.scales[start:stop], self.biases[start:stop])
+
+    def _gather(self, ids: np.ndarray) -> Rows:
+        return self._unpack(self.packed[ids], self.scales[ids], self.biases[ids])
+
+    def release(self) -> None:
+        for mapped, offset, nbytes in self._pages:
+            release_pages(mapped, offset, nbytes)
+
+    def _unpack(self, packed: np.ndarray, scales: np.ndarray, biases: np.ndarray) -> Rows:
+        codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
+        return Rows(codes, _widen(scales), _widen(biases), 0)
+
+
+def _widen(values: np.ndarray) -> np.ndarray:
+    """float32 from float32, float16 or bfloat16's bit patterns."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values.astype(np.float32)
+
+
+def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Codes of `bits` bits each, uint8 [weights], from a little-endian stream of them, uint32 of any shape.
+
+    Eight codes are `bits` bytes. They are read as one 64-bit word, whose halves are moved apart, then the halves'
+    halves, then theirs, until there is one code per byte.
+    """
+    if bits == 8:
+        return packed.reshape(-1).view(np.uint8).copy()
+    count = packed.nbytes // bits
+    padded = np.empty(packed.nbytes + 8, np.uint8)  # the last word is read whole
+    padded[: packed.nbytes] = packed.reshape(-1).view(np.uint8)
+    padded[packed.nbytes :] = 0
+    words = np.ndarray((count,), np.uint64, padded, strides=(bits,)).copy()
+    moved = np.empty_like(words)
+    width = 8 * bits
+    for lane in (64, 32, 16):  # each lane's lower `width` bits are in use
+        width //= 2
+        low = sum(((1 << width) - 1) << at for at in range(0, 64, lane))
+        np.bitwise_and(words, np.uint64(low << width), out=moved)
+        moved <<= np.uint64(lane // 2 - width)
+        words &= np.uint64(low)
+        words |= moved
+    return words.view(np.uint8)
+
+
+def pack_stream(codes: np.ndarray, bits: int) -> np.ndarray:
+    """The inverse, row by row: codes uint8 [n, K], K a multiple of 32 -> uint32 [n, K * bits / 32]."""
+    words = np.ascontiguousarray(codes).view(np.uint64)
+    width = bits
+    for lane in (16, 32, 64):
+        low = sum(((1 << width) - 1) << at for at in range(0, 64, lane))
+        moved = words >> np.uint64(lane // 2 - width)
+        moved &= np.uint64(low << width)
+        words = words & np.uint64(low)
+        words |= moved
+        width *= 2
+    stream = words.view(np.uint8).reshape(-1, 8)[:, :bits]
+    return np.ascontiguousarray(stream).reshape(len(codes), -1).view(np.uint32)
+
+
+# GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields of Rows with the blocks as
+# first dimension. Comments give the struct's fields in order.
+
+
+def _repeat(value: int) -> np.uint64:
+    """A 64-bit word with the same value in every byte."""
+    return np.uint64(value * 0x0101010101010101)
+
+
+def _words(blocks: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Bytes first .. last - 1 of every block as 64-bit words, uint64 [B, (last - first) / 8]."""
+    return np.ascontiguousarray(blocks[:, first:last]).view(np.uint64)
+
+
+def _half(blocks: np.ndarray, at: int) -> np.ndarray:
+    """A float16 of every block, [B, 1]."""
+    return blocks[:, at : at + 2].copy().view(np.float16)
+
+
+def _spread(words: np.ndarray, codes: np.ndarray, run: int, bits: int) -> None:
+    """codes = bits-wide fields of the bytes: the lowest fields of `run` words, then the next ones, and so on.
+
+    words: uint64 [B, W]; codes: uint64 [B, W * 8 / bits].
+    """
+    shifts = range(0, 8, bits)
+    source, target = words.reshape(-1, run), codes.reshape(-1, len(shifts), run)
+    # one long strided loop for each place in the run: the run itself is too short to loop over
+    for i, shift in enumerate(shifts):
+        for j in range(run):
+            np.right_shift(source[:, j], np.uint64(shift), out=target[:, i, j])
+    codes &= _repeat((1 << bits) - 1)
+
+
+def _add_high(words: np.ndarray, codes: np.ndarray, run: int, bits: int, at: int) -> None:
+    """As `_spread`, but the fields become bits `at` and up of codes that are already there."""
+    high = np.empty_like(codes)
+    _spread(words, high, run, bits)
+    high <<= np.uint64(at)
+    codes |= high
+
+
+# a byte of single bits -> eight codes that have bit 0 set or not
+_SINGLE_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(np.uint64)[:, 0]
+
+
+def _q4_0(blocks: np.ndarray) -> _Scaling:  # half d; uint8 qs[16]
+    return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
+
+
+def _q4_1(blocks: np.ndarray) -> _Scaling:  # half d, m; uint8 qs[16]
+    return {"scales": _half(blocks, 0).astype(np.float32), "biases": _half(blocks, 2).astype(np.float32)}
+
+
+def _q5_0(blocks: np.ndarray) -> _Scaling:  # half d; uint8 qh[4], qs[16]
+    return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
+
+
+def _q5_1(blocks: np.ndarray) -> _Scaling:  # half d, m; uint8 qh[4], qs[16]
+    return {"scales": _half(blocks, 0).astype(np.float32), "biases": _half(blocks, 2).astype(np.float32)}
+
+
+def _q8_0(blocks: np.ndarray) -> _Scaling:  # half d; int8 qs[32]
+    return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
+
+
+def _q8_k(blocks: np.ndarray) -> _Scaling:  # float d; int8 qs[256]; int16 sums[16], which repeat qs
+    return {"scales": blocks[:, :4].copy().view(np.float32).repeat(2, axis=1), "biases": None}
+
+
+def _two_levels(
+    super_scales: np.ndarray,
+    sub_scales: np.ndarray,
+    dmin: np.ndarray | None = None,
+    sub_biases: np.ndarray | None = None,
+) -> _Scaling:
+    """The scaling of a format with super scales float16 [B, 1] and sub scales [B, groups]."""
+    scaling: _Scaling = {
+        "scales": super_scales.astype(np.float32) * sub_scales,
+        "biases": None,
+        "super_scales": super_scales,
+        "sub_scales": sub_scales.view(np.int8),
+    }
+    if dmin is not None:
+        super_biases = -dmin
+        scaling |= {
+            "biases": super_biases.astype(np.float32) * sub_biases,
+            "super_biases": super_biases,
+            "sub_biases": sub_biases,
+        }
+    return scaling
+
+
+def _q2_k(blocks: np.ndarray) -> _Scaling:  # uint8 scales[16], qs[64]; half d, dmin
+    packed = blocks[:, :16]
+    return _two_levels(_half(blocks, 80), packed & np.uint8(15), _half(blocks, 82), packed >> np.uint8(4))
+
+
+def _q3_k(blocks: np.ndarray) -> _Scaling:  # uint8 hmask[32], qs[64], scales[12]; half d
+    # 16 sub scales of 6 bits: the low four of 0..7 and of 8..15 in the nibbles of bytes 0..7, the upper two in bytes
+    # 8..11
+    packed = np.ascontiguousarray(blocks[:, 96:108]).view(np.uint32)
+    sub_scales = np.empty((len(blocks), 4), np.uint32)
+    for i in range(4):
+        low, high = packed[:, i % 2] >> np.uint32(i // 2 * 4), packed[:, 2] >> np.uint32(2 * i)
+        sub_scales[:, i] = (low & np.uint32(0x0F0F0F0F)) | ((high & np.uint32(0x03030303)) << np.uint32(4))
+    return _two_levels(_half(blocks, 108), sub_scales.view(np.int8) - np.int8(32))
+
+
+def _six_bit_pairs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eight sub scales and eight sub biases of 6 bits each, uint8 [B, 8], from bytes 4..15.
+
+    0..3 are the lower bits of four bytes each; of 4..7, the lower four bits are the nibbles of the last four bytes, and
+    the upper two are those that 0..3 leave free.
+    """
+    packed = np.ascontiguousarray(blocks[:, 4:16]).view(np.uint32)
+    six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
+    pairs = []
+    for i in (0, 1):
+        values = np.empty((len(blocks), 2), np.uint32)
+        values[:, 0] = packed[:, i] & six
+        values[:, 1] = ((packed[:, 2] >> np.uint32(4 * i)) & four) | ((packed[:, i] >> np.uint32(2)) & two)
+        pairs.append(values.view(np.uint8))
+    return pairs[0], pairs[1]
+
+
+def _q4_k(blocks: np.ndarray) -> _Scaling:  # half d, dmin; uint8 scales[12], qs[128]
+    sub_scales, sub_biases = _six_bit_pairs(blocks)
+    return _two_levels(_half(blocks, 0), sub_scales, _half(blocks, 2), sub_biases)
+
+
+def _q5_k(blocks: np.ndarray) -> _Scaling:  # half d, dmin; uint8 scales[12], qh[32], qs[128]
+    sub_scales, sub_biases = _six_bit_pairs(blocks)
+    return _two_levels(_half(blocks, 0), sub_scales, _half(blocks, 2), sub_biases)
+
+
+def _q6_k(blocks: np.ndarray) -> _Scaling:  # uint8 ql[128], qh[64]; int8 scales[16]; half d
+    return _two_levels(_half(blocks, 208), blocks[:, 192:208].copy().view(np.int8))
+
+
+# the table of both IQ4 types (kvalues_iq4nl), made unsigned by adding 128
+_IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16) + 128
+
+
+def _pair_table(shift: int) -> np.ndarray:
+    """Two bytes -> the table's values for one nibble of each, uint16 [65536]."""
+    one = _IQ4_VALUES[(np.arange(256) >> shift) & 15].astype(np.uint16)
+    return (one[None, :] | (one[:, None] << np.uint16(8))).reshape(-1)
+
+
+_IQ4_PAIRS = (_pair_table(0), _pair_table(4))
+
+
+def _iq4(pairs: np.ndarray, codes: np.ndarray) -> None:
+    """pairs: uint16 [B, bytes / 2]; each run of 16 bytes gives 16 codes of low nibbles, then 16 of high ones."""
+    source, target = pairs.reshape(-1, 8), codes.view(np.uint16).reshape(-1, 2, 8)
+    for i in (0, 1):
+        target[:, i] = _IQ4_PAIRS[i].take(source)
+
+
+def _iq4_nl(blocks: np.ndarray) -> _Scaling:  # half d; uint8 qs[16]
+    return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
+
+
+def _iq4_xs(blocks: np.ndarray) -> _Scaling:  # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
+    eight = np.arange(8, dtype=np.uint32)
+    high = blocks[:, 2:4].copy().view(np.uint16) >> (2 * eight) & np.uint32(3)
+    low = np.ascontiguousarray(blocks[:, 4:8]).view(np.uint32) >> (4 * eight) & np.uint32(15)
+    return _two_levels(_half(blocks, 0), (low | high << np.uint32(4)).astype(np.int8) - np.int8(32))
+
+
+@dataclass(frozen=True)
+class Field:
+    """Where a part of a block's codes lies: `width` bits of each, which become bits `at` and up.
+
+    Bytes from `first` on come in runs of `run`: the lowest fields of a run's bytes belong to its first `run` codes, the
+    next ones to the next `run` codes, and so on. run 0: single bits, each byte's belonging to eight codes in a row.
+    """
+
+    first: int
+    width: int
+    run: int
+    at: int = 0
+
+
+@dataclass(frozen=True)
+class GGUFFormat:
+    """One GGUF tensor type: blocks of `block_size` weights in `nbytes` bytes, and what they unpack to (see
+    AffineWeight).
+
+    fields: of the codes; IQ4 types have the indices of their table there. flip: what the codes are then combined with
+    by exclusive or. scaling: blocks -> the scaling fields of Rows.
+    """
+
+    block_size: int
+    nbytes: int
+    bits: int
+    group_size: int
+    offset: int
+    has_biases: bool
+    two_level: bool
+    scaling: Callable[[np.ndarray], _Scaling]
+    fields: tuple[Field, ...]
+    flip: int = 0
+    table: bool = False
+
+    def unpack(self, blocks: np.ndarray, codes: np.ndarray) -> None:
+        """Write the codes of blocks uint8 [B, bytes] to uint64 [B, weights / 8], eight in a word."""
+        for number, field in enumerate(self.fields):
+            last = field.first + self.block_size * field.width // 8
+            if self.table:
+                _iq4(np.ascontiguousarray(blocks[:, field.first : last]).view(np.uint16), codes)
+            elif field.run == 0:
+                for j in range(last - field.first):
+                    codes[:, j] |= _SINGLE_BITS[blocks[:, field.first + j]] << np.uint64(field.at)
+            elif field.width == 8:
+                np.bitwise_xor(_words(blocks, field.first, last), _repeat(self.flip), out=codes)
+            else:
+                spread = _spread if number == 0 else partial(_add_high, at=field.at)
+                spread(_words(blocks, field.first, last), codes, field.run // 8, field.width)
+
+
+GGUF_FORMATS: dict[str, GGUFFormat] = {
+    "Q4_0": GGUFFormat(32, 18, 4, 32, 8, False, False, _q4_0, (Field(2, 4, 16),)),
+    "Q4_1": GGUFFormat(32, 20, 4, 32, 0, True, False, _q4_1, (Field(4, 4, 16),)),
+    "Q5_0": GGUFFormat(32, 22, 5, 32, 16, False, False, _q5_0, (Field(6, 4, 16), Field(2, 1, 0, 4))),
+    "Q5_1": GGUFFormat(32, 24, 5, 32, 0, True, False, _q5_1, (Field(8, 4, 16), Field(4, 1, 0, 4))),
+    "Q8_0": GGUFFormat(32, 34, 8, 32, 128, False, False, _q8_0, (Field(2, 8, 32),), flip=128),
+    "Q2_K": GGUFFormat(256, 84, 2, 16, 0, True, True, _q2_k, (Field(16, 2, 32),)),
+    "Q3_K": GGUFFormat(256, 110, 3, 16, 4, False, True, _q3_k, (Field(32, 2, 32), Field(0, 1, 32, 2))),
+    "Q4_K": GGUFFormat(256, 144, 4, 32, 0, True, True, _q4_k, (Field(16, 4, 32),)),
+    "Q5_K": GGUFFormat(256, 176, 5, 32, 0, True, True, _q5_k, (Field(48, 4, 32), Field(16, 1, 32, 4))),
+    "Q6_K": GGUFFormat(256, 210, 6, 16, 32, False, True, _q6_k, (Field(0, 4, 64), Field(128, 2, 32, 4))),
+    "Q8_K": GGUFFormat(256, 292, 8, 128, 128, False, False, _q8_k, (Field(4, 8, 256),), flip=128),
+    "IQ4_NL": GGUFFormat(32, 18, 8, 32, 128, False, False, _iq4_nl, (Field(2, 4, 16),), table=True),
+    "IQ4_XS": GGUFFormat(256, 136, 8, 32, 128, False, True, _iq4_xs, (Field(8, 4, 16),), table=True),
+}

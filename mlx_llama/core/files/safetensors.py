@@ -1,0 +1,201 @@
+"""The safetensors file format: a checked header, then tensors that are views of the mapped file.
+
+Own code, because the safetensors library reads bfloat16 into NumPy only by copying it, if at all (NumPy has no such
+type): here bfloat16 is handed out as uint16 bit patterns of the mapped file, nothing copied. Format:
+https://github.com/huggingface/safetensors#format - eight bytes little-endian header length N, N bytes of JSON
+{name: {"dtype", "shape", "data_offsets": [begin, end]}}, then the data, without holes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.errors import CheckpointError
+from mlx_llama.core.models.config import show
+from mlx_llama.core.system.machine import release_pages
+
+# bytes per element of every dtype the format defines; what a model tensor may be is narrower, see Tensor
+_SIZES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8,
+}  # fmt: skip
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_STORAGE = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32}
+_QUANTIZED = ("U8", "I8", "U32")  # what packed or low-bit matrices come in
+_HEADER_LIMIT = 100_000_000  # bytes, the limit of the safetensors library itself
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One named tensor of a mapped file. Nothing is read before `bits` is touched.
+
+    dtype: "float32", "float16" or "bfloat16".
+    bits: read-only array [shape] over the file's own pages: float32 or float16 as it is, bfloat16 as uint16 patterns.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bits: np.ndarray = field(repr=False, compare=False)
+    _map: mmap.mmap | None = field(default=None, repr=False, compare=False)
+    _offset: int = field(default=0, repr=False, compare=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.bits.nbytes
+
+    def float32(self) -> np.ndarray:
+        """A new, writable float32 array [shape]; bfloat16 and float16 widen exactly."""
+        if self.dtype == "bfloat16":
+            # bfloat16 is the upper half of a float32
+            return (self.bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return self.bits.astype(np.float32)
+
+    def release(self) -> None:
+        """Tell the system that the tensor's pages may leave memory; they are read again when touched again.
+
+        For a backend that has its own copy. Pages shared with a neighbouring tensor stay.
+        """
+        if self._map is not None:
+            release_pages(self._map, self._offset, self.nbytes)
+
+
+class SafetensorsFile:
+    """A mapped file whose header has been checked against its size.
+
+    names: the tensors it holds. `tensor(name)` gives one of them; the map lives as long as any of its arrays.
+
+    Raises:
+        CheckpointError: the file is missing, truncated or corrupt.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        try:
+            with open(self.path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                self._entries, self._start = _read_header(file, size, self.path)
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.path}: no such file; fetch the model again") from None
+        except (OSError, ValueError) as e:
+            raise CheckpointError(f"{self.path}: cannot be read ({e}); check that it is a file and readable") from None
+        self.names = tuple(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name][1]
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor by name, zero-copy.
+
+        Raises:
+            CheckpointError: its dtype is not float32, float16 or bfloat16.
+        """
+        code, shape, _ = self._entries[name]
+        if code not in _DTYPES:
+            hint = (
+                "config.json says nothing of how these weights are quantised (field quantization); fetch both again"
+                if code in _QUANTIZED
+                else "convert the weights to one of them"
+            )
+            raise CheckpointError(f"{self.path}: tensor {name} has dtype {code}, expected F32, F16 or BF16; {hint}")
+        bits, page = self.array(name)
+        return Tensor(name, _DTYPES[code], shape, bits, *(page or (None, 0, 0))[:2])
+
+    def dtype(self, name: str) -> str:
+        """The format's own code for it, such as "BF16"."""
+        return self._entries[name][0]
+
+    def array(self, name: str) -> tuple[np.ndarray, tuple[mmap.mmap, int, int] | None]:
+        """(read-only array over the file's pages, (map, offset, bytes)) of a tensor of dtype F32, F16, BF16 or U32.
+
+        bfloat16 as uint16 patterns. The second is None where the tensor is copied because the file does not align it,
+        which the format allows and nobody writes.
+        """
+        code, shape, begin = self._entries[name]
+        offset = self._start + begin
+        found = np.frombuffer(self._map, _STORAGE[code], count=math.prod(shape), offset=offset).reshape(shape)
+        if found.flags.aligned:
+            return found, (self._map, offset, found.nbytes)
+        found = found.copy()
+        found.flags.writeable = False
+        return found, None
+
+
+def _read_header(file: Any, size: int, path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...], int]], int]:
+    """({name: (dtype code, shape, begin)}, where the data starts), all checked before anything is believed."""
+
+    def corrupt(what: str) -> CheckpointError:
+        return CheckpointError(f"{path}: {what}; the file is truncated or corrupt, fetch it again")
+
+    if size < 8:
+        raise corrupt(f"{size} bytes long, expected at least 8 for the header's length")
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(size - 8, _HEADER_LIMIT):
+        raise corrupt(f"header length is {length}, expected at most {min(size - 8, _HEADER_LIMIT)}")
+    text = file.read(length)
+    if not text.startswith(b"{"):
+        raise corrupt(f"header starts with {show(text[:8])}, expected '{{'")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            raise ValueError("a name stands in it twice")
+        return table
+
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as e:
+        raise corrupt(f"header is not JSON ({show(str(e))})") from None
+    header.pop("__metadata__", None)
+
+    data = size - 8 - length
+    entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in header.items():
+        if not isinstance(entry, dict):
+            raise corrupt(f"tensor {show(name)}: header entry is {show(entry)}, expected an object")
+        code, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+        if not isinstance(code, str) or code not in _SIZES:
+            raise corrupt(f"tensor {show(name)}: dtype is {show(code)}, expected one of {', '.join(_SIZES)}")
+        if not _counts(shape):
+            raise corrupt(f"tensor {show(name)}: shape is {show(shape)}, expected a list of sizes")
+        if not _counts(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data:
+            raise corrupt(
+                f"tensor {show(name)}: data_offsets is {show(offsets)}, expected [begin, end] within {data} bytes"
+            )
+        begin, end = offsets
+        if math.prod(shape) * _SIZES[code] != end - begin:
+            raise corrupt(
+                f"tensor {show(name)}: data_offsets span {end - begin} bytes, shape {show(shape)} of {code} "
+                f"takes {show(math.prod(shape) * _SIZES[code])}"
+            )
+        entries[name] = (code, tuple(shape), begin)
+        spans.append((begin, end, name))
+    reached = 0
+    for begin, end, name in sorted(spans):
+        if begin != reached:
+            kind = "overlaps the tensor before it" if begin < reached else "leaves a hole before it"
+            raise corrupt(f"tensor {show(name)}: begins at byte {begin}, expected {reached}: it {kind}")
+        reached = end
+    if reached != data:
+        raise corrupt(f"{data} bytes of data, the header describes {reached}")
+    return entries, 8 + length
+
+
+def _counts(value: object) -> bool:
+    """A list of sizes: whole numbers from 0, few and small enough that their product stays a number."""
+    return (
+        isinstance(value, list)
+        and len(value) <= 32
+        and all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 1 << 60 for one in value)
+    )

@@ -1,0 +1,1 @@
+"""Options, random numbers, the decode loop, speculation, sessions."""

@@ -1,0 +1,1 @@
+"""Config readers, one frozen LlamaConfig, rope."""

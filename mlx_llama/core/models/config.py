@@ -1,0 +1,653 @@
+"""config.json or GGUF metadata -> one frozen, complete LlamaConfig. Nothing below it ever asks "is this field there?".
+
+config.json's schema is the one that transformers writes (every generation of it, from Llama 1 to the `rope_parameters`
+of transformers 5); defaults are those of its LlamaConfig and MistralConfig. GGUF's fields and defaults are those of
+llama.cpp (src/llama-model.cpp, `load_hparams`). What this package cannot run exactly is refused by name, never run as
+something else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_llama.core.errors import ConfigError, LlamaError
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+DTYPES = ("float32", "float16", "bfloat16")
+
+# model_type and defaults of transformers 5.23; "LLaMAForCausalLM" is how the first conversions of Llama 1 spelled it
+_ARCHITECTURES = {
+    "LlamaForCausalLM": "LlamaForCausalLM",
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "MistralForCausalLM": "MistralForCausalLM",
+}
+_MODEL_TYPES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"max_position_embeddings": 2048, "sliding_window": None, "num_key_value_heads": None},
+    "MistralForCausalLM": {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
+}
+# Far above any model that exists, far below what would make an innocent-looking product overflow a 64-bit count.
+_LIMITS = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "max_position_embeddings": 1 << 30,
+    "sliding_window": 1 << 30,
+}
+_JSON_LIMIT = 64 << 20  # bytes; a tokenizer.json is read by its own library and not through here
+_MISSING = object()
+
+
+def show(value: object, limit: int = 80) -> str:
+    """A value as it may stand in a one-line error: its repr, cut to `limit` characters."""
+    text = ascii(value) if isinstance(value, (str, bytes)) else repr(value).replace("\n", " ")
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        error: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
+    """
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if size > _JSON_LIMIT:
+            raise error(f"{path}: {size} bytes long, expected at most {_JSON_LIMIT}; this is not a settings file")
+        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except FileNotFoundError:
+        raise error(f"{path}: no such file; fetch the model's folder again, with this file in it") from None
+    except OSError as e:
+        raise error(f"{path}: cannot be read ({e.strerror or e}); check its permissions") from None
+    except UnicodeDecodeError as e:
+        raise error(f"{path}: not UTF-8 at byte {e.start}, expected JSON text; fetch the file again") from None
+    except (ValueError, RecursionError) as e:
+        reason = "nested too deeply" if isinstance(e, RecursionError) else e
+        raise error(f"{path}: not JSON ({reason}); fetch the file again") from None
+    if not isinstance(value, dict):
+        raise error(f"{path}: found a JSON {type(value).__name__}, expected an object with named fields")
+    return value
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding: which formula turns a position into angles, with all its numbers.
+
+    `theta` is the base period; the rest is None where the type does not use it. `original_max_position_embeddings`
+    and `max_position_embeddings` count tokens. Formulas: core/rope.py.
+    """
+
+    type: str = "default"
+    theta: float = 10000.0
+    factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool | None = None
+    divisors: tuple[float, ...] | None = None  # one per pair, dividing its frequency first (GGUF's rope_freqs.weight)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How mx.quantize packed the matrices of a safetensors checkpoint, mode "affine": codes of `bits` bits, a scale and
+    a bias for every `group_size` of them.
+
+    layers: (module, (bits, group_size)) where a module differs, (module, None) where it is not quantised. Any other
+    module has the model's settings if the file holds scales for it, else it is not quantised.
+    """
+
+    bits: int
+    group_size: int
+    layers: tuple[tuple[str, tuple[int, int] | None], ...] = ()
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Everything the model needs to know about itself, resolved and checked.
+
+    Names and meanings are those of transformers' config.json. `head_dim` is always set; `sliding_window` is the
+    number of positions a token may look back, itself included, or None; `dtype` is the width the config names;
+    `quantization` is None where matrices are stored unpacked, and for GGUF files, whose tensors name their own formats.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    sliding_window: int | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    quantization: Quantization | None = None
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
+        """The config in a config.json, or in a folder that holds one.
+
+        Raises:
+            ConfigError: as `from_dict`, and for a file that is missing or not a JSON object.
+        """
+        path = Path(path)
+        if path.is_dir():
+            path = path / "config.json"
+        return cls.from_dict(read_json(path, ConfigError), str(path))
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], source: str = "config.json") -> LlamaConfig:
+        """The config from a parsed config.json; `source` is the file to name in errors.
+
+        Raises:
+            ConfigError: a field is missing, of the wrong type, out of range or at odds with another; the
+                architecture, rope type, activation or quantisation is not supported.
+        """
+        read = _Reader(raw, source)
+        architecture = _architecture(read)
+        default = _DEFAULTS[architecture]
+        _refuse_unsupported(read)
+
+        hidden = read.integer("hidden_size")
+        layers = read.integer("num_hidden_layers")
+        heads = read.integer("num_attention_heads")
+        # transformers: absent means the class's default, null means one key-value head per query head
+        kv_heads = read.integer("num_key_value_heads", default["num_key_value_heads"], nullable=True) or heads
+        if heads % kv_heads:
+            read.fail("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+        head_dim = read.integer("head_dim", None, nullable=True)
+        if head_dim is None:
+            if hidden % heads:
+                read.fail(
+                    "hidden_size", hidden, f"a multiple of num_attention_heads ({heads}), or an explicit head_dim"
+                )
+            head_dim = hidden // heads
+        if head_dim % 2:
+            read.fail("head_dim", head_dim, "an even number, since rotary embeddings turn pairs")
+        positions = read.integer("max_position_embeddings", default["max_position_embeddings"])
+        vocab = read.integer("vocab_size")
+        attention_bias, mlp_bias = read.boolean("attention_bias", False), read.boolean("mlp_bias", False)
+        if architecture == "MistralForCausalLM":
+            # transformers' Mistral has no biases whatever its config says; a config that asks for one is another model
+            for name, asked in (("attention_bias", attention_bias), ("mlp_bias", mlp_bias)):
+                if asked:
+                    read.fail(name, True, "false, since MistralForCausalLM has no biases")
+        config = cls(
+            architecture=architecture,
+            vocab_size=vocab,
+            hidden_size=hidden,
+            intermediate_size=read.integer("intermediate_size"),
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=read.number("rms_norm_eps", 1e-6, low=0.0, high=1.0),
+            max_position_embeddings=positions,
+            rope=_rope(read, positions, head_dim),
+            tie_word_embeddings=read.boolean("tie_word_embeddings", False),
+            attention_bias=attention_bias,
+            mlp_bias=mlp_bias,
+            sliding_window=_sliding_window(read, architecture, default["sliding_window"], layers),
+            bos_token_id=read.token("bos_token_id", 1, vocab),
+            eos_token_ids=read.tokens("eos_token_id", 2, vocab),
+            dtype=_dtype(read),
+            quantization=_quantization(read),
+        )
+        _check_quantized_modules(config, source)
+        return config
+
+    @classmethod
+    def from_gguf(
+        cls,
+        metadata: dict[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        divisors: tuple[float, ...] | None,
+        dtype: str,
+        source: str,
+    ) -> LlamaConfig:
+        """The config that a GGUF file's metadata and tensors describe.
+
+        Args:
+            metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough), of text as any sequence.
+            shapes: of the tensors, by Hugging Face name: the embedding's rows are the vocabulary, a head or a bias is
+                there or not.
+            divisors: values of the tensor rope_freqs.weight, or None where there is none.
+            dtype: the width of the embedding.
+            source: the file to name in errors.
+
+        Raises:
+            ConfigError: a field is missing, of the wrong type, out of range, at odds with another or with the tensors;
+                the architecture, or something that changes its arithmetic, is not supported.
+        """
+        read = _Reader(metadata, source)
+        _refuse_gguf(read)
+        hidden = read.gguf("embedding_length", "hidden_size")
+        heads = read.gguf("attention.head_count", "num_attention_heads")
+        kv_heads = read.gguf("attention.head_count_kv", "num_key_value_heads", heads)
+        if heads % kv_heads:
+            read.fail("llama.attention.head_count_kv", kv_heads, f"a divisor of llama.attention.head_count ({heads})")
+        head_dim = read.gguf("attention.key_length", "head_dim", None if hidden % heads else hidden // heads)
+        if head_dim is None:
+            read.fail("llama.embedding_length", hidden, f"a multiple of llama.attention.head_count ({heads})")
+        if head_dim % 2:
+            read.fail("llama.attention.key_length", head_dim, "an even number, since rotary embeddings turn pairs")
+        for name in ("attention.value_length", "rope.dimension_count"):
+            if read.gguf(name, "head_dim", head_dim) != head_dim:
+                read.fail(f"llama.{name}", metadata[f"llama.{name}"], f"{head_dim}, the size of a head")
+        tokens = metadata.get("tokenizer.ggml.tokens", ())
+        embedding = shapes.get("model.embed_tokens.weight")
+        vocab = embedding[0] if embedding else read.gguf("vocab_size", "vocab_size", len(tokens) or None)
+        if isinstance(tokens, (str, int, float)) or len(tokens) > vocab or not 1 <= vocab <= _LIMITS["vocab_size"]:
+            read.fail("tokenizer.ggml.tokens", tokens, f"at most {vocab} tokens, the rows of token_embd.weight")
+        positions = read.gguf("context_length", "max_position_embeddings")
+        keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
+        # some writers store -1, "none", as an unsigned number
+        bos, *ends = (None if metadata.get(key) == 0xFFFFFFFF else read.token(key, None, vocab) for key in keys)
+        return cls(
+            architecture="LlamaForCausalLM",
+            vocab_size=vocab,
+            hidden_size=hidden,
+            intermediate_size=read.gguf("feed_forward_length", "intermediate_size"),
+            num_hidden_layers=read.gguf("block_count", "num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=read.number("llama.attention.layer_norm_rms_epsilon", low=0.0, high=1.0),
+            max_position_embeddings=positions,
+            rope=_gguf_rope(read, positions, head_dim, divisors),
+            tie_word_embeddings="lm_head.weight" not in shapes,
+            attention_bias=any(".self_attn." in name and name.endswith(".bias") for name in shapes),
+            mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
+            # 0 stands for none
+            sliding_window=read.gguf("attention.sliding_window", "sliding_window", None, low=0) or None,
+            bos_token_id=bos,
+            eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
+            dtype=dtype,
+        )
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor the checkpoint must hold, by its Hugging Face name, with its shape.
+
+        Matrices are [out, in], as torch's Linear keeps them. `attention_bias` puts a bias on q, k, v and o,
+        `mlp_bias` on gate, up and down (transformers, modeling_llama.py).
+        """
+        d, ffn, vocab = self.hidden_size, self.intermediate_size, self.vocab_size
+        q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
+        for i in range(self.num_hidden_layers):
+            layer = f"model.layers.{i}."
+            attention = {"q_proj": (q, d), "k_proj": (kv, d), "v_proj": (kv, d), "o_proj": (d, q)}
+            mlp = {"gate_proj": (ffn, d), "up_proj": (ffn, d), "down_proj": (d, ffn)}
+            for block, matrices, bias in (("self_attn", attention, self.attention_bias), ("mlp", mlp, self.mlp_bias)):
+                for name, shape in matrices.items():
+                    shapes[f"{layer}{block}.{name}.weight"] = shape
+                    if bias:
+                        shapes[f"{layer}{block}.{name}.bias"] = shape[:1]
+            shapes[layer + "input_layernorm.weight"] = (d,)
+            shapes[layer + "post_attention_layernorm.weight"] = (d,)
+        shapes["model.norm.weight"] = (d,)
+        if not self.tie_word_embeddings:
+            shapes["lm_head.weight"] = (vocab, d)
+        return shapes
+
+
+class _Reader:
+    """Typed access to the raw fields; every refusal names the file, the field, what was found and expected."""
+
+    def __init__(self, raw: dict[str, Any], source: str, prefix: str = ""):
+        if not isinstance(raw, dict):
+            raise ConfigError(f"{source}: {prefix or 'config'} is {show(raw)}, expected an object with named fields")
+        self.raw, self.source, self.prefix = raw, source, prefix
+        is_gguf = source.endswith(".gguf")
+        self.remedy = "take another conversion of the model" if is_gguf else "correct the file, or take the model's own"
+
+    def fail(self, name: str, found: object, expected: str) -> None:
+        raise ConfigError(f"{self.source}: {self.prefix}{name} is {show(found)}, expected {expected}; {self.remedy}")
+
+    def get(self, name: str, default: Any = _MISSING) -> Any:
+        value = self.raw.get(name, default)
+        if value is _MISSING:
+            raise ConfigError(f"{self.source}: field {self.prefix}{name} is missing; {self.remedy}")
+        return value
+
+    def integer(self, name: str, default: Any = _MISSING, *, nullable: bool = False) -> Any:
+        value, high = self.get(name, default), _LIMITS.get(name, 1 << 30)
+        if value is None and nullable:
+            return None
+        # bool is an int to Python, not to a config
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+            self.fail(name, value, f"a whole number from 1 to {high}" + (" or null" if nullable else ""))
+        return value
+
+    def gguf(self, name: str, field: str, default: Any = _MISSING, *, low: int = 1) -> Any:
+        """The whole number llama.NAME, in the limits of a LlamaConfig's field; a list if its numbers are the same."""
+        value, name = self.get(f"llama.{name}", default), f"llama.{name}"
+        if isinstance(value, list) and value:
+            if any(one != value[0] for one in value):
+                self.fail(name, value, "the same number for all layers")
+            value = value[0]
+        high = _LIMITS[field]
+        if value is None and name not in self.raw:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            self.fail(name, value, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, name: str, default: Any = _MISSING, *, low: float, high: float = 1e12) -> float:
+        """A finite number with low < value <= high."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high:
+            self.fail(name, value, f"a number above {low:g}, up to {high:g}")
+        return float(value)
+
+    def optional(self, name: str, *, low: float, high: float = 1e12) -> float | None:
+        return None if self.get(name, None) is None else self.number(name, low=low, high=high)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            self.fail(name, value, "true or false")
+        return value
+
+    def tokens(self, name: str, default: Any, vocab: int) -> tuple[int, ...]:
+        """Token ids from an int, a list or null; in order, without repeats."""
+        value = self.get(name, default)
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        for one in values:
+            if isinstance(one, bool) or not isinstance(one, int) or (not 0 <= one < vocab and name in self.raw):
+                # -1 stands for "none" in some early conversions
+                if one == -1 and not isinstance(one, bool):
+                    continue
+                self.fail(name, value, f"token ids from 0 to {vocab - 1} (vocab_size - 1), or null")
+        return tuple(dict.fromkeys(one for one in values if 0 <= one < vocab))
+
+    def token(self, name: str, default: Any, vocab: int) -> int | None:
+        value = self.get(name, default)
+        if isinstance(value, list):
+            self.fail(name, value, "one token id or null")
+        ids = self.tokens(name, default, vocab)
+        return ids[0] if ids else None
+
+
+def _architecture(read: _Reader) -> str:
+    names, kind = read.get("architectures", None), read.get("model_type", None)
+    known = "LlamaForCausalLM and MistralForCausalLM"
+    if isinstance(names, list) and names:
+        if len(names) != 1 or not isinstance(names[0], str) or names[0] not in _ARCHITECTURES:
+            raise ConfigError(
+                f"{read.source}: architectures is {show(names)}, supported are {known}; load another model"
+            )
+        architecture = _ARCHITECTURES[names[0]]
+        if kind is not None and (not isinstance(kind, str) or _MODEL_TYPES.get(kind) != architecture):
+            raise ConfigError(
+                f"{read.source}: model_type is {show(kind)}, which is not what {architecture} uses; correct one of them"
+            )
+        return architecture
+    if names is not None and names != []:
+        read.fail("architectures", names, "a list with one name")
+    if not isinstance(kind, str) or kind not in _MODEL_TYPES:
+        raise ConfigError(
+            f"{read.source}: names no architecture (model_type is {show(kind)}), supported are {known}; load another model"
+        )
+    return _MODEL_TYPES[kind]
+
+
+def _refuse_unsupported(read: _Reader) -> None:
+    activation = read.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):  # two names of one function
+        read.fail("hidden_act", activation, "'silu', the only activation supported")
+    _refuse_partial(read)
+
+
+def _refuse_partial(read: _Reader) -> None:
+    partial = read.get("partial_rotary_factor", None)
+    if partial is not None and (isinstance(partial, bool) or partial != 1):
+        read.fail("partial_rotary_factor", partial, "1, since only whole heads are rotated")
+
+
+# what mx.quantize packs, mode "affine"
+# (https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html)
+QUANTIZED_BITS = (2, 3, 4, 5, 6, 8)
+QUANTIZED_GROUPS = (32, 64, 128)
+_REQUANTIZE = "load the unquantised version of this model, or one that mlx_lm.convert -q or llama.cpp has quantised"
+
+
+def _quantization(read: _Reader) -> Quantization | None:
+    """The field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and beside them settings of single modules
+    under their names, such as "model.layers.0.mlp.down_proj": {"group_size", "bits"} or false. It writes it twice, the
+    second time as "quantization_config" for the hub's sake."""
+    raw, other = read.get("quantization", None), read.get("quantization_config", None)
+    if other is not None and other != raw:
+        method = other.get("quant_method", other) if isinstance(other, dict) else other
+        raise ConfigError(
+            f"{read.source}: quantization_config says that the weights are quantised in a way that is not supported "
+            f"({show(method)}); {_REQUANTIZE}"
+        )
+    if raw is None:
+        return None
+    found = _Reader(raw, read.source, "quantization.")
+    bits, group_size = _packing(found, found.get("bits"), found.get("group_size"))
+    layers: list[tuple[str, tuple[int, int] | None]] = []
+    for name, value in found.raw.items():
+        if name in ("bits", "group_size", "mode"):
+            continue
+        if isinstance(value, bool):
+            layers.append((name, (bits, group_size) if value else None))
+        elif isinstance(value, dict):
+            layer = _Reader(value, read.source, f"quantization.{show(name)[1:-1]}.")
+            # 4 and 64 are mx.quantize's own defaults, which mlx_lm falls back to here, not to the model's
+            layers.append((name, _packing(layer, layer.get("bits", 4), layer.get("group_size", 64))))
+            for field in value:
+                if field not in ("bits", "group_size", "mode"):
+                    expected = "nothing, since only bits, group_size and mode are known"
+                    layer.fail(show(field)[1:-1], value[field], expected)
+        else:
+            expected = "true, false or an object with bits and group_size, for a module of that name"
+            found.fail(show(name)[1:-1], value, expected)
+    return Quantization(bits, group_size, tuple(layers))
+
+
+def _packing(read: _Reader, bits: object, group_size: object) -> tuple[int, int]:
+    """(bits, group_size), checked; of mode "affine"."""
+    mode = read.get("mode", "affine")
+    if mode != "affine":
+        read.fail("mode", mode, f"'affine', the only one supported; {_REQUANTIZE} (mlx_lm.convert: --q-mode affine)")
+    for name, value, allowed in (("bits", bits, QUANTIZED_BITS), ("group_size", group_size, QUANTIZED_GROUPS)):
+        if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+            read.fail(name, value, f"one of {', '.join(map(str, allowed))}")
+    return bits, group_size
+
+
+def _check_quantized_modules(config: LlamaConfig, source: str) -> None:
+    """Every module that `config.quantization` names has a matrix, and its groups divide the matrix's rows."""
+    if config.quantization is None:
+        return
+    shapes = config.tensor_shapes()
+    for module, packing in config.quantization.layers:
+        shape = shapes.get(module + ".weight", ())
+        if len(shape) != 2:
+            raise ConfigError(
+                f"{source}: quantization.{show(module)[1:-1]} names a module that has no matrix in this model; "
+                "correct the file"
+            )
+        if packing and shape[1] % packing[1]:
+            raise ConfigError(
+                f"{source}: quantization.{module}.group_size is {packing[1]}, which does not divide the rows of "
+                f"{module}.weight {list(shape)}; correct the file"
+            )
+
+
+# GGUF fields that change the arithmetic in ways this package does not compute, and the values that do not
+_GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "expert_count": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.scaling.alpha": (0,),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "use_parallel_residual": (False,),
+}
+
+
+def _refuse_gguf(read: _Reader) -> None:
+    kind, architecture = read.get("general.type", "model"), read.get("general.architecture")
+    if kind != "model":
+        read.fail("general.type", kind, "'model'")
+    if architecture != "llama":
+        raise ConfigError(
+            f"{read.source}: general.architecture is {show(architecture)}, supported is 'llama'; load another model"
+        )
+    for name, neutral in _GGUF_NEUTRAL.items():
+        value = read.get(f"llama.{name}", neutral[0])
+        if not isinstance(value, (bool, int, float)) or value not in neutral:
+            read.fail(f"llama.{name}", value, f"{' or '.join(map(str, neutral))}, since nothing else is supported")
+
+
+def _gguf_rope(read: _Reader, positions: int, head_dim: int, divisors: tuple[float, ...] | None) -> RopeConfig:
+    prefix = "llama.rope.scaling."
+    if divisors is not None and (len(divisors) != head_dim // 2 or not all(0 < one < math.inf for one in divisors)):
+        read.fail("rope_freqs.weight", divisors, f"{head_dim // 2} numbers above 0, one for each pair of a head")
+    values: dict[str, Any] = {
+        "theta": read.number("llama.rope.freq_base", 10000.0, low=1.0, high=1e15),
+        "divisors": divisors,
+    }
+    kind = read.get(prefix + "type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        read.fail(prefix + "type", kind, "none, linear or yarn")
+    # 0 stands for none; the second name is that of the first files
+    name = prefix + "factor" if prefix + "factor" in read.raw else "llama.rope.scale_linear"
+    factor = read.number(name, 1.0, low=-1e-9) or 1.0
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return RopeConfig(**values)
+    if factor < 1:
+        read.fail(name, factor, "at least 1, the ratio of the new context to the old")
+    if kind == "linear":
+        return RopeConfig(type="linear", factor=factor, **values)
+    # attn_factor multiplies what the formula gives; yarn_attn_factor, which convert_hf_to_gguf.py writes, replaces it
+    attention = read.optional(prefix + "yarn_attn_factor", low=0.0)
+    if attention is None:
+        attention = 0.1 * math.log(factor) + 1.0
+    return RopeConfig(
+        type="yarn",
+        factor=factor,
+        original_max_position_embeddings=read.integer(prefix + "original_context_length", positions),
+        attention_factor=attention * read.number(prefix + "attn_factor", 1.0, low=0.0),
+        beta_fast=read.number(prefix + "yarn_beta_fast", 32.0, low=0.0),
+        beta_slow=read.number(prefix + "yarn_beta_slow", 1.0, low=0.0),
+        truncate=True,
+        **values,
+    )
+
+
+def _dtype(read: _Reader) -> str:
+    name = "dtype" if read.get("dtype", None) is not None else "torch_dtype"
+    value = read.get(name, None)
+    if value is None or value == "auto":
+        return "float32"  # what torch assumes
+    found = value.removeprefix("torch.") if isinstance(value, str) else value
+    if found not in DTYPES:
+        read.fail(name, value, f"one of {', '.join(DTYPES)}")
+    return found
+
+
+def _sliding_window(read: _Reader, architecture: str, default: int | None, layers: int) -> int | None:
+    # transformers' Llama has no window whatever its config says; its Mistral has one in every layer or in none
+    window = read.integer("sliding_window", default, nullable=True) if architecture == "MistralForCausalLM" else None
+    kinds = read.get("layer_types", None)
+    if kinds is not None:
+        expected = "sliding_attention" if window else "full_attention"
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            read.fail("layer_types", kinds, f"a list of {layers} names, one per layer")
+        other = next((i for i, kind in enumerate(kinds) if kind != expected), None)
+        if other is not None:
+            read.fail(
+                f"layer_types[{other}]",
+                kinds[other],
+                f"{expected!r} in every layer, since {architecture} has sliding_window {window or 'null'}",
+            )
+    return window
+
+
+# Fields that change the angles in ways this package does not compute
+_ROPE_FOREIGN = ("short_factor", "long_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
+
+
+def _rope(read: _Reader, positions: int, head_dim: int) -> RopeConfig:
+    """Both spellings: `rope_theta` beside `rope_scaling`, and `rope_parameters`, which holds all.
+
+    Precedence as in transformers' convert_rope_params_to_dict: rope_scaling, else rope_parameters; the theta inside
+    before the one outside.
+    """
+    spelling = "rope_scaling" if read.get("rope_scaling", None) else "rope_parameters"
+    found = read.get(spelling, None)
+    rope = _Reader({} if found is None else found, read.source, spelling + ".")
+    _refuse_partial(rope)
+    for name, value in rope.raw.items():
+        if isinstance(value, dict):
+            rope.fail(name, value, "a plain value, since angles that differ between layers are not supported")
+        if name in _ROPE_FOREIGN and value is not None:
+            rope.fail(name, value, "nothing, since this rope variant is not supported")
+    kind = rope.get("rope_type", None) or rope.get("type", "default")
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
+        name = "rope_type" if rope.get("rope_type", None) else "type"
+        rope.fail(name, kind, f"one of {', '.join(ROPE_TYPES)}")
+
+    where = rope if rope.get("rope_theta", None) is not None else read
+    # at 1 all pairs would turn alike
+    values: dict[str, Any] = {"type": kind, "theta": where.number("rope_theta", 10000.0, low=1.0, high=1e15)}
+    if kind == "default":
+        return RopeConfig(**values)
+    if kind in ("llama3", "yarn"):
+        # the outer field wins in transformers, for the sake of models that keep it there
+        where = read if read.get("original_max_position_embeddings", None) is not None else rope
+        values["original_max_position_embeddings"] = where.integer("original_max_position_embeddings", positions)
+    if kind == "yarn" and rope.get("factor", None) is None:  # DeepSeek's files leave it to the two lengths
+        values["factor"] = positions / values["original_max_position_embeddings"]
+    else:
+        values["factor"] = rope.number("factor", low=0.0)
+    if values["factor"] < 1:
+        rope.fail("factor", values["factor"], "at least 1, the ratio of the new context to the old")
+    if kind == "dynamic" and head_dim < 4:
+        read.fail("head_dim", head_dim, "at least 4 for rope type dynamic")
+    if kind == "llama3":
+        low, high = rope.number("low_freq_factor", low=0.0), rope.number("high_freq_factor", low=0.0)
+        if high <= low:
+            rope.fail("high_freq_factor", high, f"above low_freq_factor ({low:g})")
+        values |= {"low_freq_factor": low, "high_freq_factor": high}
+    if kind == "yarn":
+        for name in ("attention_factor", "mscale", "mscale_all_dim"):
+            values[name] = None if rope.get(name, None) in (None, 0) else rope.optional(name, low=0.0)
+        for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+            values[name] = default if rope.get(name, None) in (None, 0) else rope.optional(name, low=0.0)
+        values["truncate"] = rope.boolean("truncate", True)
+    return RopeConfig(**values)

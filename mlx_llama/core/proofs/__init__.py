@@ -1,0 +1,1 @@
+"""Parity, golden traces, doctor and inventory."""

@@ -1,0 +1,1 @@
+"""The machine and the progress of long operations."""

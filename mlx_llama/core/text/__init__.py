@@ -1,0 +1,1 @@
+"""Tokenizers, streaming decode, chat templates."""

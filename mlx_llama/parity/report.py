@@ -1,0 +1,259 @@
+"""The findings of python -m mlx_llama.parity as a table, a page and JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.proofs.parity import AS_RUN, IN_LAYER, TOP, Difference, Report
+
+COLUMNS = 64  # of a picture, at most: positions share one where there are more
+
+
+def kinds(report: Report) -> dict[str, list[Difference]]:
+    """A report's probes by kind ("attention", of all layers), in the order of computation."""
+    found: dict[str, list[Difference]] = {}
+    for one in report.differences:
+        found.setdefault(one.name.split(".")[-1], []).append(one)
+    order = ["embedding", *IN_LAYER, "norm", "logits", AS_RUN]
+    return {name: found[name] for name in order if name in found}
+
+
+def show(facts: dict[str, Any], reports: list[Report], config: LlamaConfig) -> None:
+    """Tables in the terminal: for each backend a line per kind of probe, of all layers the worst."""
+    from rich.table import Table
+
+    console = _console()
+    console.print(f"{facts['model']}: {len(facts['tokens'])} tokens, the last {facts['decoded']} one by one, against "
+                  f"{facts['reference']}", soft_wrap=True)
+    for report in reports:
+        table = Table(title=f"{report.backend} ({report.device}, {report.dtype})", title_justify="left")
+        for name in ("probe", "max abs", "mean abs", "relative", "worst position", "cosine", "where"):
+            table.add_column(name, justify="left" if name in ("probe", "where") else "right")
+        for kind, found in kinds(report).items():
+            worst = max(found, key=lambda one: one.peak)
+            mark = "" if worst.peak <= report.tolerance else " !"
+            table.add_row(kind + mark, f"{max(one.max_abs for one in found):.2g}",
+                          f"{np.mean([one.mean_abs for one in found]):.2g}", f"{max(one.relative for one in found):.2g}",
+                          f"{worst.peak:.2g}", f"{min(one.cosine for one in found):.8f}",
+                          f"{worst.name} at {worst.worst}")
+        console.print(table)
+        for line in (*logits_lines(report), f"[bold]{report.verdict()}[/bold]"):
+            console.print(line, soft_wrap=True)
+        if report.missing:
+            console.print(f"not in the reference: {len(report.missing)} probes ({_kinds_of(report.missing)})", soft_wrap=True)
+
+
+def logits_lines(report: Report) -> list[str]:
+    """What the logits and the decoded tokens say, a line each."""
+    a, lines = report.agreement, []
+    lines.append(f"logits: KL divergence {a.kl_mean:.2g} nats on average, {a.kl_max:.2g} at most; top-{TOP} agreement "
+                 f"{a.top:.1%}")
+    if a.first is None:
+        lines.append("the likeliest token is the same at every position")
+    else:
+        lines.append(f"the likeliest token first differs at position {a.first}: {a.choices[0]} (margin {a.margins[0]:.3g}) in "
+                     f"the reference, {a.choices[1]} (margin {a.margins[1]:.3g}) here")
+    if (d := report.decoded) is not None:
+        if d.first is None:
+            lines.append(f"decoded by the engine: all {len(d.tokens)} greedy tokens are the same")
+        else:
+            lines.append(f"decoded by the engine: greedy tokens differ from token {d.first} on, where the margins are "
+                         f"{d.margins[0]:.3g} and {d.margins[1]:.3g}: "
+                         + ("a near-tie that rounding turned" if d.is_tie else "no tie"))
+    return lines
+
+
+def show_rows(as_json: bool, facts: dict[str, Any], rows: list[dict[str, Any]], columns: tuple[str, ...],
+              remark: Callable[[dict[str, Any]], str]) -> None:
+    """A table with a line per row, or one JSON object."""
+    if as_json:
+        print(json.dumps(facts | {"rows": rows}))
+        return
+    from rich.table import Table
+
+    console = _console()
+    console.print(", ".join(f"{name} {value}" for name, value in facts.items()), soft_wrap=True)
+    table = Table()
+    for name in columns:
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{row[name]:.6g}" if isinstance(row[name], float) else str(row[name]) for name in columns))
+    console.print(table)
+    for row in rows:
+        if text := remark(row):
+            console.print(text, soft_wrap=True)
+
+
+def checked(row: dict[str, Any]) -> str:
+    """What a check against a trace found, in a line."""
+    start = f"{row['backend']}: "
+    if row["first_bad"] is not None:
+        return start + f"OUTSIDE: first at probe {row['first_bad']}, worst at position {row['position']}"
+    if row["first_greedy_difference"] is None:
+        return start + f"within {row['tolerance']:g} at {row['probes']} probes, and the same greedy tokens"
+    place = f"greedy tokens differ from token {row['first_greedy_difference']} on"
+    return start + (f"within {row['tolerance']:g}; {place}, a near-tie that rounding turned" if row["near_tie"]
+                    else f"OUTSIDE: every probe agrees, but {place}: the decode step computes something else")
+
+
+def same_bits(row: dict[str, Any]) -> str:
+    """What one way of filling the cache gave, where it is not as it should be."""
+    return "" if row["within"] else (f"OUTSIDE: {row['backend']}, {row['way']}: relative error {row['relative']:.2g}, allowed "
+                                     f"{row['tolerance']:g}")
+
+
+def repeated(row: dict[str, Any]) -> str:
+    """Whether all runs gave the same bits, in a line."""
+    if row["within"]:
+        return f"{row['backend']}: the same bits in {row['runs']} runs, half of them in fresh processes"
+    where = "a fresh process" if row["in_a_fresh_process"] else "this process"
+    return f"OUTSIDE: {row['backend']}: run {row['run']}, in {where}, differs first at {row['first_difference']}"
+
+
+def stored(checkpoint: Checkpoint) -> str:
+    """The formats of a checkpoint's matrices, the ones with most weights first."""
+    found: dict[str, int] = {}
+    for weight in checkpoint.tensors.values():
+        if len(weight.shape) == 2:
+            name = weight.format if isinstance(weight, AffineWeight) else weight.dtype
+            found[name] = found.get(name, 0) + math.prod(weight.shape)
+    return "+".join(sorted(found, key=found.__getitem__, reverse=True))
+
+
+# The page
+
+
+def write_page(path: str | os.PathLike, facts: dict[str, Any], reports: list[Report], config: LlamaConfig) -> None:
+    """One self-contained HTML file. Raises OptionsError when it cannot be written."""
+    parts = [f"<h1>{html.escape(facts['model'])}</h1>",
+             f"<p>{len(facts['tokens'])} tokens, the last {facts['decoded']} one by one, against "
+             f"{html.escape(facts['reference'])}. Errors are norms of differences over norms.</p>"]
+    for report in reports:
+        state = "within" if report.is_within else "outside"
+        parts.append(f'<h2>{html.escape(report.backend)} <small>{html.escape(report.device)}, {report.dtype}</small></h2>'
+                     f'<p class="{state}">{html.escape(report.verdict())}</p>')
+        parts += [f"<p>{html.escape(line)}</p>" for line in logits_lines(report)]
+        parts.append(depth_picture(report, config))
+        parts.append(position_picture(report, config))
+        rows = "".join(
+            f"<tr{'' if one.peak <= report.tolerance else ' class=outside'}><td>{one.name}</td><td>{one.max_abs:.3g}</td>"
+            f"<td>{one.mean_abs:.3g}</td><td>{one.relative:.3g}</td><td>{one.peak:.3g}</td><td>{one.worst}</td>"
+            f"<td>{one.cosine:.9f}</td></tr>" for one in report.differences)
+        parts.append("<details><summary>every probe</summary><table><tr><th>probe</th><th>max abs</th><th>mean abs</th>"
+                     "<th>relative</th><th>worst position's</th><th>at</th><th>cosine</th></tr>"
+                     f"{rows}</table></details>")
+    page = _PAGE.replace("TITLE", html.escape(f"parity of {facts['model']}")).replace("BODY", "\n".join(parts))
+    try:
+        Path(path).expanduser().write_text(page, encoding="utf-8")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise OptionsError(f"--html {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def depth_picture(report: Report, config: LlamaConfig) -> str:
+    """The error of each kind of probe over the layers, as SVG with a logarithmic scale."""
+    width, height, left, top = 720, 260, 60, 12
+    layers = config.num_hidden_layers
+    series = {kind: found for kind, found in kinds(report).items() if kind in IN_LAYER}
+    values = [one.peak for found in series.values() for one in found] + [report.tolerance]
+    finite = [value for value in values if 0 < value < math.inf]
+    if len(finite) < len(values):  # no error at all is drawn at the bottom
+        finite.append(report.tolerance / 1e4)
+    low, high = math.floor(math.log10(min(finite))), math.ceil(math.log10(max(finite)) + 1e-9)
+    high = max(high, low + 1)
+
+    def y(value: float) -> float:
+        value = min(max(value, 10.0**low), 10.0**high)
+        return top + (high - math.log10(value)) / (high - low) * (height - top - 40)
+
+    def x(layer: int) -> float:
+        return left + (layer + 0.5) * (width - left - 150) / layers
+
+    def level(value: float, look: str) -> str:
+        return f'<line x1="{left}" x2="{width - 150}" y1="{y(value):.1f}" y2="{y(value):.1f}" {look}/>'
+
+    parts = []
+    for power in range(low, high + 1):
+        parts.append(level(10.0**power, 'stroke="#e4e4e4"') +
+                     f'<text x="{left - 6}" y="{y(10.0**power) + 4:.1f}" text-anchor="end">1e{power}</text>')
+    parts.append(level(report.tolerance, 'stroke="#c22" stroke-dasharray="5 4"'))
+    for number, (kind, found) in enumerate(series.items()):
+        colour = f"hsl({number * 36} 65% 45%)"
+        points = " ".join(f"{x(int(one.name.split('.')[0])):.1f},{y(one.peak):.1f}" for one in found)
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        parts += [f'<circle cx="{x(int(one.name.split(".")[0])):.1f}" cy="{y(one.peak):.1f}" r="2.5" '
+                  f'fill="{colour}"><title>{one.name}: {one.peak:.3g}</title></circle>' for one in found]
+        parts.append(f'<text x="{width - 140}" y="{top + 12 + 16 * number}" fill="{colour}">{kind}</text>')
+    for layer in sorted({*range(0, layers, max(1, layers // 8)), layers - 1}):
+        parts.append(f'<text x="{x(layer):.1f}" y="{height - 22}" text-anchor="middle">{layer}</text>')
+    parts.append(f'<text x="{(left + width - 150) / 2}" y="{height - 4}" text-anchor="middle">layer (dashed: what is '
+                 "allowed)</text>")
+    return _figure(width, height, "error over depth", parts, "worst position's relative error, over depth")
+
+
+def position_picture(report: Report, config: LlamaConfig) -> str:
+    """The worst probe's error of each layer at each position, as a map of colours."""
+    rows: dict[str, np.ndarray] = {}
+    for one in report.differences:
+        name = one.name.split(".")[0] if "." in one.name else one.name
+        rows[name] = np.maximum(rows.get(name, 0.0), one.positions)
+    T = len(next(iter(rows.values())))
+    edges = np.linspace(0, T, min(COLUMNS, T) + 1).astype(int)
+    cell, line, left = 10, 14, 80
+    low, high = math.log10(report.tolerance) - 4, math.log10(report.tolerance) + 1
+    parts = []
+    for number, (name, errors) in enumerate(rows.items()):
+        parts.append(f'<text x="{left - 6}" y="{number * line + 11}" text-anchor="end">{name}</text>')
+        for column, (start, stop) in enumerate(zip(edges, edges[1:])):
+            value = float(errors[start:stop].max())
+            share = 0.0 if value <= 0 else min(max((math.log10(min(value, 1e30)) - low) / (high - low), 0), 1)
+            colour = "#c22" if not value <= report.tolerance else f"hsl(215 60% {97 - 45 * share:.0f}%)"
+            parts.append(f'<rect x="{left + column * cell}" y="{number * line}" width="{cell}" height="{line}" '
+                         f'fill="{colour}"><title>{name}, position {start}: {value:.3g}</title></rect>')
+    width, height = left + cell * (len(edges) - 1) + 10, line * len(rows) + 24
+    for column in range(0, len(edges) - 1, max(1, (len(edges) - 1) // 8)):
+        parts.append(f'<text x="{left + column * cell}" y="{height - 8}">{edges[column]}</text>')
+    return _figure(width, height, "error over position", parts,
+                   "the worst probe of each layer, over positions: darker is a larger error, red is outside")
+
+
+def _figure(width: int, height: int, title: str, parts: list[str], caption: str) -> str:
+    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" '
+            f'fill="#444"><title>{title}</title>{"".join(parts)}</svg><figcaption>{caption}</figcaption></figure>')
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>TITLE</title>
+<style>
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #222;
+       background: #fff }
+h2 small { font-weight: normal; color: #666 }
+p { margin: .3rem 0 } p.within { color: #175 ; font-weight: 600 } p.outside { color: #c22; font-weight: 600 }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { padding: .1rem .7rem; text-align: right }
+th:first-child, td:first-child { text-align: left } tr.outside td { color: #c22 }
+figure { margin: 1rem 0 } figcaption { color: #666 } svg { width: 100%; max-width: 52rem; display: block }
+</style></head><body>
+BODY
+</body></html>
+"""
+
+
+def _kinds_of(names: list[str]) -> str:
+    return ", ".join(dict.fromkeys(name.split(".")[-1] for name in names))
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if os.isatty(1) else 110)

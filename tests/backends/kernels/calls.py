@@ -1,0 +1,214 @@
+"""Compiled kernels as Python functions over NumPy arrays.
+
+A kernel takes bare addresses. Here every argument is an array whose dtype, shape, order and alignment are checked before
+its address goes in; outputs lie between guards of 0xFF bytes (NaN as floats), which are checked afterwards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from cpu_fallback.kernels import arithmetic as kernels, panels
+from cpu_fallback.kernels.emit import Function, Module, f32
+from cpu_fallback.kernels.layouts import GROUP, ROWS, SPAN, Form
+from cpu_fallback.kernels.panels import Arena, Panels, Plan
+from cpu_fallback.kernels.target import Target, compile_module
+
+GUARD = 256
+
+# A kernel by its kind and what it is written for, such as ("attend", 64)
+Wanted = tuple
+_WRITERS: dict[str, Callable[..., Function]] = {
+    "product": lambda module, target, layout, form, tokens, several=1:
+        kernels.product(module, target, layout, form, tokens, several, public=True),
+    "pack": lambda module, target, form, source, tokens: kernels.pack(module, form, source, tokens, public=True),
+    "sum_of_squares": lambda module, target: kernels.sum_of_squares(module, public=True),
+    "rotate": lambda module, target, head_dim: kernels.rotate(module, head_dim, public=True),
+    "attend": lambda module, target, head_dim: kernels.attend(module, head_dim, public=True),
+    "fill": lambda module, target, layout, format: kernels.fill(module, layout, format),
+}
+
+
+class Memory:
+    """An array of zeros, or of `values`, that begins `off` bytes after a cache line's begin, between guards."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: type | str = np.float32, values: np.ndarray | None = None, off: int = 0):
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        self._raw = np.full(nbytes + 2 * GUARD + 64, 0xFF, np.uint8)
+        self._start = GUARD + -(self._raw.ctypes.data + GUARD) % 64 + off
+        self._end = self._start + nbytes
+        self.array = self._raw[self._start:self._end].view(dtype).reshape(shape)
+        self.array[...] = 0 if values is None else values
+
+    def assert_guards(self) -> None:
+        assert (self._raw[:self._start] == 0xFF).all() and (self._raw[self._end:] == 0xFF).all(), "written outside"
+
+
+def address(array: np.ndarray, dtype: type | str, shape: tuple[int | None, ...], align: int = 4) -> int:
+    """Where the array begins. Raises ValueError unless it is what the kernel takes (None: any size there)."""
+    if array.dtype != np.dtype(dtype) or array.ndim != len(shape) or not array.flags.c_contiguous:
+        raise ValueError(f"{array.dtype} {array.shape}, contiguous {array.flags.c_contiguous}: not {dtype} {shape}")
+    if any(size is not None and have != size for have, size in zip(array.shape, shape)):
+        raise ValueError(f"shape {array.shape}, not {shape}")
+    if array.ctypes.data % align:
+        raise ValueError(f"address {array.ctypes.data:#x} is not a multiple of {align}")
+    return array.ctypes.data
+
+
+class Library:
+    """The kernels `wanted`, compiled as one module for a target. key: what the code depends on besides the sources."""
+
+    def __init__(self, target: Target, wanted: Iterable[Wanted], key: str = ""):
+        self.target = target
+        wanted = list(wanted)
+        module = Module()
+        module.triple = target.triple
+        functions = {one: _WRITERS[one[0]](module, target, *one[1:]) for one in wanted}
+        names = list(dict.fromkeys(function.ir.name for function in functions.values()))
+        self._compiled = compile_module(target, f"tests {key} {wanted}", names, lambda: module)
+        self._calls = {one: self._call(function) for one, function in functions.items()}
+
+    def _call(self, function: Function) -> Callable[..., None]:
+        types = [ctypes.c_float if value.type == f32 else ctypes.c_int64 for value in function.parameters.values()]
+        return ctypes.CFUNCTYPE(None, *types)(self._compiled.address[function.ir.name])
+
+    def fill(self, tensor) -> Panels:
+        """The panels of a matrix, by panels.fill."""
+        plan = Plan(tensor, panels.layout_of(tensor))
+        arena = Arena(plan.nbytes)
+        arena.bytes[...] = 0xFF
+        matrix = Panels(plan, arena, arena.take(plan.nbytes))
+        panels.fill(matrix, self._calls["fill", plan.layout, plan.source], lambda work, first, last: work(first, last))
+        return matrix
+
+    def product(self, matrix: Panels, form: Form, records: np.ndarray, tokens: int, bias: np.ndarray | None = None,
+                before: np.ndarray | None = None, several: int = 1) -> np.ndarray:
+        """float32 [tokens, 16 panels]: matrix times one block of packed activations. before: accumulated upon."""
+        plan = matrix.plan
+        run = self._calls[("product", plan.layout, form, tokens, *([several] if several > 1 else []))]
+        if plan.panels % several:
+            raise ValueError(f"{plan.panels} panels in runs of {several}")
+        spans = -(-plan.columns // (SPAN * GROUP))
+        x = address(records, np.uint8, (spans * form.record(tokens),), 64)
+        width = ROWS * plan.panels
+        out = Memory((tokens, width + 16), values=np.nan)
+        if before is not None:
+            address(before, np.float32, (tokens, width))
+            out.array[:, :width] = before
+        weights = address(matrix.array(), np.uint8, (plan.panels, plan.blocks, plan.layout.block_bytes), 64)
+        biases = address(bias, np.float32, (width,)) if bias is not None else 0
+        for first in range(0, plan.panels, several):
+            run(weights + first * plan.panel_bytes, x, address(out.array, np.float32, (tokens, width + 16)) + 4 * ROWS * first,
+                out.array.strides[0], plan.blocks, biases and biases + 4 * ROWS * first, int(before is not None))
+        out.assert_guards()
+        assert np.isnan(out.array[:, width:]).all()
+        return out.array[:, :width].copy()
+
+    def pack(self, form: Form, source: str, tokens: int, a: np.ndarray, b: np.ndarray | None = None,
+             factor: np.ndarray | None = None) -> np.ndarray:
+        """The records of a block: a, b: float32 [tokens, K], K a multiple of 256; factor: float32 [tokens]."""
+        groups = a.shape[1] // GROUP
+        out = Memory((groups // SPAN * form.record(tokens),), np.uint8, values=0xEE)
+        b = a if b is None else b
+        for slot in range(tokens):
+            self._calls["pack", form, source, tokens](
+                address(a[slot], np.float32, (groups * GROUP,)), address(b[slot], np.float32, (groups * GROUP,)),
+                1.0 if factor is None else float(factor[slot]), groups, address(out.array, np.uint8, (None,), 64), slot)
+        out.assert_guards()
+        return out.array
+
+    def sum_of_squares(self, a: np.ndarray) -> np.float32:
+        """a: float32 [K], K a multiple of 32."""
+        out = Memory((1,))
+        self._calls["sum_of_squares",](address(a, np.float32, (a.size // GROUP * GROUP,)), a.size // GROUP,
+                                       address(out.array, np.float32, (1,)))
+        out.assert_guards()
+        return out.array[0]
+
+    def rotate(self, x: np.ndarray, cosine: np.ndarray, sine: np.ndarray) -> np.ndarray:
+        """x: float32 [D]; cosine, sine: [D / 2]."""
+        out = Memory(x.shape, values=x)
+        half = x.size // 2
+        self._calls["rotate", x.size](address(out.array, np.float32, (2 * half,)), address(cosine, np.float32, (half,)),
+                                      address(sine, np.float32, (half,)))
+        out.assert_guards()
+        return out.array
+
+    def attend(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, end: int) -> np.ndarray:
+        """query: float32 [heads, D]; keys, values: [positions, D]. What is not to be seen is NaN in the kernel's memory."""
+        heads, D = query.shape
+        positions, width = -(-end // 16) * 16, -(-D // 16) * 16
+        rows = []
+        for given in (keys, values):
+            memory = Memory((positions, width), values=np.nan)
+            memory.array[first:end] = 0
+            memory.array[first:end, :D] = given[first:end]
+            rows.append(memory)
+        asked, out = Memory((heads, D), values=query), Memory((heads, D), values=np.nan)
+        scores = Memory((heads, positions - first // 16 * 16 + 16), values=np.nan)
+        self._calls["attend", D](
+            address(asked.array, np.float32, (heads, D)), *(address(one.array, np.float32, (positions, width)) for one in rows),
+            address(out.array, np.float32, (heads, D)), first, end, rows[0].array.strides[0], heads,
+            address(scores.array, np.float32, (heads, None)), scores.array.strides[0])
+        for memory in (asked, *rows, out, scores):
+            memory.assert_guards()
+        return out.array
+
+
+# ---- activations as layouts.Form describes them, in plain NumPy
+
+
+def write_records(form: Form, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """uint8 [spans x record]: x = scale * codes. codes: int32 [T, K], whole spans; scale: float32 [T, spans]."""
+    T, K = codes.shape
+    groups = codes.reshape(T, -1, SPAN, 8, 4)
+    halves = codes.reshape(T, -1, SPAN, 2, 16).sum(axis=4).transpose(1, 2, 3, 0)  # [spans, 8, 2, T]
+    if form.name == "int16":
+        parts = [groups[..., [0, 2, 1, 3]].astype(np.int16).transpose(1, 2, 3, 0, 4)]
+    else:
+        high = (groups + 128) >> 8
+        planes = np.stack([high, groups - 256 * high] if form.name == "int8x2" else [groups])
+        assert np.abs(planes).max() <= 128
+        parts = [planes.astype(np.int8).transpose(2, 3, 0, 4, 1, 5)]
+    total = halves.sum(axis=2)
+    parts += [-form.offset * total.astype(np.int32), -form.offset * halves.astype(np.int32)]
+    parts += [total.astype(np.float32), halves.astype(np.float32), np.ascontiguousarray(scale.T)]
+    spans = [np.ascontiguousarray(part).reshape(K // SPAN // GROUP, -1).view(np.uint8) for part in parts]
+    records = np.concatenate(spans, axis=1)
+    records = np.pad(records, ((0, 0), (0, form.record(T) - records.shape[1])), constant_values=0xFF)
+    return Memory((records.size,), np.uint8, records.reshape(-1)).array
+
+
+def write_floats(x: np.ndarray) -> np.ndarray:
+    """The same for the form "float". x: float32 [T, K]."""
+    records = np.ascontiguousarray(x.T).view(np.uint8).reshape(-1)
+    return Memory((records.size,), np.uint8, records).array
+
+
+def read_records(form: Form, records: np.ndarray, tokens: int) -> dict[str, np.ndarray]:
+    """codes [T, K], scale [T, spans], sum, offset_sum [T, groups], half_sums, offset_half_sums [T, groups, 2]; for "float"
+    codes only."""
+    rows = records.reshape(-1, form.record(tokens))
+    T, S = tokens, len(rows)
+    if form.name == "float":
+        return {"codes": records.view(np.float32).reshape(S * SPAN * GROUP, T).T}
+    raw = np.ascontiguousarray(rows[:, :SPAN * form.codes(T)])
+    if form.name == "int16":
+        codes = raw.view(np.int16).reshape(S, SPAN, 8, T, 4)[..., [0, 2, 1, 3]].astype(np.int32)
+    else:
+        planes = raw.view(np.int8).reshape(S, SPAN, -1, 8, T, 4).astype(np.int32)
+        codes = planes[:, :, 0] if form.name == "int8" else 256 * planes[:, :, 0] + planes[:, :, 1]
+
+    def part(name: str, dtype: type, *shape: int) -> np.ndarray:
+        count = int(np.prod(shape)) * T
+        found = np.ascontiguousarray(rows[:, form.at(name, T):][:, :4 * count]).view(dtype).reshape(S, *shape, T)
+        return np.moveaxis(found, -1, 0).reshape(T, -1, *shape[1:])
+
+    return {
+        "codes": codes.transpose(3, 0, 1, 2, 4).reshape(T, -1), "scale": part("scale", np.float32, 1),
+        "sum": part("sum", np.float32, SPAN), "half_sums": part("half_sums", np.float32, SPAN, 2),
+        "offset_sum": part("offset_sum", np.int32, SPAN), "offset_half_sums": part("offset_half_sums", np.int32, SPAN, 2),
+    }

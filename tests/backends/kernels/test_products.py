@@ -1,0 +1,268 @@
+"""Products of panels with activations, against float64 products of what the reference dequantisers say.
+
+MLX_LLAMA_TEST_EVERY_LAYOUT=1: all combinations of widths, groups and dtypes of scales, on every target (minutes).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+import pytest
+from making_gguf import HALVES, LOW_BIT, dequantise, random_blocks
+
+from backends.kernels.calls import Library, write_floats, write_records
+from backends.kernels.weights import (
+    FEW,
+    FLOATS,
+    KINDS,
+    MLX_EVERY,
+    Matrix,
+    gguf_weight,
+    mlx_judge,
+    mlx_weight,
+    random_matrix,
+    tensor_of,
+    with_sizes,
+)
+from cpu_fallback.kernels import arithmetic as kernels, layouts, panels
+from cpu_fallback.kernels.layouts import FLOAT, GROUP, SPAN, Form
+from cpu_fallback.kernels.panels import Panels, Plan
+from cpu_fallback.kernels.target import NAMES, Target, available, target as target_by_name
+
+BITS = (8, 16, 32)
+SPAN_WIDTH = SPAN * GROUP  # inputs whose codes share a scale
+ROWS = 37  # three panels, the last one filled up
+# With the tile that prompts have. Float activations against low-bit weights take LLVM seconds at that size: one of them
+TILED = {16: ("Q4_0", "Q6_K", "Q8_0", "mlx 6 64 bfloat16"), 32: ("float16", "Q4_0")}
+EVERY = bool(os.environ.get("MLX_LLAMA_TEST_EVERY_LAYOUT"))
+
+
+def kinds(name: str) -> tuple[str, ...]:
+    """What is tested on a target: everything on the best one."""
+    if EVERY:
+        return (*FLOATS, *LOW_BIT, *MLX_EVERY)
+    return KINDS if name == available()[0] else FEW
+
+
+def form_for(kind: str, bits: int, target: Target) -> Form:
+    if kind in FLOATS:
+        return FLOAT
+    return layouts.form(bits, target.dot, kernels.dot_offset(target, panels.layout_of(matrix(kind).tensor)))
+
+
+def tokens_for(kind: str, bits: int, target: Target) -> list[int]:
+    """How many tokens the products are tested with."""
+    few = [1, 3] if bits == 16 or kind in FEW else [1]
+    return [*few, target.float_tile if bits == 32 else target.tile] if kind in TILED.get(bits, ()) else few
+
+
+@functools.cache
+def matrix(kind: str, whole: bool = False) -> Matrix:
+    """whole: its rows fill the kernels' blocks."""
+    return random_matrix(kind, ROWS, np.random.default_rng(len(kind)), 512 if whole else None)
+
+
+@functools.cache
+def library(name: str) -> Library:
+    target, wanted = target_by_name(name), []
+    for kind in kinds(name):
+        layout = panels.layout_of(matrix(kind).tensor)
+        wanted += [("fill", layout, Plan(matrix(kind, whole).tensor, layout).source) for whole in (False, True)]
+        for bits in BITS:
+            wanted += [("product", layout, form_for(kind, bits, target), tokens) for tokens in tokens_for(kind, bits, target)]
+        if kind in FLOATS:
+            wanted.append(("product", layout, FLOAT, 1, kernels.PANELS_AT_ONCE))
+    return Library(target, dict.fromkeys(wanted))
+
+
+@functools.cache
+def filled(name: str, kind: str, whole: bool = False) -> Panels:
+    return library(name).fill(matrix(kind, whole).tensor)
+
+
+def filled_columns(found: Panels) -> int:
+    """Inputs that activations are packed with: whole spans."""
+    return -(-found.plan.columns // SPAN_WIDTH) * SPAN_WIDTH
+
+
+def activations(form: Form, found: Panels, tokens: int, rng: np.random.Generator, limits: bool = False):
+    """(function that packs some of the tokens, float64 [tokens, columns] that they stand for). limits: only the largest
+    codes. What is behind the matrix's columns must not count."""
+    columns = filled_columns(found)
+    if form.name == "float":
+        x = rng.standard_normal((tokens, columns), np.float32)
+        return lambda some: write_floats(x[some]), x[:, :found.plan.columns].astype(np.float64)
+    codes = rng.integers(-form.limit, form.limit + 1, (tokens, columns))
+    if limits:
+        codes = np.where(codes < 0, -form.limit, form.limit)
+    scale = (rng.uniform(0.5, 2, (tokens, columns // SPAN_WIDTH)) / form.limit).astype(np.float32)
+    x = codes * np.repeat(scale.astype(np.float64), SPAN_WIDTH, axis=1)
+    return lambda some: write_records(form, codes[some], scale[some]), x[:, :found.plan.columns]
+
+
+def rounding(found: Panels, form: Form) -> float:
+    """Relative to the sum of the terms' magnitudes: half a unit in the last place for every operation of a sum."""
+    operations = found.plan.columns if form.name == "float" else 2 * found.plan.columns // 16 + 3
+    return (operations + 2) * 2.0**-24
+
+
+def wide(array: np.ndarray, found: Panels) -> np.ndarray:
+    """Filled up with zeros as the panels are."""
+    filled_up = np.zeros((16 * found.plan.panels, found.plan.columns))
+    filled_up[:array.shape[0], :array.shape[1]] = array
+    return filled_up
+
+
+def check(name: str, source: Matrix, found: Panels, form: Form, tokens: int, rng: np.random.Generator, limits: bool = False):
+    write, x = activations(form, found, tokens, rng, limits)
+    got = library(name).product(found, form, write(slice(None)), tokens)
+    bound = np.abs(x) @ wide(source.size, found).T * rounding(found, form)
+    assert (np.abs(got - x @ wide(source.exact, found).T) <= bound + 1e-37).all()
+    assert (got[:, found.plan.rows:] == 0).all()
+
+
+EACH = pytest.mark.parametrize("name,kind", [(name, kind) for name in available() for kind in kinds(name)])
+
+
+@EACH
+@pytest.mark.parametrize("whole", [False, True], ids=["odd", "whole"])
+def test_product(name, kind, whole):
+    rng, target = np.random.default_rng(1), target_by_name(name)
+    for bits in BITS:
+        form = form_for(kind, bits, target)
+        for tokens in tokens_for(kind, bits, target):
+            check(name, matrix(kind, whole), filled(name, kind, whole), form, tokens, rng)
+            check(name, matrix(kind, whole), filled(name, kind, whole), form, tokens, rng, limits=True)
+
+
+@EACH
+def test_one_token_and_many_give_the_same_bits(name, kind):
+    rng, target, found = np.random.default_rng(2), target_by_name(name), filled(name, kind)
+    for bits in BITS:
+        form = form_for(kind, bits, target)
+        for tokens in tokens_for(kind, bits, target)[1:]:
+            write, _ = activations(form, found, tokens, rng)
+            together = library(name).product(found, form, write(slice(None)), tokens)
+            for t in range(tokens):
+                alone = library(name).product(found, form, write(slice(t, t + 1)), 1)
+                np.testing.assert_array_equal(together[t], alone[0])
+
+
+@EACH
+def test_bias_and_accumulation(name, kind):
+    rng, target, found = np.random.default_rng(3), target_by_name(name), filled(name, kind)
+    for bits in BITS:
+        form = form_for(kind, bits, target)
+        for tokens in tokens_for(kind, bits, target)[:2]:
+            records = activations(form, found, tokens, rng)[0](slice(None))
+            plain = library(name).product(found, form, records, tokens)
+            bias = rng.standard_normal(plain.shape[1], np.float32)
+            before = rng.standard_normal(plain.shape, np.float32)
+            for one, two in ((bias, None), (None, before), (bias, before)):
+                got = library(name).product(found, form, records, tokens, one, two)
+                wanted = plain + (0 if one is None else one)
+                np.testing.assert_array_equal(got, wanted + (0 if two is None else two))
+
+
+@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("kind", FLOATS)
+def test_several_panels_at_once_give_the_same_bits(name, kind):
+    rng = np.random.default_rng(4)
+    source = random_matrix(kind, 16 * kernels.PANELS_AT_ONCE * 2 - 3, rng)
+    found = library(name).fill(source.tensor)
+    records = activations(FLOAT, found, 1, rng)[0](slice(None))
+    bias = rng.standard_normal(16 * found.plan.panels, np.float32)
+    one = library(name).product(found, FLOAT, records, 1, bias, bias[None])
+    several = library(name).product(found, FLOAT, records, 1, bias, bias[None], several=kernels.PANELS_AT_ONCE)
+    np.testing.assert_array_equal(one, several)
+
+
+def extreme(kind: str) -> Matrix:
+    """Rows of the largest codes, the smallest, and random ones, with scales that are large, tiny, subnormal, zero, negative."""
+    rng = np.random.default_rng(5)
+    if kind in FLOATS:
+        top = 65504.0 if kind == "float16" else 3e38 * 2.0**-20
+        values = np.array([0.0, -0.0, top, -top, 6e-8, -1e-40, 1.2e-38, 1.0], np.float32)
+        tensor = tensor_of(rng.choice(values, (ROWS, 64)), kind)
+        return with_sizes(tensor, tensor.float32())
+    if kind.startswith("mlx"):
+        _, bits, group, dtype = kind.split()
+        bits, group = int(bits), int(group)
+        values = [0.0, -0.0, 2.0**-24, -0.3333, 200.0]
+        packed = np.stack([np.full(2 * group * bits // 32, fill, np.uint32) for fill in (0, 0xFFFFFFFF)] * 19)[:ROWS]
+        scales, biases = (rng.choice(np.array(values, np.float32), (ROWS, 2)) for _ in range(2))
+        weight = mlx_weight(packed, scales, biases, bits, group, dtype)
+        return with_sizes(weight, mlx_judge(weight))
+    blocks = random_blocks(kind, ROWS, 512, rng)
+    size = blocks.shape[1] // (512 // gguf_weight(blocks, kind).layout.block_size)
+    every = blocks.reshape(-1, size)
+    fills = rng.integers(0, 3, len(every))
+    every[fills == 1], every[fills == 2] = 0, 255
+    if kind == "Q8_K":
+        scales = rng.choice(np.array([0, -0.0, 1e-40, -1e-30, 1.0, 1e30], np.float32), len(every))
+        every[:, :4] = scales[:, None].view(np.uint8)
+    for at in HALVES.get(kind, ()):
+        scales = rng.choice(np.array([0.0, -0.0, 6e-8, -6.1e-5, -1.0, 0.3333, 65504.0], np.float16), len(every))
+        every[:, at:at + 2] = scales[:, None].view(np.uint8)
+    return with_sizes(gguf_weight(blocks, kind), dequantise(blocks, kind))
+
+
+@pytest.mark.parametrize("name,kind", [(name, kind) for name in available() for kind in FEW])
+def test_extreme_weights(name, kind):
+    rng, target, source = np.random.default_rng(6), target_by_name(name), extreme(kind)
+    assert np.isfinite(source.exact).all() and source.size.max() > 30
+    found = library(name).fill(source.tensor)
+    for bits in BITS:
+        form = form_for(kind, bits, target)
+        for limits in (False, True):
+            check(name, source, found, form, 3, rng, limits)
+
+
+@pytest.mark.parametrize("name,kind", [(name, kind) for name in available() for kind in FEW])
+def test_what_is_not_finite_stays_in_its_row_and_token(name, kind):
+    """An infinite or NaN scale, activation or weight spoils its own results and no others."""
+    rng, target, source = np.random.default_rng(7), target_by_name(name), random_matrix(kind, ROWS, np.random.default_rng(8))
+    clean = library(name).fill(source.tensor)
+    spoilt = library(name).fill(spoil(source, kind, 5))
+    for bits in BITS:
+        form = form_for(kind, bits, target)
+        records = activations(form, clean, 3, rng)[0](slice(None))
+        wanted, got = (library(name).product(found, form, records, 3) for found in (clean, spoilt))
+        others = np.arange(wanted.shape[1]) != 5
+        np.testing.assert_array_equal(got[:, others], wanted[:, others])
+        assert not np.isfinite(got[:, 5]).any()
+        # the second token's first input or span
+        if form.name == "float":
+            records.view(np.float32)[1] = np.nan
+        else:
+            records[form.at("scale", 3):].view(np.float32)[1] = np.inf
+        got = library(name).product(clean, form, records, 3)
+        np.testing.assert_array_equal(got[[0, 2]], wanted[[0, 2]])
+        assert not np.isfinite(got[1, :ROWS]).any()
+
+
+def spoil(source: Matrix, kind: str, row: int):
+    """The matrix with a NaN or infinity in one row."""
+    tensor = source.tensor
+    if kind in FLOATS:
+        bits = tensor.bits.copy()
+        bits[row, 3] = 0x7FC0 if kind == "bfloat16" else np.nan
+        return type(tensor)("a.weight", tensor.dtype, tensor.shape, bits)
+    if kind.startswith("mlx"):
+        _, bits, group, dtype = kind.split()
+        scales = tensor.scales.copy()
+        scales[row, 0] = 0x7FC0 if dtype == "bfloat16" else np.nan
+        return type(tensor)("a.weight", int(bits), int(group), tensor.packed, scales, tensor.biases)
+    blocks, at = tensor.blocks.copy(), int(tensor.order[row])
+    if kind == "Q8_K":
+        blocks[at, :4] = np.array([np.nan], np.float32).view(np.uint8)
+    else:
+        first = HALVES[kind][0]
+        blocks[at, first:first + 2] = np.array([np.nan], np.float16).view(np.uint8)
+    return gguf_weight(blocks, kind, tensor.order)
+
+
+def test_every_target_is_known():
+    assert set(available()) <= set(NAMES)

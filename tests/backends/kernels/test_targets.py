@@ -1,0 +1,360 @@
+"""Choosing instructions, NEON's code read as assembly and run in disguise, and the cache of machine code."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.kernels.calls import Library, write_records
+from backends.kernels.weights import random_matrix
+from cpu_fallback import kernels as compiled
+from cpu_fallback.kernels import arithmetic as kernels, emit, layouts, panels, target as targets
+from cpu_fallback.kernels.emit import Module
+from cpu_fallback.kernels.layouts import GROUP, SPAN
+from cpu_fallback.kernels.panels import Plan
+from cpu_fallback.kernels.program import Recipe, _write
+from cpu_fallback.kernels.target import available, compile_module, target as target_by_name
+from mlx_llama.core.errors import BackendError
+
+ARM = ("aarch64-unknown-linux-gnu", "arm64-apple-macosx")
+# Kinds that differ in what NEON does otherwise, and the bits and tokens that they are tested with
+ON_NEON = {"Q4_0": ((8, 1), (16, 2)), "Q8_0": ((8, 2), (16, 1), (16, 2)), "Q4_K": ((16, 1),), "Q6_K": ((16, 1),),
+           "IQ4_XS": ((16, 1),), "mlx 8 128 float16": ((8, 1), (16, 1))}
+
+
+def layout_of(kind: str):
+    return panels.layout_of(random_matrix(kind, 1, np.random.default_rng(0), 512).tensor)
+
+
+# ---- which target
+
+
+def test_the_variable_chooses(monkeypatch):
+    for name in available():
+        monkeypatch.setenv(compiled.VARIABLE, name)
+        found, reason = compiled.find_target()
+        assert found.name == name and reason == ""
+    monkeypatch.setenv(compiled.VARIABLE, "numpy")
+    assert compiled.find_target() == (None, "MLX_LLAMA_CPU_TARGET asks for it")
+    monkeypatch.delenv(compiled.VARIABLE)
+    assert compiled.find_target()[0].name == available()[0]
+    monkeypatch.setenv(compiled.VARIABLE, "avx1024")
+    with pytest.raises(BackendError, match="MLX_LLAMA_CPU_TARGET=avx1024.*choose.*numpy"):
+        compiled.find_target()
+
+
+def test_without_llvmlite_numpy_is_left(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    found, reason = compiled.find_target()
+    assert found is None and "'llvmlite' is not installed (pip install llvmlite)" in reason
+    monkeypatch.setenv(compiled.VARIABLE, "avx2")
+    with pytest.raises(BackendError, match="MLX_LLAMA_CPU_TARGET=avx2 needs the package 'llvmlite'"):
+        compiled.find_target()
+
+
+def test_another_processor_has_no_kernels(monkeypatch):
+    monkeypatch.setattr(targets.platform, "machine", lambda: "riscv64")
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    assert available() == []
+    assert compiled.find_target() == (None, "there are no kernels for this processor (riscv64)")
+
+
+@pytest.mark.parametrize("system,features,wanted", [
+    ("darwin", {}, ["neon"]), ("linux", {"asimddp": True}, ["neon"]), ("linux", {"dotprod": True}, ["neon"]),
+    ("linux", {"neon": True}, [])])
+def test_arm_needs_the_dot_product(system, features, wanted, monkeypatch):
+    monkeypatch.setattr(targets.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(targets.sys, "platform", system)
+    monkeypatch.setattr(targets.llvm, "get_host_cpu_features", lambda: features)
+    assert available() == wanted
+
+
+@pytest.mark.parametrize("missing,wanted", [
+    ("avx512vnni", ["avx512", "avx2"]), ("avx512bw", ["avx2"]), ("f16c", []), ("avx2", [])])
+def test_intel_targets_need_all_their_instructions(missing, wanted, monkeypatch):
+    monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
+    every = {feature for name in targets.NAMES[:3] for feature in targets._FEATURES[name]}
+    monkeypatch.setattr(targets.llvm, "get_host_cpu_features", lambda: {feature: feature != missing for feature in every})
+    # every processor with the wider instructions has the narrower ones
+    assert [name for name in available() if missing != "avx2" or name == "avx2"] == wanted
+
+
+# ---- NEON, on any machine
+
+
+def neon_assembly(kind: str, bits: int, triple: str, tokens: int) -> str:
+    arm = target_by_name("neon", triple, host=False)
+    module, layout = Module(), layout_of(kind)
+    module.triple = triple
+    form = layouts.FLOAT if kind in layouts.WIDTHS else layouts.form(bits, arm.dot, kernels.dot_offset(arm, layout))
+    kernels.product(module, arm, layout, form, tokens, public=True)
+    return targets.assembly(arm, module)
+
+
+@pytest.mark.parametrize("triple", ARM)
+def test_neon_products_are_dot_products(triple):
+    for kind in ("Q4_0", "Q8_0", "Q6_K"):
+        for bits, tokens in ((8, 1), (16, 1), (16, 4)):
+            text = neon_assembly(kind, bits, triple, tokens)
+            assert len(re.findall(r"\bsdot", text)) >= 8 * 4 * tokens * bits // 8  # chunks, quarters of a vector
+            assert re.search(r"\bfmla", text) and not re.search(r"\bbl\b", text)
+
+
+@pytest.mark.parametrize("triple", ARM)
+def test_neon_float_products_are_fused_and_widen_by_themselves(triple):
+    for kind in ("float32", "float16", "bfloat16", "Q4_0"):
+        text = neon_assembly(kind, 32, triple, 4)
+        assert len(re.findall(r"\bfmla", text)) >= 4 and not re.search(r"\bfmul.*\bfadd", text)
+        assert not re.search(r"\bbl\b", text)  # no call into a library
+        assert ("fcvtl" in text) == (kind in ("float16", "Q4_0"))
+
+
+@pytest.mark.parametrize("triple", ARM)
+def test_a_whole_program_for_neon_calls_nothing_that_is_not_there(triple):
+    arm = target_by_name("neon", triple, host=False)
+    sources = tuple((layout_of(kind), "") for kind in ("float16", "Q6_K"))
+    module = _write(Recipe(arm, sources, 16, 72))
+    optimised, machine = targets.optimised(arm, module)
+    text = machine.emit_assembly(optimised)
+    own = {name for name in module.globals if not name.startswith(("llvm.", "mlx_llama_yield"))}
+    called = {name.strip('"_') for name in re.findall(r'\bbl\s+("?[\w .]+"?)', text)}
+    assert called - {name.strip("_") for name in own} <= {"mlx_llama_yield"}
+    assert machine.emit_object(optimised)[:4] in (b"\x7fELF", b"\xcf\xfa\xed\xfe")
+    assert "llvm.aarch64.hint" in module.globals and "llvm.x86.sse2.pause" not in module.globals
+
+
+def without_sdot(f, name, result, *arguments):
+    """Function.intrinsic where there is no `sdot` (Arm Architecture Reference Manual, SDOT (vector)): signed bytes, the
+    products of four of them to each lane."""
+    if name != "llvm.aarch64.neon.sdot.v4i32.v16i8":
+        return INTRINSIC(f, name, result, *arguments)
+    sums, *factors = arguments
+    codes, x = (factor.bits(result) for factor in factors)
+    for shift in (24, 16, 8, 0):
+        one, other = ((value << shift if shift else value).shift_signed(24) for value in (codes, x))
+        sums = sums + one * other
+    return sums
+
+
+INTRINSIC = emit.Function.intrinsic
+
+
+def test_neons_arithmetic_in_other_instructions(monkeypatch):
+    """The code for NEON, its one instruction of its own replaced, run here: offsets and the flip of 8-bit codes included."""
+    monkeypatch.setattr(emit.Function, "intrinsic", without_sdot)
+    name = available()[0]
+    arm = dataclasses.replace(target_by_name(name), dot="sdot", tile=2, float_tile=2, gfni=False)
+    assert kernels.flips(arm, layout_of("Q8_0")) and not kernels.flips(target_by_name(name), layout_of("Q8_0"))
+    rng = np.random.default_rng(1)
+    sources = {kind: random_matrix(kind, 19, rng, 512) for kind in ON_NEON}
+    wanted, cases = [], []
+    for kind, source in sources.items():
+        layout = panels.layout_of(source.tensor)
+        wanted.append(("fill", layout, Plan(source.tensor, layout).source))
+        cases += [(kind, layouts.form(bits, "sdot", kernels.dot_offset(arm, layout)), tokens) for bits, tokens in ON_NEON[kind]]
+        wanted += [("product", layout, form, tokens) for of, form, tokens in cases if of == kind]
+    library = Library(arm, wanted, key="sdot replaced")
+    alike = {}
+    for kind, form, tokens in cases:
+        rng = np.random.default_rng(2)
+        codes = rng.integers(-form.limit, form.limit + 1, (2, 512))[:tokens]
+        codes[0] = np.where(codes[0] < 0, -form.limit, form.limit)
+        scale = rng.uniform(0.5, 2, (2, 2)).astype(np.float32)[:tokens] / np.float32(form.limit)
+        x = codes * np.repeat(scale.astype(np.float64), SPAN * GROUP, axis=1)
+        got = library.product(library.fill(sources[kind].tensor), form, write_records(form, codes, scale), tokens)
+        assert (np.abs(got[:, :19] - x @ sources[kind].exact.T) <= np.abs(x) @ sources[kind].size.T * 72 * 2.0**-24).all(), kind
+        np.testing.assert_array_equal(got[0], alike.setdefault((kind, form), got[0]))
+
+
+def test_products_refuse_activations_for_another_offset():
+    arm, layout = target_by_name(available()[0]), layout_of("Q4_0")
+    with pytest.raises(ValueError, match="offset 8, not 0"):
+        kernels.product(Module(), arm, layout, layouts.form(16, arm.dot, 0), 1)
+
+
+# ---- the cache of machine code
+
+
+def make(module_of: int, calls: list):
+    """write() of a module with one function that stores a number."""
+
+    def write() -> Module:
+        calls.append(module_of)
+        module = Module()
+        f = emit.Function(module, "store", {"out": emit.i64}, public=True)
+        f.store(f.constant(emit.i64, module_of), f.out)
+        f.finish()
+        return module
+
+    return write
+
+
+def compiled_number(key: str, number: int, calls: list) -> int:
+    out = np.zeros(1, np.int64)
+    made = compile_module(target_by_name(available()[-1]), key, ["store"], make(number, calls))
+    made.function("store", 1)(out.ctypes.data)
+    return int(out[0])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("MLX_LLAMA_CACHE", str(tmp_path / "a" / "cache"))
+    return tmp_path / "a" / "cache"
+
+
+def test_machine_code_is_compiled_once(folder):
+    calls = []
+    assert compiled_number("one", 1, calls) == 1
+    assert compiled_number("one", 2, calls) == 1  # what is there under the key, not what would have been written
+    assert compiled_number("two", 3, calls) == 3
+    assert calls == [1, 3]
+    files = list(folder.iterdir())
+    assert len(files) == 2 and all(file.suffix == ".o" for file in files)
+    if os.name == "posix":
+        assert folder.stat().st_mode & 0o777 == 0o700 and all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+
+
+def damage(file: Path, how: str) -> None:
+    content = file.read_bytes()
+    if how == "empty":
+        file.write_bytes(b"")
+    elif how == "header only":
+        file.write_bytes(content[:40])
+    elif how == "truncated":
+        file.write_bytes(content[:-1])
+    elif how == "longer":
+        file.write_bytes(content + b"\0")
+    elif how == "text":
+        file.write_bytes(b"not machine code" * 100)
+    elif how == "group may write":
+        file.chmod(0o620)
+    elif how == "all may write":
+        file.chmod(0o602)
+    else:
+        at = {"magic": 3, "key": 30, "checksum": 60, "length": 90, "code": len(content) // 2, "last byte": len(content) - 1}[how]
+        content = bytearray(content)
+        content[at] ^= 1
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["empty", "header only", "truncated", "longer", "text", "magic", "key", "checksum", "length",
+                                 "code", "last byte", "group may write", "all may write"])
+def test_a_file_that_is_not_whole_and_ours_is_replaced(how, folder):
+    if os.name != "posix" and "write" in how:
+        return  # no such modes there
+    calls = []
+    compiled_number("one", 1, calls)
+    [file] = folder.iterdir()
+    damage(file, how)
+    assert compiled_number("one", 2, calls) == 2 and calls == [1, 2]
+    assert compiled_number("one", 3, calls) == 2 and calls == [1, 2]  # the new file is good
+    assert list(folder.iterdir()) == [file] and (os.name != "posix" or file.stat().st_mode & 0o777 == 0o600)
+
+
+def test_another_keys_file_under_this_name_is_replaced(folder):
+    calls = []
+    compiled_number("one", 1, calls)
+    [one] = folder.iterdir()
+    compiled_number("two", 2, calls)
+    [two] = set(folder.iterdir()) - {one}
+    shutil.copy(two, one)
+    assert compiled_number("one", 3, calls) == 3
+
+
+def test_another_users_file_is_replaced(folder, monkeypatch):
+    if not hasattr(os, "getuid"):
+        return  # no owners there
+    calls = []
+    compiled_number("one", 1, calls)
+    [file] = folder.iterdir()
+    if os.getuid() == 0:
+        os.chown(file, 12345, -1)
+    else:
+        monkeypatch.setattr(targets.os, "getuid", lambda: file.stat().st_uid + 1)
+    assert compiled_number("one", 2, calls) == 2
+    assert targets._read(file, b"") is None
+
+
+@pytest.mark.parametrize("where", ["below a file", "a file"])
+def test_a_folder_that_cannot_be_written_only_costs_time(where, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("MLX_LLAMA_CACHE", str(tmp_path / "file" / "cache" if where == "below a file" else tmp_path / "file"))
+    calls = []
+    assert compiled_number("one", 1, calls) == 1 and compiled_number("one", 2, calls) == 2
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_no_home_only_costs_time(monkeypatch):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MLX_LLAMA_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setattr(targets.Path, "home", nowhere)
+    calls = []
+    assert compiled_number("one", 1, calls) == 1 and compiled_number("one", 2, calls) == 2
+
+
+def test_a_write_that_fails_leaves_nothing_behind(folder, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(targets.os, "replace", full)
+    assert compiled_number("one", 1, []) == 1
+    assert list(folder.iterdir()) == []
+
+
+def test_the_key_is_of_sources_compiler_target_and_parameters(tmp_path, monkeypatch):
+    one = target_by_name(available()[0])
+    digests = {targets._digest(one, "a"), targets._digest(one, "b"), targets._digest(target_by_name(available()[-1]), "a"),
+               targets._digest(dataclasses.replace(one, features=one.features + ",+x"), "a")}
+    monkeypatch.setattr(targets.llvmlite, "__version__", "0")
+    digests.add(targets._digest(one, "a"))
+    monkeypatch.undo()
+    # the same package with one more byte in one of its files
+    home = Path(targets.__file__).parent
+    for path in home.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.setattr(targets, "__file__", str(tmp_path / "target.py"))
+    targets._sources.cache_clear()
+    assert targets._digest(one, "a") in digests
+    with open(tmp_path / "layouts.py", "a") as file:
+        file.write("\n")
+    targets._sources.cache_clear()
+    digests.add(targets._digest(one, "a"))
+    monkeypatch.undo()
+    targets._sources.cache_clear()
+    assert len(digests) == 4 + 1 + (len(available()) > 1) and targets._digest(one, "a") in digests
+
+
+PROGRAM = """
+import sys
+from cpu_fallback.compiled import target
+count = 0
+original = target.object_code
+def counting(*arguments):
+    global count
+    count += 1
+    return original(*arguments)
+target.object_code = counting
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from cpu_fallback.model import Llama
+model = Llama.load(open_checkpoint(sys.argv[1]))
+print(count, model.forward([[1, 2, 3]], 0, model.make_cache(4)).sum())
+"""
+
+
+def test_a_second_process_compiles_nothing(toy, folder):
+    runs = [subprocess.run([sys.executable, "-c", PROGRAM, toy], capture_output=True, text=True, check=True,
+                           env=os.environ | {"MLX_LLAMA_CACHE": str(folder)}).stdout.split() for _ in range(2)]
+    assert [run[0] for run in runs] == ["1", "0"] and runs[0][1] == runs[1][1]

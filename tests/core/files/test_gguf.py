@@ -1,0 +1,668 @@
+"""GGUF files that gguf wrote: what transformers and gguf read in them, and damaged, lying or strange ones."""
+
+import math
+import struct
+import time
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from making import config_fields, make_checkpoint, random_tensors
+from making_gguf import LOW_BIT, PLAIN, make_gguf
+from transformers import LlamaConfig as TheirConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from cpu_fallback.model import Llama
+from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, TemplateError
+from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
+from mlx_llama.core.files.gguf import GGUFFile, part_names
+from mlx_llama.core.files.quantized import GGUFWeight
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.rope import inverse_frequencies
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows that a k-quant's blocks of 256 divide
+TOKENS = np.array([[1, 5, 9, 200, 17, 383]])
+
+
+def refusal(call, *args, kind: type[LlamaError] = CheckpointError) -> str:
+    with pytest.raises(kind) as caught:
+        call(*args)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 600
+    return message
+
+
+V = gguf.GGUFValueType
+
+
+def put(key, value, kind):
+    def edit(writer):
+        writer.kv_data[0].pop(key, None)
+        writer.add_key_value(key, value, kind)
+
+    return edit
+
+
+def drop(key):
+    return lambda writer: writer.kv_data[0].pop(key)
+
+
+def theirs(path, **fields) -> LlamaForCausalLM:
+    """transformers' model with the weights that its own GGUF reader finds: names, row order, dequantised."""
+    model = LlamaForCausalLM(TheirConfig(**config_fields(**fields))).eval()
+    found = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.load_state_dict(found, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model
+
+
+def logits(name) -> np.ndarray:
+    model = Llama.load(open_checkpoint(name), "float32")
+    return np.asarray(model.forward(TOKENS, 0, model.make_cache(16), every=True))
+
+
+@pytest.mark.parametrize("kind", [*PLAIN, *LOW_BIT])
+def test_tensors_are_what_the_reference_dequantises(kind, tmp_path):
+    judge = make_gguf(tmp_path / "m.gguf", kinds=kind, num_key_value_heads=1, **WIDE)
+    opened = open_checkpoint(tmp_path / "m.gguf")
+    assert set(opened.tensors) == set(judge) == set(opened.config.tensor_shapes())
+    for name, tensor in opened.tensors.items():
+        assert tensor.name == name and tensor.shape == judge[name].shape
+        np.testing.assert_array_equal(tensor.float32(), judge[name])
+        low_bit = kind in LOW_BIT and len(tensor.shape) == 2
+        assert isinstance(tensor, GGUFWeight if low_bit else Tensor)
+        assert not low_bit or tensor.format == kind
+    assert opened.nbytes == sum(tensor.nbytes for tensor in opened.tensors.values())
+    expected = {"F32": "float32", "BF16": "bfloat16"}.get(kind, "float16")
+    assert opened.dtype == expected == opened.config.dtype
+
+
+@pytest.mark.parametrize("kind", sorted({*PLAIN, *LOW_BIT} - {"Q8_K"}))  # which gguf's own dequantiser lacks
+def test_tensors_are_what_transformers_reads(kind, tmp_path):
+    make_gguf(tmp_path / "m.gguf", kinds=kind, **WIDE)
+    expected = theirs(tmp_path / "m.gguf", **WIDE).state_dict()
+    for name, tensor in open_checkpoint(tmp_path / "m.gguf").tensors.items():
+        np.testing.assert_array_equal(tensor.float32(), expected[name].numpy())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1, "head_dim": 24}, {"tie_word_embeddings": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_logits_are_transformers(kind, fields, tmp_path):
+    make_gguf(tmp_path / "m.gguf", kinds=kind, **fields)
+    with torch.no_grad():
+        expected = theirs(tmp_path / "m.gguf", **fields)(torch.tensor(TOKENS)).logits.numpy()
+    np.testing.assert_allclose(logits(tmp_path / "m.gguf"), expected, atol=2e-5)
+    assert np.abs(expected).max() > 0.5
+
+
+def test_logits_are_those_of_the_safetensors_original(tmp_path):
+    fields = {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}
+    folder = make_checkpoint(tmp_path / "m", **fields)
+    make_gguf(tmp_path / "m.gguf", **fields)
+    np.testing.assert_array_equal(logits(tmp_path / "m.gguf"), logits(folder))
+
+
+def test_mixed_types_in_one_file(tmp_path):
+    def kinds(name):
+        return {"v_proj": "Q6_K", "down_proj": "Q6_K", "k_proj": "Q5_0", "lm_head": "F16"}.get(
+            name.split(".")[-2], "Q4_K"
+        )
+
+    judge = make_gguf(tmp_path / "m.gguf", kinds=kinds, **WIDE)
+    opened = open_checkpoint(tmp_path / "m.gguf")
+    for name, tensor in opened.tensors.items():
+        assert getattr(tensor, "format", kinds(name)) == kinds(name)
+        np.testing.assert_array_equal(tensor.float32(), judge[name])
+    assert opened.dtype == "float16"
+
+
+def test_a_bias_that_only_some_projections_have_is_zero_in_the_others(tmp_path):
+    fields = config_fields(attention_bias=True)
+    present = {name: x for name, x in random_tensors(fields).items() if not name.endswith("o_proj.bias")}
+    judge = make_gguf(tmp_path / "m.gguf", tensors=present, **fields)
+    opened = open_checkpoint(tmp_path / "m.gguf")
+    assert opened.config.attention_bias and not opened.config.mlp_bias
+    for name, tensor in opened.tensors.items():
+        np.testing.assert_array_equal(tensor.float32(), judge.get(name, np.zeros(64, np.float32)))
+
+
+def test_reordered_rows_are_read_only_copies_and_can_be_released(tmp_path):
+    judge = make_gguf(tmp_path / "m.gguf", kinds="F16")
+    tensor = open_checkpoint(tmp_path / "m.gguf").tensors["model.layers.1.self_attn.q_proj.weight"]
+    assert tensor.bits.dtype == np.float16 and not tensor.bits.flags.writeable and tensor.nbytes == 64 * 64 * 2
+    tensor.release()
+    np.testing.assert_array_equal(tensor.float32(), judge[tensor.name])
+
+
+def test_tokenizer_template_and_ends(tmp_path):
+    folder = make_checkpoint(tmp_path / "m")
+    make_gguf(tmp_path / "m.gguf")
+    ours, original = open_checkpoint(tmp_path / "m.gguf"), open_checkpoint(folder)
+    assert ours.eos_token_ids == original.eos_token_ids and ours.bos_token_id == original.bos_token_id == 1
+    text = "Once upon a time, ça va 42"
+    assert ours.tokenizer.encode(text) == original.tokenizer.encode(text)
+    messages = [{"role": "user", "content": "hi"}]
+    assert ours.template.render(messages) == original.template.render(messages)
+
+
+def test_a_file_without_tokenizer_or_template(tmp_path):
+    make_gguf(tmp_path / "m.gguf", tokenizer=None)
+    opened = open_checkpoint(tmp_path / "m.gguf")
+    assert opened.eos_token_ids == frozenset() and opened.bos_token_id is None
+    make_gguf(tmp_path / "n.gguf", edit=drop("tokenizer.chat_template"))
+    assert open_checkpoint(tmp_path / "n.gguf").template is None
+
+
+@pytest.mark.parametrize("value", [[1, 2], ["a", "b"]])
+def test_a_template_that_is_no_text(value, tmp_path):
+    make_gguf(tmp_path / "m.gguf", edit=put("tokenizer.chat_template", value, V.ARRAY))
+    message = refusal(lambda: open_checkpoint(tmp_path / "m.gguf").template, kind=TemplateError)
+    assert "m.gguf: tokenizer.chat_template is" in message and "expected Jinja text" in message
+
+
+# config and rope
+
+
+def config_of(tmp_path, edit=None, **fields) -> LlamaConfig:
+    make_gguf(tmp_path / "m.gguf", tokenizer=None, edit=edit, **fields)
+    return open_checkpoint(tmp_path / "m.gguf").config
+
+
+def test_config_is_the_originals(tmp_path):
+    fields = {"num_key_value_heads": 1, "head_dim": 24, "tie_word_embeddings": True, "rope_theta": 500000.0}
+    ours = config_of(tmp_path, **fields)
+    original = LlamaConfig.from_dict(config_fields(**fields))
+    for name in ("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                 "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rope", "tie_word_embeddings",
+                 "attention_bias", "mlp_bias", "sliding_window", "dtype"):  # fmt: skip
+        assert getattr(ours, name) == getattr(original, name), name
+    assert np.float32(ours.rms_norm_eps) == np.float32(original.rms_norm_eps)
+
+
+def test_one_number_per_layer_when_they_agree(tmp_path):
+    def edit(writer):
+        for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+            writer.kv_data[0].pop(f"llama.{name}")
+        writer.add_array("llama.attention.head_count", [4, 4])
+        writer.add_array("llama.attention.head_count_kv", [2, 2])
+        writer.add_array("llama.feed_forward_length", [96, 96])
+
+    config = config_of(tmp_path, edit)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (4, 2, 96)
+
+
+def test_a_sliding_window(tmp_path):
+    assert config_of(tmp_path, lambda writer: writer.add_sliding_window(32)).sliding_window == 32
+    assert config_of(tmp_path, lambda writer: writer.add_sliding_window(0)).sliding_window is None
+
+
+def their_frequencies(kind: str, parameters: dict, **fields) -> tuple[np.ndarray, float]:
+    raw = config_fields(**fields, rope_scaling={"rope_type": kind, **parameters})
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](TheirConfig(**raw), torch.device("cpu"))
+    return frequencies.numpy(), float(factor)
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def llama3_factors(theta: float, dim: int) -> np.ndarray:
+    """What convert_hf_to_gguf.py writes as rope_freqs.weight: conversion/llama.py, generate_extra_tensors."""
+    factors = []
+    for freq in 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)):
+        wavelen = 2 * math.pi / freq
+        old = LLAMA3["original_max_position_embeddings"]
+        if wavelen < old / LLAMA3["high_freq_factor"]:
+            factors.append(1)
+        elif wavelen > old / LLAMA3["low_freq_factor"]:
+            factors.append(LLAMA3["factor"])
+        else:
+            smooth = (old / wavelen - LLAMA3["low_freq_factor"]) / (
+                LLAMA3["high_freq_factor"] - LLAMA3["low_freq_factor"]
+            )
+            factors.append(1 / ((1 - smooth) / LLAMA3["factor"] + smooth))
+    return torch.tensor(factors, dtype=torch.float32).numpy()
+
+
+def test_llama3_frequencies_come_from_the_tensor(tmp_path):
+    fields = {"rope_theta": 500000.0, "head_dim": 32}
+    factors = llama3_factors(500000.0, 32)
+    assert 1 < len(set(factors.tolist())) and factors.min() == 1 and factors.max() == 8
+    config = config_of(tmp_path, lambda writer: writer.add_tensor("rope_freqs.weight", factors), **fields)
+    frequencies, factor = inverse_frequencies(config)
+    expected, _ = their_frequencies("llama3", LLAMA3, **fields)
+    np.testing.assert_allclose(frequencies, expected, rtol=1e-6)  # both theirs and the factors are float32
+    assert factor == 1.0
+    plain = inverse_frequencies(config_of(tmp_path, **fields))[0]
+    np.testing.assert_array_equal(frequencies, plain / factors.astype(np.float64))
+
+
+def test_linear_scaling_under_both_names(tmp_path):
+    def new(writer):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(4.0)
+
+    expected, _ = their_frequencies("linear", {"factor": 4.0})
+    for edit in (new, lambda writer: writer.add_float32("llama.rope.scale_linear", 4.0)):
+        np.testing.assert_allclose(inverse_frequencies(config_of(tmp_path, edit))[0], expected, rtol=1e-6)
+    for edit in (
+        lambda writer: writer.add_rope_scaling_factor(0.0),
+        lambda writer: (writer.add_rope_scaling_type(gguf.RopeScalingType.NONE), writer.add_rope_scaling_factor(4.0)),
+    ):
+        assert config_of(tmp_path, edit).rope.type == "default"
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"attention_factor": 0.75}, {"beta_fast": 16.0, "beta_slow": 2.0}], ids=["plain", "factor", "betas"]
+)
+def test_yarn(more, tmp_path):
+    def edit(writer):  # as conversion/base.py writes it
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(64)
+        if "attention_factor" in more:
+            writer.add_rope_scaling_yarn_attn_factor(more["attention_factor"])
+        if "beta_fast" in more:
+            writer.add_rope_scaling_yarn_beta_fast(more["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(more["beta_slow"])
+
+    frequencies, factor = inverse_frequencies(config_of(tmp_path, edit, head_dim=64))
+    parameters = {"factor": 4.0, "original_max_position_embeddings": 64, **more}
+    expected, expected_factor = their_frequencies("yarn", parameters, head_dim=64)
+    np.testing.assert_allclose(frequencies, expected, rtol=2e-6)
+    assert factor == pytest.approx(expected_factor, rel=1e-6)
+
+
+def test_yarn_attn_factor_multiplies(tmp_path):
+    def edit(writer):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_attn_factors(0.5)
+
+    _, factor = inverse_frequencies(config_of(tmp_path, edit))
+    assert factor == pytest.approx(0.5 * (0.1 * math.log(4) + 1))  # src/llama-context.cpp
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (put("general.architecture", "qwen2", V.STRING), "general.architecture is 'qwen2', supported is 'llama'"),
+        (put("general.architecture", [1, 2], V.ARRAY), "general.architecture is [1, 2]"),
+        (put("general.type", [1, 2], V.ARRAY), "general.type is [1, 2]"),
+        (put("llama.rope.scaling.type", [1, 2], V.ARRAY), "llama.rope.scaling.type is [1, 2]"),
+        (put("llama.attention.sliding_window", [1, 2], V.ARRAY), "the same number for all layers"),
+        (put("llama.attention.causal", [True, False], V.ARRAY), "llama.attention.causal is [True, False]"),
+        (put("tokenizer.ggml.eos_token_id", [1, 999], V.ARRAY), "tokenizer.ggml.eos_token_id is [1, 999]"),
+        (put("tokenizer.ggml.bos_token_id", [1, 2], V.ARRAY), "tokenizer.ggml.bos_token_id is [1, 2]"),
+        (put("general.type", "adapter", V.STRING), "general.type is 'adapter', expected 'model'"),
+        (put("llama.expert_count", 8, V.UINT32), "llama.expert_count is 8, expected 0"),
+        (put("llama.attention.causal", False, V.BOOL), "llama.attention.causal is False"),
+        (put("llama.logit_scale", 0.5, V.FLOAT32), "llama.logit_scale is 0.5"),
+        (drop("llama.embedding_length"), "llama.embedding_length is missing"),
+        (drop("llama.attention.layer_norm_rms_epsilon"), "llama.attention.layer_norm_rms_epsilon is missing"),
+        (put("llama.block_count", -1, V.INT32), "llama.block_count is -1, expected a whole number from 1"),
+        (put("llama.block_count", 1 << 31, V.UINT32), "llama.block_count is 2147483648"),
+        (put("llama.block_count", "two", V.STRING), "llama.block_count is 'two'"),
+        (put("llama.block_count", 2.0, V.FLOAT32), "llama.block_count is 2.0"),
+        (put("llama.attention.head_count", [4, 2], V.ARRAY), "the same number for all layers"),
+        (put("llama.attention.head_count", 6, V.UINT32), "llama.embedding_length is 64, expected a multiple"),
+        (put("llama.attention.head_count_kv", 3, V.UINT32), "llama.attention.head_count_kv is 3, expected a divisor"),
+        (put("llama.rope.dimension_count", 8, V.UINT32), "llama.rope.dimension_count is 8, expected 16"),
+        (put("llama.attention.value_length", 32, V.UINT32), "llama.attention.value_length is 32, expected 16"),
+        (put("llama.attention.key_length", 15, V.UINT32), "llama.attention.key_length is 15, expected an even number"),
+        (put("llama.attention.layer_norm_rms_epsilon", float("nan"), V.FLOAT32), "layer_norm_rms_epsilon is nan"),
+        (put("llama.rope.freq_base", -1.0, V.FLOAT32), "llama.rope.freq_base is -1.0"),
+        (put("llama.rope.scaling.type", "longrope", V.STRING), "llama.rope.scaling.type is 'longrope'"),
+        (put("llama.rope.scaling.factor", 0.5, V.FLOAT32), "llama.rope.scaling.factor is 0.5, expected at least 1"),
+        (put("llama.attention.sliding_window", "x", V.STRING), "llama.attention.sliding_window is 'x'"),
+        (put("tokenizer.ggml.eos_token_id", 9999, V.UINT32), "tokenizer.ggml.eos_token_id is 9999"),
+        (put("tokenizer.ggml.tokens", ["a"] * 400, V.ARRAY), "tokens is 400 texts, expected at most 384"),
+        (put("tokenizer.ggml.tokens", 7, V.UINT32), "tokenizer.ggml.tokens is 7"),
+    ],
+)  # fmt: skip
+def test_metadata_that_is_wrong_is_named(edit, expected, tmp_path):
+    make_gguf(tmp_path / "m.gguf", edit=edit)
+    message = refusal(open_checkpoint, tmp_path / "m.gguf", kind=ConfigError)
+    assert expected in message and str(tmp_path / "m.gguf") in message
+
+
+@pytest.mark.parametrize("factors", [np.ones(7), np.zeros(8), np.full(8, np.nan), np.ones((2, 8))], ids=str)
+def test_rope_factors_that_are_wrong(factors, tmp_path):
+    def edit(writer):
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+
+    make_gguf(tmp_path / "m.gguf", edit=edit)
+    message = refusal(open_checkpoint, tmp_path / "m.gguf", kind=ConfigError)
+    assert "rope_freqs.weight" in message and "expected 8 numbers" in message
+
+
+def test_minus_one_stands_for_no_token(tmp_path):
+    make_gguf(tmp_path / "m.gguf", edit=put("tokenizer.ggml.eot_token_id", 0xFFFFFFFF, V.UINT32))
+    assert open_checkpoint(tmp_path / "m.gguf").config.eos_token_ids == (2,)
+
+
+# tensors that do not fit
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda t: t.pop("model.layers.1.mlp.up_proj.weight"),
+            "tensor model.layers.1.mlp.up_proj.weight [96, 64] is missing",
+        ),
+        (lambda t: t.pop("model.embed_tokens.weight"), "tensor model.embed_tokens.weight [384, 64] is missing"),
+        (
+            lambda t: t.update({"model.layers.2.input_layernorm.weight": np.ones(64, np.float32)}),
+            "is not part of the model",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.ones(32, np.float32)}),
+            "has shape [32], its metadata calls for [64]",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.k_proj.weight": np.ones((64, 64), np.float32)}),
+            "has shape [64, 64], its metadata calls for [32, 64]",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_the_metadata(change, expected, tmp_path):
+    config = {"num_hidden_layers": 3}  # so that gguf's table knows a third layer's names
+    tensors = random_tensors(config_fields())
+    change(tensors)
+    make_gguf(tmp_path / "m.gguf", tensors=tensors, edit=put("llama.block_count", 2, V.UINT32), **config)
+    message = refusal(open_checkpoint, tmp_path / "m.gguf")
+    assert expected in message and "m.gguf" in message
+
+
+def test_an_unknown_tensor_is_named(tmp_path):
+    make_gguf(
+        tmp_path / "m.gguf", edit=lambda writer: writer.add_tensor("blk.0.attn_q_norm.weight", np.ones(16, np.float32))
+    )
+    assert "tensor 'blk.0.attn_q_norm.weight' [16] is not part of the model" in refusal(
+        open_checkpoint, tmp_path / "m.gguf"
+    )
+
+
+def test_frequencies_that_early_conversions_left_over(tmp_path):
+    make_gguf(tmp_path / "m.gguf", edit=lambda writer: writer.add_tensor("blk.0.attn_rot_embd", np.ones(8, np.float32)))
+    assert len(open_checkpoint(tmp_path / "m.gguf").tensors) == 21
+
+
+@pytest.mark.parametrize("kind", sorted({kind.name for kind in gguf.GGML_QUANT_SIZES} - {*PLAIN, *LOW_BIT}))
+def test_other_types_are_named_with_the_tensor(kind, tmp_path):
+    block, nbytes = gguf.GGML_QUANT_SIZES[Type[kind]]
+
+    def edit(writer):
+        writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, nbytes), np.uint8), raw_dtype=Type[kind])
+
+    tensors = {name: x for name, x in random_tensors(config_fields()).items() if "0.mlp.up_proj" not in name}
+    make_gguf(tmp_path / "m.gguf", tensors=tensors, edit=edit)
+    message = refusal(open_checkpoint, tmp_path / "m.gguf")
+    assert f"tensor 'blk.0.ffn_up.weight' has type {kind}, expected one of F32, F16, BF16, Q4_0" in message
+
+
+def test_a_norm_in_low_bits(tmp_path):
+    def edit(writer):
+        writer.add_tensor("output_norm.weight", np.zeros(68, np.uint8), raw_dtype=Type.Q8_0)
+
+    tensors = {name: x for name, x in random_tensors(config_fields()).items() if name != "model.norm.weight"}
+    make_gguf(tmp_path / "m.gguf", tensors=tensors, edit=edit)
+    message = refusal(open_checkpoint, tmp_path / "m.gguf")
+    assert "output_norm.weight has type Q8_0 and shape [64]" in message
+
+
+# the container
+
+
+def text(value: bytes | str) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def entry(key: str, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def info(name: str, shape=(8,), kind: int = 0, offset: int = 0) -> bytes:
+    """shape: innermost first, as the file has it."""
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def container(entries=(), tensors=(), data=b"", version=3, counts=None, magic=b"GGUF") -> bytes:
+    head = magic + struct.pack("<IQQ", version, *(counts or (len(tensors), len(entries))))
+    head += b"".join(entries) + b"".join(tensors)
+    return head + bytes(-len(head) % 32) + data
+
+
+def test_every_value_type_is_read_as_gguf_wrote_it(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    scalars = {
+        V.UINT8: 200, V.INT8: -100, V.UINT16: 60000, V.INT16: -30000, V.UINT32: 4_000_000_000, V.INT32: -2_000_000_000,
+        V.FLOAT32: 0.15625, V.BOOL: True, V.STRING: "ça va ▁ 🦙", V.UINT64: 1 << 63, V.INT64: -(1 << 62), V.FLOAT64: 0.1,
+    }  # fmt: skip
+    arrays = {
+        "ints": [1, 2, 300],
+        "floats": [0.5, -1.5],
+        "bools": [True, False, True],
+        "texts": ["a", "", "🦙" * 100, "é"],
+    }
+    for kind, value in scalars.items():
+        writer.add_key_value(f"x.{kind.name}", value, kind)
+    for name, value in arrays.items():
+        writer.add_array(f"x.{name}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    metadata = GGUFFile(tmp_path / "m.gguf").metadata
+    for kind, value in scalars.items():
+        assert metadata[f"x.{kind.name}"] == value and type(metadata[f"x.{kind.name}"]) is type(value)
+    for name, value in arrays.items():
+        assert list(metadata[f"x.{name}"]) == value and len(metadata[f"x.{name}"]) == len(value)
+    texts = metadata["x.texts"]
+    assert texts[-1] == "é" and texts[1:3] == ["", "🦙" * 100] and "é" in texts and texts.index("é") == 3
+    with pytest.raises(IndexError):
+        texts[4]
+
+
+def test_a_large_vocabulary_is_read_whole_and_fast(tmp_path):
+    """Long and empty texts between short ones, so that both ways of walking them are taken."""
+    rng = np.random.default_rng(0)
+    tokens = ["".join(chr(97 + c) for c in rng.integers(0, 26, n)) for n in rng.integers(1, 13, 60_000)]
+    for i, odd in enumerate(["", "x" * 255, "x" * 256, "x" * 70_000, "\0" * 20, "", "é🦙"]):
+        tokens[1000 * i + 5] = odd
+    merges = [f"{a} {b}" for a, b in zip(tokens, tokens[1:])]
+
+    def edit(writer):
+        writer.add_token_list(tokens)
+        writer.add_token_merges(merges)
+
+    make_gguf(tmp_path / "m.gguf", tokenizer=None, edit=edit, vocab_size=60_000)
+    started = time.perf_counter()
+    metadata = GGUFFile(tmp_path / "m.gguf").metadata
+    assert time.perf_counter() - started < 1.0  # some 10 ms; gguf's own reader takes seconds
+    assert list(metadata["tokenizer.ggml.tokens"]) == tokens
+    assert list(metadata["tokenizer.ggml.merges"]) == merges
+    assert metadata["tokenizer.ggml.merges"][59_998] == merges[-1]
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 64, 4096])
+@pytest.mark.parametrize("length", [12, 13, 14, 15])
+def test_alignment(length, alignment, tmp_path):
+    def edit(writer):
+        writer.add_custom_alignment(alignment)
+        writer.add_string("general.name", "x" * length)
+
+    judge = make_gguf(tmp_path / "m.gguf", kinds="Q4_0", edit=edit)
+    for name, tensor in open_checkpoint(tmp_path / "m.gguf").tensors.items():
+        np.testing.assert_array_equal(tensor.float32(), judge[name])
+        assert isinstance(tensor, GGUFWeight) or tensor.bits.flags.aligned
+
+
+def test_version_2(tmp_path):
+    judge = make_gguf(tmp_path / "m.gguf")
+    raw = bytearray((tmp_path / "m.gguf").read_bytes())
+    raw[4:8] = struct.pack("<I", 2)
+    (tmp_path / "m.gguf").write_bytes(raw)
+    tensors = open_checkpoint(tmp_path / "m.gguf").tensors
+    assert all(np.array_equal(tensors[name].float32(), x) for name, x in judge.items())
+
+
+HUGE = 1 << 60
+U32, F32 = struct.pack("<I", 1), bytes(32)
+DAMAGED = {
+    "empty": (b"", "is empty"),
+    "short": (b"GGUF", "4 bytes long"),
+    "not gguf": (b"PK\x03\x04" * 10, "not GGUF"),
+    "ggml": (b"lmgg" + bytes(40), "not GGUF"),
+    "version 1": (container(version=1), "GGUF version 1, expected 2 or 3"),
+    "version 4": (container(version=4), "GGUF version 4, expected 2 or 3"),
+    "big-endian": (container(version=3 << 24), "big-endian"),
+    "tensor count": (container(counts=(HUGE, 0)), "the number of tensors is 1152921504606846976"),
+    "entry count": (container(counts=(0, HUGE)), "the number of metadata entries is 1152921504606846976"),
+    "more entries than there are": (container([entry("a", 4, U32)], counts=(0, 9)), "is empty"),
+    "more tensors than there are": (container(counts=(9, 0)), "tensor"),
+    "key length": (container([struct.pack("<Q", HUGE) + b"abc"]), "the length of key of metadata entry 0"),
+    "key beyond the end": (container([struct.pack("<Q", 500) + b"abc"]), "takes 500 bytes"),
+    "key not UTF-8": (container([entry("a", 4, U32).replace(b"a", b"\xff")]), "expected UTF-8"),
+    "empty key": (container([entry("", 4, U32)]), "is empty"),
+    "key twice": (container([entry("a", 4, U32)] * 2), "metadata key 'a' stands in it twice"),
+    "value type": (container([entry("a", 13, U32)]), "metadata 'a' has value type 13"),
+    "text length": (container([entry("a", 8, struct.pack("<Q", HUGE))]), "the length of metadata 'a' is"),
+    "text beyond the end": (container([entry("a", 8, struct.pack("<Q", 1000))]), "metadata 'a' takes 1000 bytes"),
+    "text not UTF-8": (container([entry("a", 8, text(b"\xc3("))]), "expected UTF-8"),
+    "array of numbers": (container([entry("a", 9, struct.pack("<IQ", 4, HUGE))]), "metadata 'a' takes"),
+    "array of texts": (container([entry("a", 9, struct.pack("<IQ", 8, HUGE))]), "metadata 'a' has 11529215046068469"),
+    "array of texts that lie": (
+        container([entry("a", 9, struct.pack("<IQ", 8, 2) + text("x") + struct.pack("<Q", HUGE))], data=bytes(64)),
+        "metadata 'a'[2] is text beyond the end",
+    ),
+    "array of arrays": (container([entry("a", 9, struct.pack("<IQ", 9, 1))]), "array of value type 9"),
+    "array of nothing known": (container([entry("a", 9, struct.pack("<IQ", 77, 1))]), "array of value type 77"),
+    "alignment 0": (container([entry("general.alignment", 4, struct.pack("<I", 0))]), "general.alignment is 0"),
+    "alignment 24": (container([entry("general.alignment", 4, struct.pack("<I", 24))]), "general.alignment is 24"),
+    "alignment text": (container([entry("general.alignment", 8, text("32"))]), "general.alignment is '32'"),
+    "tensor twice": (container((), [info("a"), info("a", offset=32)], bytes(64)), "'a' (F32 [8]) stands in it twice"),
+    "dimensions": (container((), [info("a", (1,) * 5)], F32), "tensor 'a' has 5 dimensions"),
+    "no dimensions": (container((), [info("a", ())], F32), "tensor 'a' has 0 dimensions"),
+    "dimension 0": (container((), [info("a", (8, 0))], F32), "tensor 'a' has shape [0, 8]"),
+    "dimension huge": (container((), [info("a", (HUGE,))], F32), "tensor 'a' (F32 [1152921504606846976]) takes"),
+    "dimensions whose product wraps": (container((), [info("a", (1 << 32,) * 4)], F32), "takes"),
+    "row not whole blocks": (container((), [info("a", (40, 2), 2)], F32), "rows of a multiple of 32 for Q4_0"),
+    "type": (container((), [info("a", kind=99)], F32), "tensor 'a' has type number 99, expected one of F32"),
+    "type that is no more": (container((), [info("a", kind=4)], F32), "tensor 'a' has type number 4"),
+    "offset": (container((), [info("a", offset=1 << 40)], F32), "tensor 'a' (F32 [8]) takes 32 bytes from byte"),
+    "offset misaligned": (container((), [info("a", offset=4)], F32), "begins at byte 4 of the data, expected a mul"),
+    "truncated": (container((), [info("a"), info("b", offset=32)], bytes(63)), "tensor 'b' (F32 [8]) takes 32 bytes"),
+    "overlap": (container((), [info("a", (16,)), info("b", offset=32)], bytes(96)), "'b' (F32 [8]) begins at byte 32"),
+    "split.count": (container([entry("split.count", 8, text("2"))]), "metadata split.count is '2'"),
+    "a part under another name": (
+        container([entry("split.count", 2, struct.pack("<H", 3)), entry("split.no", 2, struct.pack("<H", 1))]),
+        "expected a name that ends in -00002-of-00003.gguf",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_containers(case, tmp_path):
+    raw, expected = DAMAGED[case]
+    (tmp_path / "m.gguf").write_bytes(raw)
+    message = refusal(GGUFFile, tmp_path / "m.gguf")
+    assert expected in message and str(tmp_path / "m.gguf") in message
+
+
+def test_the_smallest_container_opens(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(container([entry("a", 4, U32)], [info("a"), info("b", offset=32)], bytes(64)))
+    file = GGUFFile(tmp_path / "m.gguf")
+    assert file.metadata == {"a": 1} and file.names == ("a", "b") and file.shape("b") == (8,)
+
+
+@pytest.mark.parametrize("keep", [0.02, 0.3, 0.6, 0.9, 0.9999])
+def test_truncated_files(keep, tmp_path):
+    make_gguf(tmp_path / "m.gguf", kinds="Q8_0")
+    raw = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(raw[: int(len(raw) * keep)])
+    assert "truncated" in refusal(open_checkpoint, tmp_path / "m.gguf")
+
+
+def test_missing_unreadable_and_folders(tmp_path):
+    assert "no such file" in refusal(GGUFFile, tmp_path / "none.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    assert "cannot be read" in refusal(GGUFFile, tmp_path / "folder.gguf")
+
+
+def test_text_that_is_not_utf8_in_an_array_is_named_when_it_is_read(tmp_path):
+    value = struct.pack("<IQ", 8, 3) + text("a") + text("b") + text(b"\xff")
+    (tmp_path / "m.gguf").write_bytes(container([entry("words", 9, value)]))
+    words = GGUFFile(tmp_path / "m.gguf").metadata["words"]
+    assert words[0] == "a" and "metadata 'words'[2] is b'\\xff'" in refusal(lambda: words[2])
+    assert "metadata 'words'[2] is b'\\xff'" in refusal(lambda: list(words))
+
+
+# files and their places
+
+
+def test_names_of_parts():
+    assert part_names("m-00002-of-00003.gguf") == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    assert part_names("m.gguf") == ["m.gguf"] and part_names("m-00001-of-00000.gguf") == ["m-00001-of-00000.gguf"]
+
+
+def test_split_files(tmp_path):
+    judge = make_gguf(tmp_path / "m.gguf", kinds="Q8_0", split=6)
+    parts = sorted(tmp_path.iterdir())
+    assert [path.name for path in parts] == part_names("m-00001-of-00004.gguf")
+    for named in (*parts, tmp_path):
+        opened = open_checkpoint(named)
+        for name, tensor in opened.tensors.items():
+            np.testing.assert_array_equal(tensor.float32(), judge[name])
+        assert opened.gguf_metadata["general.architecture"] == "llama"
+    parts[2].rename(tmp_path / "elsewhere")
+    assert "m-00003-of-00004.gguf cannot be found beside it" in refusal(open_checkpoint, parts[0])
+    parts[1].rename(parts[2])
+    (tmp_path / "elsewhere").rename(parts[1])
+    assert "split.no is" in refusal(open_checkpoint, parts[0])
+
+
+def test_split_files_of_two_models(tmp_path):
+    make_gguf(tmp_path / "a.gguf", split=11)
+    make_gguf(tmp_path / "b.gguf", split=11)
+    (tmp_path / "b-00001-of-00002.gguf").replace(tmp_path / "a-00002-of-00002.gguf")
+    assert "split.no is 0 and split.count 2, expected 1 and 2" in refusal(
+        open_checkpoint, tmp_path / "a-00001-of-00002.gguf"
+    )
+
+
+def test_split_files_that_hold_too_few_tensors(tmp_path):
+    make_gguf(tmp_path / "m.gguf", split=11)
+    path = tmp_path / "m-00001-of-00002.gguf"
+    raw = path.read_bytes()
+    assert raw.count(b"split.tensors.count" + struct.pack("<Ii", 5, 21)) == 1
+    path.write_bytes(
+        raw.replace(
+            b"split.tensors.count" + struct.pack("<Ii", 5, 21), b"split.tensors.count" + struct.pack("<Ii", 5, 22)
+        )
+    )
+    assert "split.tensors.count is 22, but the 2 parts hold 21 tensors" in refusal(open_checkpoint, path)
+
+
+def test_a_folder_with_one_gguf_model(tmp_path):
+    make_gguf(tmp_path / "m.gguf")
+    assert open_checkpoint(tmp_path).path == tmp_path / "m.gguf"
+    make_gguf(tmp_path / "n.gguf")
+    message = refusal(open_checkpoint, tmp_path)
+    assert "holds 2 GGUF files" in message and "m.gguf, n.gguf" in message
+    make_checkpoint(tmp_path)
+    assert open_checkpoint(tmp_path).path == tmp_path
+
+
+def test_a_revision_is_for_hub_ids(tmp_path):
+    make_gguf(tmp_path / "m.gguf")
+    assert "only hub ids have a revision" in refusal(open_checkpoint, tmp_path / "m.gguf", "main")

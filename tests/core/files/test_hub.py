@@ -1,0 +1,279 @@
+"""Hub ids against paths, and the hub's cache folder offline; nothing here touches a network."""
+
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from making import make_checkpoint
+from making_gguf import make_gguf
+
+from mlx_llama.core.errors import CheckpointError, ConfigError
+from mlx_llama.core.files import hub
+from mlx_llama.core.files.checkpoint import open_checkpoint
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("meta-llama/Llama-3.2-1B", True),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", True),
+        ("01-ai/Yi-6B", True),
+        ("org/name", True),
+        ("./org/name", False),
+        ("../name", False),
+        ("/abs/path", False),
+        ("~/name", False),
+        ("org/name/", False),
+        ("org/name/sub", False),
+        ("name", False),
+        ("", False),
+        ("/", False),
+        ("org//name", False),
+        ("org\\name", False),
+        ("C:\\models\\llama", False),
+        ("org/na me", False),
+        ("org/..", False),
+        ("org/name\n", False),
+        (".hidden/name", False),
+    ],
+)
+def test_ids_are_told_from_paths_by_their_form(name, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert hub.is_hub_id(name) is expected
+
+
+def test_an_existing_folder_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert hub.is_hub_id("org/name")
+    make_checkpoint(tmp_path / "org" / "name")
+    assert not hub.is_hub_id("org/name")
+    assert open_checkpoint("org/name").path.samefile(tmp_path / "org" / "name")
+    assert not hub.is_hub_id(tmp_path / "org" / "name")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty hub cache, offline. huggingface_hub reads its environment at import, so both are set."""
+    from huggingface_hub import constants
+
+    root = tmp_path / "hub"
+    root.mkdir()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(root))
+    return root
+
+
+def put_in_cache(cache, name="toy/llama", commit=COMMIT, ref="main", **fields):
+    """A model as huggingface_hub leaves it: blobs, links to them per commit, and a ref."""
+    repository = cache / ("models--" + name.replace("/", "--"))
+    made = make_checkpoint(cache.parent / "made", **fields)
+    snapshot = repository / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir(exist_ok=True)
+    for file in made.iterdir():
+        blob = repository / "blobs" / f"{commit[:4]}-{file.name}"
+        shutil.move(file, blob)
+        os.symlink(os.path.relpath(blob, snapshot), snapshot / file.name)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / ref).write_text(commit)
+    return snapshot
+
+
+def refusal(*args) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(*args)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_cached_model_opens_offline(cache):
+    snapshot = put_in_cache(cache, shards=2)
+    opened = open_checkpoint("toy/llama")
+    assert opened.name == "toy/llama" and opened.path.samefile(snapshot)
+    assert opened.tokenizer.decode(opened.tokenizer.encode("Hello")) == "Hello"
+    assert opened.tensors["model.norm.weight"].bits.shape == (64,)
+
+
+def test_a_revision_is_a_branch_or_a_commit(cache):
+    put_in_cache(cache)
+    other = put_in_cache(cache, commit=COMMIT[::-1], ref="v2", num_hidden_layers=1)
+    assert open_checkpoint("toy/llama").config.num_hidden_layers == 2
+    assert open_checkpoint("toy/llama", "v2").path.samefile(other)
+    assert open_checkpoint("toy/llama", COMMIT[::-1]).config.num_hidden_layers == 1
+
+
+def test_what_is_not_cached_is_told_with_the_reason(cache):
+    message = refusal("toy/absent")
+    assert "toy/absent" in message and "not in the local cache" in message and "HF_HUB_OFFLINE" in message
+    put_in_cache(cache)
+    assert "toy/llama@v9" in refusal("toy/llama", "v9")
+
+
+def test_an_unreachable_hub_falls_back_to_the_cache(cache, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the discard port: refused at once
+    snapshot = put_in_cache(cache)
+    assert open_checkpoint("toy/llama").path.samefile(snapshot)
+    message = refusal("toy/absent")
+    assert "cannot be reached" in message and "network" in message
+
+
+def put_gguf_in_cache(cache, split=0, folder=""):
+    """A repository of GGUF files alone, as huggingface_hub leaves it."""
+    made = cache.parent / "gguf" / folder
+    made.mkdir(parents=True)
+    make_gguf(made / "m-Q8_0.gguf", kinds="Q8_0", split=split)
+    repository = cache / "models--toy--llama-GGUF"
+    shutil.copytree(cache.parent / "gguf", repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return repository / "snapshots" / COMMIT
+
+
+def test_one_gguf_file_of_a_hub_model(cache):
+    snapshot = put_gguf_in_cache(cache)
+    opened = open_checkpoint("toy/llama-GGUF:m-Q8_0.gguf")
+    assert opened.name == "toy/llama-GGUF:m-Q8_0.gguf" and opened.path == snapshot / "m-Q8_0.gguf"
+    assert opened.tensors["lm_head.weight"].format == "Q8_0"
+    assert open_checkpoint("toy/llama-GGUF:m-Q8_0.gguf", "main").path == opened.path
+    assert "has no file m-Q4_0.gguf" in refusal("toy/llama-GGUF:m-Q4_0.gguf")
+    assert "not in the local cache" in refusal("toy/absent:m.gguf")
+    assert "name one: toy/llama-GGUF:FILE.gguf" in refusal("toy/llama-GGUF")
+
+
+def test_a_split_gguf_file_of_a_hub_model(cache):
+    put_gguf_in_cache(cache, split=11, folder="Q8_0")
+    assert len(open_checkpoint("toy/llama-GGUF:Q8_0/m-Q8_0-00002-of-00002.gguf").tensors) == 21
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("org/name:m.gguf", ("org/name", "m.gguf")),
+        ("org/name:Q4 K/m-00001-of-00002.gguf", ("org/name", "Q4 K/m-00001-of-00002.gguf")),
+        ("org/name", None),
+        ("org/name:", None),
+        ("org/name:m.bin", None),
+        ("org/name:../m.gguf", None),
+        ("org/name:/m.gguf", None),
+        ("org/name:*.gguf", None),
+        ("name:m.gguf", None),
+        ("C:\\m.gguf", None),
+        ("./org/name:m.gguf", None),
+    ],
+)
+def test_hub_files_are_told_by_their_form(name, expected):
+    assert hub.gguf_in_hub(name) == expected
+
+
+def test_all_parts_of_a_hub_file_are_asked_for(monkeypatch, tmp_path):
+    """The patterns, judged by huggingface_hub's own filter."""
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(tmp_path))
+    refusal("toy/llama:Q4/m-00001-of-00002.gguf")
+    files = ["Q4/m-00001-of-00002.gguf", "Q4/m-00002-of-00002.gguf", "m-00001-of-00002.gguf", "Q8/m.gguf", "x.json"]
+    kept = filter_repo_objects(files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"])
+    assert list(kept) == files[:2]
+
+
+def test_a_half_downloaded_model_is_told(cache):
+    snapshot = put_in_cache(cache)
+    (snapshot / "model.safetensors").unlink()
+    assert "model.safetensors" in refusal("toy/llama")
+
+
+def test_a_model_that_cannot_run_is_refused_before_its_weights_travel(cache, monkeypatch):
+    put_in_cache(cache, tokenizer=False)
+    asked = []
+    fetch = hub.fetch
+    monkeypatch.setattr(
+        hub, "fetch", lambda name, revision, patterns: asked.append(patterns) or fetch(name, revision, patterns)
+    )
+    open_checkpoint("toy/llama")
+    assert [any("safetensors" in p for p in patterns) for patterns in asked] == [False, True]
+    asked.clear()
+    config = cache / "models--toy--llama" / "blobs" / "0123-config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "OtherForCausalLM"))
+    with pytest.raises(ConfigError, match="OtherForCausalLM"):
+        open_checkpoint("toy/llama")
+    assert len(asked) == 1
+
+
+def test_a_path_has_no_revision(tmp_path):
+    assert "revision" in refusal(make_checkpoint(tmp_path / "m"), "main")
+
+
+@pytest.mark.parametrize(
+    "name", ["nowhere", "./nowhere", "/no/where", "a/b/c", "no where/x", "", "x" * 5000, "a\0b", "~nobody/x", "a\nb"]
+)
+def test_what_is_neither(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = refusal(name)
+    assert "no such folder" in message and "org/name" in message
+
+
+class UnknownError(Exception):
+    """As an HTTP library that huggingface_hub uses this year may raise."""
+
+
+def failures():
+    from huggingface_hub import errors
+
+    def response(status):
+        return SimpleNamespace(status_code=status, headers={}, request=None)
+
+    return {
+        "gated": (errors.GatedRepoError("x", response=response(403)), "gated"),
+        "absent": (errors.RepositoryNotFoundError("x\ny", response=response(404)), "not found"),
+        "revision": (errors.RevisionNotFoundError("x", response=response(404)), "no revision"),
+        "offline": (errors.LocalEntryNotFoundError("x"), "not in the local cache"),
+        "server": (errors.HfHubHTTPError("500 broken\nmore", response=response(500)), "500 broken"),
+        "form": (errors.HFValidationError("bad name"), "bad name"),
+        "network": (UnknownError("refused"), "refused"),
+        "disk": (OSError(28, "No space left on device"), "No space left"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["gated", "absent", "revision", "offline", "server", "form", "network", "disk"])
+def test_every_failure_of_the_hub_is_one_line(kind, monkeypatch):
+    import huggingface_hub
+
+    error, expected = failures()[kind]
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    message = refusal("toy/llama")
+    assert message.startswith("model toy/llama: ") and expected in message
+
+
+def test_only_what_is_needed_is_asked_for(monkeypatch, tmp_path):
+    """The patterns, judged by huggingface_hub's own filter."""
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked = {}
+    folder = make_checkpoint(tmp_path / "m")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(folder))
+    open_checkpoint("toy/llama")
+    files = [
+        "config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+        "tokenizer.model", "tokenizer.json", "chat_template.jinja", "generation_config.json", "README.md", "LICENSE",
+        "pytorch_model.bin", "consolidated.safetensors", "original/consolidated.00.pth", "original/tokenizer.model",
+        "onnx/model.safetensors", "model.gguf", "tf_model.h5", "modeling_x.py",
+    ]  # fmt: skip
+    kept = list(
+        filter_repo_objects(files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"])
+    )
+    assert kept == files[:8]

@@ -1,0 +1,217 @@
+"""Low-bit matrices against gguf's reference dequantiser and mx.dequantize, bit for bit."""
+
+import itertools
+import mmap
+from concurrent.futures import ThreadPoolExecutor
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from making import to_bfloat16
+from making_gguf import HALVES, LOW_BIT, QUANTISABLE, dequantise, random_blocks
+
+from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight, MLXWeight, Rows
+
+# zeros of both signs, the smallest and the largest subnormal, the smallest normal, ordinary ones, the largest of
+# float16
+EXTREME = np.array([0.0, -0.0, 6e-8, -6.1e-5, 6.1e-5, -1.0, 0.3333, 65504.0, -65504.0], np.float16)
+MLX_BITS, MLX_GROUPS, MLX_DTYPES = (2, 3, 4, 5, 6, 8), (32, 64, 128), ("float32", "float16", "bfloat16")
+
+
+def gguf_weight(kind: str, blocks: np.ndarray, order: np.ndarray | None = None) -> GGUFWeight:
+    weights, nbytes = gguf.GGML_QUANT_SIZES[Type[kind]]
+    shape = (len(blocks), blocks.shape[1] // nbytes * weights)
+    return GGUFWeight("a.weight", kind, shape, blocks, order)
+
+
+def assert_same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Equal, the sign of zero included; any NaN equals any NaN."""
+    assert ours.dtype == theirs.dtype == np.float32 and ours.shape == theirs.shape
+    differ = (ours.view(np.uint32) != theirs.view(np.uint32)) & ~(np.isnan(ours) & np.isnan(theirs))
+    assert not differ.any(), (int(differ.sum()), ours[differ][:4], theirs[differ][:4])
+
+
+def check_rows(weight: AffineWeight, rows: Rows, expected: np.ndarray) -> None:
+    """Everything that the interface promises of `Rows`, from its own fields."""
+    n, k = expected.shape
+    assert rows.codes.dtype == np.uint8 and rows.codes.shape == (n, k) and rows.codes.flags.c_contiguous
+    assert int(rows.codes.max()) < 1 << weight.bits
+    assert rows.offset == weight.offset and (rows.offset == 0 or rows.offset in (4, 8, 16, 32, 128))
+    groups = (n, k // weight.group_size)
+    assert rows.scales.dtype == np.float32 and rows.scales.shape == groups
+    assert (rows.biases is not None) == weight.has_biases
+    w = rows.codes.reshape(*groups, -1).astype(np.float32) - np.float32(rows.offset)
+    with np.errstate(all="ignore"):
+        w = rows.scales[..., None] * w
+        if weight.has_biases:
+            assert rows.biases.dtype == np.float32 and rows.biases.shape == groups
+            w = w + rows.biases[..., None]
+    assert_same_bits(w.reshape(n, k), expected)
+    assert_same_bits(rows.float32(), expected)
+    levels = (rows.super_scales, rows.sub_scales, rows.super_biases, rows.sub_biases)
+    if not weight.two_level:
+        assert levels == (None,) * 4
+        return
+    for above, below, product, kind in ((*levels[:2], rows.scales, np.int8), (*levels[2:], rows.biases, np.uint8)):
+        if product is None:
+            assert above is None and below is None
+            continue
+        assert above.dtype == np.float16 and above.shape == (n, k // 256)
+        assert below.dtype == kind and below.shape == groups
+        with np.errstate(all="ignore"):
+            formed = np.repeat(above.astype(np.float32), 256 // weight.group_size, axis=1) * below
+        assert_same_bits(formed, product)
+
+
+def test_every_type_of_the_reader_is_tested():
+    assert set(GGUF_FORMATS) == set(LOW_BIT)
+    for kind, layout in GGUF_FORMATS.items():
+        assert (layout.block_size, layout.nbytes) == gguf.GGML_QUANT_SIZES[Type[kind]]
+
+
+@pytest.mark.parametrize("kind", LOW_BIT)
+def test_random_blocks(kind):
+    rng = np.random.default_rng(1)
+    blocks = random_blocks(kind, 40, 768, rng)
+    weight = gguf_weight(kind, blocks)
+    expected = dequantise(blocks, kind)
+    assert weight.shape == expected.shape and weight.nbytes == blocks.nbytes and weight.format == kind
+    assert_same_bits(weight.float32(), expected)
+    check_rows(weight, weight.rows(0, 40), expected)
+
+
+@pytest.mark.parametrize("kind", LOW_BIT)
+def test_any_bytes(kind):
+    """Infinite scales and NaN included: what the reference makes of them."""
+    blocks = np.random.default_rng(2).integers(0, 256, (64, GGUF_FORMATS[kind].nbytes * 8), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = dequantise(blocks, kind)
+    assert_same_bits(gguf_weight(kind, blocks).float32(), expected)
+
+
+@pytest.mark.parametrize("kind", LOW_BIT)
+def test_extreme_blocks(kind):
+    """Every pair of extreme scales with codes and sub scales all 0, all 1 and random."""
+    nbytes = GGUF_FORMATS[kind].nbytes
+    rng = np.random.default_rng(3)
+    blocks = []
+    for scales in itertools.product(EXTREME, repeat=2):
+        for fill in (np.zeros(nbytes), np.full(nbytes, 255), rng.integers(0, 256, nbytes)):
+            block = fill.astype(np.uint8)
+            if kind == "Q8_K":
+                wide = np.float32(scales[0]) * np.float32(scales[1]) if np.any(scales) else np.float32(-1e-45)
+                block[:4] = np.array([wide]).view(np.uint8)
+            for at, scale in zip(HALVES.get(kind, ()), scales):
+                block[at : at + 2] = np.array([scale]).view(np.uint8)
+            blocks.append(block)
+    blocks = np.stack(blocks)
+    expected = dequantise(blocks, kind)
+    assert np.isfinite(expected).all() and (expected == 0).any() and np.abs(expected).max() > 1e5
+    weight = gguf_weight(kind, blocks)
+    assert_same_bits(weight.float32(), expected)
+    check_rows(weight, weight.rows(0, len(blocks)), expected)
+
+
+@pytest.mark.parametrize("kind", QUANTISABLE)
+def test_what_gguf_quantised(kind):
+    x = np.random.default_rng(4).standard_normal((8, 128), dtype=np.float32)
+    blocks = gguf.quants.quantize(x, Type[kind])
+    ours = gguf_weight(kind, blocks).float32()
+    assert_same_bits(ours, gguf.quants.dequantize(blocks, Type[kind]))
+    assert np.abs(ours - x).max() < 0.5
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS"])
+def test_slabs_and_single_rows(kind):
+    rng = np.random.default_rng(5)
+    blocks = random_blocks(kind, 37, 512, rng)
+    weight, expected = gguf_weight(kind, blocks), dequantise(blocks, kind)
+    for start, stop in ((0, 1), (5, 21), (36, 37), (0, 37), (7, 7)):
+        assert_same_bits(weight.rows(start, stop).float32(), expected[start:stop])
+    ids = np.array([3, 36, 3, 0])
+    assert_same_bits(weight.take(ids), expected[ids])
+    assert_same_bits(weight.take(np.array([], np.int64)), expected[:0])
+    assert isinstance(weight, AffineWeight) and weight.dtype == weight.scale_dtype == "float16"
+
+
+def test_rows_obey_the_order():
+    rng = np.random.default_rng(6)
+    blocks = random_blocks("Q5_K", 16, 256, rng)
+    order = rng.permutation(16)
+    weight, expected = gguf_weight("Q5_K", blocks, order), dequantise(blocks, "Q5_K")[order]
+    assert_same_bits(weight.float32(), expected)
+    assert_same_bits(weight.rows(3, 9).float32(), expected[3:9])
+    assert_same_bits(weight.take(np.array([8, 1])), expected[[8, 1]])
+
+
+def test_threads_share_a_weight():
+    blocks = random_blocks("Q3_K", 256, 1024, np.random.default_rng(7))
+    weight, expected = gguf_weight("Q3_K", blocks), dequantise(blocks, "Q3_K")
+    with ThreadPoolExecutor(8) as pool:
+        slabs = list(pool.map(lambda start: weight.rows(start, start + 8).float32(), range(0, 256, 8)))
+    assert_same_bits(np.concatenate(slabs), expected)
+
+
+def test_released_pages_come_back(tmp_path):
+    blocks = random_blocks("Q8_0", 512, 1024, np.random.default_rng(8))
+    (tmp_path / "blocks").write_bytes(blocks.tobytes())
+    with open(tmp_path / "blocks", "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    view = np.frombuffer(mapped, np.uint8).reshape(blocks.shape)
+    weight = GGUFWeight("a.weight", "Q8_0", (512, 1024), view, None, mapped, 0)
+    before = weight.rows(0, 8).float32()
+    weight.release()
+    assert_same_bits(weight.rows(0, 8).float32(), before)
+    assert_same_bits(weight.float32(), dequantise(blocks, "Q8_0"))
+
+
+def raw(x: mx.array) -> np.ndarray:
+    """An MLX array as the file holds it."""
+    return np.array(x.view(mx.uint16)) if x.dtype == mx.bfloat16 else np.array(x)
+
+
+def mlx_judge(packed: np.ndarray, scales: mx.array, biases: mx.array, bits: int, group_size: int) -> np.ndarray:
+    wide = [x.astype(mx.float32) for x in (scales, biases)]
+    return np.array(mx.dequantize(mx.array(packed), *wide, group_size=group_size, bits=bits))
+
+
+@pytest.mark.parametrize("dtype", MLX_DTYPES)
+@pytest.mark.parametrize("group_size", MLX_GROUPS)
+@pytest.mark.parametrize("bits", MLX_BITS)
+def test_what_mlx_quantised(bits, group_size, dtype):
+    x = mx.array(np.random.default_rng(bits).standard_normal((24, 384), dtype=np.float32)).astype(getattr(mx, dtype))
+    packed, scales, biases = mx.quantize(x, group_size=group_size, bits=bits)
+    weight = MLXWeight("a.weight", bits, group_size, np.array(packed), raw(scales), raw(biases))
+    expected = mlx_judge(np.array(packed), scales, biases, bits, group_size)
+    assert weight.shape == (24, 384) and weight.format == "affine"
+    assert weight.dtype == weight.scale_dtype == dtype
+    assert weight.nbytes == packed.nbytes + scales.nbytes + biases.nbytes
+    assert_same_bits(weight.float32(), expected)
+    check_rows(weight, weight.rows(0, 24), expected)
+    assert_same_bits(weight.rows(5, 13).float32(), expected[5:13])
+    assert_same_bits(weight.take(np.array([23, 0, 23])), expected[[23, 0, 23]])
+
+
+@pytest.mark.parametrize("bits", MLX_BITS)
+def test_extreme_mlx_matrices(bits):
+    rng = np.random.default_rng(bits)
+    values = np.array([0.0, -0.0, 1e-45, -1e-40, 1.2e-38, 1.0, -0.3333, 1e30, -1e36], np.float32)
+    scales, biases = (x.reshape(-1, 1) for x in np.array(list(itertools.product(values, repeat=2)), np.float32).T)
+    for packed in (
+        np.zeros((81, bits), np.uint32),
+        np.full((81, bits), 0xFFFFFFFF, np.uint32),
+        rng.integers(0, 1 << 32, (81, bits), dtype=np.uint32),
+    ):
+        expected = mlx_judge(packed, mx.array(scales), mx.array(biases), bits, 32)
+        assert_same_bits(MLXWeight("a.weight", bits, 32, packed, scales, biases).float32(), expected)
+
+
+def test_bfloat16_scales_are_widened_exactly():
+    values = np.array([[1.0, -3.3895314e38], [1e-40, 0.15625]], np.float32)
+    packed = np.random.default_rng(9).integers(0, 1 << 32, (2, 8), dtype=np.uint32)
+    patterns = to_bfloat16(values)
+    weight = MLXWeight("a.weight", 4, 32, packed, patterns, np.zeros_like(patterns))
+    expected = mx.array(patterns).view(mx.bfloat16).astype(mx.float32)
+    np.testing.assert_array_equal(weight.rows(0, 2).scales, np.array(expected))

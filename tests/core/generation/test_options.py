@@ -1,0 +1,103 @@
+"""The one table of options: precedence, all errors at once, flags made from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.generation import options
+from mlx_llama.core.generation.options import FIELDS, GenerationOptions, from_generation_config, resolve
+
+
+def flags(*words: str) -> dict:
+    parser = options.Parser(allow_abbrev=False)
+    options.add_generation_flags(parser)
+    return options.given_flags(parser.parse_args(list(words)))
+
+
+def test_precedence_is_user_then_checkpoint_then_default():
+    config = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 77}
+    resolved = resolve({"temperature": 0.2, "top_k": None}, config)
+    o = resolved.options
+    assert (o.temperature, o.top_p, o.max_tokens, o.top_k) == (0.2, 0.9, 77, 0)
+    assert {name: resolved.origins[name] for name in ("temperature", "top_p", "max_tokens", "top_k", "seed")} == {
+        "temperature": "user", "top_p": "checkpoint", "max_tokens": "checkpoint", "top_k": "default", "seed": "default"}
+    assert o.seed is not None
+
+
+def test_a_generation_config_means_what_it_means_in_transformers():
+    """do_sample decides between greedy and sampling (GenerationConfig.get_generation_mode)."""
+    from transformers import GenerationConfig
+
+    for raw in ({"temperature": 0.6, "top_p": 0.9}, {"do_sample": False, "temperature": 0.6},
+                {"do_sample": True, "temperature": 0.6}, {"do_sample": True, "top_k": 50}, {}):
+        mode = GenerationConfig(**raw).get_generation_mode().value
+        sampled = resolve({}, raw).options.temperature > 0
+        assert sampled == (mode == "sample"), raw
+    assert from_generation_config({"do_sample": True, "top_k": 50})["temperature"] == 1.0
+
+
+def test_flags_are_the_options():
+    assert flags() == {}
+    given = flags("--temp", "0.5", "-m", "9", "--repeat-penalty", "1.1", "--stop", "a", "--stop", "b", "-s", "3",
+                  "--logit-bias", "15=1.5", "--logit-bias", "16-2", "--logit-bias", "17+3", "--logit-bias", "18=-1e2")
+    assert given["temperature"] == "0.5"
+    o = resolve(given).options
+    assert (o.temperature, o.max_tokens, o.repetition_penalty, o.stop, o.seed) == (0.5, 9, 1.1, ("a", "b"), 3)
+    assert o.logit_bias == {15: 1.5, 16: -2.0, 17: 3.0, 18: -100.0}
+    assert flags("-n", "9", "--predict", "8")["max_tokens"] == "8"
+
+
+def test_every_option_has_a_flag_and_a_description():
+    for name, field in FIELDS.items():
+        assert field.description and field.json_schema_extra["flags"], name
+    assert options.Parser(allow_abbrev=False).format_help()
+
+
+@pytest.mark.parametrize("name, value, allowed", [
+    ("temperature", -1, "at least 0"), ("temperature", float("nan"), "finite"), ("temperature", "hot", "number"),
+    ("top_p", 0, "at least 1e-06"), ("top_p", 1e-46, "at least 1e-06"), ("temperature", 1e-39, "at least 0.0001"), ("top_p", 1.5, "at most 1"), ("top_k", -1, "at least 0"), ("top_k", 1.5, "integer"),
+    ("min_p", 2, "at most 1"), ("max_tokens", -5, "at least 0"), ("seed", -1, "at least 0"), ("seed", 2**64, "below"),
+    ("repetition_penalty", 0, "at least 0.01"), ("temperature", True, "a number"), ("stop", [""], "an empty one"),
+    ("temperature", np.bool_(True), "a number"), ("stop", ["\udcff"], "valid Unicode"), ("logit_bias", 5, "mapping"),
+    ("logit_bias", {5: 1e39}, "between"), ("logit_bias", ["5"], "TOKEN_ID=BIAS, not '5'"),
+    ("logit_bias", ["5=1", "05=2"], "5 has two"), ("stop", 5, "tuple"), ("logit_bias", {-3: 1.0}, "not negative"), ("logit_bias", ["x"], "TOKEN_ID=BIAS"),
+    ("logit_bias", {5: float("inf")}, "finite"), ("prefill_step_size", 0, "at least 1"),
+])
+def test_a_bad_value_names_option_value_and_range(name, value, allowed):
+    with pytest.raises(OptionsError) as caught:
+        resolve({name: value})
+    message = str(caught.value)
+    assert name in message and allowed in message and "\n" not in message
+
+
+def test_all_bad_options_are_reported_at_once():
+    with pytest.raises(OptionsError) as caught:
+        resolve({"temperature": -1, "top_p": 2, "temprature": 1})
+    for part in ("temperature: -1", "top_p: 2", "there is no option 'temprature' (did you mean 'temperature'?)"):
+        assert part in str(caught.value)
+
+
+def test_a_bad_generation_config_names_the_file():
+    with pytest.raises(OptionsError, match="m/generation_config.json: option top_p"):
+        resolve({}, {"do_sample": True, "top_p": 7}, "m/generation_config.json")
+
+
+def test_options_are_frozen():
+    with pytest.raises(Exception, match="frozen"):
+        GenerationOptions().temperature = 1.0
+
+
+def test_numpy_integers_keep_every_bit():
+    for seed in (2**53 + 1, 2**63 - 1):
+        assert resolve({"seed": np.int64(seed)}).options.seed == seed
+    assert resolve({"seed": np.uint64(2**64 - 1), "top_k": np.int32(5)}).options.seed == 2**64 - 1
+
+
+def test_what_a_checkpoint_asks_for_and_does_not_get_is_said():
+    assert resolve({}, {"stop_strings": ["User:"], "do_sample": True}).options.stop == ("User:",)
+    quiet = {"num_beams": 1, "min_length": 0, "bos_token_id": 1, "transformers_version": "5", "typical_p": None}
+    assert resolve({}, quiet).notices == ()
+    (notice,) = resolve({}, {**quiet, "num_beams": 4, "no_repeat_ngram_size": 3}).notices
+    assert "num_beams=4" in notice and "no_repeat_ngram_size=3" in notice

@@ -1,0 +1,235 @@
+"""Drafting, acceptance and giving up, without a model; the option, the flag and what they say when they cannot be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from making import make_checkpoint
+
+from mlx_llama import cli, generate, load
+from mlx_llama.core.errors import OptionsError, SessionError
+from mlx_llama.core.generation import options
+from mlx_llama.core.generation.engine import Completion
+from mlx_llama.core.generation.speculate import LEAST, LOOKED_UP, WATCHED, Pace, PromptLookup, Speculation
+
+texts = st.lists(st.integers(0, 3), max_size=40)
+
+
+def looked_up(text: list[int], most: int) -> list[int]:
+    """The definition, by search: copy on from behind the last earlier place of the last three, or else two, tokens."""
+    for n in (3, 2):
+        for at in range(len(text) - 1, n - 1, -1):
+            if len(text) > n and text[at - n:at] == text[-n:]:
+                copy = list(text)
+                for source in range(at, at + most):
+                    copy.append(copy[source])
+                return copy[len(text):]
+    return []
+
+
+@given(texts, texts, st.integers(1, 12))
+@settings(max_examples=500, deadline=None)
+def test_the_lookup_is_its_definition_by_search(prompt, answer, most):
+    lookup = PromptLookup(prompt)
+    for token in answer:
+        lookup.push(token)
+    text = prompt + answer
+    assert lookup.draft(most) == looked_up(text, most)
+    assert lookup.may_follow() == any(looked_up([*text, token], 1) for token in range(4))
+
+
+def test_a_phrase_is_drafted_on_and_the_newest_place_counts():
+    assert PromptLookup([1, 2, 3, 9, 1, 2, 3, 4, 1, 2, 3]).draft(4) == [4, 1, 2, 3]
+    assert PromptLookup([9, 5, 5, 5]).draft(6) == [5] * 6
+    assert PromptLookup([1, 2, 1, 2, 1, 2]).draft(5) == [1, 2, 1, 2, 1]
+    assert PromptLookup([1, 2, 3, 4]).draft(5) == [] == PromptLookup([]).draft(5) == PromptLookup([1]).draft(5)
+
+
+class Fixed:
+    """A drafter that always says the same and remembers what it was told."""
+
+    kind, most = "prompt", LOOKED_UP
+
+    def __init__(self, drafts=()):
+        self.drafts, self.heard = list(drafts), []
+
+    def push(self, token):
+        self.heard.append(token)
+
+    def may_follow(self):
+        return True
+
+    def draft(self, most, steps):
+        return self.drafts[:most]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
+@settings(max_examples=300, deadline=None)
+def test_what_is_accepted_follows_from_the_text_alone(drafts, data):
+    """A plain decoder that says next[text so far]; `sampled` is what it says after each draft, right or wrong."""
+    says = {n: data.draw(st.integers(0, 3)) for n in range(9)}
+    plain, wrong = [says[n] for n in range(9)], False
+    sampled = []
+    for n in range(len(drafts) + 1):
+        sampled.append(data.draw(st.integers(0, 3)) if wrong else says[n])
+        wrong = wrong or n < len(drafts) and drafts[n] != says[n]
+    drafter, completion = Fixed(), Completion()
+    fresh = Speculation(drafter, frozenset({3}), completion).accepted(drafts, sampled)
+    right = next((n for n in range(len(drafts)) if drafts[n] != plain[n]), len(drafts))
+    until = plain.index(3) + 1 if 3 in plain else 9
+    assert fresh == plain[:min(right + 1, until)] == drafter.heard
+    assert (completion.drafted, completion.accepted) == (len(drafts), right)
+
+
+def test_drafts_keep_to_the_room_and_end_with_an_end_token():
+    speculation = Speculation(Fixed([5, 6, 2, 7, 8, 9, 10, 11]), frozenset({2}), Completion())
+    assert [speculation.draft(room, None) for room in (-1, 0, 1, 2, 3, 9)] == [[], [], [5], [5, 6], [5, 6, 2], [5, 6, 2]]
+    assert Speculation(None, frozenset(), Completion()).draft(9, None) == []
+
+
+def test_the_pace_quickens_and_slackens():
+    pace = Pace(8)
+    for drafted, right, following in ((4, 4, 8), (8, 8, 8), (8, 3, 4), (4, 0, 2), (2, 1, 2), (2, 2, 4), (4, 4, 8)):
+        assert pace.next == drafted and pace.count(drafted, right) is None
+        assert pace.next == following
+    assert Pace(3).next == 3
+
+
+@pytest.mark.parametrize("right, given_up", [(7, True), (8, False)])
+def test_drafting_is_given_up_below_the_least_share(right, given_up):
+    assert (7 < LEAST * WATCHED < 8) and WATCHED == 24
+    pace, reasons = Pace(8), []
+    for number in range(12):
+        reasons.append(pace.count(2, 1 if number < right else 0))
+    assert reasons[:11] == [None] * 11
+    said = "speculation was switched off: 7 of the last 24 drafted tokens were right"
+    assert reasons[11] == (said if given_up else None)
+
+
+def test_only_the_last_drafts_are_looked_back_at():
+    pace = Pace(8)
+    for _ in range(100):
+        assert pace.count(8, 8) is None
+    reasons = [pace.count(2, 0) for _ in range(12)]
+    assert next(number for number, reason in enumerate(reasons) if reason) == 9  # of 8 + 20 drafted 8 were right: 28.6 %
+    completion = Completion(tokens=[1, 2, 3])
+    speculation = Speculation(Fixed(), frozenset(), completion)
+    for _ in range(6):
+        speculation.accepted([5, 5, 5, 5], [4, 0, 0, 0, 0])
+    assert speculation.drafter is None and not speculation.may_follow() and speculation.draft(9, None) == []
+    assert completion.notices == ["speculation was switched off: 0 of the last 24 drafted tokens were right"]
+    assert (completion.drafted, completion.accepted, completion.speculation_ended) == (24, 0, 4)
+
+
+# ---- the option and the flag
+
+
+@pytest.fixture(scope="module")
+def drafting(toy):
+    return load(toy, backend="cpu", draft_model=toy)
+
+
+@pytest.fixture(scope="module")
+def plain(toy):
+    return load(toy, backend="cpu")
+
+
+@pytest.mark.parametrize("bad", ["yes", "", 1, True, "Prompt", ["prompt"]])
+def test_another_kind_is_refused_with_those_there_are(bad, plain):
+    with pytest.raises(OptionsError, match="option speculate: .* must be 'none', 'prompt' or 'model'") as caught:
+        plain.stream("x", speculate=bad)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_flag_is_the_option():
+    parser = options.Parser(allow_abbrev=False)
+    options.add_load_flags(parser)
+    options.add_generation_flags(parser)
+    parsed = parser.parse_args(["--speculate", "prompt", "--draft-model", "a/b"])
+    assert options.given_flags(parsed) == {"speculate": "prompt"}
+    assert options.load_arguments(parsed)["draft_model"] == "a/b"
+
+
+def test_which_kind_is_in_force_and_what_is_said(plain, drafting):
+    def seen(llm, **given):
+        done = llm.generate([5, 6, 7, 8] * 5, max_tokens=12, **given)
+        return done.options["speculate"], [notice for notice in done.notices if "draft" in notice or "specul" in notice]
+
+    assert seen(plain) == seen(plain, speculate="none") == seen(drafting, speculate="none") == ("none", [])
+    assert seen(plain, speculate="prompt") == ("prompt", [])
+    assert seen(drafting) == seen(drafting, speculate="model") == ("model", [])
+    assert seen(drafting, speculate="prompt") == (
+        "prompt", ["the draft model is not used: the option speculate asks for 'prompt'"])
+    with pytest.raises(OptionsError, match="'model' needs a draft model: load one with --draft-model"):
+        plain.stream("x", speculate="model")
+    with pytest.raises(OptionsError, match="needs a draft model"):
+        plain.chat(speculate="model")
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(drafting):
+    for drawn in ({}, {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.2}):
+        done = drafting.generate([1, 50, 60], max_tokens=41, **drawn)
+        assert done.accepted == done.drafted > 20 and len(done.tokens) == 41
+        # One token of the prompt; then five for every verification, with its drafts' steps.
+        assert done.waits < 25 and done.launches > done.waits
+        assert f"speculation (model): {done.accepted} of {done.drafted} drafted tokens accepted\n" in done.summary()
+        receipt = done.receipt()
+        assert (receipt["drafted"], receipt["accepted"], receipt["speculation_ended"]) == (
+            done.drafted, done.accepted, None)
+        assert receipt["evaluations_per_token"] < 0.6
+
+
+@pytest.mark.parametrize("fields, words", [
+    ({"vocab_size": 400}, "384 tokens in 400 rows and not 384 in 384"),
+    ({"tokenizer": "bytelevel"}, "token 0 is '!' and not '"),
+])
+def test_another_vocabulary_is_refused_before_the_weights_are_read(fields, words, toy, tmp_path, monkeypatch):
+    other = make_checkpoint(tmp_path / "stranger", **fields)
+    from mlx_llama.core.backends.selection import Backend
+
+    monkeypatch.setattr(Backend, "load", lambda *a, **k: pytest.fail("weights were read"))
+    with pytest.raises(OptionsError, match=f"^--draft-model .*stranger: its vocabulary is not that of .*toy, {words}.*: "
+                                           f"choose a smaller model of the same family$") as caught:
+        load(toy, backend="cpu", draft_model=other)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_notice_of_a_session_comes_once_and_when_the_option_changes(drafting):
+    chat = drafting.chat(max_tokens=3)
+    said = lambda done: [notice for notice in done.notices if "not used" in notice]  # noqa: E731
+    assert [bool(said(chat.send("a", **given))) for given in (
+        {}, {"speculate": "prompt"}, {"speculate": "prompt"}, {}, {"speculate": "prompt"})] == [
+        False, True, False, False, True]
+
+
+def test_a_saved_session_keeps_the_option_and_names_what_is_missing(plain, drafting, tmp_path):
+    chat = plain.chat(max_tokens=3, speculate="prompt")
+    chat.send("hello")
+    chat.save(tmp_path / "a.json")
+    other = drafting.chat()
+    other.load(tmp_path / "a.json")
+    assert other.resolved().options.speculate == "prompt"
+    other.options["speculate"] = "model"
+    other.save(tmp_path / "b.json")
+    with pytest.raises(SessionError, match="needs a draft model"):
+        chat.load(tmp_path / "b.json")
+
+
+def test_the_door(toy, tmp_path, capsys):
+    words = ["--model", str(toy), "--backend", "cpu", "-p", "once once once once", "--ignore-chat-template", "-m", "30"]
+    assert cli.run(generate.main, words) == 0
+    wanted = capsys.readouterr().out
+    assert cli.run(generate.main, [*words, "--speculate", "prompt", "--stats"]) == 0
+    out, err = capsys.readouterr()
+    assert out == wanted and "speculation (prompt): " in err
+    assert cli.run(generate.main, [*words, "--draft-model", str(toy), "--jsonl"]) == 0
+    receipt = json.loads(capsys.readouterr().out.splitlines()[-1])["receipt"]
+    assert receipt["options"]["speculate"] == "model" and receipt["accepted"] == receipt["drafted"] > 0
+    other = make_checkpoint(tmp_path / "other", vocab_size=400)
+    assert cli.run(generate.main, [*words, "--draft-model", str(other)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert cli.run(generate.main, [*words, "--speculate", "maybe"]) == 2
+    assert capsys.readouterr().err == ("error: option speculate: 'maybe' is not allowed, it must be 'none', 'prompt' or "
+                                       "'model'\n")

@@ -1,0 +1,304 @@
+"""config.json of every generation, judged by transformers; and everything that must be refused, by name."""
+
+import json
+import math
+
+import pytest
+import torch
+from making import config_fields
+from transformers import LlamaConfig as TheirLlama, LlamaForCausalLM, MistralConfig as TheirMistral, MistralForCausalLM
+
+from mlx_llama.core.errors import ConfigError
+from mlx_llama.core.models.config import LlamaConfig
+
+# What the hub's files say, each with the fields that were new in it
+GENERATIONS = {
+    "llama-1": {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
+                "num_hidden_layers": 32, "rms_norm_eps": 1e-6, "vocab_size": 32000, "max_sequence_length": 2048,
+                "architectures": ["LlamaForCausalLM"], "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "float16"},
+    "llama-2-70b": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192,
+                    "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8,
+                    "num_hidden_layers": 80, "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_scaling": None,
+                    "max_position_embeddings": 4096, "vocab_size": 32000, "torch_dtype": "float16"},
+    "llama-3": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False,
+                "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+                "num_hidden_layers": 32, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "vocab_size": 128256,
+                "max_position_embeddings": 8192, "bos_token_id": 128000, "eos_token_id": 128001,
+                "torch_dtype": "bfloat16"},
+    "llama-3.1": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+                  "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "mlp_bias": False,
+                  "num_hidden_layers": 32, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "vocab_size": 128256,
+                  "max_position_embeddings": 131072, "bos_token_id": 128000,
+                  "eos_token_id": [128001, 128008, 128009], "torch_dtype": "bfloat16",
+                  "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                   "original_max_position_embeddings": 8192, "rope_type": "llama3"}},
+    "llama-3.2-1b": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "head_dim": 64,
+                     "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
+                     "num_hidden_layers": 16, "rms_norm_eps": 1e-5, "vocab_size": 128256, "dtype": "bfloat16",
+                     "max_position_embeddings": 131072, "tie_word_embeddings": True, "bos_token_id": 128000,
+                     "eos_token_id": 128001,
+                     "rope_parameters": {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                         "original_max_position_embeddings": 8192, "rope_type": "llama3",
+                                         "rope_theta": 500000.0}},
+    "tinyllama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,
+                  "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 4,
+                  "num_hidden_layers": 22, "rms_norm_eps": 1e-5, "vocab_size": 32000, "rope_theta": 10000.0,
+                  "max_position_embeddings": 2048, "torch_dtype": "bfloat16"},
+    "mistral-0.1": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 4096,
+                    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+                    "num_hidden_layers": 32, "rms_norm_eps": 1e-5, "vocab_size": 32000, "sliding_window": 4096,
+                    "max_position_embeddings": 32768, "rope_theta": 10000.0, "torch_dtype": "bfloat16"},
+    "mistral-0.3": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 4096,
+                    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+                    "num_hidden_layers": 32, "rms_norm_eps": 1e-5, "vocab_size": 32768, "sliding_window": None,
+                    "max_position_embeddings": 32768, "rope_theta": 1000000.0, "torch_dtype": "bfloat16"},
+    "mistral-nemo": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 5120,
+                     "head_dim": 128, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+                     "num_hidden_layers": 40, "rms_norm_eps": 1e-5, "vocab_size": 131072, "sliding_window": None,
+                     "max_position_embeddings": 131072, "rope_theta": 1000000.0, "torch_dtype": "bfloat16"},
+    "yi": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+           "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 32,
+           "rms_norm_eps": 1e-5, "vocab_size": 64000, "rope_theta": 5000000.0, "max_position_embeddings": 4096,
+           "torch_dtype": "bfloat16", "pad_token_id": 0},
+    "smollm2": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576,
+                "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30,
+                "rms_norm_eps": 1e-5, "vocab_size": 49152, "rope_theta": 100000, "rope_interleaved": False,
+                "max_position_embeddings": 8192, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+                "rope_scaling": None, "torch_dtype": "bfloat16"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GENERATIONS)
+def test_every_generation_means_what_transformers_reads(name, tmp_path):
+    raw = GENERATIONS[name]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    ours = LlamaConfig.from_file(tmp_path)
+    theirs = (TheirMistral if raw["model_type"] == "mistral" else TheirLlama).from_dict(json.loads(json.dumps(raw)))
+    for field in (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings",
+        "bos_token_id",
+    ):  # fmt: skip
+        assert getattr(ours, field) == getattr(theirs, field), field
+    assert ours.architecture == theirs.architectures[0]
+    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    assert ours.attention_bias == getattr(theirs, "attention_bias", False)
+    assert ours.mlp_bias == getattr(theirs, "mlp_bias", False)
+    eos = theirs.eos_token_id
+    assert ours.eos_token_ids == tuple(eos if isinstance(eos, list) else [eos])
+    assert ours.dtype == str(theirs.dtype).removeprefix("torch.")
+    rope = theirs.rope_parameters
+    assert (ours.rope.type, ours.rope.theta) == (rope["rope_type"], rope["rope_theta"])
+    for field in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+        assert getattr(ours.rope, field) == rope.get(field), field
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"num_key_value_heads": 1, "head_dim": 24},
+        {"architectures": ["MistralForCausalLM"], "head_dim": 8},
+    ],
+    ids=str,
+)
+def test_tensor_shapes_are_those_of_transformers_modules(fields):
+    raw = config_fields(**fields)
+    config = (TheirMistral if raw["model_type"] == "mistral" else TheirLlama)(**raw)
+    with torch.device("meta"):
+        module = (MistralForCausalLM if raw["model_type"] == "mistral" else LlamaForCausalLM)(config)
+    theirs = {name: tuple(x.shape) for name, x in module.state_dict().items()}
+    if raw["tie_word_embeddings"]:
+        del theirs["lm_head.weight"]  # one matrix under two names
+    assert LlamaConfig.from_dict(raw).tensor_shapes() == theirs
+
+
+def test_defaults_are_those_of_transformers():
+    needed = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 16,
+              "vocab_size": 99}  # fmt: skip
+    for kind, theirs in (("llama", TheirLlama), ("mistral", TheirMistral)):
+        ours, theirs = LlamaConfig.from_dict({"model_type": kind} | needed), theirs(**needed)
+        assert ours.num_key_value_heads == theirs.num_key_value_heads
+        assert ours.max_position_embeddings == theirs.max_position_embeddings
+        assert ours.rms_norm_eps == theirs.rms_norm_eps
+        assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+        assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+        assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, (theirs.eos_token_id,))
+        assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+        assert ours.dtype == "float32"
+
+
+def test_null_key_value_heads_means_one_per_head():
+    assert LlamaConfig.from_dict(config_fields(num_key_value_heads=None)).num_key_value_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(7, (7,)), ([7, 3, 7], (7, 3)), (None, ()), ([], ()), (-1, ()), (0, (0,))]
+)
+def test_eos_token_ids(value, expected):
+    assert LlamaConfig.from_dict(config_fields(eos_token_id=value)).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, ("linear", 10000.0, 2.0)),
+        ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, ("linear", 10000.0, 2.0)),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "rope_theta": 500}, ("dynamic", 500.0, 2.0)),
+        ({"rope_theta": 500, "rope_parameters": {"rope_type": "default", "rope_theta": 7e5}}, ("default", 7e5, None)),
+        ({"rope_theta": 500, "rope_parameters": {"rope_type": "default"}}, ("default", 500.0, None)),
+        ({"rope_theta": 500, "rope_parameters": {}}, ("default", 500.0, None)),
+        # the old key wins where both are there
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_parameters": {"rope_type": "default"}},
+            ("linear", 10000.0, 4.0),
+        ),
+    ],
+    ids=str,
+)
+def test_both_spellings_of_rope(fields, expected):
+    raw = config_fields(**fields)
+    ours = LlamaConfig.from_dict(raw).rope
+    theirs = TheirLlama(**json.loads(json.dumps(raw))).rope_parameters
+    assert (ours.type, ours.theta, ours.factor) == expected
+    assert (theirs["rope_type"], theirs["rope_theta"]) == expected[:2]
+    if expected[2] is not None:
+        assert theirs["factor"] == expected[2]
+
+
+def test_the_config_is_frozen():
+    config = LlamaConfig.from_dict(config_fields())
+    with pytest.raises(AttributeError):
+        config.hidden_size = 1
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+REFUSED = [
+    ({"architectures": ["Qwen2ForCausalLM"]}, "architectures", "Qwen2ForCausalLM"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "architectures", "LlamaForSequenceClassification"),
+    ({"architectures": "LlamaForCausalLM"}, "architectures", "LlamaForCausalLM"),
+    ({"architectures": None, "model_type": "gemma"}, "model_type", "gemma"),
+    ({"model_type": "mistral"}, "model_type", "mistral"),
+    ({"hidden_act": "gelu"}, "hidden_act", "gelu"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "0.5"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config", "gptq"),
+    ({"quantization": {"bits": 4, "group_size": 64, "mode": "mxfp4"}}, "quantization.mode", "mxfp4"),
+    ({"hidden_size": 10**12}, "hidden_size", "1000000000000"),
+    ({"hidden_size": 0}, "hidden_size", "0"),
+    ({"hidden_size": -64}, "hidden_size", "-64"),
+    ({"hidden_size": "64"}, "hidden_size", "'64'"),
+    ({"hidden_size": 64.0}, "hidden_size", "64.0"),
+    ({"hidden_size": True}, "hidden_size", "True"),
+    ({"hidden_size": None}, "hidden_size", "None"),
+    ({"hidden_size": 66}, "hidden_size", "66"),
+    ({"num_attention_heads": 0}, "num_attention_heads", "0"),
+    ({"num_hidden_layers": True}, "num_hidden_layers", "True"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers", "1000000000"),
+    ({"num_key_value_heads": 3}, "num_key_value_heads", "3"),
+    ({"num_key_value_heads": 8}, "num_key_value_heads", "8"),
+    ({"head_dim": 15}, "head_dim", "15"),
+    ({"vocab_size": 0}, "vocab_size", "0"),
+    ({"vocab_size": []}, "vocab_size", "[]"),
+    ({"intermediate_size": -1}, "intermediate_size", "-1"),
+    ({"rms_norm_eps": math.nan}, "rms_norm_eps", "nan"),
+    ({"rms_norm_eps": math.inf}, "rms_norm_eps", "inf"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps", "0"),
+    ({"rms_norm_eps": "1e-5"}, "rms_norm_eps", "1e-5"),
+    ({"max_position_embeddings": 0}, "max_position_embeddings", "0"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "yes"),
+    ({"attention_bias": 1}, "attention_bias", "1"),
+    ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias", "True"),
+    ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window", "0"),
+    ({"architectures": ["MistralForCausalLM"], "layer_types": ["sliding_attention", "full_attention"]},
+     "layer_types[1]", "full_attention"),
+    ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types[0]", "sliding_attention"),
+    ({"layer_types": ["full_attention"]}, "layer_types", "full_attention"),
+    ({"torch_dtype": "float64"}, "torch_dtype", "float64"),
+    ({"dtype": "float8_e4m3fn"}, "dtype", "float8_e4m3fn"),
+    ({"eos_token_id": 384}, "eos_token_id", "384"),
+    ({"eos_token_id": "</s>"}, "eos_token_id", "</s>"),
+    ({"eos_token_id": [1, True]}, "eos_token_id", "True"),
+    ({"bos_token_id": [1]}, "bos_token_id", "[1]"),
+    ({"bos_token_id": 10**20}, "bos_token_id", str(10**20)),
+    ({"rope_theta": 0}, "rope_theta", "0"),
+    ({"rope_theta": -1e4}, "rope_theta", "-10000"),
+    ({"rope_theta": math.nan}, "rope_theta", "nan"),
+    ({"rope_theta": "1e4"}, "rope_theta", "1e4"),
+    ({"rope_theta": None}, "rope_theta", "None"),
+    ({"rope_scaling": "linear"}, "rope_scaling", "linear"),
+    ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.type", "longrope"),
+    ({"rope_scaling": {"rope_type": "su", "factor": 2.0}}, "rope_scaling.rope_type", "su"),
+    ({"rope_parameters": {"rope_type": "proportional"}}, "rope_parameters.rope_type", "proportional"),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+     "rope_parameters.partial_rotary_factor", "0.5"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters.full_attention", "default"),
+    ({"rope_scaling": {"rope_type": "default", "mrope_section": [1, 2]}}, "rope_scaling.mrope_section", "[1, 2]"),
+    ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor", "missing"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor", "0"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "rope_scaling.factor", "0.5"),
+    ({"rope_scaling": {"type": "linear", "factor": math.inf}}, "rope_scaling.factor", "inf"),
+    ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "rope_scaling.high_freq_factor", "1.0"),
+    ({"rope_scaling": {**LLAMA3, "low_freq_factor": None}}, "rope_scaling.low_freq_factor", "None"),
+    ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}},
+     "rope_scaling.original_max_position_embeddings", "0"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": -1}}, "rope_scaling.beta_fast", "-1"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": "no"}}, "rope_scaling.truncate", "no"),
+    ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 1000}}, "rope_scaling.factor", "0.256"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, "head_dim", "2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "field", "found"), REFUSED, ids=[str(r[0])[:70] for r in REFUSED])
+def test_a_bad_field_is_named_with_the_file_and_what_was_found(fields, field, found):
+    raw = config_fields(**fields)
+    if fields.get("architectures", 0) is None:
+        del raw["architectures"]
+    with pytest.raises(ConfigError) as caught:
+        LlamaConfig.from_dict(raw, "some/config.json")
+    message = str(caught.value)
+    assert message.startswith("some/config.json: ")
+    assert field in message and found in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"]
+)
+def test_a_missing_field_is_named(field):
+    raw = config_fields()
+    del raw[field]
+    with pytest.raises(ConfigError, match=f"config.json: field {field} is missing"):
+        LlamaConfig.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "list"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "config.json"),
+        (b"[" * 200_000, "config.json"),
+    ],
+    ids=["empty", "half", "list", "bytes", "digits", "deep"],
+)
+def test_a_file_that_is_not_a_config(data, expected, tmp_path):
+    (tmp_path / "config.json").write_bytes(data)
+    with pytest.raises(ConfigError) as caught:
+        LlamaConfig.from_file(tmp_path / "config.json")
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        LlamaConfig.from_file(tmp_path)
+
+
+def test_a_long_value_is_cut_in_the_message():
+    with pytest.raises(ConfigError) as caught:
+        LlamaConfig.from_dict(config_fields(hidden_act="x" * 10_000 + "\n"))
+    assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
