@@ -20,7 +20,7 @@ from mlx_llama.core.generation import options
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE, HAS_GPU  # noqa: E402, F401: fixtures
+from backends.triton_process import DEVICE, HAS_GPU, call, compile_call  # noqa: E402, F401
 
 EVERYTHING = dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
                   frequency_penalty=0.1, logit_bias={5: 1.0}, seed=3)

@@ -18,7 +18,8 @@ BUDGET = 260e6  # bytes; the scores of all pairs of positions would take 4.3 GB,
 CODE = """
 import sys, time
 import numpy as np
-from mlx_llama.core import machine, options
+from mlx_llama.core.generation import options
+from mlx_llama.core.system import machine
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.engine import Completion, Engine

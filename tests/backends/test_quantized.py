@@ -240,7 +240,7 @@ WIDE = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=3, num_a
 MEASURE = """
 import gc, os, resource, sys
 from mlx_llama.core.backends.selection import select
-from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.files.checkpoint import open_checkpoint
 folder, name, device = sys.argv[1:4]
 
 def peak():

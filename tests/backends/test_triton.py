@@ -18,7 +18,7 @@ from mlx_llama.core.files.quantized import GGUFWeight, MLXWeight, Rows
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE, HAS_GPU  # noqa: E402, F401: fixtures
+from backends.triton_process import DEVICE, HAS_GPU, call, compile_call  # noqa: E402, F401
 
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
 

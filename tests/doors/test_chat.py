@@ -558,7 +558,7 @@ PARROT = """
 import os, sys, time
 from mlx_llama import cli
 from mlx_llama.chat import repl as chat
-from mlx_llama.core.engine import Engine
+from mlx_llama.core.generation.engine import Engine
 
 def pieces(self, prompt, cache, resolved, completion, starts_text, drafter):
     for piece in os.environ["ANSWER"]:

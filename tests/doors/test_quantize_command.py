@@ -101,7 +101,7 @@ print("fine")
 WORK = """
 import sys, time
 from mlx_llama import cli
-from mlx_llama.core import progress
+from mlx_llama.core.system import progress
 with cli.Bar("loading [b]x[/b]", patience=float(sys.argv[1])):
     advance = progress.meter(200_000_000)
     for _ in range(4):

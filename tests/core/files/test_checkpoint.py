@@ -169,8 +169,9 @@ def test_opening_imports_only_numpy(tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     code = f"""
 import sys
-from mlx_llama.core import tokenizer, template, rope
-from mlx_llama.core.checkpoint import open_checkpoint
+from mlx_llama.core.models import rope
+from mlx_llama.core.text import template, tokenizer
+from mlx_llama.core.files.checkpoint import open_checkpoint
 open_checkpoint({str(folder)!r})
 heavy = "tokenizers sentencepiece jinja2 huggingface_hub safetensors mlx torch transformers"
 print(*[name for name in heavy.split() if name in sys.modules])
@@ -357,7 +358,7 @@ def test_weights_that_are_a_folder(tmp_path):
 
 
 def test_guide_is_the_models_name_unless_a_folder_is_called_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("mlx_llama.core.checkpoint.GUIDE_PATH", make_checkpoint(tmp_path / "packaged", seed=1))
+    monkeypatch.setattr("mlx_llama.core.files.checkpoint.GUIDE_PATH", make_checkpoint(tmp_path / "packaged", seed=1))
     monkeypatch.chdir(tmp_path)
     assert open_checkpoint().path == open_checkpoint("guide").path == tmp_path / "packaged"
     make_checkpoint(tmp_path / "guide")

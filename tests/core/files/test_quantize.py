@@ -679,9 +679,9 @@ def test_the_peak_of_memory_is_a_tensor_and_not_the_model(form, tmp_path):
     small = make_checkpoint(tmp_path / "small")
     code = """
 import sys
-from mlx_llama.core.checkpoint import open_checkpoint
-from mlx_llama.core.quantize import write_mlx
-from mlx_llama.core.gguf_export import write_gguf
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.core.files.gguf_export import write_gguf
 field = lambda name: int(open("/proc/self/status").read().split(name + ":")[1].split()[0]) * 1024
 form, small, large, out = sys.argv[1:]
 write = (lambda source, out: write_gguf(open_checkpoint(source), out + ".gguf")) if form == "gguf" else (

@@ -19,7 +19,7 @@ from making_gguf import add_config, add_sentencepiece, make_gguf
 from safetensors import safe_open
 from transformers import DynamicCache, LlamaConfig as TheirConfig, LlamaForCausalLM
 
-from core.files.test_hub import put_in_cache  # noqa: F401: a fixture
+from core.files.test_hub import cache, put_in_cache  # noqa: F401
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -212,7 +212,7 @@ def test_weights_are_not_read_and_no_framework_is_imported(make, tmp_path):
     code = f"""
 import json, sys, time
 started = time.perf_counter()
-from mlx_llama.core.doctor import diagnose
+from mlx_llama.core.proofs.doctor import diagnose
 from mlx_llama.core.system.machine import peak_memory
 found = diagnose({str(path)!r})
 frameworks = {{"mlx", "mlx.core", "torch", "triton", "transformers", "mlx_lm"}} & set(sys.modules)
