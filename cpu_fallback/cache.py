@@ -1,4 +1,4 @@
-"""The one owner of sequence state: keys, values and tokens so far, rope tables and the mask of the current call."""
+"""Cache: the one owner of sequence state. View: the part of it that one forward sees."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Mapping
 
 import numpy as np
 
-from mlx_llama.core.backends.positions import Positions
+from mlx_llama.core.backends.positions import CallView, Positions
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
@@ -34,8 +34,7 @@ class Cache(Positions):
         self.values: list[np.ndarray] = []
         self.tokens: np.ndarray | None = None
         self.addresses: np.ndarray | None = None  # of keys and values, int64 [B, layers, 2]
-        self.rope: tuple[np.ndarray, np.ndarray] | None = None  # of the current call's positions
-        self.mask: np.ndarray | None = None  # of the current call
+        self.tables: tuple[np.ndarray, np.ndarray] | None = None  # cosines and sines of all positions
 
     @property
     def nbytes(self) -> int:
@@ -50,28 +49,9 @@ class Cache(Positions):
         """All that the next call depends on: what to launch after a chunk of the prompt."""
         return [*self.keys, *self.values] + ([] if self.tokens is None else [self.tokens])
 
-    def begin(self, tokens: np.ndarray, index_pos: int) -> None:
-        """Make room for `tokens` [B, T] at `index_pos` and prepare their rope table and mask. Raises ContextError."""
-        B, T = tokens.shape
-        self.reserve(B, index_pos, T)
-        if rope.length_dependent(self.config):
-            self.rope = rope.tables(self.config, index_pos, T, index_pos + T)
-        else:
-            self.rope = tuple(part[index_pos:index_pos + T] for part in self._tables)
-        self.tokens[:, index_pos:index_pos + T] = tokens
-        self.mask = self.visible(index_pos, T)
-        self._end = index_pos + T
-
-    def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Store new rows [B, G, T, D] of a layer; returns its visible keys and values [B, G, L, D], new ones last."""
-        first, start, end = self.first_visible(self.length), self.length, self._end
-        self.keys[layer][:, :, start:end] = key
-        self.values[layer][:, :, start:end] = value
-        return self.keys[layer][:, :, first:end], self.values[layer][:, :, first:end]
-
-    def end(self) -> None:
-        """Count the rows that `append` stored in every layer. Before this a failed call has changed nothing."""
-        self.length = self._end
+    def view(self, tokens: np.ndarray, index_pos: int) -> View:
+        """Make room for `tokens` [B, T] at `index_pos` and note them. Raises ContextError."""
+        return View(self, tokens, index_pos)
 
     def recent(self, window: int, length: int | None = None) -> np.ndarray:
         """The last `window` tokens of the first `length` (None: of all), int32 [B, window], filled with -1 in front where
@@ -129,4 +109,39 @@ class Cache(Positions):
         tables = rope.tables(c, 0, allocated, None)
         # All at once: an interrupt before this line has changed nothing.
         self.keys, self.values, self.tokens, self.addresses = keys, values, tokens, addresses
-        self._tables, self.allocated = tables, allocated
+        self.tables, self.allocated = tables, allocated
+
+
+class View(CallView):
+    """What one forward sees of a cache, and where it stores new keys and values.
+
+    keys, values, addresses: the cache's own at the time of the call. tables: cosines and sines of the new positions,
+    float32 [T, D/2].
+    """
+
+    def __init__(self, cache: Cache, tokens: np.ndarray, index_pos: int):
+        super().__init__(cache, *tokens.shape, index_pos)
+        if rope.length_dependent(self.config):
+            self.tables = rope.tables(self.config, index_pos, self.count, self.end)
+        else:
+            self.tables = tuple(part[index_pos:self.end] for part in cache.tables)
+        cache.tokens[:, index_pos:self.end] = tokens
+        self.keys, self.values, self.addresses = cache.keys, cache.values, cache.addresses
+
+    def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:
+        """Store new rows [B, G, T, D] of a layer."""
+        self.keys[layer][:, :, self.index_pos:self.end] = key
+        self.values[layer][:, :, self.index_pos:self.end] = value
+
+    def stored(self, layer: int, window: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """A layer's keys and values that the new queries see: [B, G, end - first_visible, D] each, the new ones last."""
+        first = self.first_visible(window)
+        return self.keys[layer][:, :, first:self.end], self.values[layer][:, :, first:self.end]
+
+    def new_keys(self, layer: int) -> np.ndarray:
+        """Keys that this call stored in a layer, [B, G, T, D]."""
+        return self.keys[layer][:, :, self.index_pos:self.end]
+
+    def mask(self, window: int | None = None) -> np.ndarray | None:
+        """Which of the `stored` rows each query sees: bool [T, end - first_visible], or None for all."""
+        return self.visible(window)

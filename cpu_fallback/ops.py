@@ -1,4 +1,6 @@
-"""The arithmetic of a Llama, one function each.
+"""The arithmetic of a Llama: one vocabulary of words that layers.py calls.
+
+Each word is written here in NumPy; kernels/lowering.py registers what it means for the arrays of a compiled program.
 
 A weight matrix is float32, float16, or uint16 holding bfloat16 bits (NumPy has no bfloat16; bfloat16 is the upper half
 of a float32, so widening it is a shift), or a low-bit QuantizedMatrix; a tuple of matrices is one matrix, rows below rows.
@@ -6,8 +8,13 @@ of a float32, so widening it is a shift), or a low-bit QuantizedMatrix; a tuple 
 
 from __future__ import annotations
 
+from functools import singledispatch
+
 import numpy as np
 
+from mlx_llama.core.models.spec import LayerSpec
+
+from .cache import View
 from .quantized import QuantizedMatrix
 
 Matrix = np.ndarray | QuantizedMatrix
@@ -38,11 +45,13 @@ def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     return out
 
 
-def embed(weight: Matrix, tokens: np.ndarray) -> np.ndarray:
-    """Rows of the embedding. weight: [V, E]; tokens: int32 [B, T]; returns float32 [B, T, E]."""
+@singledispatch
+def embed(tokens: np.ndarray, weight: Matrix) -> np.ndarray:
+    """Rows of the embedding. tokens: int32 [B, T]; weight: [V, E]; returns float32 [B, T, E]."""
     return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else widen(weight[tokens])
 
 
+@singledispatch
 def linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None) -> np.ndarray:
     """x @ weight.T + bias. x: float32 [..., K]; weight: [N, K], any width; bias: float32 [N]; returns float32 [..., N].
 
@@ -55,6 +64,65 @@ def linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray 
     if bias is not None:
         out += bias
     return out.reshape(*x.shape[:-1], out.shape[1])
+
+
+@singledispatch
+def gated_linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None) -> np.ndarray:
+    """swiglu(linear(x, weight, bias)). x: float32 [..., K]; weight: [2 F, K], the gate's rows first; returns [..., F]."""
+    return swiglu(linear(x, weight, bias))
+
+
+@singledispatch
+def add_rms_norm(x: np.ndarray, delta: np.ndarray | None, weight: np.ndarray,
+                 eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """(x + delta, its RMS norm times weight). x, delta: float32 [..., E], delta None for zero; weight: [E]."""
+    total = x if delta is None else x + delta
+    return total, rms_norm(total, weight, eps)
+
+
+@singledispatch
+def norm_heads(heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> np.ndarray:
+    """RMS norm over each head of query and key (Qwen3). heads: [B, T, (H + 2 G) D]: queries, keys, values; weights: [D]."""
+    parts = heads.reshape(*heads.shape[:-1], -1, spec.head_dim)
+    H, G = spec.heads, spec.key_value_heads
+    query = rms_norm(parts[..., :H, :], query_weight, spec.eps)
+    key = rms_norm(parts[..., H:H + G, :], key_weight, spec.eps)
+    return np.concatenate([query, key, parts[..., H + G:, :]], axis=-2).reshape(heads.shape)
+
+
+@singledispatch
+def split_heads(heads: np.ndarray, spec: LayerSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]."""
+    B, T, _ = heads.shape
+    H, G = spec.heads, spec.key_value_heads
+    parts = heads.reshape(B, T, H + 2 * G, spec.head_dim).transpose(0, 2, 1, 3)
+    return parts[:, :H], parts[:, H:H + G], parts[:, H + G:]
+
+
+@singledispatch
+def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
+    """Rotate queries and keys, store keys and values. heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D]."""
+    query, key, value = split_heads(heads, spec)
+    if spec.rotates:
+        query, key = rope(query, view.tables), rope(key, view.tables)
+    view.append(spec.index, key, value)
+    return query
+
+
+@singledispatch
+def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
+    """Attention to what the view holds. query: [B, H, T, D], of all new positions or of the last; returns [B, T, H D]."""
+    B, H, T, D = query.shape
+    keys, values = view.stored(spec.index, spec.window)
+    mask = view.mask(spec.window)
+    mixed = attention(query, keys, values, spec.scale, mask if mask is None else mask[-T:])
+    return mixed.transpose(0, 2, 1, 3).reshape(B, T, H * D)
+
+
+@singledispatch
+def last_position(x: np.ndarray) -> np.ndarray:
+    """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1, D]."""
+    return x[..., -1:, :]
 
 
 def _matmul(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """The CPU's compiled path: LLVM vector code written from Python, weights in panels, a forward pass as one program.
 
-layouts: how weights and activations lie; panels: weights into their layout; emit: writing LLVM code; kernels: the
-arithmetic; program: a forward pass as data; target: instruction sets and the cache of machine code; runner: threads and
-the model. Nothing here is imported before a model is loaded, and NumPy does the work where llvmlite is not installed.
+layouts: weights and activations in memory; panels: weights into their layout; emit: writing LLVM code; arithmetic: the
+kernels; program: operations as data; target: instruction sets and the cache of machine code; lowering: the model's
+forward into programs; workspace: their memory; team: threads; runner: running them. Nothing here is imported before a
+model is loaded, and NumPy does the work where llvmlite is not installed.
 """
 
 from __future__ import annotations
@@ -10,17 +11,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_llama.core.errors import BackendError
 
 if TYPE_CHECKING:
-    from mlx_llama.core.files.checkpoint import Tensor
-    from mlx_llama.core.files.quantized import AffineWeight
-    from mlx_llama.core.models.config import LlamaConfig
-
-    from .runner import CompiledLlama
     from .target import Target
 
 VARIABLE = "MLX_LLAMA_CPU_TARGET"
@@ -50,9 +46,10 @@ def find_target() -> tuple[Target | None, str]:
     return target.target(wanted or names[0]), ""
 
 
-def build(config: LlamaConfig, tensors: Mapping[str, Tensor | AffineWeight], threads: int, activation_bits: int,
-          target: Target) -> CompiledLlama:
-    """See runner.CompiledLlama."""
-    from .runner import CompiledLlama
+@dataclass(frozen=True)
+class Compilation:
+    """How a model is compiled. threads: that walk its programs; activation_bits: 8, 16 or 32, against low-bit weights."""
 
-    return CompiledLlama(config, tensors, threads, activation_bits, target)
+    target: Target
+    threads: int
+    activation_bits: int

@@ -13,7 +13,7 @@ from mlx_llama.core.files.quantized import GGUF_FORMATS
 
 from . import layouts
 from .emit import LANES, Function, Module, Value, Variable, f16, f32, f32s, i8, i16, i32, i32s, i64, vector
-from .layouts import GROUP, PLANES, FloatLayout, Form, LowBitLayout
+from .layouts import GROUP, PLANES, ActivationLayout, FloatLayout, LowBitLayout
 from .target import Target
 
 PANELS_AT_ONCE = 4  # of float weights when decoding: independent sums hide the latency of multiply and add
@@ -22,11 +22,11 @@ PANELS_AT_ONCE = 4  # of float weights when decoding: independent sums hide the 
 PRODUCT = {"weights": i64, "x": i64, "out": i64, "out_stride": i64, "blocks": i64, "bias": i64, "accumulate": i64}
 
 
-def product_name(layout: layouts.Layout, form: Form, tokens: int, panels: int = 1) -> str:
+def product_name(layout: layouts.Layout, form: ActivationLayout, tokens: int, panels: int = 1) -> str:
     return f"product_{layout.name}_{form.name}_{tokens}x{panels}"
 
 
-def product(module: Module, target: Target, layout: layouts.Layout, form: Form, tokens: int, panels: int = 1,
+def product(module: Module, target: Target, layout: layouts.Layout, form: ActivationLayout, tokens: int, panels: int = 1,
             public: bool = False) -> Function:
     """out[t][16 rows] = panel times x[t] (+ bias) (+ out, if accumulate) for `tokens` tokens.
 
@@ -173,7 +173,7 @@ def dot_offset(target: Target, layout: LowBitLayout) -> int:
     return layout.offset - 128 if flips(target, layout) else layout.offset
 
 
-def _integer_sums(f: Function, target: Target, layout: LowBitLayout, form: Form, tokens: int) -> list[Variable]:
+def _integer_sums(f: Function, target: Target, layout: LowBitLayout, form: ActivationLayout, tokens: int) -> list[Variable]:
     """Integer products within a group; float32 sums over a span of groups, whose activations share a scale, and the row."""
     sums = _zeros(f, tokens)
     halves = 2 if layout.group_size == 16 else 1
@@ -224,7 +224,7 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, form: Form,
     return sums
 
 
-def _products(f: Function, target: Target, form: Form, x: Value, chunks: list[tuple[int, Value]],
+def _products(f: Function, target: Target, form: ActivationLayout, x: Value, chunks: list[tuple[int, Value]],
               starts: list[Value]) -> list[Value]:
     """For each token int32 [16 rows]: its start plus the sum over the chunks (number, codes) of code * activation code.
 
@@ -318,14 +318,14 @@ def _exp(f: Function, x: Value) -> Value:
     return y * ((n.to_int() + 127) << 23).bits(f32s)
 
 
-def pack_name(form: Form, source: str, tokens: int) -> str:
+def pack_name(form: ActivationLayout, source: str, tokens: int) -> str:
     return f"pack_{source}_{form.name}_{form.limit}_{form.offset}_{tokens}"
 
 
 PACK = {"a": i64, "b": i64, "factor": f32, "groups": i64, "out": i64, "slot": i64}
 
 
-def pack(module: Module, form: Form, source: str, tokens: int, public: bool = False) -> Function:
+def pack(module: Module, form: ActivationLayout, source: str, tokens: int, public: bool = False) -> Function:
     """Floats of one token -> its slot in the records of a block of `tokens` tokens.
 
     source: "plain" x = a, "norm" x = a * factor * b, "silu" x = silu(a) * b; a, b: float32 [32 groups]; groups: whole spans
@@ -379,7 +379,7 @@ def pack(module: Module, form: Form, source: str, tokens: int, public: bool = Fa
     return f.finish()
 
 
-def _quantise(f: Function, form: Form, x: list[Value], inverse: Value, record: Value, place: Value, tokens: int) -> None:
+def _quantise(f: Function, form: ActivationLayout, x: list[Value], inverse: Value, record: Value, place: Value, tokens: int) -> None:
     """Group number `place` of a span, of one token: code = x / scale, rounded."""
     out = record + place * form.codes(tokens)
     codes = [f.math("rint", half * inverse.splat()).to_int() for half in x]
@@ -443,6 +443,29 @@ def rotate(module: Module, head_dim: int, public: bool = False) -> Function:
         turn(f32s, 4 * i)
     with f.loop(half, whole) as i:
         turn(f32, i * 4)
+    return f.finish()
+
+
+def norm_head(module: Module, head_dim: int, public: bool = False) -> Function:
+    """RMS norm of one head in place. x, weight: float32 [D]."""
+    name = f"norm_head_{head_dim}"
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, {"x": i64, "weight": i64, "eps": f32}, public=public)
+    whole = head_dim // LANES * LANES
+    sums, rest = f.zero(f32s), Variable(f, f.constant(f32, 0.0))
+    for d in range(0, whole, LANES):
+        value = f.load(f32s, f.x, 4 * d, 4)
+        sums = f.fma(value, value, sums)
+    with f.loop(head_dim, whole) as d:
+        value = f.load(f32, f.x, d * 4, 4)
+        rest.set(rest.get() + value * value)
+    mean = (f.total(sums) + rest.get()) / float(head_dim)
+    scale = f.constant(f32, 1.0) / f.math("sqrt", mean + f.eps)
+    for d in range(0, whole, LANES):
+        f.store(f.load(f32s, f.x, 4 * d, 4) * scale.splat() * f.load(f32s, f.weight, 4 * d, 4), f.x, 4 * d, 4)
+    with f.loop(head_dim, whole) as d:
+        f.store(f.load(f32, f.x, d * 4, 4) * scale * f.load(f32, f.weight, d * 4, 4), f.x, d * 4, 4)
     return f.finish()
 
 

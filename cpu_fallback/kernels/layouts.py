@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 ROWS = 16  # of a panel: the lanes of a vector
 GROUP = 32  # inputs of a group
 SPAN = 8  # groups whose activations share a scale, counted from a row's begin; a whole number of blocks of every layout
@@ -118,7 +120,7 @@ Layout = FloatLayout | LowBitLayout
 
 
 @dataclass(frozen=True)
-class Form:
+class ActivationLayout:
     """Activations of T tokens, a record for each span.
 
     "float": float32 [256 inputs][T].
@@ -148,14 +150,33 @@ class Form:
 
 
 _PARTS = {"offset_sum": 0, "offset_half_sums": 1, "sum": 3, "half_sums": 4, "scale": 6}
-FLOAT = Form("float")
+FLOAT = ActivationLayout("float")
 
 
-def form(activation_bits: int, dot: str, offset: int = 0) -> Form:
+def form(activation_bits: int, dot: str, offset: int = 0) -> ActivationLayout:
     """The form that low-bit weights with this offset are multiplied with: 8, 16 or 32 bits, on a target with this `dot`."""
     if activation_bits == 32:
         return FLOAT
     limit = {8: 127, 16: 32639}[activation_bits]  # 127 * 256 + 127
     if dot == "madd":
-        return Form("int16", limit, offset)
-    return Form("int8x2" if activation_bits == 16 else "int8", limit, offset)
+        return ActivationLayout("int16", limit, offset)
+    return ActivationLayout("int8x2" if activation_bits == 16 else "int8", limit, offset)
+
+
+def unpack(layout: ActivationLayout, records: np.ndarray, columns: int, slots: int, tokens: int) -> np.ndarray:
+    """Activations as the products see them: float32 [tokens, columns] of records, uint8, in blocks of `slots` tokens."""
+    spans, blocks = columns // (SPAN * GROUP), -(-tokens // slots)
+    rows = records[:blocks * spans * layout.record(slots)].reshape(blocks, spans, layout.record(slots))
+    if layout.name == "float":
+        x = rows.view(np.float32).reshape(blocks, spans, SPAN * GROUP, slots).transpose(0, 3, 1, 2)
+        return x.reshape(-1, columns)[:tokens].copy()
+    raw = np.ascontiguousarray(rows[:, :, :SPAN * layout.codes(slots)])
+    if layout.name == "int16":
+        codes = raw.view(np.int16).reshape(blocks, spans, SPAN, 8, slots, 4)[..., [0, 2, 1, 3]].astype(np.int32)
+    else:
+        planes = raw.view(np.int8).reshape(blocks, spans, SPAN, -1, 8, slots, 4).astype(np.int32)
+        codes = planes[:, :, :, 0] if layout.name == "int8" else 256 * planes[:, :, :, 0] + planes[:, :, :, 1]
+    at = layout.at("scale", slots)
+    scale = np.ascontiguousarray(rows[:, :, at:at + 4 * slots]).view(np.float32)  # [blocks, spans, slots]
+    x = codes.transpose(0, 4, 1, 2, 3, 5).reshape(blocks, slots, spans, SPAN * GROUP).astype(np.float32)
+    return (x * scale.transpose(0, 2, 1)[..., None]).reshape(-1, columns)[:tokens]

@@ -16,7 +16,7 @@ import numpy as np
 
 from . import arithmetic, layouts
 from .emit import Function, Module, Value, Variable, f32, f32s, i32, i64, void
-from .layouts import GROUP, FloatLayout, Form, Layout
+from .layouts import GROUP, ActivationLayout, FloatLayout, Layout
 from .target import Compiled, Target, compile_module
 
 WORDS = 32  # of a record
@@ -30,14 +30,16 @@ _OPERANDS = {
     "product": ("weights", "panel_bytes", "blocks", "x", "x_bytes", "out", "out_bytes", "bias", "accumulate"),
     # items: parts of a token's groups. a (times b, after the norm or silu) -> records at x
     "pack": ("a", "a_bytes", "b", "b_bytes", "groups", "part", "x", "x_bytes", "width", "eps", "scratch"),
-    # items: tokens. Rotate queries and keys in place, store keys and values into the cache
-    "rotate": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "values_at", "layer"),
+    # items: tokens. RMS norm of every head of query and key, in place
+    "norm_heads": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "query_weight", "key_weight", "eps"),
+    # items: tokens. Rotate queries and keys in place if `rotates`, store keys and values into the cache
+    "rotate": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "values_at", "layer", "rotates"),
     # items: key heads of tokens
-    "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", "layer"),
+    "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", "layer", "window"),
 }
 _FIELDS = {kind: {name: index for index, name in enumerate(_COMMON + operands)} for kind, operands in _OPERANDS.items()}
 CONTEXT = {name: index for index, name in enumerate((
-    "tokens", "first_row", "position", "window", "cosine", "sine", "caches", "row_bytes", "head_bytes", "scores",
+    "tokens", "first_row", "position", "cosine", "sine", "caches", "row_bytes", "head_bytes", "scores",
     "scores_bytes", "scores_head_bytes", "sync"))}
 
 _OPERATION = {"op": i64, "lo": i64, "hi": i64, "thread": i64, "context": i64}
@@ -54,7 +56,7 @@ class Recipe:
     activation_bits: int
     head_dim: int
 
-    def form_of(self, layout: Layout) -> Form:
+    def form_of(self, layout: Layout) -> ActivationLayout:
         """What a layout is multiplied with. Where no offset matters, a form that another layout needs anyway will do."""
         if isinstance(layout, FloatLayout) or self.activation_bits == 32:
             return layouts.FLOAT
@@ -67,11 +69,12 @@ class Recipe:
         return tuple(dict.fromkeys(layout for layout, _ in self.sources))
 
     @property
-    def forms(self) -> tuple[Form, ...]:
+    def activations(self) -> tuple[ActivationLayout, ...]:
+        """Layouts of the activations that the weights are multiplied with."""
         return tuple(dict.fromkeys(self.form_of(layout) for layout in self.layouts))
 
 
-def tile(target: Target, form: Form, decode: bool) -> int:
+def tile(target: Target, form: ActivationLayout, decode: bool) -> int:
     """Tokens of an activation block."""
     return 1 if decode else target.float_tile if form.name == "float" else target.tile
 
@@ -93,7 +96,7 @@ def product_kind(layout: Layout, decode: bool) -> str:
     return f"product {layout.name} {'decode' if decode else 'prompt'}"
 
 
-def pack_kind(form: Form, source: str, decode: bool) -> str:
+def pack_kind(form: ActivationLayout, source: str, decode: bool) -> str:
     return f"pack {source} {form.name} {form.offset} {'decode' if decode else 'prompt'}"
 
 
@@ -109,8 +112,11 @@ class Program:
         self.records: np.ndarray | None = None
 
     def add(self, kind: str, items: int, portion: int = 1, per_token: bool = False, wait: bool = True,
-            **operands: int) -> None:
-        """Append an operation; `operands` are exactly those of its kind. wait=False: the next one does not need it."""
+            **operands: int) -> int:
+        """Append an operation; `operands` are exactly those of its kind. wait=False: the next one does not need it.
+
+        Returns its index.
+        """
         fields = _FIELDS[kind.split()[0]]
         if set(operands) != set(fields) - set(_COMMON):
             raise TypeError(f"operands of {kind} are {sorted(set(fields) - set(_COMMON))}, not {sorted(operands)}")
@@ -121,10 +127,22 @@ class Program:
         if bad := {name: value for name, value in values.items() if not isinstance(value, int) or value < 0}:
             raise ValueError(f"operands of {kind} must be whole numbers, not {bad}")
         self._records.append({fields[name]: value for name, value in values.items()})
+        return len(self._records) - 1
 
-    def __iadd__(self, other: Program) -> Program:
-        self._records += other._records
-        return self
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def amend(self, index: int, **operands: int) -> None:
+        """Change operands of an operation that was added; before `finish`."""
+        kind = next(name for name, number in self.code.kinds.items() if number == self._records[index][0])
+        fields = _FIELDS[kind.split()[0]]
+        self._records[index] |= {fields[name]: value for name, value in operands.items()}
+
+    def cut(self, at: int) -> Program:
+        """Take off the operations from `at` on, as a program of their own; before `finish`."""
+        rest = Program(self.code, self.threads)
+        self._records, rest._records = self._records[:at], self._records[at:]
+        return rest
 
     def finish(self) -> Program:
         """No more operations: lay the records out."""
@@ -146,6 +164,28 @@ class Program:
     def walk(self, context: np.ndarray, thread: int) -> None:
         """Take part in a run as number `thread`; returns when all operations are done."""
         self.code.run(self.records.ctypes.data, len(self.records), thread, self.threads, context.ctypes.data)
+
+    def part(self, first: int, last: int) -> Part:
+        """Operations first .. last - 1, to be run alone."""
+        return Part(self, first, last)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of a program's operations, as a run of their own."""
+
+    program: Program
+    first: int
+    last: int
+
+    def prepare(self, context: np.ndarray) -> None:
+        """As Program.prepare."""
+        self.program.prepare(context)
+
+    def walk(self, context: np.ndarray, thread: int) -> None:
+        """As Program.walk."""
+        records, code = self.program.records[self.first:self.last], self.program.code
+        code.run(records.ctypes.data, len(records), thread, self.program.threads, context.ctypes.data)
 
 
 # ---- machine code
@@ -178,15 +218,16 @@ def _operations(recipe: Recipe) -> list[tuple[str, Callable[[Module, str], Funct
         for layout in recipe.layouts:
             form = recipe.form_of(layout)
             found.append((product_kind(layout, decode), _product(target, layout, form, tile(target, form, decode))))
-        for form in recipe.forms:
+        for form in recipe.activations:
             for source in ("norm", "plain", "silu"):
                 found.append((pack_kind(form, source, decode), _pack(form, source, tile(target, form, decode))))
+    found.append(("norm_heads", _norm_heads(recipe.head_dim)))
     found.append(("rotate", _rotate(recipe.head_dim)))
     found.append(("attend", _attend(recipe.head_dim)))
     return found
 
 
-def _product(target: Target, layout: Layout, form: Form, tokens: int) -> Callable[[Module, str], Function]:
+def _product(target: Target, layout: Layout, form: ActivationLayout, tokens: int) -> Callable[[Module, str], Function]:
     def write(module: Module, name: str) -> Function:
         one = arithmetic.product(module, target, layout, form, tokens)
         several = arithmetic.PANELS_AT_ONCE if tokens == 1 and form.name == "float" and isinstance(layout, FloatLayout) else 1
@@ -213,7 +254,7 @@ def _product(target: Target, layout: Layout, form: Form, tokens: int) -> Callabl
     return write
 
 
-def _pack(form: Form, source: str, tokens: int) -> Callable[[Module, str], Function]:
+def _pack(form: ActivationLayout, source: str, tokens: int) -> Callable[[Module, str], Function]:
     def write(module: Module, name: str) -> Function:
         pack = arithmetic.pack(module, form, source, tokens)
         squares = arithmetic.sum_of_squares(module)
@@ -239,6 +280,22 @@ def _pack(form: Form, source: str, tokens: int) -> Callable[[Module, str], Funct
     return write
 
 
+def _norm_heads(head_dim: int) -> Callable[[Module, str], Function]:
+    def write(module: Module, name: str) -> Function:
+        norm = arithmetic.norm_head(module, head_dim)
+        o = _Operation(module, name)
+        f = o.f
+        eps = f.load(f32, f.op, 8 * _FIELDS["norm_heads"]["eps"], 4)
+        with f.loop(f.hi, f.lo) as token:
+            row = o.qkv + token * o.qkv_bytes
+            for first, count, weight in ((row, o.heads, o.query_weight), (row + o.keys_at, o.key_heads, o.key_weight)):
+                with f.loop(count) as h:
+                    f.call(norm, first + h * (4 * head_dim), weight, eps)
+        return f.finish()
+
+    return write
+
+
 def _rotate(head_dim: int) -> Callable[[Module, str], Function]:
     def write(module: Module, name: str) -> Function:
         rotate = arithmetic.rotate(module, head_dim)
@@ -250,12 +307,14 @@ def _rotate(head_dim: int) -> Callable[[Module, str], Function]:
             row = o.qkv + token * o.qkv_bytes
             angles = token * (4 * (head_dim // 2))
             cosine, sine = o.context("cosine") + angles, o.context("sine") + angles
-            with f.loop(o.heads) as h:
+            rotates = o.rotates.compare("!=", 0)
+            with f.when(rotates), f.loop(o.heads) as h:
                 f.call(rotate, row + h * (4 * head_dim), cosine, sine)
             position = o.context("position") + token
             with f.loop(o.key_heads) as h:
                 key = row + o.keys_at + h * (4 * head_dim)
-                f.call(rotate, key, cosine, sine)
+                with f.when(rotates):
+                    f.call(rotate, key, cosine, sine)
                 value = row + o.values_at + h * (4 * head_dim)
                 at = h * head_bytes + position * row_bytes
                 for source, store in ((key, f.load(i64, caches, 0, 8) + at), (value, f.load(i64, caches, 8, 8) + at)):
@@ -276,7 +335,7 @@ def _attend(head_dim: int) -> Callable[[Module, str], Function]:
         f = o.f
         caches = o.context("caches") + o.layer * 16
         keys, values = f.load(i64, caches, 0, 8), f.load(i64, caches, 8, 8)
-        key_heads, shared, window = o.key_heads, o.shared, o.context("window")
+        key_heads, shared, window = o.key_heads, o.shared, o.window
         scores = o.context("scores") + f.thread * o.context("scores_bytes")
         head = shared * (4 * head_dim)
         with f.loop(f.hi, f.lo) as item:

@@ -1,4 +1,6 @@
-"""What users may see go wrong. Every message says what was found, what was expected and what to do."""
+"""Errors that a user can cause or mend. Every message says what was found, what was expected and what to do."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -30,6 +32,17 @@ class OptionsError(LlamaError):
 
 class BackendError(LlamaError):
     """A backend, device or dtype is not available on this machine."""
+
+
+class OutOfMemoryError(BackendError):
+    """The weights do not fit the memory of the device."""
+
+    @classmethod
+    def of(cls, needed: int, free: int | None = None, device: str = "this machine") -> OutOfMemoryError:
+        """The error for weights of `needed` bytes on a device with `free` bytes left (None: unknown)."""
+        has = "does not give that much memory" if free is None else f"has {free / 1e9:.2f} GB free"
+        return cls(f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, quantise this one "
+                   "(python -m mlx_llama.quantize), or close other programs")
 
 
 class ContextError(LlamaError):

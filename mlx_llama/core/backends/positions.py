@@ -96,24 +96,44 @@ class Positions:
         if length > self.capacity:
             raise ContextError(f"the saved cache holds {length} positions, this one at most {self.capacity}")
 
-    def first_visible(self, index_pos: int) -> int:
-        """The first column that a query at `index_pos` or later may see: 0 without a sliding window."""
-        window = self.config.sliding_window
-        return max(0, index_pos + 1 - window) if window else 0
 
-    def visible(self, index_pos: int, count: int) -> np.ndarray | None:
-        """Which columns each new query sees: bool [count, index_pos + count - first_visible], True where visible.
+class CallView:
+    """The host's side of one call on a cache: `count` new positions from `index_pos` on, of `batch` sequences.
+
+    A context manager: the cache counts the new positions when the block ends without an exception, and is as it was
+    otherwise. Every backend's `View` is built on it.
+    """
+
+    def __init__(self, cache: Positions, batch: int, count: int, index_pos: int):
+        """Makes room in the cache's storage. Raises ContextError."""
+        cache.reserve(batch, index_pos, count)
+        self.cache, self.config = cache, cache.config
+        self.batch, self.count, self.index_pos, self.end = batch, count, index_pos, index_pos + count
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.cache.length = self.end
+
+    def first_visible(self, window: int | None) -> int:
+        """The first column that any of the new queries sees: 0 without a sliding window."""
+        return max(0, self.index_pos + 1 - window) if window else 0
+
+    def visible(self, window: int | None) -> np.ndarray | None:
+        """Columns that each new query sees: bool [count, end - first_visible], True where visible.
 
         None where every query sees every column (a single token). A query at position p sees the columns c <= p,
         with a sliding window those with c > p - window (Mistral 7B, arXiv 2310.06825).
         """
-        if count == 1:
+        if self.count == 1:
             return None
-        rows = np.arange(index_pos, index_pos + count)[:, None]
-        columns = np.arange(self.first_visible(index_pos), index_pos + count)[None, :]
+        rows = np.arange(self.index_pos, self.end)[:, None]
+        columns = np.arange(self.first_visible(window), self.end)[None, :]
         mask = columns <= rows
-        if self.config.sliding_window:
-            mask &= columns > rows - self.config.sliding_window
+        if window:
+            mask &= columns > rows - window
         return mask
 
 

@@ -1,7 +1,7 @@
 """config.json or GGUF metadata -> one frozen, complete LlamaConfig. Nothing below it ever asks "is this field there?".
 
 config.json's schema is the one that transformers writes (every generation of it, from Llama 1 to the `rope_parameters`
-of transformers 5); defaults are those of its LlamaConfig and MistralConfig. GGUF's fields and defaults are those of
+of transformers 5); defaults are those of its config classes (architectures.py). GGUF's fields and defaults are those of
 llama.cpp (src/llama-model.cpp, `load_hparams`). What this package cannot run exactly is refused by name, never run as
 something else.
 """
@@ -13,25 +13,18 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mlx_llama.core.errors import ConfigError, LlamaError
 
+from .architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE, BY_SPELLING, Architecture
+from .spec import LayerSpec
+
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
 
-# model_type and defaults of transformers 5.23; "LLaMAForCausalLM" is how the first conversions of Llama 1 spelled it
-_ARCHITECTURES = {
-    "LlamaForCausalLM": "LlamaForCausalLM",
-    "LLaMAForCausalLM": "LlamaForCausalLM",
-    "MistralForCausalLM": "MistralForCausalLM",
-}
-_MODEL_TYPES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"max_position_embeddings": 2048, "sliding_window": None, "num_key_value_heads": None},
-    "MistralForCausalLM": {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
-}
 # Far above any model that exists, far below what would make an innocent-looking product overflow a 64-bit count.
 _LIMITS = {
     "vocab_size": 1 << 24,
@@ -122,7 +115,9 @@ class LlamaConfig:
     """Everything the model needs to know about itself, resolved and checked.
 
     Names and meanings are those of transformers' config.json. `head_dim` is always set; `sliding_window` is the
-    number of positions a token may look back, itself included, or None; `dtype` is the width the config names;
+    number of positions a token may look back, itself included, or None; `sliding_layers` counts the layers from the last
+    that have it, None for all. `attention_bias` is of query, key and value, `output_bias` of the projection after them.
+    `query_key_norm`: RMS norms over each head of query and key. `dtype` is the width the config names;
     `quantization` is None where matrices are stored unpacked, and for GGUF files, whose tensors name their own formats.
     """
 
@@ -145,6 +140,40 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str
     quantization: Quantization | None = None
+    output_bias: bool = False
+    query_key_norm: bool = False
+    sliding_layers: int | None = None
+
+    @cached_property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """Every layer as data, from the first."""
+        return tuple(self._layer(i) for i in range(self.num_hidden_layers))
+
+    def _layer(self, i: int) -> LayerSpec:
+        layer = f"model.layers.{i}."
+        norms = self.query_key_norm
+        slides = self.sliding_layers is None or i >= self.num_hidden_layers - self.sliding_layers
+        return LayerSpec(
+            index=i,
+            heads=self.num_attention_heads,
+            key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            eps=self.rms_norm_eps,
+            attention_norm=f"{layer}input_layernorm",
+            qkv=tuple(f"{layer}self_attn.{name}_proj" for name in "qkv"),
+            out=f"{layer}self_attn.o_proj",
+            ffn_norm=f"{layer}post_attention_layernorm",
+            gate_up=(f"{layer}mlp.gate_proj", f"{layer}mlp.up_proj"),
+            down=f"{layer}mlp.down_proj",
+            query_norm=f"{layer}self_attn.q_norm" if norms else None,
+            key_norm=f"{layer}self_attn.k_norm" if norms else None,
+            window=self.sliding_window if slides else None,
+        )
+
+    @property
+    def head_name(self) -> str:
+        """The module that projects to the vocabulary: the embedding where it is tied."""
+        return "model.embed_tokens" if self.tie_word_embeddings else "lm_head"
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
@@ -168,7 +197,7 @@ class LlamaConfig:
         """
         read = _Reader(raw, source)
         architecture = _architecture(read)
-        default = _DEFAULTS[architecture]
+        default = architecture.defaults
         _refuse_unsupported(read)
 
         hidden = read.integer("hidden_size")
@@ -178,7 +207,7 @@ class LlamaConfig:
         kv_heads = read.integer("num_key_value_heads", default["num_key_value_heads"], nullable=True) or heads
         if heads % kv_heads:
             read.fail("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-        head_dim = read.integer("head_dim", None, nullable=True)
+        head_dim = read.integer("head_dim", default.get("head_dim"), nullable=True)
         if head_dim is None:
             if hidden % heads:
                 read.fail(
@@ -189,14 +218,15 @@ class LlamaConfig:
             read.fail("head_dim", head_dim, "an even number, since rotary embeddings turn pairs")
         positions = read.integer("max_position_embeddings", default["max_position_embeddings"])
         vocab = read.integer("vocab_size")
-        attention_bias, mlp_bias = read.boolean("attention_bias", False), read.boolean("mlp_bias", False)
-        if architecture == "MistralForCausalLM":
-            # transformers' Mistral has no biases whatever its config says; a config that asks for one is another model
-            for name, asked in (("attention_bias", attention_bias), ("mlp_bias", mlp_bias)):
-                if asked:
-                    read.fail(name, True, "false, since MistralForCausalLM has no biases")
+        biases = {name: read.boolean(name, False) for name in ("attention_bias", "mlp_bias")}
+        if architecture.mlp_bias is False and biases["mlp_bias"]:
+            read.fail("mlp_bias", True, f"false, since {architecture.name} has no such biases")
+        if architecture.qkv_bias is False and biases["attention_bias"]:
+            # transformers' class has no biases whatever its config says; a config that asks for one is another model
+            read.fail("attention_bias", True, f"false, since {architecture.name} has no such biases")
+        window, sliding_layers = _sliding_window(read, architecture, layers)
         config = cls(
-            architecture=architecture,
+            architecture=architecture.name,
             vocab_size=vocab,
             hidden_size=hidden,
             intermediate_size=read.integer("intermediate_size"),
@@ -208,13 +238,16 @@ class LlamaConfig:
             max_position_embeddings=positions,
             rope=_rope(read, positions, head_dim),
             tie_word_embeddings=read.boolean("tie_word_embeddings", False),
-            attention_bias=attention_bias,
-            mlp_bias=mlp_bias,
-            sliding_window=_sliding_window(read, architecture, default["sliding_window"], layers),
-            bos_token_id=read.token("bos_token_id", 1, vocab),
-            eos_token_ids=read.tokens("eos_token_id", 2, vocab),
+            attention_bias=biases["attention_bias"] if architecture.qkv_bias is None else architecture.qkv_bias,
+            mlp_bias=biases["mlp_bias"],
+            sliding_window=window,
+            bos_token_id=read.token("bos_token_id", default.get("bos_token_id", 1), vocab),
+            eos_token_ids=read.tokens("eos_token_id", default.get("eos_token_id", 2), vocab),
             dtype=_dtype(read),
             quantization=_quantization(read),
+            output_bias=biases["attention_bias"] if architecture.out_bias is None else architecture.out_bias,
+            query_key_norm=architecture.query_key_norm,
+            sliding_layers=sliding_layers,
         )
         _check_quantized_modules(config, source)
         return config
@@ -243,20 +276,21 @@ class LlamaConfig:
                 the architecture, or something that changes its arithmetic, is not supported.
         """
         read = _Reader(metadata, source)
-        _refuse_gguf(read)
+        architecture = _refuse_gguf(read)
+        read.family = family = architecture.gguf
         hidden = read.gguf("embedding_length", "hidden_size")
         heads = read.gguf("attention.head_count", "num_attention_heads")
         kv_heads = read.gguf("attention.head_count_kv", "num_key_value_heads", heads)
         if heads % kv_heads:
-            read.fail("llama.attention.head_count_kv", kv_heads, f"a divisor of llama.attention.head_count ({heads})")
+            read.fail(f"{family}.attention.head_count_kv", kv_heads, f"a divisor of {family}.attention.head_count ({heads})")
         head_dim = read.gguf("attention.key_length", "head_dim", None if hidden % heads else hidden // heads)
         if head_dim is None:
-            read.fail("llama.embedding_length", hidden, f"a multiple of llama.attention.head_count ({heads})")
+            read.fail(f"{family}.embedding_length", hidden, f"a multiple of {family}.attention.head_count ({heads})")
         if head_dim % 2:
-            read.fail("llama.attention.key_length", head_dim, "an even number, since rotary embeddings turn pairs")
+            read.fail(f"{family}.attention.key_length", head_dim, "an even number, since rotary embeddings turn pairs")
         for name in ("attention.value_length", "rope.dimension_count"):
             if read.gguf(name, "head_dim", head_dim) != head_dim:
-                read.fail(f"llama.{name}", metadata[f"llama.{name}"], f"{head_dim}, the size of a head")
+                read.fail(f"{family}.{name}", metadata[f"{family}.{name}"], f"{head_dim}, the size of a head")
         tokens = metadata.get("tokenizer.ggml.tokens", ())
         embedding = shapes.get("model.embed_tokens.weight")
         vocab = embedding[0] if embedding else read.gguf("vocab_size", "vocab_size", len(tokens) or None)
@@ -267,7 +301,7 @@ class LlamaConfig:
         # some writers store -1, "none", as an unsigned number
         bos, *ends = (None if metadata.get(key) == 0xFFFFFFFF else read.token(key, None, vocab) for key in keys)
         return cls(
-            architecture="LlamaForCausalLM",
+            architecture=architecture.name,
             vocab_size=vocab,
             hidden_size=hidden,
             intermediate_size=read.gguf("feed_forward_length", "intermediate_size"),
@@ -275,39 +309,45 @@ class LlamaConfig:
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=read.number("llama.attention.layer_norm_rms_epsilon", low=0.0, high=1.0),
+            rms_norm_eps=read.number(f"{family}.attention.layer_norm_rms_epsilon", low=0.0, high=1.0),
             max_position_embeddings=positions,
             rope=_gguf_rope(read, positions, head_dim, divisors),
             tie_word_embeddings="lm_head.weight" not in shapes,
-            attention_bias=any(".self_attn." in name and name.endswith(".bias") for name in shapes),
+            attention_bias=any(name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")) for name in shapes),
             mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
             # 0 stands for none
             sliding_window=read.gguf("attention.sliding_window", "sliding_window", None, low=0) or None,
             bos_token_id=bos,
             eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
             dtype=dtype,
+            output_bias=any(name.endswith("o_proj.bias") for name in shapes),
+            query_key_norm=architecture.query_key_norm,
         )
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor the checkpoint must hold, by its Hugging Face name, with its shape.
 
-        Matrices are [out, in], as torch's Linear keeps them. `attention_bias` puts a bias on q, k, v and o,
-        `mlp_bias` on gate, up and down (transformers, modeling_llama.py).
+        Matrices are [out, in], as torch's Linear keeps them.
         """
         d, ffn, vocab = self.hidden_size, self.intermediate_size, self.vocab_size
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
-        for i in range(self.num_hidden_layers):
-            layer = f"model.layers.{i}."
-            attention = {"q_proj": (q, d), "k_proj": (kv, d), "v_proj": (kv, d), "o_proj": (d, q)}
-            mlp = {"gate_proj": (ffn, d), "up_proj": (ffn, d), "down_proj": (d, ffn)}
-            for block, matrices, bias in (("self_attn", attention, self.attention_bias), ("mlp", mlp, self.mlp_bias)):
-                for name, shape in matrices.items():
-                    shapes[f"{layer}{block}.{name}.weight"] = shape
-                    if bias:
-                        shapes[f"{layer}{block}.{name}.bias"] = shape[:1]
-            shapes[layer + "input_layernorm.weight"] = (d,)
-            shapes[layer + "post_attention_layernorm.weight"] = (d,)
+
+        def matrices(names: tuple[str, ...], rows: tuple[int, ...], columns: int, has_bias: bool) -> None:
+            for name, count in zip(names, rows, strict=True):
+                shapes[f"{name}.weight"] = (count, columns)
+                if has_bias:
+                    shapes[f"{name}.bias"] = (count,)
+
+        for spec in self.layers:
+            matrices(spec.qkv, (q, kv, kv), d, self.attention_bias)
+            matrices((spec.out,), (d,), q, self.output_bias)
+            for name in filter(None, (spec.query_norm, spec.key_norm)):
+                shapes[f"{name}.weight"] = (self.head_dim,)
+            matrices(spec.gate_up, (ffn, ffn), d, self.mlp_bias)
+            matrices((spec.down,), (d,), ffn, self.mlp_bias)
+            shapes[f"{spec.attention_norm}.weight"] = (d,)
+            shapes[f"{spec.ffn_norm}.weight"] = (d,)
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (vocab, d)
@@ -321,6 +361,7 @@ class _Reader:
         if not isinstance(raw, dict):
             raise ConfigError(f"{source}: {prefix or 'config'} is {show(raw)}, expected an object with named fields")
         self.raw, self.source, self.prefix = raw, source, prefix
+        self.family = ""  # before a GGUF file's own fields, "llama" in llama.block_count
         is_gguf = source.endswith(".gguf")
         self.remedy = "take another conversion of the model" if is_gguf else "correct the file, or take the model's own"
 
@@ -343,8 +384,8 @@ class _Reader:
         return value
 
     def gguf(self, name: str, field: str, default: Any = _MISSING, *, low: int = 1) -> Any:
-        """The whole number llama.NAME, in the limits of a LlamaConfig's field; a list if its numbers are the same."""
-        value, name = self.get(f"llama.{name}", default), f"llama.{name}"
+        """The whole number FAMILY.NAME, in the limits of a LlamaConfig's field; a list if its numbers are the same."""
+        value, name = self.get(f"{self.family}.{name}", default), f"{self.family}.{name}"
         if isinstance(value, list) and value:
             if any(one != value[0] for one in value):
                 self.fail(name, value, "the same number for all layers")
@@ -392,27 +433,28 @@ class _Reader:
         return ids[0] if ids else None
 
 
-def _architecture(read: _Reader) -> str:
+def _architecture(read: _Reader) -> Architecture:
     names, kind = read.get("architectures", None), read.get("model_type", None)
-    known = "LlamaForCausalLM and MistralForCausalLM"
+    known = ", ".join(ARCHITECTURES)
     if isinstance(names, list) and names:
-        if len(names) != 1 or not isinstance(names[0], str) or names[0] not in _ARCHITECTURES:
+        if len(names) != 1 or not isinstance(names[0], str) or names[0] not in BY_SPELLING:
             raise ConfigError(
                 f"{read.source}: architectures is {show(names)}, supported are {known}; load another model"
             )
-        architecture = _ARCHITECTURES[names[0]]
-        if kind is not None and (not isinstance(kind, str) or _MODEL_TYPES.get(kind) != architecture):
+        architecture = BY_SPELLING[names[0]]
+        if kind is not None and (not isinstance(kind, str) or BY_MODEL_TYPE.get(kind) != architecture):
             raise ConfigError(
-                f"{read.source}: model_type is {show(kind)}, which is not what {architecture} uses; correct one of them"
+                f"{read.source}: model_type is {show(kind)}, which is not what {architecture.name} uses; "
+                "correct one of them"
             )
         return architecture
     if names is not None and names != []:
         read.fail("architectures", names, "a list with one name")
-    if not isinstance(kind, str) or kind not in _MODEL_TYPES:
+    if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
         raise ConfigError(
             f"{read.source}: names no architecture (model_type is {show(kind)}), supported are {known}; load another model"
         )
-    return _MODEL_TYPES[kind]
+    return BY_MODEL_TYPE[kind]
 
 
 def _refuse_unsupported(read: _Reader) -> None:
@@ -519,33 +561,36 @@ _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _refuse_gguf(read: _Reader) -> None:
-    kind, architecture = read.get("general.type", "model"), read.get("general.architecture")
+def _refuse_gguf(read: _Reader) -> Architecture:
+    """The architecture of a GGUF file; refuses what would change its arithmetic."""
+    kind, name = read.get("general.type", "model"), read.get("general.architecture")
     if kind != "model":
         read.fail("general.type", kind, "'model'")
-    if architecture != "llama":
+    if not isinstance(name, str) or name not in BY_GGUF:
         raise ConfigError(
-            f"{read.source}: general.architecture is {show(architecture)}, supported is 'llama'; load another model"
+            f"{read.source}: general.architecture is {show(name)}, supported are {', '.join(map(repr, sorted(BY_GGUF)))}; "
+            "load another model"
         )
-    for name, neutral in _GGUF_NEUTRAL.items():
-        value = read.get(f"llama.{name}", neutral[0])
+    for field, neutral in _GGUF_NEUTRAL.items():
+        value = read.get(f"{name}.{field}", neutral[0])
         if not isinstance(value, (bool, int, float)) or value not in neutral:
-            read.fail(f"llama.{name}", value, f"{' or '.join(map(str, neutral))}, since nothing else is supported")
+            read.fail(f"{name}.{field}", value, f"{' or '.join(map(str, neutral))}, since nothing else is supported")
+    return BY_GGUF[name]
 
 
 def _gguf_rope(read: _Reader, positions: int, head_dim: int, divisors: tuple[float, ...] | None) -> RopeConfig:
-    prefix = "llama.rope.scaling."
+    prefix = f"{read.family}.rope.scaling."
     if divisors is not None and (len(divisors) != head_dim // 2 or not all(0 < one < math.inf for one in divisors)):
         read.fail("rope_freqs.weight", divisors, f"{head_dim // 2} numbers above 0, one for each pair of a head")
     values: dict[str, Any] = {
-        "theta": read.number("llama.rope.freq_base", 10000.0, low=1.0, high=1e15),
+        "theta": read.number(f"{read.family}.rope.freq_base", 10000.0, low=1.0, high=1e15),
         "divisors": divisors,
     }
     kind = read.get(prefix + "type", "linear")
     if kind not in ("none", "linear", "yarn"):
         read.fail(prefix + "type", kind, "none, linear or yarn")
     # 0 stands for none; the second name is that of the first files
-    name = prefix + "factor" if prefix + "factor" in read.raw else "llama.rope.scale_linear"
+    name = prefix + "factor" if prefix + "factor" in read.raw else f"{read.family}.rope.scale_linear"
     factor = read.number(name, 1.0, low=-1e-9) or 1.0
     if kind == "none" or (kind == "linear" and factor == 1):
         return RopeConfig(**values)
@@ -580,22 +625,31 @@ def _dtype(read: _Reader) -> str:
     return found
 
 
-def _sliding_window(read: _Reader, architecture: str, default: int | None, layers: int) -> int | None:
-    # transformers' Llama has no window whatever its config says; its Mistral has one in every layer or in none
-    window = read.integer("sliding_window", default, nullable=True) if architecture == "MistralForCausalLM" else None
+def _sliding_window(read: _Reader, architecture: Architecture, layers: int) -> tuple[int | None, int | None]:
+    """(the window or None, how many of the last layers have it or None for all)."""
+    window, sliding = None, None
+    if architecture.window == "all" or architecture.window == "from" and read.boolean("use_sliding_window", False):
+        window = read.integer("sliding_window", architecture.defaults["sliding_window"], nullable=True)
+    if window and architecture.window == "from":
+        full = read.get("max_window_layers", architecture.defaults["max_window_layers"])
+        if isinstance(full, bool) or not isinstance(full, int) or full < 0:
+            read.fail("max_window_layers", full, "a whole number from 0")
+        sliding = max(0, layers - full)
     kinds = read.get("layer_types", None)
     if kinds is not None:
-        expected = "sliding_attention" if window else "full_attention"
         if not isinstance(kinds, list) or len(kinds) != layers:
             read.fail("layer_types", kinds, f"a list of {layers} names, one per layer")
-        other = next((i for i, kind in enumerate(kinds) if kind != expected), None)
+        first = layers if not window else 0 if sliding is None else layers - sliding
+        expected = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
+        other = next((i for i, kind in enumerate(kinds) if kind != expected[i]), None)
         if other is not None:
             read.fail(
                 f"layer_types[{other}]",
                 kinds[other],
-                f"{expected!r} in every layer, since {architecture} has sliding_window {window or 'null'}",
+                f"{expected[other]!r}, since {architecture.name} has sliding_window {window or 'null'}"
+                + (f" in its last {sliding} layers" if sliding is not None else ""),
             )
-    return window
+    return window, sliding
 
 
 # Fields that change the angles in ways this package does not compute

@@ -13,7 +13,7 @@ import numpy as np
 
 from cpu_fallback.kernels import arithmetic as kernels, panels
 from cpu_fallback.kernels.emit import Function, Module, f32
-from cpu_fallback.kernels.layouts import GROUP, ROWS, SPAN, Form
+from cpu_fallback.kernels.layouts import GROUP, ROWS, SPAN, ActivationLayout
 from cpu_fallback.kernels.panels import Arena, Panels, Plan
 from cpu_fallback.kernels.target import Target, compile_module
 
@@ -84,7 +84,7 @@ class Library:
         panels.fill(matrix, self._calls["fill", plan.layout, plan.source], lambda work, first, last: work(first, last))
         return matrix
 
-    def product(self, matrix: Panels, form: Form, records: np.ndarray, tokens: int, bias: np.ndarray | None = None,
+    def product(self, matrix: Panels, form: ActivationLayout, records: np.ndarray, tokens: int, bias: np.ndarray | None = None,
                 before: np.ndarray | None = None, several: int = 1) -> np.ndarray:
         """float32 [tokens, 16 panels]: matrix times one block of packed activations. before: accumulated upon."""
         plan = matrix.plan
@@ -107,7 +107,7 @@ class Library:
         assert np.isnan(out.array[:, width:]).all()
         return out.array[:, :width].copy()
 
-    def pack(self, form: Form, source: str, tokens: int, a: np.ndarray, b: np.ndarray | None = None,
+    def pack(self, form: ActivationLayout, source: str, tokens: int, a: np.ndarray, b: np.ndarray | None = None,
              factor: np.ndarray | None = None) -> np.ndarray:
         """The records of a block: a, b: float32 [tokens, K], K a multiple of 256; factor: float32 [tokens]."""
         groups = a.shape[1] // GROUP
@@ -158,10 +158,10 @@ class Library:
         return out.array
 
 
-# ---- activations as layouts.Form describes them, in plain NumPy
+# ---- activations as layouts.ActivationLayout describes them, in plain NumPy
 
 
-def write_records(form: Form, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def write_records(form: ActivationLayout, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """uint8 [spans x record]: x = scale * codes. codes: int32 [T, K], whole spans; scale: float32 [T, spans]."""
     T, K = codes.shape
     groups = codes.reshape(T, -1, SPAN, 8, 4)
@@ -188,7 +188,7 @@ def write_floats(x: np.ndarray) -> np.ndarray:
     return Memory((records.size,), np.uint8, records).array
 
 
-def read_records(form: Form, records: np.ndarray, tokens: int) -> dict[str, np.ndarray]:
+def read_records(form: ActivationLayout, records: np.ndarray, tokens: int) -> dict[str, np.ndarray]:
     """codes [T, K], scale [T, spans], sum, offset_sum [T, groups], half_sums, offset_half_sums [T, groups, 2]; for "float"
     codes only."""
     rows = records.reshape(-1, form.record(tokens))

@@ -9,7 +9,7 @@ import pytest
 
 from backends.kernels.calls import Library, Memory, address, read_records
 from cpu_fallback.kernels import layouts
-from cpu_fallback.kernels.layouts import FLOAT, GROUP, SPAN, Form
+from cpu_fallback.kernels.layouts import FLOAT, GROUP, SPAN, ActivationLayout
 from cpu_fallback.kernels.target import Target, available, target as target_by_name
 
 WIDTH = SPAN * GROUP
@@ -19,7 +19,7 @@ TOKENS = (1, 3)
 OFFSETS = (0, 8, 128, -128)  # of the weights that activations are for
 
 
-def forms(target: Target) -> list[Form]:
+def forms(target: Target) -> list[ActivationLayout]:
     return [FLOAT, *(layouts.form(bits, target.dot, offset) for bits, offset in ((8, 8), *((16, o) for o in OFFSETS)))]
 
 
@@ -53,7 +53,7 @@ def test_norm_is_multiplied_in_this_order(kernels):
     np.testing.assert_array_equal(got, a * factor[:, None] * b)
 
 
-def quantised(form: Form, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def quantised(form: ActivationLayout, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(codes [T, K], scale [T, spans]): the largest magnitude of a span becomes the limit."""
     spans = a.reshape(len(a), -1, WIDTH)
     top = np.abs(spans).max(axis=2, keepdims=True)

@@ -27,7 +27,7 @@ from backends.kernels.weights import (
     with_sizes,
 )
 from cpu_fallback.kernels import arithmetic as kernels, layouts, panels
-from cpu_fallback.kernels.layouts import FLOAT, GROUP, SPAN, Form
+from cpu_fallback.kernels.layouts import FLOAT, GROUP, SPAN, ActivationLayout
 from cpu_fallback.kernels.panels import Panels, Plan
 from cpu_fallback.kernels.target import NAMES, Target, available, target as target_by_name
 
@@ -46,7 +46,7 @@ def kinds(name: str) -> tuple[str, ...]:
     return KINDS if name == available()[0] else FEW
 
 
-def form_for(kind: str, bits: int, target: Target) -> Form:
+def form_for(kind: str, bits: int, target: Target) -> ActivationLayout:
     if kind in FLOATS:
         return FLOAT
     return layouts.form(bits, target.dot, kernels.dot_offset(target, panels.layout_of(matrix(kind).tensor)))
@@ -87,7 +87,7 @@ def filled_columns(found: Panels) -> int:
     return -(-found.plan.columns // SPAN_WIDTH) * SPAN_WIDTH
 
 
-def activations(form: Form, found: Panels, tokens: int, rng: np.random.Generator, limits: bool = False):
+def activations(form: ActivationLayout, found: Panels, tokens: int, rng: np.random.Generator, limits: bool = False):
     """(function that packs some of the tokens, float64 [tokens, columns] that they stand for). limits: only the largest
     codes. What is behind the matrix's columns must not count."""
     columns = filled_columns(found)
@@ -102,7 +102,7 @@ def activations(form: Form, found: Panels, tokens: int, rng: np.random.Generator
     return lambda some: write_records(form, codes[some], scale[some]), x[:, :found.plan.columns]
 
 
-def rounding(found: Panels, form: Form) -> float:
+def rounding(found: Panels, form: ActivationLayout) -> float:
     """Relative to the sum of the terms' magnitudes: half a unit in the last place for every operation of a sum."""
     operations = found.plan.columns if form.name == "float" else 2 * found.plan.columns // 16 + 3
     return (operations + 2) * 2.0**-24
@@ -115,7 +115,7 @@ def wide(array: np.ndarray, found: Panels) -> np.ndarray:
     return filled_up
 
 
-def check(name: str, source: Matrix, found: Panels, form: Form, tokens: int, rng: np.random.Generator, limits: bool = False):
+def check(name: str, source: Matrix, found: Panels, form: ActivationLayout, tokens: int, rng: np.random.Generator, limits: bool = False):
     write, x = activations(form, found, tokens, rng, limits)
     got = library(name).product(found, form, write(slice(None)), tokens)
     bound = np.abs(x) @ wide(source.size, found).T * rounding(found, form)

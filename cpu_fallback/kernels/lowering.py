@@ -1,0 +1,345 @@
+"""The forward as compiled programs: model.py and layers.py run once on symbols, and the words of ops write operations.
+
+A symbol stands for float32 rows, one per token, in a buffer of the workspace. Some wait for their reader: a norm or a
+gate is formed while the next product's inputs are packed, and a product is written where its reader wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import LayerSpec
+
+from .. import ops
+from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
+from .panels import Panels
+from .program import Code, Program, float_bits, pack_kind, product_kind, tile
+from .workspace import WIDTH, Buffer, Workspace, pad
+
+NO_WINDOW = 1 << 60
+
+
+@dataclass(eq=False)
+class Symbol:
+    """Rows that a traced program computes."""
+
+    trace: Trace
+
+
+@dataclass(eq=False)
+class Tokens(Symbol):
+    """The call's token ids; the runner embeds them."""
+
+
+@dataclass(eq=False)
+class Rows(Symbol):
+    """Columns at .. at + width of a buffer. heads: their number where the columns are heads, else None."""
+
+    buffer: Buffer
+    at: int
+    width: int
+    heads: int | None = None
+
+    def read(self, tokens: int) -> np.ndarray:
+        """float32 [tokens, width], or [heads, tokens, width / heads]: a copy."""
+        rows = self.buffer.array[:tokens, self.at:self.at + self.width].copy()
+        return rows if self.heads is None else rows.reshape(tokens, self.heads, -1).transpose(1, 0, 2)
+
+
+@dataclass(eq=False)
+class Normed(Symbol):
+    """RMS norm of the stream, formed while it is packed. packed: (the operation, its layout) of the packing."""
+
+    weight: Buffer
+    eps: float
+    packed: tuple[int, ActivationLayout] | None = None
+
+
+@dataclass(eq=False)
+class Gated(Symbol):
+    """silu(gate) * up, formed while it is packed."""
+
+
+@dataclass(eq=False)
+class Product(Symbol):
+    """Matrices times what was packed before. first: the first operation, of packing; operations: one per matrix, parts:
+    (column, rows) of each. marks: names of probes that wait for the place."""
+
+    first: int
+    operations: list[int]
+    parts: list[tuple[int, int]]
+    buffer: Buffer | None = None
+    accumulates: bool = False
+    marks: list[str] = field(default_factory=list)
+
+    def place(self, buffer: Buffer, accumulate: bool = False) -> None:
+        """Write the product to `buffer`, or add it to the rows there."""
+        at, rows = self.parts[-1]
+        if at + pad(rows, ROWS) > buffer.array.shape[1]:
+            raise ValueError(f"products up to column {at + rows} do not fit a buffer {buffer.array.shape}")
+        if self.buffer is not None:
+            raise ValueError("the product lies elsewhere already")
+        self.buffer, self.accumulates = buffer, accumulate
+        for operation, (at, _) in zip(self.operations, self.parts):
+            self.trace.program.amend(operation, out=buffer.address + 4 * at, out_bytes=buffer.row_bytes,
+                                     accumulate=int(accumulate))
+        for name in self.marks:
+            self.trace.probe(name, self)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A probe of a program: after operation `last` - 1, read(tokens) gives its values, float32 [tokens, ...].
+
+    zeroed: a buffer that operations first .. last - 1 add to; set to zero before them, it shows what they add.
+    """
+
+    name: str
+    first: int
+    last: int
+    read: Callable[[int], np.ndarray]
+    zeroed: Buffer | None = None
+
+    def shifted(self, by: int) -> Mark:
+        return Mark(self.name, self.first - by, self.last - by, self.read, self.zeroed)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A finished program and its marks in order. moves: buffers whose last row becomes the first before it runs."""
+
+    program: Program
+    marks: tuple[Mark, ...]
+    moves: tuple[Buffer, ...]
+
+
+class View:
+    """What layers.py asks of a cache's view while it is traced. count: 1 for a decoded token, more for a prompt."""
+
+    def __init__(self, trace: Trace, count: int):
+        self.trace, self.count = trace, count
+
+    def new_keys(self, layer: int) -> Rows:
+        """The keys that were stored, where they were rotated."""
+        return self.trace.heads_rows(self.trace.config.layers[layer])[1]
+
+
+class Trace:
+    """One run of the forward on symbols. decode: for single tokens, else for tiles of tokens.
+
+    segments: the finished programs. vectors: norms and biases that they point to. embedding: the model's.
+    """
+
+    def __init__(self, config: LlamaConfig, code: Code, workspace: Workspace, threads: int, decode: bool):
+        self.config, self.code, self.workspace, self.threads, self.decode = config, code, workspace, threads, decode
+        self.program = Program(code, threads)
+        self.segments: list[Segment] = []
+        self.vectors: list[Buffer] = []
+        self.embedding: ops.Matrix | None = None
+        self.stream = Rows(self, workspace.hidden, 0, config.hidden_size)
+        self._marks: list[Mark] = []
+        self._moves: list[Buffer] = []
+
+    # ---- probes and segments
+
+    def probe(self, name: str, symbol: Symbol) -> None:
+        """Mark where `symbol` can be read: rows as they are now, others where they are computed."""
+        now = len(self.program)
+        if isinstance(symbol, Rows):
+            self._marks.append(Mark(name, now, now, symbol.read))
+        elif isinstance(symbol, Normed):
+            operation, layout = symbol.packed
+            self._marks.append(Mark(name, operation + 1, operation + 1, self._reader(layout)))
+        elif symbol.buffer is None:
+            symbol.marks.append(name)
+        else:
+            (at, rows), last = symbol.parts[0], symbol.operations[-1] + 1
+            first, zeroed = (symbol.operations[0], symbol.buffer) if symbol.accumulates else (last, None)
+            self._marks.append(Mark(name, first, last, Rows(self, symbol.buffer, at, rows).read, zeroed))
+
+    def _reader(self, layout: ActivationLayout) -> Callable[[int], np.ndarray]:
+        records, width = self.workspace.activations[layout].array, self.config.hidden_size
+        columns, slots = self.workspace.hidden.array.shape[1], tile(self.code.recipe.target, layout, self.decode)
+        return lambda tokens: unpack(layout, records, columns, slots, tokens)[:, :width]
+
+    def split(self, at: int | None = None) -> None:
+        """End a segment before operation `at` (None: here)."""
+        at = len(self.program) if at is None else at
+        rest = self.program.cut(at)
+        marks = sorted((mark for mark in self._marks if mark.last <= at), key=lambda mark: mark.last)
+        self._marks = [mark.shifted(at) for mark in self._marks if mark.last > at]
+        self.segments.append(Segment(self.program.finish(), tuple(marks), tuple(self._moves)))
+        self.program, self._moves = rest, []
+
+    def narrow(self, buffer: Buffer) -> None:
+        """Go on with the last token alone, whose row of `buffer` is read."""
+        if not self.decode:
+            self.split()
+            self.decode = True
+        self._moves.append(buffer)
+
+    def finish(self, logits: Product, head_apart: bool) -> list[Segment]:
+        """End the trace. head_apart: the head is a segment of its own, which runs for HEAD_CHUNK tokens at a time."""
+        logits.place(self.workspace.logits)
+        if head_apart:
+            self.split(logits.first)
+        self.split()
+        return self.segments
+
+    # ---- operations
+
+    def vector(self, values: np.ndarray) -> Buffer:
+        """A norm's weight or a bias, padded with zeros."""
+        buffer = Buffer(pad(len(values), WIDTH))
+        buffer.array[:len(values)] = values
+        self.vectors.append(buffer)
+        return buffer
+
+    def heads_rows(self, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
+        """Queries, keys and values in the workspace, each padded to whole panels of rows."""
+        at, found = 0, []
+        for heads in (spec.heads, spec.key_value_heads, spec.key_value_heads):
+            found.append(Rows(self, self.workspace.qkv, at, heads * spec.head_dim, heads))
+            at += pad(heads * spec.head_dim, ROWS)
+        return tuple(found)
+
+    def pack(self, x: Symbol, layouts: list[ActivationLayout]) -> Buffer:
+        """Pack x in each of the layouts; returns the buffer whose rows were packed."""
+        w, b, b_bytes = self.workspace, None, 0
+        if isinstance(x, Normed):
+            source, a, b = "norm", w.hidden, x.weight
+            x.packed = len(self.program), layouts[0]
+        elif isinstance(x, Gated):
+            source, a, b, b_bytes = "silu", w.gate, w.up, w.up.row_bytes
+        else:
+            source, a = "plain", x.buffer
+        groups = a.array.shape[1] // GROUP
+        if a.array.shape[1] % WIDTH or b is not None and b.array.shape[-1] < a.array.shape[1]:
+            raise ValueError(f"rows of {a.array.shape} and {b and b.array.shape} are not whole spans of {WIDTH}")
+        part = max(8, pad(-(-groups // 8), 8))  # every part sums a norm's squares anew, so at most eight of them
+        width, eps = (self.config.hidden_size, x.eps) if source == "norm" else (1, self.config.rms_norm_eps)
+        for layout in layouts:
+            self.program.add(
+                pack_kind(layout, source, self.decode), -(-groups // part), per_token=True, wait=layout is layouts[-1],
+                a=a.address, a_bytes=a.row_bytes, b=b.address if b else a.address, b_bytes=b_bytes, groups=groups, part=part,
+                x=w.activations[layout].address, x_bytes=groups // SPAN * layout.record(self._tile(layout)),
+                width=float_bits(width), eps=float_bits(eps), scratch=w.scratch.address)
+        return a
+
+    def multiply(self, x: Symbol, panels: tuple[Panels, ...], bias: np.ndarray | None) -> Product:
+        """Pack x, and multiply it with every matrix."""
+        first, form_of = len(self.program), self.code.recipe.form_of
+        packed = self.pack(x, list(dict.fromkeys(form_of(one.plan.layout) for one in panels)))
+        product = Product(self, first, [], [])
+        at = row = 0
+        for one in panels:
+            part = None if bias is None else bias[row:row + one.plan.rows]
+            product.operations.append(self._multiply_one(one, packed, part, wait=one is panels[-1]))
+            product.parts.append((at, one.plan.rows))
+            at, row = at + pad(one.plan.rows, ROWS), row + one.plan.rows
+        if bias is not None and len(bias) != row:
+            raise ValueError(f"a bias of {len(bias)} does not fit matrices of {row} rows")
+        return product
+
+    def _multiply_one(self, matrix: Panels, packed: Buffer, bias: np.ndarray | None, wait: bool) -> int:
+        plan, layout = matrix.plan, self.code.recipe.form_of(matrix.plan.layout)
+        columns = packed.array.shape[1]
+        if plan.columns > columns:
+            raise ValueError(f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}")
+        portion = max(1, (1 << 16 if self.decode else 1 << 17) // plan.panel_bytes)
+        portion = min(portion, max(1, plan.panels // (2 * self.threads)))
+        if layout.name == "float" and self.decode:
+            portion = pad(portion, 4)
+        return self.program.add(
+            product_kind(plan.layout, self.decode), plan.panels, portion, wait=wait, weights=matrix.address,
+            panel_bytes=plan.panel_bytes, blocks=plan.blocks, x=self.workspace.activations[layout].address,
+            x_bytes=columns // WIDTH * layout.record(self._tile(layout)), out=0, out_bytes=0,
+            bias=0 if bias is None else self.vector(bias).address, accumulate=0)
+
+    def _tile(self, layout: ActivationLayout) -> int:
+        return tile(self.code.recipe.target, layout, self.decode)
+
+
+# ---- the words of ops
+
+
+@ops.embed.register
+def _(tokens: Tokens, weight: ops.Matrix) -> Rows:
+    tokens.trace.embedding = weight
+    return tokens.trace.stream
+
+
+@ops.add_rms_norm.register
+def _(x: Rows, delta: Product | None, weight: np.ndarray, eps: float) -> tuple[Rows, Normed]:
+    if delta is not None:
+        delta.place(x.buffer, accumulate=True)
+    return x, Normed(x.trace, x.trace.vector(weight), eps)
+
+
+@ops.linear.register
+def _(x: Symbol, weight: Panels | tuple[Panels, ...], bias: np.ndarray | None = None) -> Product:
+    return x.trace.multiply(x, weight if isinstance(weight, tuple) else (weight,), bias)
+
+
+@ops.gated_linear.register
+def _(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None) -> Gated:
+    product, w = x.trace.multiply(x, weight, bias), x.trace.workspace
+    for operation, buffer in zip(product.operations, (w.gate, w.up), strict=True):
+        x.trace.program.amend(operation, out=buffer.address, out_bytes=buffer.row_bytes)
+    return Gated(x.trace)
+
+
+@ops.norm_heads.register
+def _(heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> Rows:
+    trace = heads.trace
+    query, key, _ = _placed(heads, spec)
+    trace.program.add(
+        "norm_heads", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
+        key_heads=spec.key_value_heads, keys_at=4 * key.at, query_weight=trace.vector(query_weight).address,
+        key_weight=trace.vector(key_weight).address, eps=float_bits(spec.eps))
+    return query
+
+
+@ops.split_heads.register
+def _(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
+    return _placed(heads, spec)
+
+
+@ops.rope_and_store.register
+def _(heads: Symbol, view: View, spec: LayerSpec) -> Rows:
+    query, key, value = _placed(heads, spec)
+    heads.trace.program.add(
+        "rotate", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
+        key_heads=spec.key_value_heads, keys_at=4 * key.at, values_at=4 * value.at, layer=spec.index,
+        rotates=int(spec.rotates))
+    return query
+
+
+def _placed(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
+    """The rows of a product of query, key and value, which is written there if it is nowhere yet."""
+    found = heads.trace.heads_rows(spec)
+    if isinstance(heads, Product) and heads.buffer is None:
+        if heads.parts != [(one.at, one.width) for one in found]:
+            raise ValueError(f"layer {spec.index}: query, key and value have {heads.parts} rows")
+        heads.place(found[0].buffer)
+    return found
+
+
+@ops.attend.register
+def _(query: Rows, view: View, spec: LayerSpec) -> Rows:
+    out = query.trace.workspace.mixed
+    query.trace.program.add(
+        "attend", spec.key_value_heads, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
+        shared=spec.heads // spec.key_value_heads, key_heads=spec.key_value_heads, out=out.address, out_bytes=out.row_bytes,
+        layer=spec.index, window=spec.window or NO_WINDOW)
+    return Rows(query.trace, out, 0, spec.heads * spec.head_dim)
+
+
+@ops.last_position.register
+def _(x: Rows) -> Rows:
+    x.trace.narrow(x.buffer)
+    return x

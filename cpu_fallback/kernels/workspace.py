@@ -1,0 +1,64 @@
+"""Memory that programs compute in: activations of one run, shared by all runs of a model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlx_llama.core.models.config import LlamaConfig
+
+from .layouts import GROUP, ROWS, SPAN, ActivationLayout
+
+CHUNK = 288  # prompt tokens per run; whole tiles on every target
+HEAD_CHUNK = 48  # tokens whose logits are computed at once; whole tiles too
+WIDTH = SPAN * GROUP  # rows of floats are padded to a multiple of this, so that every layout's blocks are whole
+
+
+def pad(width: int, to: int) -> int:
+    """`width` rounded up to a multiple of `to`."""
+    return -(-width // to) * to
+
+
+class Buffer:
+    """Zeros that begin on a cache line. address: of the first byte."""
+
+    def __init__(self, *shape: int, dtype: type = np.float32):
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        raw = np.zeros(nbytes + 64, np.uint8)
+        skip = -raw.ctypes.data % 64
+        self.array = raw[skip:skip + nbytes].view(dtype).reshape(shape)
+        self.address = self.array.ctypes.data
+
+    @property
+    def row_bytes(self) -> int:
+        return self.array.strides[0]
+
+
+class Workspace:
+    """Buffers for CHUNK tokens of one model.
+
+    hidden: the stream; qkv: queries, keys and values, keys from column keys_at, values from values_at; mixed: attention's
+    output; gate, up: of the MLP; logits: of HEAD_CHUNK tokens; activations: packed inputs of the next product, by layout.
+    """
+
+    def __init__(self, config: LlamaConfig, layouts: tuple[ActivationLayout, ...], threads: int):
+        c = config
+        heads, key_heads = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        self.hidden = Buffer(CHUNK, pad(c.hidden_size, WIDTH))
+        self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))
+        self.mixed = Buffer(CHUNK, pad(heads, WIDTH))
+        self.gate, self.up = (Buffer(CHUNK, pad(c.intermediate_size, WIDTH)) for _ in range(2))
+        self.logits = Buffer(HEAD_CHUNK, pad(c.vocab_size, ROWS))
+        widest = max(pad(width, WIDTH) for width in (c.hidden_size, heads, c.intermediate_size))
+        self.activations = {layout: Buffer(CHUNK * widest // WIDTH * layout.record(1), dtype=np.uint8) for layout in layouts}
+        self.scratch = Buffer(threads, 16)
+        self.sync = Buffer(16, dtype=np.int64)
+        self._scores: np.ndarray | None = None
+        self._shared, self._threads = c.num_attention_heads // c.num_key_value_heads, threads
+
+    def reserve_scores(self, positions: int) -> tuple[int, int, int]:
+        """Scratch for attention over `positions`: (address, bytes per thread, bytes per head that shares a key head)."""
+        head_bytes = 4 * (pad(positions, 16) + 32)
+        thread_bytes = head_bytes * self._shared + 64
+        if self._scores is None or self._scores.nbytes < thread_bytes * self._threads:
+            self._scores = np.empty(thread_bytes * self._threads, np.uint8)
+        return self._scores.ctypes.data, thread_bytes, head_bytes
