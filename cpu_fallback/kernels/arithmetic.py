@@ -470,14 +470,14 @@ def norm_head(module: Module, head_dim: int, public: bool = False) -> Function:
 
 
 ATTEND = {"query": i64, "keys": i64, "values": i64, "out": i64, "first": i64, "end": i64, "row_bytes": i64,
-          "heads": i64, "scores": i64, "scores_bytes": i64}
+          "heads": i64, "scores": i64, "scores_bytes": i64, "scale": f32}
 HEADS_AT_ONCE = 4
 TILE = 64  # positions whose values are read for all heads before the next ones
 PIECE = 64  # dimensions of a head whose sums are in registers together
 
 
 def attend(module: Module, head_dim: int, public: bool = False) -> Function:
-    """softmax(q k^T / sqrt(D)) v of one token and one key head, for the `heads` query heads that share it.
+    """softmax(scale q k^T) v of one token and one key head, for the `heads` query heads that share it.
 
     query, out: float32 [heads][D] (out may be filled up to whole vectors); keys, values: the head's rows, float32
     [positions][D, filled up with zeros to whole vectors], row_bytes apart, whole blocks of 16 rows readable; first, end:
@@ -498,7 +498,7 @@ def attend(module: Module, head_dim: int, public: bool = False) -> Function:
         keys = f.keys + position * f.row_bytes
         with f.loop(f.heads) as h:
             f.call(score, f.query + h * (4 * head_dim), keys, f.row_bytes, position, f.first, f.end,
-                   f.scores + h * f.scores_bytes + b * (4 * LANES))
+                   f.scores + h * f.scores_bytes + b * (4 * LANES), f.scale)
     with f.loop(f.heads) as h:
         row = f.scores + h * f.scores_bytes
         top = Variable(f, f.constant(f32s, -3e38))
@@ -531,7 +531,8 @@ def attend(module: Module, head_dim: int, public: bool = False) -> Function:
 def _score_block(module: Module, head_dim: int) -> Function:
     """Scores of one head against 16 rows of keys; -3e38 outside first .. end."""
     f = Function(module, f"score_block_{head_dim}", {
-        "query": i64, "keys": i64, "row_bytes": i64, "position": i64, "first": i64, "end": i64, "out": i64})
+        "query": i64, "keys": i64, "row_bytes": i64, "position": i64, "first": i64, "end": i64, "out": i64,
+        "scale": f32})
     sums: list[Value] = []
     tail = head_dim % LANES
     whole = head_dim // LANES
@@ -551,7 +552,7 @@ def _score_block(module: Module, head_dim: int) -> Function:
     while len(sums) > 1:
         sums = [one.shuffle(list(range(0, 32, 2)), two) + one.shuffle(list(range(1, 32, 2)), two)
                 for one, two in zip(sums[::2], sums[1::2])]
-    scores = sums[0] * float(np.float32(head_dim**-0.5))
+    scores = sums[0] * f.scale.splat()
     lanes = f.position.narrow(i32).splat() + f.constant(i32s, list(range(LANES)))
     outside = f.constant(f32s, -3e38)
     scores = lanes.compare("<", f.end.narrow(i32).splat()).choose(scores, outside)

@@ -335,7 +335,7 @@ def _(query: Rows, view: View, spec: LayerSpec) -> Rows:
     query.trace.program.add(
         "attend", spec.key_value_heads, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
         shared=spec.heads // spec.key_value_heads, key_heads=spec.key_value_heads, out=out.address, out_bytes=out.row_bytes,
-        layer=spec.index, window=spec.window or NO_WINDOW)
+        layer=spec.index, window=spec.window or NO_WINDOW, scale=float_bits(spec.scale))
     return Rows(query.trace, out, 0, spec.heads * spec.head_dim)
 
 

@@ -35,7 +35,8 @@ _OPERANDS = {
     # items: tokens. Rotate queries and keys in place if `rotates`, store keys and values into the cache
     "rotate": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "values_at", "layer", "rotates"),
     # items: key heads of tokens
-    "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", "layer", "window"),
+    "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", "layer", "window",
+               "scale"),
 }
 _FIELDS = {kind: {name: index for index, name in enumerate(_COMMON + operands)} for kind, operands in _OPERANDS.items()}
 CONTEXT = {name: index for index, name in enumerate((
@@ -145,7 +146,11 @@ class Program:
         return rest
 
     def finish(self) -> Program:
-        """No more operations: lay the records out."""
+        """No more operations: lay the records out. Raises ValueError for a product without a place."""
+        names = {number: name for name, number in self.code.kinds.items()}
+        for record in self._records:
+            if names[record[0]].startswith("product") and not record[_FIELDS["product"]["out"]]:
+                raise ValueError("the result of a product was not placed anywhere")
         count = len(self._records)
         self.records = np.zeros((count, WORDS), np.int64)
         for row, record in zip(self.records, self._records):
@@ -337,6 +342,7 @@ def _attend(head_dim: int) -> Callable[[Module, str], Function]:
         keys, values = f.load(i64, caches, 0, 8), f.load(i64, caches, 8, 8)
         key_heads, shared, window = o.key_heads, o.shared, o.window
         scores = o.context("scores") + f.thread * o.context("scores_bytes")
+        scale = f.load(f32, f.op, 8 * _FIELDS["attend"]["scale"], 4)
         head = shared * (4 * head_dim)
         with f.loop(f.hi, f.lo) as item:
             token, h = item // key_heads, item % key_heads
@@ -345,7 +351,7 @@ def _attend(head_dim: int) -> Callable[[Module, str], Function]:
             at = h * o.context("head_bytes")
             f.call(attend, o.qkv + token * o.qkv_bytes + h * head, keys + at, values + at,
                    o.out + token * o.out_bytes + h * head, first, end, o.context("row_bytes"), shared, scores,
-                   o.context("scores_head_bytes"))
+                   o.context("scores_head_bytes"), scale)
         return f.finish()
 
     return write

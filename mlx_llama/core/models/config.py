@@ -78,7 +78,7 @@ class RopeConfig:
     """Rotary position embedding: which formula turns a position into angles, with all its numbers.
 
     `theta` is the base period; the rest is None where the type does not use it. `original_max_position_embeddings`
-    and `max_position_embeddings` count tokens. Formulas: core/rope.py.
+    and `max_position_embeddings` count tokens. Formulas: core/models/rope.py.
     """
 
     type: str = "default"

@@ -152,7 +152,7 @@ class Library:
         self._calls["attend", D](
             address(asked.array, np.float32, (heads, D)), *(address(one.array, np.float32, (positions, width)) for one in rows),
             address(out.array, np.float32, (heads, D)), first, end, rows[0].array.strides[0], heads,
-            address(scores.array, np.float32, (heads, None)), scores.array.strides[0])
+            address(scores.array, np.float32, (heads, None)), scores.array.strides[0], D**-0.5)
         for memory in (asked, *rows, out, scores):
             memory.assert_guards()
         return out.array

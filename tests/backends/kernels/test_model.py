@@ -20,10 +20,12 @@ from making import make_checkpoint
 from making_gguf import make_gguf, random_blocks
 
 from backends.conftest import relative_error
-from cpu_fallback import kernels as compiled
-from cpu_fallback.kernels import runner
+from cpu_fallback import kernels
+from cpu_fallback.kernels import runner, workspace
+from cpu_fallback.kernels.lowering import Normed, Rows, Trace
 from cpu_fallback.kernels.program import Program
 from cpu_fallback.kernels.target import available
+from cpu_fallback.kernels.team import Job
 from cpu_fallback.model import Llama
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -80,15 +82,20 @@ def model(case: str, threads: int = 1, activation_bits: int = 32) -> Llama:
     return load(case, "float32" if activation_bits == 32 else "auto", threads=threads, activation_bits=activation_bits)
 
 
-def answer(llama: Llama, tokens: np.ndarray = TOKENS, cuts: tuple[int, ...] = (), every: bool = True, numpy: bool = False,
-           capacity: int | None = None):
+@functools.cache
+def plain(case: str) -> Llama:
+    """The same forward on NumPy arrays."""
+    return load(case, compile=False)
+
+
+def answer(llama: Llama, tokens: np.ndarray = TOKENS, cuts: tuple[int, ...] = (), all_positions: bool = True,
+           capacity: int | None = None, probe=None):
     """float32 [B, T, V]: the logits of all positions, computed in pieces that end at `cuts`; and the cache."""
     cache = llama.make_cache(capacity or tokens.shape[1])
-    probe = (lambda *_: None) if numpy else None
     found, begin = [], 0
     for end in (*cuts, tokens.shape[1]):
-        logits = llama.forward(tokens[:, begin:end], begin, cache, every=every, probe=probe)
-        found.append(logits if every else logits[:, None])
+        logits = llama.forward(tokens[:, begin:end], begin, cache, all_positions=all_positions, probe=probe)
+        found.append(logits if all_positions else logits[:, None])
         begin = end
     return np.concatenate(found, axis=1), cache
 
@@ -99,25 +106,112 @@ def answer(llama: Llama, tokens: np.ndarray = TOKENS, cuts: tuple[int, ...] = ()
 @pytest.mark.parametrize("case", MODELS)
 def test_every_model_is_numpys_at_float32(case):
     llama = model(case)
-    assert llama.compiled is not None and "NumPy" not in " ".join(llama.notices)
-    wanted, slow = answer(llama, numpy=True)
+    assert llama._runner is not None and "NumPy" not in " ".join(llama.notices)
+    wanted, slow = answer(plain(case))
     got, cache = answer(llama)
     assert relative_error(got, wanted) < 1e-5
     for one, other in zip((*cache.keys, *cache.values), (*slow.keys, *slow.values)):
         assert relative_error(one, other) < 1e-5
     mixed, slow = llama.make_cache(LENGTH), llama.make_cache(LENGTH)  # a cache goes from one to the other
     for cache in (mixed, slow):
-        llama.forward(TOKENS[:, :20], 0, cache, probe=lambda *_: None)
-    wanted = llama.forward(TOKENS[:, 20:], 20, slow, probe=lambda *_: None)
+        plain(case).forward(TOKENS[:, :20], 0, cache)
+    wanted = plain(case).forward(TOKENS[:, 20:], 20, slow)
     assert relative_error(llama.forward(TOKENS[:, 20:], 20, mixed), wanted) < 1e-5
+
+
+# ---- probes
+
+
+def probed(llama: Llama, cuts: tuple[int, ...] = (), all_positions: bool = True) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Logits, and every probe's values over all tokens."""
+    seen: dict[str, list[np.ndarray]] = {}
+    logits, _ = answer(llama, cuts=cuts, all_positions=all_positions,
+                       probe=lambda name, array: seen.setdefault(name, []).append(array))
+    return logits, {name: np.concatenate(parts, axis=parts[0].ndim - 2) for name, parts in seen.items()}
+
+
+@pytest.mark.parametrize("cuts", [(), (30, 31, 32)], ids=["prompt", "decoded"])
+@pytest.mark.parametrize("case", MODELS)
+def test_probes_read_the_program_that_runs(case, cuts):
+    """Its own numbers, which are NumPy's within rounding, and the logits of a run without probes, to the bit."""
+    llama = model(case)
+    logits, found = probed(llama, cuts)
+    np.testing.assert_array_equal(logits, answer(llama, cuts=cuts)[0])
+    np.testing.assert_array_equal(found["logits"], logits)
+    _, wanted = probed(plain(case), cuts)
+    assert list(found) and found.keys() == wanted.keys()
+    assert len(found) == 3 + 10 * llama.config.num_hidden_layers
+    for name in wanted:
+        assert relative_error(found[name], wanted[name]) < 1e-5, name
+    last, _ = probed(llama, cuts, all_positions=False)
+    np.testing.assert_array_equal(last[:, -1], logits[:, -1])
+
+
+def test_probes_of_fixed_point_activations_show_their_rounding():
+    _, exact = probed(plain("Q4_K_M"))
+    for bits, low, high in ((16, 1e-7, 1e-3), (8, 1e-3, 0.2)):
+        _, found = probed(model("Q4_K_M", activation_bits=bits))
+        assert low < relative_error(found["0.attention_norm"], exact["0.attention_norm"]) < high
+
+
+def test_probes_of_a_prompt_of_several_chunks():
+    llama, seen = model("many formats", 2, 16), {}
+    tokens = np.random.default_rng(2).integers(0, 384, (2, workspace.CHUNK + 50)).astype(np.int32)
+    logits, _ = answer(llama, tokens, probe=seen.__setitem__)
+    np.testing.assert_array_equal(logits, answer(llama, tokens)[0])
+    for cut in (1, 60):
+        parts: dict[str, list[np.ndarray]] = {}
+        answer(llama, tokens, (cut,), probe=lambda name, array: parts.setdefault(name, []).append(array))
+        for name, array in seen.items():
+            np.testing.assert_array_equal(np.concatenate(parts[name], axis=array.ndim - 2), array)
+
+
+FAULTS = ("no scale", "swapped heads", "half norm")
+
+
+def plant(fault: str, patch) -> None:
+    """A fault in layers.py or in the data that it reads."""
+    from cpu_fallback import layers, ops
+    from mlx_llama.core.models.spec import LayerSpec
+
+    if fault == "no scale":
+        patch.setattr(LayerSpec, "scale", 1.0)
+    elif fault == "swapped heads":  # values for keys, keys for values
+        linear = layers.Linear.__call__
+
+        def swapped(self, x):
+            q, k, v = self.weight if isinstance(self.weight, tuple) and len(self.weight) == 3 else (None,) * 3
+            return linear(self, x) if q is None else ops.linear(x, (q, v, k), self.bias)
+
+        patch.setattr(layers.Linear, "__call__", swapped)
+    else:
+        patch.setattr(layers.RMSNorm, "__call__", lambda self, x, delta=None: ops.add_rms_norm(
+            x, delta, np.float32(0.5) * self.weight, self.eps))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_layers_shows_in_every_path(fault, monkeypatch):
+    """In prompts and decoded tokens, compiled and not, and at the probe where it is."""
+    case, first = "head 36", {"no scale": "0.attention", "swapped heads": "0.key", "half norm": "0.attention_norm"}[fault]
+    sound, sound_probes = answer(model(case))[0], probed(model(case))[1]
+    plant(fault, monkeypatch)
+    wrong = load(case, threads=1, activation_bits=32)
+    assert wrong._runner
+    wanted, _ = answer(load(case, compile=False))
+    assert relative_error(wanted, sound) > 0.01
+    for cuts in ((), tuple(range(1, LENGTH))):
+        assert relative_error(answer(wrong, cuts=cuts)[0], wanted) < 1e-5
+    _, found = probed(wrong)
+    off = [name for name in sound_probes if relative_error(found[name], sound_probes[name]) > 1e-3]
+    order = ("attention_norm", "query", "key", "value", "query_rope", "key_rope", "attention", "ffn_norm", "ffn", "block")
+    assert min((name for name in off if name.startswith("0.")), key=lambda name: order.index(name[2:])) == first
 
 
 @pytest.mark.parametrize("bits,bound", [(16, 1e-3), (8, 0.2)])
 @pytest.mark.parametrize("case", ["Q4_K_M", "many formats", "Q8_0 tied"])
 def test_fixed_point_activations_stay_within_a_bound(case, bits, bound):
-    llama = model(case, activation_bits=bits)
-    wanted, _ = answer(llama, numpy=True)
-    got, _ = answer(llama)
+    wanted, _ = answer(plain(case))
+    got, _ = answer(model(case, activation_bits=bits))
     error = np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2))
     assert 1e-7 < error < bound
 
@@ -129,11 +223,11 @@ def test_float_weights_are_multiplied_with_floats_whatever_is_asked():
 @pytest.mark.parametrize("name", available())
 @pytest.mark.parametrize("case", ["head 36", "Q4_K_M"])
 def test_every_target_runs_a_model(case, name, monkeypatch):
-    wanted, _ = answer(model(case), numpy=True)
-    monkeypatch.setenv(compiled.VARIABLE, name)
+    wanted, _ = answer(plain(case))
+    monkeypatch.setenv(kernels.VARIABLE, name)
     for bits, bound in ((32, 1e-5), (16, 1e-3)):
         llama = load(case, "auto", threads=2, activation_bits=bits)
-        assert llama.compiled.target.name == name
+        assert llama._runner.code.recipe.target.name == name
         got, _ = answer(llama)
         assert relative_error(got, wanted) < bound
         np.testing.assert_array_equal(answer(llama, cuts=(*range(1, LENGTH),))[0], got)
@@ -142,18 +236,18 @@ def test_every_target_runs_a_model(case, name, monkeypatch):
 @pytest.mark.parametrize("how", ["variable", "llvmlite"])
 def test_plain_numpy_gives_the_same_answers_and_says_so(how, monkeypatch):
     if how == "variable":
-        monkeypatch.setenv(compiled.VARIABLE, "numpy")
+        monkeypatch.setenv(kernels.VARIABLE, "numpy")
         reason = "MLX_LLAMA_CPU_TARGET asks for it"
     else:
         import sys
 
         monkeypatch.setitem(sys.modules, "llvmlite", None)
-        monkeypatch.delenv(compiled.VARIABLE, raising=False)
+        monkeypatch.delenv(kernels.VARIABLE, raising=False)
         reason = "the package 'llvmlite' is not installed (pip install llvmlite)"
     for case in ("head 20", "Q4_K_M"):
-        plain = load(case)
-        assert plain.compiled is None and plain.notices == (f"plain NumPy: {reason}",)
-        assert relative_error(answer(model(case))[0], answer(plain)[0]) < 1e-5
+        llama = load(case)
+        assert llama._runner is None and llama.notices == (f"plain NumPy: {reason}",)
+        np.testing.assert_array_equal(answer(llama)[0], answer(plain(case))[0])
 
 
 # ---- the same bits
@@ -177,16 +271,16 @@ def test_the_bits_do_not_depend_on_threads_or_cuts(case):
 def test_a_prompt_of_several_chunks_has_the_same_bits():
     llama, rng = model("many formats", 2, 16), np.random.default_rng(2)
     assert llama.config.max_position_embeddings >= 256
-    tokens = rng.integers(0, 384, (2, 2 * runner.CHUNK + 21)).astype(np.int32)
+    tokens = rng.integers(0, 384, (2, 2 * workspace.CHUNK + 21)).astype(np.int32)
     whole, cache = answer(llama, tokens, capacity=600)
-    last, _ = answer(llama, tokens, every=False, capacity=600)
+    last, _ = answer(llama, tokens, all_positions=False, capacity=600)
     np.testing.assert_array_equal(last[:, 0], whole[:, -1])
-    for cuts in ((runner.CHUNK,), (runner.CHUNK - 1, runner.CHUNK + 1), (runner.CHUNK + 1, 2 * runner.CHUNK + 20)):
+    for cuts in ((workspace.CHUNK,), (workspace.CHUNK - 1, workspace.CHUNK + 1), (workspace.CHUNK + 1, 2 * workspace.CHUNK + 20)):
         np.testing.assert_array_equal(answer(llama, tokens, cuts, capacity=600)[0], whole)
-    ends = (runner.CHUNK - 1, runner.CHUNK, runner.CHUNK + 1, tokens.shape[1] - 1)
-    single, _ = answer(llama, tokens, tuple(range(ends[0], ends[2] + 1)), every=False, capacity=600)
+    ends = (workspace.CHUNK - 1, workspace.CHUNK, workspace.CHUNK + 1, tokens.shape[1] - 1)
+    single, _ = answer(llama, tokens, tuple(range(ends[0], ends[2] + 1)), all_positions=False, capacity=600)
     np.testing.assert_array_equal(single[:, :4], whole[:, [end - 1 for end in (ends[0], ends[1], ends[2])] + [-1]])
-    wanted, _ = answer(llama, tokens, numpy=True, capacity=600)
+    wanted, _ = answer(plain("many formats"), tokens, capacity=600)
     assert relative_error(whole, wanted) < 5e-3
 
 
@@ -219,15 +313,12 @@ def test_a_cache_that_grows_or_is_cut_back_has_the_same_bits():
 def test_infinite_activations_of_one_run_do_not_reach_the_next(monkeypatch):
     llama = load("odd widths", threads=2)
     wanted, _ = answer(llama)
-    rows = llama.embedding.weight[:2].copy()
     broken = np.array(llama.embedding.weight)
     broken[0] = np.inf
-    sound = llama.embedding
-    llama.embedding = type(sound)(broken)
-    with np.errstate(all="ignore"):
+    with monkeypatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr(llama._runner, "_embedding", broken)
         spoilt, _ = answer(llama, np.zeros((1, LENGTH), np.int32))
-    assert not np.isfinite(spoilt).any() and rows.shape[1] == 40
-    llama.embedding = sound
+    assert not np.isfinite(spoilt).any()
     np.testing.assert_array_equal(answer(llama)[0], wanted)
 
 
@@ -313,7 +404,7 @@ def test_any_exception_of_a_signal_handler_is_passed_on_and_waits():
                     answer(llama)
             except Stop:
                 stopped += 1
-            assert llama.compiled.team._job is None
+            assert llama._runner.team._job is None
             np.testing.assert_array_equal(answer(llama)[0], wanted)
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -324,16 +415,17 @@ def test_a_run_that_was_left_is_waited_for():
     """What two interrupts within microseconds would leave: a job that nobody waits for, begun or not."""
     llama = load("Q4_K_M", "auto", threads=2)
     wanted, _ = answer(llama)
-    core = llama.compiled
-    core.team._job = job = runner._Job(core.prompt, core.context, ())
+    core = llama._runner
+    core.team._job = job = Job(core.prompt.program, core.context, ())
     answer(llama)
     assert job.begin.locked() and not job.finished and core.team._job is None  # cancelled: it was never handed over
     held = llama.make_cache(200)
     llama.forward(np.zeros((1, 200), np.int32), 0, held)
     core._set("tokens", 200)
+    core._set("position", 0)
     core._set("first_row", 0)
-    core.prompt.prepare(core.context)
-    core.team._job = job = runner._Job(core.prompt, core.context, (held,))
+    core.prompt.program.prepare(core.context)
+    core.team._job = job = Job(core.prompt.program, core.context, (held,))
     core.team._jobs.put(job)
     while not job.begin.locked():
         time.sleep(0)
@@ -365,8 +457,8 @@ def test_a_dropped_model_takes_its_threads_and_memory_along():
     answer(llama)
     started = set(threading.enumerate()) - before
     assert len(started) == 3
-    arena = next(iter(llama.compiled.panels.values())).arena
-    gone = [weakref.ref(one) for one in (llama.compiled, arena, llama.compiled.decode)]
+    arena = llama.head.weight.arena
+    gone = [weakref.ref(one) for one in (llama._runner, arena, llama._runner.decode.program)]
     del llama, arena
     gc.collect()
     assert [one() for one in gone] == [None] * 3
@@ -385,7 +477,7 @@ def test_one_thread_needs_no_other():
 def test_a_failed_load_leaves_no_threads(monkeypatch):
     gc.collect()
     before = set(threading.enumerate())
-    monkeypatch.setattr(runner.CompiledLlama, "_workspace", lambda *_: 1 / 0)
+    monkeypatch.setattr(runner, "Workspace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         load("odd widths", threads=3)
     gc.collect()
@@ -403,67 +495,79 @@ def test_another_models_cache_is_refused():
             model("odd widths").forward(TOKENS, 0, cache)
 
 
-def changed(cache, **fields):
+def changed(view, **fields):
     for name, value in fields.items():
-        setattr(cache, name, value)
-    return cache
+        setattr(view, name, value)
+    return view
 
 
-def test_caches_and_embeddings_of_other_shapes_are_refused():
+def test_views_and_embeddings_of_other_shapes_are_refused(monkeypatch):
     llama = model("odd widths")
-    core = llama.compiled
+    core = llama._runner
 
     def fresh():
-        cache = llama.make_cache(40)
-        cache.begin(TOKENS, 0)
-        return cache
+        return llama.make_cache(40).view(TOKENS, 0)
 
-    def embed(part):
-        return llama.embedding(TOKENS[:, part])
-
-    cosine, sine = fresh().rope
-    for cache, rows, message in (
-            (changed(fresh(), length=5), embed, "do not fit a cache of 40"),
-            (changed(fresh(), addresses=fresh().addresses[:, :1]), embed, "do not fit a cache"),
-            (changed(fresh(), rope=(cosine.astype(np.float64), sine)), embed, "rope table float64"),
-            (changed(fresh(), rope=(cosine, sine[:, :-1])), embed, "rope table"),
-            (changed(fresh(), rope=(cosine, np.asfortranarray(sine))), embed, "in C order"),
-            (fresh(), lambda part: embed(part)[..., :-1], "embeddings"),
-            (fresh(), lambda part: embed(part)[:, :-1], "embeddings"),
-            (fresh(), lambda part: embed(part)[:1], "embeddings")):
+    cosine, sine = fresh().tables
+    for view, message in (
+            (changed(fresh(), index_pos=5), "do not fit a cache of 40"),
+            (changed(fresh(), addresses=fresh().addresses[:, :1]), "do not fit a cache"),
+            (changed(fresh(), tables=(cosine.astype(np.float64), sine)), "rope table float64"),
+            (changed(fresh(), tables=(cosine, sine[:, :-1])), "rope table"),
+            (changed(fresh(), tables=(cosine, np.asfortranarray(sine))), "in C order")):
         with pytest.raises(ValueError, match=message):
-            core.forward(rows, cache, False)
-    assert core.forward(embed, fresh(), False).shape == (3, 1003)
+            core.forward(TOKENS, view, False)
+    assert core.forward(TOKENS, fresh(), False).shape == (3, 1003)
+    monkeypatch.setattr(core, "_embedding", llama.embedding.weight[:, :-1])
+    with pytest.raises(ValueError, match="embeddings"):
+        core.forward(TOKENS, fresh(), False)
 
 
 def test_a_program_refuses_operations_that_are_not_whole():
-    core = model("odd widths").compiled
+    core = model("odd widths")._runner
     program = Program(core.code, 1)
-    place = dict(qkv=1, qkv_bytes=1, heads=1, key_heads=1, keys_at=0, values_at=0, layer=0)
+    place = dict(qkv=1, qkv_bytes=1, heads=1, key_heads=1, keys_at=0, values_at=0, layer=0, rotates=1)
     with pytest.raises(TypeError, match="operands of rotate"):
         program.add("rotate", 1, **{name: place[name] for name in place if name != "layer"})
     with pytest.raises(TypeError, match="operands of rotate"):
         program.add("rotate", 1, **place, more=1)
     with pytest.raises(ValueError, match="not among the compiled operations"):
-        program.add("attend nothing", 1, qkv=1, qkv_bytes=1, shared=1, key_heads=1, out=1, out_bytes=1, layer=0)
+        program.add("attend nothing", 1, qkv=1, qkv_bytes=1, shared=1, key_heads=1, out=1, out_bytes=1, layer=0, window=1,
+                    scale=0)
     for bad in (-1, 1.5, None):
         with pytest.raises(ValueError, match="whole numbers"):
             program.add("rotate", 1, **place | {"layer": bad})
     with pytest.raises(ValueError, match="finished program"):
         program.prepare(core.context)
     with pytest.raises(ValueError, match="finished program"):
-        core.decode.prepare(core.context[:-1])
+        core.decode.program.prepare(core.context[:-1])
     with pytest.raises(ValueError, match="finished program"):
-        core.decode.prepare(core.context.astype(np.int32))
+        core.decode.program.prepare(core.context.astype(np.int32))
 
 
 def test_matrices_must_fit_the_buffers_they_read_and_write():
-    core = model("odd widths").compiled
-    name = "model.layers.0.mlp.down_proj.weight"
-    narrow, wide = runner.Buffer(1, 0), runner.Buffer(1, 256)
-    for packed, out, at, bias in ((narrow, core.hidden, 0, None), (wide, core.hidden, 250, None), (wide, core.scratch, 0, None),
-                                  (wide, core.hidden, 0, np.zeros(3, np.float32))):
-        with pytest.raises(ValueError, match="does not fit"):
-            core._product(Program(core.code, 1), name, packed, out, True, at, bias=bias)
+    llama = model("odd widths")
+    core = llama._runner
+
+    def trace() -> Trace:
+        return Trace(llama.config, core.code, core.workspace, 1, True)
+
+    down, qkv = llama.blocks[0].mlp.down.weight, llama.blocks[0].attention.qkv.weight
+    narrow, one = workspace.Buffer(1, 0), trace()
+    with pytest.raises(ValueError, match="does not fit inputs of 0"):
+        one.multiply(Rows(one, narrow, 0, 0), (down,), None)
+    with pytest.raises(ValueError, match="a bias of 3"):
+        one.multiply(Rows(one, core.workspace.hidden, 0, 40), (down,), np.zeros(3, np.float32))
+    for buffer in (narrow, core.workspace.scratch):
+        product = one.multiply(Rows(one, core.workspace.hidden, 0, 40), (down,), None)
+        with pytest.raises(ValueError, match="do not fit a buffer"):
+            product.place(buffer)
+    product.place(core.workspace.hidden)
+    with pytest.raises(ValueError, match="lies elsewhere already"):
+        product.place(core.workspace.hidden)
+    with pytest.raises(ValueError, match="layer 0: query, key and value have"):
+        runner.ops.split_heads(one.multiply(one.stream, qkv[:2], None), llama.config.layers[0])
     with pytest.raises(ValueError, match="whole spans"):
-        core._pack(Program(core.code, 1), "norm", [name], core.hidden, True, runner.Buffer(40))
+        one.pack(Normed(one, workspace.Buffer(40), 1e-5), list(core.code.recipe.activations))
+    with pytest.raises(ValueError, match="not placed"):
+        one.program.finish()

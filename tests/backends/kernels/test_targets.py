@@ -339,7 +339,7 @@ def test_the_key_is_of_sources_compiler_target_and_parameters(tmp_path, monkeypa
 
 PROGRAM = """
 import sys
-from cpu_fallback.compiled import target
+from cpu_fallback.kernels import target
 count = 0
 original = target.object_code
 def counting(*arguments):
