@@ -177,8 +177,8 @@ def config_fields(**fields: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    if fields.get("architectures") == ["MistralForCausalLM"]:
-        config["model_type"] = "mistral"
+    kinds = {"MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+    config["model_type"] = kinds.get(fields.get("architectures", [""])[0], "llama")
     return config | fields
 
 
@@ -229,11 +229,12 @@ def make_checkpoint(
     shards: int = 1,
     seed: int = 0,
     tokenizer: bool | str = True,
+    tensors: dict[str, np.ndarray] | None = None,
     **fields: Any,
 ) -> Path:
     """A random model as a Hugging Face folder; `fields` replace those of `config_fields`.
 
-    tokenizer: False for none, True for sentencepiece, or a kind of `make_tokenizer`.
+    tensors: float32 weights in place of random ones. tokenizer: False for none, True for sentencepiece, or a kind of `make_tokenizer`.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -241,7 +242,7 @@ def make_checkpoint(
         fields = {"bos_token_id": 379, "eos_token_id": [380, 383]} | fields
     config = config_fields(torch_dtype=dtype, **fields)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    tensors = {name: encode_tensor(x, dtype) for name, x in random_tensors(config, seed).items()}
+    tensors = {name: encode_tensor(x, dtype) for name, x in (tensors or random_tensors(config, seed)).items()}
     if shards == 1:
         write_safetensors(folder / "model.safetensors", tensors)
     else:

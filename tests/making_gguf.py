@@ -145,7 +145,7 @@ def make_gguf(
     tensors: dict[str, np.ndarray] | None = None,
     **fields: Any,
 ) -> dict[str, np.ndarray]:
-    """Writes a random Llama and returns its weights as the file holds them, dequantised, in Hugging Face order.
+    """Writes a random model and returns its weights as the file holds them, dequantised, in Hugging Face order.
 
     kinds: the type of every matrix, or a function of its Hugging Face name; other tensors are F32. tokenizer:
     "sentencepiece", "bytelevel" or None. split: tensors per part, 0 for one file. edit: may add to the metadata.
@@ -153,8 +153,9 @@ def make_gguf(
     """
     config = config_fields(**fields)
     rng = np.random.default_rng(seed + 1)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=split)
+    architecture = config["model_type"] if config["model_type"] in ("qwen2", "qwen3") else "llama"
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     add_config(writer, config)
     if tokenizer:
         {"sentencepiece": add_sentencepiece, "bytelevel": add_byte_level}[tokenizer](writer)
@@ -163,7 +164,8 @@ def make_gguf(
     judge = {}
     for name, values in (tensors or random_tensors(config, seed)).items():
         kind = "F32" if values.ndim == 1 else kinds if isinstance(kinds, str) else kinds(name)
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        permuted = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"} if architecture == "llama" else {}
+        heads = permuted.get(name.split(".")[-2])
         order = (lambda x: permute(x, config[heads])) if heads else (lambda x: x)
         back = (lambda x: unpermute(x, config[heads])) if heads else (lambda x: x)
         stored = encode(np.ascontiguousarray(order(values)), kind, rng)

@@ -35,6 +35,13 @@ FEATURES = {
     "mistral-sliding": dict(**MISTRAL, sliding_window=7),
     "smollm2": dict(num_attention_heads=3, hidden_size=48, num_key_value_heads=1, tie_word_embeddings=True,
                     rope_theta=100000.0),
+    "qwen2": dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=False, max_window_layers=1),
+    "qwen2-tied": dict(architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True, num_attention_heads=7, hidden_size=56,
+                       num_key_value_heads=1, rms_norm_eps=1e-6),
+    "qwen2-sliding": dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=24, rms_norm_eps=1e-6),
+    "qwen3-biases-tied": dict(architectures=["Qwen3ForCausalLM"], head_dim=20, attention_bias=True, tie_word_embeddings=True,
+                              num_attention_heads=6, num_key_value_heads=3),
     "yi": dict(rope_theta=5000000.0, rms_norm_eps=1e-5, num_key_value_heads=1, num_attention_heads=8),
 }
 LENGTH = 40
@@ -67,19 +74,23 @@ def transformers_logits(feature: str, dtype: str = "float32") -> np.ndarray:
 @pytest.mark.parametrize("feature", FEATURES)
 def test_logits_are_those_of_transformers(feature, load):
     model, to_numpy = load(checkpoint(feature))
-    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), every=True))
+    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True))
     assert relative_error(got, transformers_logits(feature)) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sixteen_bit_weights_at_float32(dtype, load):
     model, to_numpy = load(checkpoint("llama2-grouped", dtype))
-    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), every=True))
+    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True))
     assert relative_error(got, transformers_logits("llama2-grouped", dtype)) < 1e-4
 
 
-# mlx-lm's Llama reads neither rope_parameters nor a Mistral's sliding_window; transformers judges those.
-@pytest.mark.parametrize("feature", [f for f in FEATURES if f not in ("new-rope-spelling", "mistral-sliding")])
+# mlx-lm's Llama reads neither rope_parameters nor a Mistral's sliding_window, its Qwens neither windows nor biases on an
+# output projection; transformers judges those.
+NOT_IN_MLX_LM = ("new-rope-spelling", "mistral-sliding", "qwen2-sliding", "qwen3-biases-tied")
+
+
+@pytest.mark.parametrize("feature", [f for f in FEATURES if f not in NOT_IN_MLX_LM])
 def test_logits_are_those_of_mlx_lm(feature, load):
     mx = pytest.importorskip("mlx.core")
     from mlx_lm.utils import load_model
@@ -88,7 +99,7 @@ def test_logits_are_those_of_mlx_lm(feature, load):
     with mx.stream(mx.cpu):
         wanted = np.array(peer(mx.array(tokens())))
     model, to_numpy = load(checkpoint(feature))
-    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), every=True))
+    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True))
     assert relative_error(got, wanted) < 1e-4
 
 
@@ -99,7 +110,7 @@ def test_in_one_go_equals_in_chunks_equals_token_by_token(feature, chunks, load)
     cache, got = model.make_cache(LENGTH), []
     for size in chunks:
         at = cache.length
-        got.append(to_numpy(model.forward(tokens()[:, at:at + size], at, cache, every=True)))
+        got.append(to_numpy(model.forward(tokens()[:, at:at + size], at, cache, all_positions=True)))
     assert relative_error(np.concatenate(got, axis=1), transformers_logits(feature)) < 1e-4
 
 
@@ -118,13 +129,13 @@ def test_dynamic_rope_with_a_cache_does_what_transformers_does(load):
     model, to_numpy = load(folder)
     cache = model.make_cache(LENGTH)
     model.forward(tokens()[:, :30], 0, cache)
-    got = [to_numpy(model.forward(tokens()[:, a:b], a, cache, every=True)) for a, b in ((30, 31), (31, LENGTH))]
+    got = [to_numpy(model.forward(tokens()[:, a:b], a, cache, all_positions=True)) for a, b in ((30, 31), (31, LENGTH))]
     assert relative_error(np.concatenate(got, 1), np.concatenate(wanted, 1)) < 1e-4
 
 
 def probes(model, to_numpy) -> dict[str, np.ndarray]:
     seen: dict[str, np.ndarray] = {}
-    model.forward(tokens(), 0, model.make_cache(LENGTH), every=True,
+    model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True,
                   probe=lambda name, array: seen.__setitem__(name, to_numpy(array)))
     return seen
 
@@ -176,7 +187,7 @@ def test_the_probes_are_transformers_hidden_states(load):
 
 def test_bit_equal_from_run_to_run(load):
     model, to_numpy = load(checkpoint("llama2-grouped"))
-    runs = [to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), every=True)) for _ in range(3)]
+    runs = [to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True)) for _ in range(3)]
     assert runs[0].tobytes() == runs[1].tobytes() == runs[2].tobytes()
 
 
@@ -185,7 +196,7 @@ def test_the_stored_width_is_the_default_and_close(dtype, backend):
     """Default dtype: 16-bit activations on MLX and torch, within 16-bit rounding of the float32 logits."""
     model = backend.load(open_checkpoint(checkpoint("llama2-grouped", dtype)), "auto")
     assert str(model.dtype).split(".")[-1] == ("float32" if backend.name == "cpu" else dtype)
-    got = backend.runtime.to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), every=True))
+    got = backend.runtime.to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True))
     bound = {"bfloat16": 4e-2, "float16": 6e-3}[dtype]
     assert relative_error(got, transformers_logits("llama2-grouped", dtype)) < bound
 
@@ -197,7 +208,7 @@ def test_the_last_position_alone_is_the_last_of_all(feature, compile, backend):
     model, to_numpy = backend.load(open_checkpoint(checkpoint(feature)), "float32", compile=compile), backend.runtime.to_numpy
     whole, last = model.make_cache(LENGTH), model.make_cache(LENGTH)
     for start, end in ((0, 13), (13, 14), (14, LENGTH)):
-        wanted = to_numpy(model.forward(tokens()[:, start:end], start, whole, every=True))[:, -1]
+        wanted = to_numpy(model.forward(tokens()[:, start:end], start, whole, all_positions=True))[:, -1]
         got = to_numpy(model.forward(tokens()[:, start:end], start, last))
         assert relative_error(got, wanted) < 1e-5
     for name, part in whole.state().items():

@@ -1,0 +1,82 @@
+"""Architectures besides Llama from GGUF files and low-bit, against transformers with the same weights."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from making import make_checkpoint
+from making_gguf import make_gguf
+
+from backends.conftest import relative_error
+from mlx_llama.core.files.checkpoint import open_checkpoint
+
+QWEN2, QWEN3 = dict(architectures=["Qwen2ForCausalLM"]), dict(architectures=["Qwen3ForCausalLM"])
+WIDE = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
+FAMILIES = {
+    "qwen2 Q8_0": (dict(**QWEN2, **WIDE, rms_norm_eps=1e-6), "Q8_0"),
+    "qwen2 F16 tied": (dict(**QWEN2, tie_word_embeddings=True), "F16"),
+    "qwen3 Q4_K": (dict(**QWEN3, **WIDE, head_dim=96), "Q4_K"),
+    "qwen3 F32 tied": (dict(**QWEN3, head_dim=24, tie_word_embeddings=True), "F32"),
+}
+TOKENS = np.random.default_rng(1).integers(0, 384, (2, 30)).astype(np.int32)
+
+
+@functools.cache
+def made(name: str) -> tuple[Path, np.ndarray]:
+    """(the file, transformers' logits of its weights, dequantised by gguf)."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    fields, kinds = FAMILIES[name]
+    home = Path(tempfile.mkdtemp())
+    weights = make_gguf(home / "m.gguf", kinds=kinds, **fields)
+    folder = make_checkpoint(home / "m", tensors=weights, **fields)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.from_numpy(TOKENS).long()).logits
+    return home / "m.gguf", logits.numpy()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_gguf_file_of_the_family(name, load):
+    path, wanted = made(name)
+    model, to_numpy = load(path)
+    cache = model.make_cache(30)
+    got = [to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True)) for a, b in ((0, 20), (20, 29), (29, 30))]
+    assert relative_error(np.concatenate(got, axis=1), wanted) < 1e-4
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_its_steps_choose_what_its_logits_say(name, backend):
+    from mlx_llama.core.generation import options
+
+    path, wanted = made(name)
+    model = backend.load(open_checkpoint(path), "float32")
+    cache, sampler = model.make_cache(40), backend.sampler(options.resolve({"temperature": 0}).options)
+    token = TOKENS[:1]
+    for i in range(6):
+        token = model.step(token, cache.length, cache, sampler)
+        assert backend.read(token) == wanted[0, -1].argmax() or i
+    again = model.make_cache(40)
+    tokens = [int(one) for one in cache.state()["tokens"][0]]
+    logits = backend.runtime.to_numpy(model.forward([tokens], 0, again, all_positions=True))[0]
+    for at in range(29, 34):  # each token that a step chose is the likeliest of a prompt's logits
+        assert logits[at].max() - logits[at, tokens[at + 1]] < 1e-3 * np.abs(logits[at]).max()
+
+
+@pytest.mark.parametrize("fields, message", [
+    (dict(**QWEN2, attention_bias=True), "attention_bias is True, expected false, since Qwen2ForCausalLM"),
+    (dict(**QWEN2, use_sliding_window=True, sliding_window=7, max_window_layers=-1), "max_window_layers is -1"),
+    (dict(**QWEN3, layer_types=["sliding_attention", "full_attention"]), r"layer_types\[0\] is 'sliding_attention'"),
+])
+def test_what_a_family_does_not_have_is_refused(fields, message):
+    from making import config_fields
+
+    from mlx_llama.core.errors import ConfigError
+    from mlx_llama.core.models.config import LlamaConfig
+
+    with pytest.raises(ConfigError, match=message):
+        LlamaConfig.from_dict(config_fields(**fields))
