@@ -104,6 +104,16 @@ class Panels:
     def address(self) -> int:
         return self.arena.address + self.start
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.plan.tensor.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.plan.nbytes
+
     def array(self) -> np.ndarray:
         """The bytes, uint8 [panels, blocks, block bytes]."""
         plan = self.plan
