@@ -81,9 +81,9 @@ class Checkpoint:
             TemplateError: there is one, but it is not a template.
         """
         if self.gguf_metadata is not None:
-            from mlx_llama.core.text.template import gguf_template
+            from mlx_llama.core.text.template import load_gguf_template
 
-            return gguf_template(self.gguf_metadata, str(self.path), self.tokenizer)
+            return load_gguf_template(self.gguf_metadata, str(self.path), self.tokenizer)
         from mlx_llama.core.text.template import load_template
 
         return load_template(self.path, self.tokenizer)

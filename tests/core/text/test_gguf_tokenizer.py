@@ -16,7 +16,7 @@ from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.files.gguf import GGUFFile
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.text.gguf_tokenizer import _PRE_TOKENIZERS, load_gguf_tokenizer
-from mlx_llama.core.text.template import encode_messages, gguf_template
+from mlx_llama.core.text.template import encode_messages, load_gguf_template
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 NAMES = ("llama-spm", "llama-bpe", "deepseek-coder")
@@ -331,7 +331,7 @@ def test_the_conversation_in_a_files_template():
     for kind in KINDS:
         metadata = toy(kind)[0] | {"tokenizer.chat_template": CHAT_TEMPLATE}
         ours = load(metadata)
-        template = gguf_template(metadata, "toy.gguf", ours)
+        template = load_gguf_template(metadata, "toy.gguf", ours)
         eos = ours.named["eos_token"]
         ids = encode_messages(ours, template, [{"role": "user", "content": f"hi {eos} there"}])
         assert ids[0] == ours.bos_id and ids.count(ours.bos_id) == 1
