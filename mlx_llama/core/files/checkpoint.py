@@ -69,7 +69,7 @@ class Checkpoint:
             from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
 
             return load_gguf_tokenizer(self.gguf_metadata, self.config, str(self.path))
-        from mlx_llama.core.text.tokenizer import load_tokenizer
+        from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 
         return load_tokenizer(self.path, self.config)
 
@@ -108,7 +108,7 @@ class Checkpoint:
     def _has_tokenizer(self) -> bool:
         if self.gguf_metadata is not None:
             return "tokenizer.ggml.model" in self.gguf_metadata
-        from mlx_llama.core.text.tokenizer import has_tokenizer
+        from mlx_llama.core.text.hf_tokenizer import has_tokenizer
 
         return has_tokenizer(self.path)
 

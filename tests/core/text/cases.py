@@ -1,13 +1,66 @@
-"""Templates, conversations and texts that several test files use."""
+"""Texts, templates and conversations that several test files use."""
 
 import time
 
 import pytest
-from making import CHAT_TEMPLATE
+from hypothesis import strategies as st
+from making import CHAT_TEMPLATE, config_fields
 
 from mlx_llama.core.errors import TemplateError
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.text import meter
+from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
+from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.template import ChatTemplate
+
+# Tokenizers
+
+VOCABULARIES = ("llama-spm", "llama-bpe", "deepseek-coder")  # llama.cpp's own, in tests/data
+KINDS = ("sentencepiece", "llama2", "bytelevel")
+TEXTS = [
+    "Hello world",
+    " leading space",
+    "  two leading",
+    "trailing ",
+    "a  b   c",
+    "Once upon a time\nthere was\n\n\ta llama.\r\n",
+    "çà ñandú Straße 你好世界 สวัสดี 🦙🤖 👩‍👩‍👧‍👦 e\u0301",
+    "numbers 1234567 3.14 and symbols <|>[]{}~^",
+    "\u2581 the visible space \u2581\u2581 itself",
+    "\x00 \x7f \ufeff \u200d \ufffd",
+    "def f(x):\n    return x + 1\n",
+    " ",
+    "\n",
+    "don't I'LL we've",
+]
+
+
+def any_text(*pieces):
+    """Texts that a user may type, rich in characters that break tokenizers."""
+    rich = [*" \n\t🦙é你<>|_/s", "  ", "Hello", " world", "<0x41>", *pieces]
+    return st.lists(
+        st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(rich)), max_size=30
+    ).map("".join)
+
+
+def load_folder(folder, **fields):
+    """The tokenizer of a folder, for a config.json with these fields."""
+    return load_tokenizer(folder, LlamaConfig.from_dict(config_fields(**fields)))
+
+
+def load_vocabulary(metadata, **fields):
+    """A tokenizer from GGUF metadata, `fields` of tokenizer.ggml.* replaced (None: left out)."""
+    metadata = metadata | {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
+    metadata = {name: value for name, value in metadata.items() if value is not None}
+    return load_gguf_tokenizer(metadata, LlamaConfig.from_dict(config_fields(vocab_size=128256)), "toy.gguf")
+
+
+def has_wide_space(text):
+    """Whether llama.cpp and deepseek's own tokenizer.json split a text differently: see core/text/pre_tokenizers.py."""
+    return any(char.isspace() and char >= "\u0800" for char in text)
+
+
+# Templates
 
 # As the hub's models carry them, some shortened
 TEMPLATES = {

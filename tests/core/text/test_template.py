@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import jinja2
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from making import CHAT_TEMPLATE, config_fields, make_tokenizer, sentencepiece_model
 from transformers import AutoTokenizer
 
 from mlx_llama.core.errors import TemplateError, TokenizerError
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.template import (
     BUILTIN,
     ChatTemplate,
@@ -20,9 +21,8 @@ from mlx_llama.core.text.template import (
     load_template,
     missing_template,
 )
-from mlx_llama.core.text.tokenizer import load_tokenizer
 
-from .cases import TEMPLATES, USER, conversation, plain
+from .cases import KINDS, TEMPLATES, USER, conversation, plain
 
 CONVERSATIONS = {
     "one": [("user", "Hello world")],
@@ -34,7 +34,6 @@ CONVERSATIONS = {
     "system": [("system", "You are a helpful assistant."), ("user", "What is the capital of France?")],
     "edges": [("user", "<"), ("assistant", "<|"), ("user", "x <")],
 }
-KINDS = ("sentencepiece", "llama2", "bytelevel")
 
 
 def setup(folder, kind, source, **settings_):
@@ -199,8 +198,7 @@ def test_any_hostile_message_adds_no_control_token(kind, data, models):
     )
     piece = st.sampled_from([*names, *halves, " ", "\n", "x", "\U000f0000", "\U000f0001"])
     contents = data.draw(st.lists(st.lists(piece, max_size=6).map("".join), min_size=1, max_size=3))
-    if any("<unk>" in content for content in contents):
-        return
+    assume(not any("<unk>" in content for content in contents))
     messages = conversation([("user", content) for content in contents])
     attack(model, model.template, messages, conversation([("user", "x")] * len(contents)))
 
