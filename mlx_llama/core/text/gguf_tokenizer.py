@@ -37,20 +37,20 @@ _KEY = "tokenizer.ggml."
 _AGAIN = "fetch the file again, or convert the model again"
 _OTHER_FILES = "use the model's folder with its own tokenizer files instead"
 
-# Tokens that llama.cpp knows by their text (llama-vocab.cpp, llama_vocab::impl::load). They are control tokens, whatever
-# type the file gives them. Those of the first two lists end an answer. The fill-in-the-middle ones, by metadata key,
-# count only if the metadata names no other.
+# Tokens that llama.cpp knows by their text (llama-vocab.cpp, llama_vocab::impl::load): control tokens, regardless of their
+# type in the file. Those of the first two lists end an answer. Fill-in-the-middle (FIM) tokens stand under a metadata key;
+# they count only if the metadata has no id under it.
 _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
     "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> "
     "[e~[".split()
 )
-_MIDDLE_ENDS = {
+_FIM_ENDS = {
     "fim_pad_token_id": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]".split(),
     "fim_rep_token_id": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>".split(),
     "fim_sep_token_id": ["<|file_sep|>"],
 }
-_MIDDLE = {
+_FIM_CONTROL = {
     "fim_pre_token_id":
         "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>".split(),
     "fim_suf_token_id":
@@ -227,11 +227,11 @@ class GGUFTokenizer(Tokenizer):
         """Set end tokens and final types: by metadata, and by the texts that llama.cpp knows."""
         ends = [eos, *(fields.id(f"{name}_token_id", self.vocab_size) for name in ("eot", "eom"))]
         by_text = [self._id_of[text] for text in _ENDS if text in self._id_of]
-        for key, texts in {**_MIDDLE_ENDS, **_MIDDLE}.items():
+        for key, texts in {**_FIM_ENDS, **_FIM_CONTROL}.items():
             token = fields.id(key, self.vocab_size)
             found = [self._id_of[text] for text in texts if text in self._id_of] if token is None else []
             by_text += found
-            if key in _MIDDLE_ENDS:
+            if key in _FIM_ENDS:
                 ends += [token, *found]
         ends += sorted(self._id_of[text] for text in _ENDS if text in self._id_of)
         self.eos_ids = tuple(token for token in dict.fromkeys(ends) if token is not None)
@@ -338,7 +338,7 @@ class SentencePieceVocabulary(GGUFTokenizer):
         space_prefix = fields.flag("add_space_prefix")
         fields.flag("remove_extra_whitespaces")  # for unigram models (t5); llama.cpp ignores it here too
         self.space_prefix = space_prefix is not False
-        self.dropped_space = "one" if self.space_prefix else None
+        self.dropped_space = "single" if self.space_prefix else None
         self.special_ends_bytes = True
         self.library: sentencepiece.SentencePieceProcessor = self._build_library(scores)
 
@@ -360,8 +360,7 @@ class SentencePieceVocabulary(GGUFTokenizer):
         import sentencepiece
 
         types = self._file_types.copy()
-        # User-defined tokens are found in the text before the library sees it. If a text spells one with visible spaces,
-        # it is a piece like others.
+        # Encoding finds user-defined tokens before the library sees the text. To the library they are normal pieces.
         types[(types == _USER_DEFINED) | (types == _UNDEFINED)] = _NORMAL
         unknown = np.flatnonzero(types == _UNKNOWN)
         types[unknown[1:]] = _CONTROL  # the library expects exactly one; no text encodes to either type

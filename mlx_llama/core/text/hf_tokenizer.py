@@ -256,7 +256,7 @@ class _FastTokenizer(_FolderTokenizer):
         if kinds == ["ByteLevel"]:
             self.byte_level = True
         elif kinds == ["Metaspace"] and steps[0]["replacement"] == SPACE:
-            self.dropped_space = None if steps[0].get("prepend_scheme") == "never" else "token"
+            self.dropped_space = None if steps[0].get("prepend_scheme") == "never" else "run"
         elif kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
             strip = steps[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
             if (
@@ -269,7 +269,7 @@ class _FastTokenizer(_FolderTokenizer):
                 raise TokenizerError(
                     f"{self.path}: decoder is {show(decoder)}, expected Llama's; use a model with a supported one"
                 )
-            self.dropped_space = "one" if strip["start"] else None
+            self.dropped_space = "single" if strip["start"] else None
             self._has_byte_tokens = True
         else:
             raise TokenizerError(
@@ -337,7 +337,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
             settings.set_default("eos_token", library.id_to_piece(library.eos_id()))
         self._scheme = settings.prefix_scheme
         drops = self._scheme != "never" and library.decode([library.piece_to_id(SPACE)]) == ""
-        self.dropped_space = "one" if drops else None
+        self.dropped_space = "single" if drops else None
         self.special_ends_bytes = True
 
         self.special_ids = {library.id_to_piece(i): i for i in range(self._size) if library.is_control(i)}

@@ -1,8 +1,7 @@
 """Serialised sentencepiece models: the fields of sentencepiece_model.proto that the library's Python API does not expose.
 
-A serialised protobuf message is a list of fields, and two messages one after the other are their union, in which the last
-value of a field counts. So a field is set by appending it. That is all that this package needs; protobuf itself would be
-one more dependency.
+A serialised protobuf message is a list of fields. Two concatenated messages are their union: of a field in both, the last
+value counts. So appending a field sets it. This file avoids a dependency on protobuf itself.
 """
 
 from __future__ import annotations

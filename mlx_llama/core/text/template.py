@@ -173,10 +173,10 @@ def encode_messages(
 ) -> list[int]:
     """Encode a conversation as token ids.
 
-    Special tokens that the template writes are control; the same characters inside a message are text. Other added
-    tokens of the template are treated alike, except in the assistant's messages: there the model wrote them (<think>).
-    BOS starts the ids exactly once if the tokenizer adds it, whether or not the template writes it. For messages that
-    spell no such token the ids are those of transformers' apply_chat_template, plus BOS.
+    Special tokens that the template writes are control; the same characters inside a message are text. So are other
+    added tokens of the template, except in the assistant's messages: there the model wrote them (<think>). If the
+    tokenizer adds BOS, the ids start with exactly one. Otherwise they are those of transformers' apply_chat_template,
+    for messages that spell no such token.
 
     Raises:
         TemplateError: as `ChatTemplate.render`.
@@ -263,13 +263,18 @@ def _prefixes_and_suffixes(literals: tuple[str, ...]) -> tuple[frozenset[str], f
     return frozenset(prefix for prefix, _ in splits), frozenset(suffix for _, suffix in splits)
 
 
+def _spans(literal: str, text: str, border: int) -> bool:
+    """Whether the text has the literal on both sides of a position."""
+    return text.find(literal, max(0, border - len(literal) + 1), border + len(literal) - 1) >= 0
+
+
 def _resolve_edges(chunk: str, edge: str, literals: Sequence[str]) -> list[str]:
     """Remove the edges, and split the chunk at those that lie within a literal."""
     pieces = chunk.split(edge)
     text, parts, start, border = "".join(pieces), [], 0, 0
     for piece in pieces[:-1]:
         border += len(piece)
-        if any(text.find(one, max(0, border - len(one) + 1), border + len(one) - 1) >= 0 for one in literals):
+        if any(_spans(literal, text, border) for literal in literals):
             parts.append(text[start:border])
             start = border
     return [*parts, text[start:]]

@@ -1,7 +1,7 @@
 """Text to token ids and back: the interface of all tokenizers, and streaming decode.
 
-Encoding is done by libraries (hf_tokenizer.py, gguf_tokenizer.py). Decoding is done here, one token at a time, so that
-streamed and decoded text are the same by construction. The tests compare both with the libraries' decoders.
+Libraries encode (hf_tokenizer.py, gguf_tokenizer.py). This file decodes, one token at a time, so that streamed and decoded
+text are the same by construction. The tests compare both with the libraries' decoders.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class Tokenizer(ABC):
 
     How ids decode:
     byte_level: every token is raw bytes in GPT-2's alphabet; else text, with tokens like <0xE2> for single bytes.
-    dropped_space: the space that encoding put before the first word: "one" space of the first text, all spaces of the
-    first "token", or None.
+    dropped_space: of the space before the first word, a "single" one is dropped, the first token's whole "run", or None.
     special_ends_bytes: whether a skipped special token ends a run of byte tokens.
     """
 
@@ -55,7 +54,7 @@ class Tokenizer(ABC):
     added_ids: dict[str, int]
     named: dict[str, str]
     byte_level: bool = False
-    dropped_space: Literal["one", "token"] | None = None
+    dropped_space: Literal["single", "run"] | None = None
     special_ends_bytes: bool = False
 
     def __init__(self, path: Path, config: LlamaConfig):
@@ -69,8 +68,8 @@ class Tokenizer(ABC):
 
         Args:
             text: any text; the empty one has no tokens.
-            add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text gets it if there is one at all,
-                since a model needs a token to start from.
+            add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text gets any BOS that exists, since a
+                model needs a token to start from.
             parse_special: read special tokens in the text as such; else they are text.
 
         Raises:
@@ -180,7 +179,7 @@ class StreamDecoder:
         text = piece.data.decode("utf-8", "replace")
         if piece.keeps_space:
             self._started = True
-        if tokenizer.dropped_space == "token" and not self._started:
+        if tokenizer.dropped_space == "run" and not self._started:
             text = text.lstrip(" ")
             self._started = True
         return before + self._drop_space(text)
@@ -197,7 +196,7 @@ class StreamDecoder:
         self._started = True
         # sentencepiece keeps a first space that byte tokens spell.
         kept = of_bytes and self._tokenizer.special_ends_bytes
-        return text[1:] if self._tokenizer.dropped_space == "one" and text[0] == " " and not kept else text
+        return text[1:] if self._tokenizer.dropped_space == "single" and text[0] == " " and not kept else text
 
     def _take_pending(self, final: bool) -> str:
         """Take whole characters out of the pending bytes; each byte that cannot be part of one becomes U+FFFD."""

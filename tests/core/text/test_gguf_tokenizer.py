@@ -185,7 +185,7 @@ def test_user_defined_tokens_are_found_in_any_text(kind):
     think = len(tokens) - 1
     assert ours.added_ids["<think>"] == think and "<think>" not in ours.special_ids
     ids = ours.encode("a<think>b")
-    assert ids == ours.encode("a") + [think] + ours.encode("b")  # with a space again, where there is one
+    assert ids == ours.encode("a") + [think] + ours.encode("b")  # with the space prefix, if the kind has one
     assert "<think>" in ours.decode(ids)
     assert ours.encode_parts(["a<", "think>b"]).count(think) == 0
 
@@ -220,7 +220,7 @@ def test_a_user_defined_token_keeps_its_space():
     assert ours.decode(ours.encode("  ")) == "  "
 
 
-def test_a_space_goes_before_what_follows_a_special_token():
+def test_a_word_after_a_special_token_gets_a_space():
     ours = load_vocabulary(toy_sentencepiece()[0])
     tokens = [ours.tokens[one] for one in ours.encode("</s>Hello", parse_special=True)]
     assert tokens[0] == "</s>" and tokens[1].startswith("▁")
@@ -263,7 +263,7 @@ def test_ends_of_an_answer_by_metadata_and_by_text():
     assert tokens[load_vocabulary(metadata, eom_token_id=7).eos_ids[1]] == tokens[7]
     types = [*metadata["tokenizer.ggml.token_type"], NORMAL]
     ours = load_vocabulary(metadata, tokens=[*tokens, "<|im_end|>"], token_type=types)
-    assert len(tokens) in ours.eos_ids and ours.special_ids["<|im_end|>"] == len(tokens)  # control whatever its type
+    assert len(tokens) in ours.eos_ids and ours.special_ids["<|im_end|>"] == len(tokens)  # a control token in spite of its type
 
 
 def test_phi_3s_special_tokens_take_white_space_along():
@@ -286,7 +286,7 @@ def test_whether_texts_begin_with_bos(pre, fields, adds):
     assert load_vocabulary(toy_byte_level()[0], pre=pre, **fields).adds_bos is adds
 
 
-def test_what_a_sentencepiece_file_leaves_out_is_as_llama_cpp_has_it():
+def test_missing_fields_of_a_sentencepiece_file_have_llama_cpps_defaults():
     ours = load_vocabulary(toy_sentencepiece()[0], bos_token_id=None, eos_token_id=None, unknown_token_id=None)
     assert (ours.bos_id, ours.eos_ids, ours.adds_bos) == (1, (2,), True)
     assert ours.named == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -309,7 +309,7 @@ def test_unused_and_empty_tokens():
     assert load_vocabulary(metadata, token_type=without).encode("Hello world") == sp.encode("Hello world")
 
 
-def test_a_user_defined_token_is_not_found_where_its_spelling_has_a_space():
+def test_a_user_defined_token_with_a_visible_space_does_not_match_a_space():
     """llama.cpp looks for it in the text as it is; sentencepiece would, after spaces were made visible."""
     metadata, _ = toy_sentencepiece()
     ours = load_vocabulary(
@@ -400,7 +400,7 @@ def test_bad_vocabularies_are_told_in_one_line(kind, fields, message):
         load_vocabulary(toy(kind)[0], **fields)
     text = str(e.value)
     assert text.startswith("toy.gguf: tokenizer.ggml.") and message in text and "\n" not in text
-    assert "; " in text  # what to do
+    assert "; " in text  # the remedy
 
 
 def test_more_tokens_than_embeddings():

@@ -33,7 +33,7 @@ def library_ids(one, text):
 
 
 def rebuilt(kind, text):
-    """Where transformers' LlamaTokenizer, and so this package, differs from the file: see the test against it."""
+    """Whether transformers' LlamaTokenizer, and so this package, encodes a text in another way than the file."""
     return kind == "llama2" and text.startswith((" ", "\u2581"))
 
 
@@ -56,7 +56,7 @@ def test_any_text_has_the_librarys_ids(kind, text, made):
 
 @pytest.mark.parametrize("kind", ["llama2", "bytelevel"])
 def test_a_json_without_class_has_its_own_librarys_ids(kind, made, tmp_path):
-    """The file as it is, where nothing says LlamaTokenizer: leading spaces too, and with special tokens parsed."""
+    """Unless the settings name LlamaTokenizer, the file counts as it is: leading spaces and special tokens too."""
     folder = make_tokenizer(tmp_path, kind, tokenizer_class="PreTrainedTokenizerFast")
     ours, one = load_folder(folder), made[kind]
     for text in TEXTS:
@@ -229,7 +229,7 @@ def test_single_word_is_refused_beside_sentencepiece(tmp_path):
     assert "single_word" in refusal(folder, vocab_size=400)
 
 
-def test_a_byte_level_json_stays_so_whatever_class_it_names(tmp_path):
+def test_a_byte_level_json_ignores_the_class_llama(tmp_path):
     """As DeepSeek's distilled Llamas declare LlamaTokenizerFast."""
     folder = make_tokenizer(tmp_path, "bytelevel", tokenizer_class="LlamaTokenizerFast")
     ours, theirs = load_folder(folder), auto(folder)

@@ -78,7 +78,7 @@ def test_endless_work_is_stopped(name, monkeypatch):
     assert "MemoryError" not in run_hostile(ENDLESS[name])  # before the machine suffers
 
 
-def test_the_clock_stops_what_the_counter_does_not(monkeypatch):
+def test_the_clock_stops_a_template_within_its_steps(monkeypatch):
     monkeypatch.setattr(meter, "MAX_STEPS", 10**12)
     monkeypatch.setattr(meter, "MAX_SECONDS", 0.2)
     assert "seconds" in run_hostile(ENDLESS["silent"])

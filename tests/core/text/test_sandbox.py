@@ -57,5 +57,5 @@ def test_escapes_are_refused(source):
     ],
     ids=["tag", "open", "filter", "unknown", "undefined", "zero", "call", "refusal", "deep", "long"],
 )
-def test_a_failing_template_says_where(source, word):
+def test_a_failure_names_its_cause(source, word):
     assert word in run_hostile(source)

@@ -57,8 +57,10 @@ def test_byte_level_decodes_any_ids_alike(ids, made):
 @given(ids=ids_for())
 @settings(max_examples=300, deadline=None)
 def test_byte_fallback_json_decodes_valid_ids_alike(ids, made):
-    """Where a run of bytes is not UTF-8 the library gives up the whole run, with the good characters in it; a stream
-    cannot take back what it showed, so that there only the bad bytes become U+FFFD."""
+    """In a run of bytes that is not UTF-8, only the bad bytes become U+FFFD.
+
+    The library replaces the whole run, with the good characters in it. A stream cannot take back a shown character.
+    """
     one = made["llama2"]
     for skip in (True, False):
         expected = one.library.decode(ids, skip_special_tokens=skip)
@@ -133,7 +135,7 @@ def test_the_metaspace_decoder(scheme, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cost_of_a_token_does_not_grow(kind, made):
-    """20 000 tokens on one line, also of bytes that never make a character: what re-decodes would take minutes."""
+    """20 000 tokens on one line, also of bytes that never make a character. Decoding all of it again at each token takes minutes."""
     ours = made[kind].ours
     for ids in (ours.encode("llama ") * 5000, ours.encode("🦙" * 2000), [200] * 20000):
         start = time.process_time()
