@@ -238,7 +238,7 @@ def _mark_content(content: str, to_cut: Sequence[str], literals: tuple[str, ...]
     body = content.strip()  # edges go inside the outer spaces, or templates could not strip them
     inside = bool(body) and any(body in literal for literal in literals)
     starts = inside or any(body[:n] in suffixes for n in range(1, longest))
-    ends = inside or any(body[-n:] in prefixes for n in range(1, min(longest, len(body) + 1)))
+    ends = any(body[-n:] in prefixes for n in range(1, min(longest, len(body) + 1)))
     cuts = _find_cuts(to_cut, body)
     body = cut.join(body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True))
     left, right = len(content) - len(content.lstrip()), len(content.rstrip())

@@ -18,6 +18,7 @@ from .cases import run_hostile
         "{{ self.__init__.__globals__ }}",
         "{{ self._TemplateReference__context }}",
         "{{ dict.__class__ }}",
+        "{{ dict.fromkeys('ab') }}",
         "{{ namespace.__init__ }}",
         "{% set ns = namespace(__class__=1) %}",
         "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
