@@ -14,11 +14,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 _USER_DEFINED_TYPE = b"\x18\x04"  # SentencePiece.type (3) = USER_DEFINED
 _pack_float = struct.Struct("<f").pack
+_BYTES = [bytes([value]) for value in range(256)]  # looked up: faster than bytes([value])
 
 
 def set_space_prefix(model: bytes, prefix: bool) -> bytes:
     """Set whether the model puts a space before a text (normalizer_spec.add_dummy_prefix)."""
-    return model + _encode_message(3, b"\x18" + bytes([prefix]))
+    return model + _encode_message(3, b"\x18" + _BYTES[prefix])
 
 
 def user_defined_ids(model: bytes) -> list[int]:
@@ -49,7 +50,7 @@ def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
     parts = []
     for text, score, kind in pieces:
         data = text.encode()
-        piece = b"\x0a" + _encode_varint(len(data)) + data + b"\x15" + _pack_float(score) + b"\x18" + bytes([kind])
+        piece = b"\x0a" + _encode_varint(len(data)) + data + b"\x15" + _pack_float(score) + b"\x18" + _BYTES[kind]
         parts.append(_encode_message(1, piece))  # piece = 1, score = 2, type = 3
     trainer = b"\x18\x02\x98\x02\x01"  # model_type = BPE, byte_fallback = true
     normalizer = b"\x18\x00\x20\x00\x28\x01"  # add_dummy_prefix, remove_extra_whitespaces: no; escape_whitespaces: yes
@@ -58,14 +59,14 @@ def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
 
 def _encode_message(number: int, body: bytes) -> bytes:
     """A field that is a message."""
-    return bytes([number << 3 | 2]) + _encode_varint(len(body)) + body
+    return _BYTES[number << 3 | 2] + _encode_varint(len(body)) + body
 
 
 def _encode_varint(value: int) -> bytes:
     """Seven bits a byte, the lowest first."""
     if value < 0x80:
-        return bytes([value])
-    return bytes([value & 0x7F | 0x80]) + _encode_varint(value >> 7)
+        return _BYTES[value]
+    return _BYTES[value & 0x7F | 0x80] + _encode_varint(value >> 7)
 
 
 def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
