@@ -56,7 +56,7 @@ def main(models: Path) -> None:
     import llama_cpp
     from llama_cpp import Llama
 
-    from mlx_llama.core.text.gguf_tokenizer import _PRE_TOKENIZERS
+    from mlx_llama.core.text.pre_tokenizers import PRE_TOKENIZERS
 
     here = Path(__file__).parent
     result = {"texts": texts(200), "vocabularies": {}, "pre": {}}
@@ -80,7 +80,7 @@ def main(models: Path) -> None:
             "bos": llama_cpp.llama_vocab_bos(vocab),
             "adds_bos": bool(llama_cpp.llama_vocab_get_add_bos(vocab)),
         }
-    for pre in _PRE_TOKENIZERS:
+    for pre in PRE_TOKENIZERS:
         overrides = {"tokenizer.ggml.pre": pre}
         llama = Llama(str(models / "ggml-vocab-deepseek-coder.gguf"), vocab_only=True, verbose=False, kv_overrides=overrides)
         result["pre"][pre] = ids(llama, False)

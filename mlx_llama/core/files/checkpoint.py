@@ -69,7 +69,7 @@ class Checkpoint:
             from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
 
             return load_gguf_tokenizer(self.gguf_metadata, self.config, str(self.path))
-        from mlx_llama.core.text.tokenizer import load_tokenizer
+        from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 
         return load_tokenizer(self.path, self.config)
 
@@ -81,9 +81,9 @@ class Checkpoint:
             TemplateError: there is one, but it is not a template.
         """
         if self.gguf_metadata is not None:
-            from mlx_llama.core.text.template import gguf_template
+            from mlx_llama.core.text.template import load_gguf_template
 
-            return gguf_template(self.gguf_metadata, str(self.path), self.tokenizer)
+            return load_gguf_template(self.gguf_metadata, str(self.path), self.tokenizer)
         from mlx_llama.core.text.template import load_template
 
         return load_template(self.path, self.tokenizer)
@@ -108,7 +108,7 @@ class Checkpoint:
     def _has_tokenizer(self) -> bool:
         if self.gguf_metadata is not None:
             return "tokenizer.ggml.model" in self.gguf_metadata
-        from mlx_llama.core.text.tokenizer import has_tokenizer
+        from mlx_llama.core.text.hf_tokenizer import has_tokenizer
 
         return has_tokenizer(self.path)
 

@@ -20,7 +20,7 @@ from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, To
 from mlx_llama.core.models.config import LlamaConfig, read_json, show
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.system import progress
-from mlx_llama.core.text.gguf_tokenizer import _CONTRACTION, _GPT2, _PRE_TOKENIZERS, _WHOLE_WORDS
+from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
 
 from .checkpoint import Checkpoint, Tensor
 from .quantize import Written, appearing, count_of, count_weights, requantised, slabs
@@ -34,7 +34,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 # llama.cpp's names for how byte-level tokenizers split a text, each after what it stands for: the patterns, and whether
 # a piece that is a token is taken as it is (tokenizer.json, ignore_merges). Where two mean the same, the usual one.
-_SPLITS = {(_PRE_TOKENIZERS[name], name in _WHOLE_WORDS): name
+_SPLITS = {(PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
            for name in ("llama-bpe", "smaug-bpe", "qwen2", "tekken", "gpt-4o", "smollm", "gpt-2", "falcon",
                         "deepseek-llm", "deepseek-coder", "deepseek-v3")}
 
@@ -352,11 +352,11 @@ def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
     for step in outer.get("pretokenizers", [outer]):
         kind = step.get("type")
         if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
-            steps.append(step["pattern"].get("Regex", "?").replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", _CONTRACTION))
+            steps.append(step["pattern"].get("Regex", "?").replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", CONTRACTION))
         elif kind == "Digits" and step.get("individual_digits"):
             steps.append(r"\p{N}")
         elif kind == "ByteLevel" and not step.get("add_prefix_space"):
-            steps += _GPT2 if step.get("use_regex", True) else ()
+            steps += GPT2 if step.get("use_regex", True) else ()
         else:
             steps.append(f"{kind}?")
     others = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
@@ -372,7 +372,7 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
     """tokenizer.model. Raises TokenizerError for what llama.cpp's reading of one leaves out."""
     import sentencepiece
 
-    from mlx_llama.core.text.tokenizer import _user_defined
+    from mlx_llama.core.text.sentencepiece_model import user_defined_ids
 
     blob = path.read_bytes()
     sp = sentencepiece.SentencePieceProcessor(model_proto=blob)
@@ -384,7 +384,7 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
         what = "changes characters" if normalizer.get(2) else "removes extra spaces"
         raise TokenizerError(f"{path}: its normalizer {what}, which a GGUF file of this kind cannot express; write the "
                              f"MLX form")
-    result, users = _Vocabulary("llama", "default"), frozenset(_user_defined(blob))
+    result, users = _Vocabulary("llama", "default"), frozenset(user_defined_ids(blob))
     for one in range(sp.get_piece_size()):
         text = sp.id_to_piece(one)
         kinds = ((sp.is_unknown(one), _UNKNOWN), (sp.is_control(one), _CONTROL), (sp.is_unused(one), _UNUSED),

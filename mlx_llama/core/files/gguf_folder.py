@@ -12,7 +12,8 @@ import numpy as np
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.rope import inverse_frequencies
-from mlx_llama.core.text.gguf_tokenizer import _ByteLevelVocabulary
+from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary
+from mlx_llama.core.text.sentencepiece_model import set_space_prefix
 
 from .checkpoint import Checkpoint
 
@@ -95,24 +96,23 @@ def companions(checkpoint: Checkpoint) -> dict[str, bytes]:
                                  for text, one in sorted(tokenizer.added_ids.items(), key=lambda item: item[1])},
         **tokenizer.named,
     }  # fmt: skip
-    if isinstance(tokenizer, _ByteLevelVocabulary):
+    if isinstance(tokenizer, ByteLevelVocabulary):
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         files["tokenizer.json"] = _byte_level_json(tokenizer).encode()
     else:
-        prefix = tokenizer._prefix
+        prefix = tokenizer.space_prefix
         settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": prefix, "add_prefix_space": prefix}
-        # two serialised messages, one after the other, are their union: this one says add_dummy_prefix
-        files["tokenizer.model"] = tokenizer._sp.serialized_model_proto() + (b"\x1a\x02\x18\x01" if prefix else b"")
+        files["tokenizer.model"] = set_space_prefix(tokenizer.library.serialized_model_proto(), prefix)
     files["tokenizer_config.json"] = _json(settings)
     if checkpoint.template is not None:
         files["chat_template.jinja"] = checkpoint.template.source.encode()
     return files
 
 
-def _byte_level_json(tokenizer: _ByteLevelVocabulary) -> str:
+def _byte_level_json(tokenizer: ByteLevelVocabulary) -> str:
     from tokenizers import AddedToken, Tokenizer, decoders, processors
 
-    library = Tokenizer.from_str(tokenizer._library.to_str())
+    library = Tokenizer.from_str(tokenizer.library.to_str())
     for text, one in sorted(tokenizer.added_ids.items(), key=lambda item: item[1]):
         token = AddedToken(text, normalized=False, special=text in tokenizer.special_ids)
         (library.add_special_tokens if token.special else library.add_tokens)([token])

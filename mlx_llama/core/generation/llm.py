@@ -12,7 +12,7 @@ from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError
 from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
 from mlx_llama.core.models import rope
-from mlx_llama.core.text.template import ChatTemplate, builtin_template, encode_messages, missing_template
+from mlx_llama.core.text.template import ChatTemplate, encode_messages, load_builtin_template, missing_template
 
 from .engine import Completion, Engine
 from .options import resolve
@@ -111,7 +111,7 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     how = chosen.load_options(dtype, threads, activation_bits, compile)
     checkpoint = open_checkpoint(model, revision)
     context = context_size(checkpoint, ctx_size)
-    chat_template = builtin_template(template, checkpoint.tokenizer) if template else checkpoint.template
+    chat_template = load_builtin_template(template, checkpoint.tokenizer) if template else checkpoint.template
     draft = None
     if draft_model is not None:
         draft = open_checkpoint(draft_model)

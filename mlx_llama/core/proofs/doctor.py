@@ -332,7 +332,7 @@ def _look_at_text(found: Diagnosis, config: LlamaConfig, opened: _Opened) -> Non
     except LlamaError as error:
         found.add("error", "tokenizer", error)
         return
-    kind = "byte-level BPE" if tokenizer._byte_level else "SentencePiece"
+    kind = "byte-level BPE" if tokenizer.byte_level else "SentencePiece"
     found.tokenizer = {"kind": kind, "file": str(tokenizer.path), "vocab_size": tokenizer.vocab_size}
     if opened.config is not None and tokenizer.vocab_size < config.vocab_size:
         share, rows = tokenizer.vocab_size / config.vocab_size, f"{config.vocab_size} rows"
@@ -374,7 +374,7 @@ def _generation_config(found: Diagnosis, opened: _Opened) -> dict[str, Any]:
 
 
 def _quoted(tokenizer: Tokenizer, one: int) -> str:
-    piece = tokenizer._piece(one)
+    piece = tokenizer.piece(one)
     return "no token" if piece is None else show(piece.data.decode("utf-8", "replace"), 40)
 
 
@@ -401,7 +401,7 @@ def _look_at_ends(found: Diagnosis, opened: _Opened, tokenizer: Tokenizer,
                   f"{source}: neither it nor the tokenizer names an end token (eos_token_id): every "
                   f"answer goes on until --max-tokens; {_name_end(opened, None)}")
     for one in sorted(ends - special):
-        if 0 <= one < vocab and tokenizer._piece(one) is not None:
+        if 0 <= one < vocab and tokenizer.piece(one) is not None:
             named = "eos_token_id" in _raw_config(opened) or opened.metadata is not None or one not in in_config
             where = f"{source}: eos_token_id" if named else f"{source}: has no eos_token_id, and its default"
             found.add("warning", "tokenizer",

@@ -1,7 +1,6 @@
 """GGUF vocabularies against llama.cpp's own cases and ids, and against the sentencepiece and tokenizers libraries."""
 
 import json
-import lzma
 from pathlib import Path
 
 import numpy as np
@@ -10,55 +9,22 @@ import sentencepiece
 import tokenizers
 from hypothesis import assume, given, settings, strategies as st
 from making import CHAT_TEMPLATE, LLAMA3_SPECIALS, byte_level_json, config_fields, sentencepiece_model
-from tokenizers import Regex, models, pre_tokenizers
 
 from mlx_llama.core.errors import TokenizerError
-from mlx_llama.core.files.gguf import GGUFFile
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.text.gguf_tokenizer import _PRE_TOKENIZERS, load_gguf_tokenizer
-from mlx_llama.core.text.template import encode_messages, gguf_template
+from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
+from mlx_llama.core.text.template import encode_messages, load_gguf_template
+
+from .cases import VOCABULARIES, any_text, has_wide_space, load_vocabulary
 
 DATA = Path(__file__).resolve().parents[2] / "data"
-NAMES = ("llama-spm", "llama-bpe", "deepseek-coder")
 KINDS = ("llama", "gpt2")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-# Whatever a user may type, with much of what breaks tokenizers
-anything = st.lists(
-    st.one_of(
-        st.characters(exclude_categories=["Cs"]),
-        st.sampled_from([*" \n\t🦙é你<>|_/s", "  ", "Hello", " world", "<0x41>", "</s>", "don't", "I'LL", "1234", "<b>"]),
-    ),
-    max_size=30,
-).map("".join)
+anything = any_text("</s>", "don't", "I'LL", "1234", "<b>")
 
 
 def config(vocab_size):
     return LlamaConfig.from_dict(config_fields(vocab_size=vocab_size))
-
-
-def load(metadata, **fields):
-    """A tokenizer from metadata, `fields` of tokenizer.ggml.* replaced (None: left out)."""
-    metadata = metadata | {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
-    metadata = {name: value for name, value in metadata.items() if value is not None}
-    return load_gguf_tokenizer(metadata, config(128256), "toy.gguf")
-
-
-@pytest.fixture(scope="module")
-def vocabularies(tmp_path_factory):
-    """{name: (metadata, tokenizer)} of llama.cpp's vocabulary files"""
-    folder, found = tmp_path_factory.mktemp("vocabularies"), {}
-    for name in NAMES:
-        path = folder / f"{name}.gguf"
-        path.write_bytes(lzma.decompress((DATA / f"ggml-vocab-{name}.gguf.xz").read_bytes()))
-        metadata = GGUFFile(path).metadata
-        found[name] = metadata, load_gguf_tokenizer(metadata, config(128256), str(path))
-    return found
-
-
-@pytest.fixture(scope="module")
-def judged():
-    """What llama.cpp itself says: see data/make_vocab.py."""
-    return json.loads(lzma.decompress((DATA / "vocab-llama-cpp.json.xz").read_bytes()))
 
 
 def toy_sentencepiece(user_defined=(), control=()):
@@ -119,7 +85,7 @@ def own_cases(name):
     return [(text, [int(one) for one in line.split()]) for text, line in zip(texts, lines, strict=True)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", VOCABULARIES)
 def test_llama_cpps_own_cases(name, vocabularies):
     ours, cases = vocabularies[name][1], own_cases(name)
     assert len(cases) == 46
@@ -128,75 +94,26 @@ def test_llama_cpps_own_cases(name, vocabularies):
         assert ours.decode(ids) == text
 
 
-def wide_space(text):
-    """Whether llama.cpp and deepseek's own tokenizer.json split this differently: see core/gguf_tokenizer.py."""
-    return any(char.isspace() and char >= "\u0800" for char in text)
-
-
 @pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", VOCABULARIES)
 def test_llama_cpps_ids_of_further_texts(name, special, vocabularies, judged):
     ours = vocabularies[name][1]
     compared = 0
     for text, ids in zip(judged["texts"], judged["vocabularies"][name]["special" if special else "plain"], strict=True):
-        if name == "deepseek-coder" and wide_space(text):
+        if name == "deepseek-coder" and has_wide_space(text):
             continue
         assert ours.encode(text, parse_special=special) == ids, text
         compared += 1
     assert compared > 100
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", VOCABULARIES)
 def test_special_tokens_are_llama_cpps(name, vocabularies, judged):
     ours, theirs = vocabularies[name][1], judged["vocabularies"][name]
     assert sorted(ours.eos_ids) == theirs["ends"]
     assert (ours.bos_id, ours.adds_bos) == (theirs["bos"], theirs["adds_bos"])
     unknown = {"llama-spm": [0]}.get(name, [])
     assert sorted(ours.special_ids.values()) == sorted(unknown + theirs["control"])
-
-
-@pytest.mark.parametrize("pre", sorted(_PRE_TOKENIZERS))
-def test_pre_tokenizers_are_llama_cpps(pre, vocabularies, judged):
-    metadata, compared = vocabularies["deepseek-coder"][0], 0
-    ours = load(metadata, pre=pre)
-    for text, ids in zip(judged["texts"], judged["pre"][pre], strict=True):
-        if pre in ("tekken", "gpt-4o", "llama4", "kanana2") and not text.isascii():
-            continue  # judged by its own pattern below
-        if pre in ("deepseek-llm", "deepseek-coder") and wide_space(text):
-            continue
-        assert ours.encode(text) == ids, text
-        compared += 1
-    assert compared > (15 if pre in ("tekken", "gpt-4o", "llama4", "kanana2") else 100)
-
-
-# The patterns of mistralai/Mistral-Nemo-Base-2407's and Xenova/gpt-4o's tokenizer.json
-CASED = {
-    "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "gpt-4o": r"[^\r\n\p{L}\p{N}]?"
-    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-
-
-@pytest.mark.parametrize("pre", CASED)
-def test_words_are_split_by_case_as_in_the_models_own_file(pre, vocabularies, judged):
-    metadata = vocabularies["deepseek-coder"][0]
-    ours = load(metadata, pre=pre)
-    tokens = list(metadata["tokenizer.ggml.tokens"])
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    library = tokenizers.Tokenizer(models.BPE({text: i for i, text in enumerate(tokens)}, merges))
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(CASED[pre]), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    for text in [*judged["texts"], "ÉCOLE ÉTÉ", "Éa éA ÀÉ", "it'S L'ÉTÉ'S", "नमस्ते दुनिया"]:
-        if not any(one in text for one in ours.added_ids):
-            assert ours.encode(text) == library.encode(text).ids, text
 
 
 # The libraries
@@ -206,7 +123,7 @@ def test_words_are_split_by_case_as_in_the_models_own_file(pre, vocabularies, ju
 @settings(max_examples=200, deadline=None)
 def test_sentencepieces_own_ids(text):
     metadata, sp = toy_sentencepiece()
-    ours = load(metadata)
+    ours = load_vocabulary(metadata)
     assert ours.encode(text) == sp.encode(text)
     assert ours.decode(sp.encode(text)) == sp.decode(sp.encode(text))
 
@@ -215,7 +132,7 @@ def test_sentencepieces_own_ids(text):
 @settings(max_examples=200, deadline=None)
 def test_the_tokenizers_librarys_own_ids(text):
     metadata, library = toy_byte_level()
-    ours = load(metadata)
+    ours = load_vocabulary(metadata)
     assume("ſ" not in text)  # which (?i:'s) takes for an s, and llama.cpp does not
     assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
     assert ours.encode(text, add_bos=True) == library.encode(text).ids
@@ -223,7 +140,7 @@ def test_the_tokenizers_librarys_own_ids(text):
 
 @given(text=anything)
 @settings(max_examples=100, deadline=None)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", VOCABULARIES)
 def test_text_comes_back_at_once_and_streamed(name, text, vocabularies):
     ours = vocabularies[name][1]
     assume("▁" not in text and not (name == "deepseek-coder" and any(one in text for one in ours.added_ids)))
@@ -239,7 +156,7 @@ def test_text_comes_back_at_once_and_streamed(name, text, vocabularies):
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_ids_decode_as_the_library_decodes_them(kind, data):
     metadata, library = toy(kind)
-    ours = load(metadata)
+    ours = load_vocabulary(metadata)
     highest = len(metadata["tokenizer.ggml.tokens"]) - 1 - len(LLAMA3_SPECIALS)
     ids = data.draw(st.lists(st.integers(min_value=3, max_value=highest), max_size=20))
     assert ours.decode(ids) == library.decode(ids)
@@ -250,7 +167,7 @@ def test_any_ids_decode_as_the_library_decodes_them(kind, data):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_control_tokens_are_text_in_user_text(kind):
-    ours = load(toy(kind)[0])
+    ours = load_vocabulary(toy(kind)[0])
     for literal, control in ours.special_ids.items():
         for text in (literal, f"a{literal}b", f"x {literal} ", literal * 3):
             ids = ours.encode(text)
@@ -264,11 +181,11 @@ def test_user_defined_tokens_are_found_in_any_text(kind):
     tokens = [*metadata["tokenizer.ggml.tokens"], "<think>"]
     types = [*metadata["tokenizer.ggml.token_type"], USER_DEFINED]
     extra = {"scores": [*metadata["tokenizer.ggml.scores"], 0.0]} if kind == "llama" else {}
-    ours = load(metadata, tokens=tokens, token_type=types, **extra)
+    ours = load_vocabulary(metadata, tokens=tokens, token_type=types, **extra)
     think = len(tokens) - 1
     assert ours.added_ids["<think>"] == think and "<think>" not in ours.special_ids
     ids = ours.encode("a<think>b")
-    assert ids == ours.encode("a") + [think] + ours.encode("b")  # with a space again, where there is one
+    assert ids == ours.encode("a") + [think] + ours.encode("b")  # with the space prefix, if the kind has one
     assert "<think>" in ours.decode(ids)
     assert ours.encode_parts(["a<", "think>b"]).count(think) == 0
 
@@ -278,7 +195,7 @@ def test_the_longest_special_token_takes_its_places_first():
     count = len(metadata["tokenizer.ggml.tokens"])
     extra = ["<a", "a><b>", "<a><b>", "<b>"]
     types = [*metadata["tokenizer.ggml.token_type"], *[USER_DEFINED] * 4]
-    ours = load(metadata, tokens=[*metadata["tokenizer.ggml.tokens"], *extra], token_type=types)
+    ours = load_vocabulary(metadata, tokens=[*metadata["tokenizer.ggml.tokens"], *extra], token_type=types)
     assert ours.encode("<a><b>") == [count + 2]
     assert ours.encode("x<a><c>") == [*ours.encode("x"), count, *ours.encode("><c>")]
     assert ours.encode("<<b>a><b>") == [*ours.encode("<"), count + 3, count + 1]
@@ -286,14 +203,14 @@ def test_the_longest_special_token_takes_its_places_first():
 
 def test_a_skipped_special_token_ends_a_character_as_in_sentencepiece():
     metadata, sp = toy_sentencepiece()
-    ours, half = load(metadata), [sp.piece_to_id("<0xC3>"), sp.piece_to_id("<0xA9>")]
+    ours, half = load_vocabulary(metadata), [sp.piece_to_id("<0xC3>"), sp.piece_to_id("<0xA9>")]
     assert ours.decode(half) == sp.decode(half) == "é"
     assert ours.decode([half[0], 2, half[1]]) == sp.decode([half[0], 2, half[1]]) == "\ufffd\ufffd"
 
 
 def test_a_user_defined_token_keeps_its_space():
     metadata, sp = toy_sentencepiece()
-    ours = load(
+    ours = load_vocabulary(
         metadata,
         tokens=[*metadata["tokenizer.ggml.tokens"], "  "],
         scores=[*metadata["tokenizer.ggml.scores"], 0.0],
@@ -303,14 +220,14 @@ def test_a_user_defined_token_keeps_its_space():
     assert ours.decode(ours.encode("  ")) == "  "
 
 
-def test_a_space_goes_before_what_follows_a_special_token():
-    ours = load(toy_sentencepiece()[0])
-    tokens = [ours._tokens[one] for one in ours.encode("</s>Hello", parse_special=True)]
+def test_a_word_after_a_special_token_gets_a_space():
+    ours = load_vocabulary(toy_sentencepiece()[0])
+    tokens = [ours.tokens[one] for one in ours.encode("</s>Hello", parse_special=True)]
     assert tokens[0] == "</s>" and tokens[1].startswith("▁")
-    bare = load(toy_sentencepiece()[0], add_space_prefix=False)
+    bare = load_vocabulary(toy_sentencepiece()[0], add_space_prefix=False)
     assert ours.encode_parts(["</s>", "Hello"]) == [2, *bare.encode("Hello")]
     assert bare.decode(bare.encode(" Hello")) == " Hello"
-    assert not bare._tokens[bare.encode("Hello")[0]].startswith("▁")
+    assert not bare.tokens[bare.encode("Hello")[0]].startswith("▁")
 
 
 def test_merges_do_not_lead_user_text_to_a_control_token():
@@ -320,7 +237,7 @@ def test_merges_do_not_lead_user_text_to_a_control_token():
     merges = [*metadata["tokenizer.ggml.merges"], "Q X", "QX Q"]
     tokens += ["QX", "QXQ"]
     for kind in (NORMAL, CONTROL):
-        ours = load(metadata, tokens=tokens, token_type=[*types, NORMAL, kind], merges=merges)
+        ours = load_vocabulary(metadata, tokens=tokens, token_type=[*types, NORMAL, kind], merges=merges)
         ids = ours.encode("aQXQ QXQ")
         assert (len(tokens) - 1 in ids) == (kind == NORMAL)
         assert ours.decode(ids) == "aQXQ QXQ"
@@ -330,8 +247,8 @@ def test_merges_do_not_lead_user_text_to_a_control_token():
 def test_the_conversation_in_a_files_template():
     for kind in KINDS:
         metadata = toy(kind)[0] | {"tokenizer.chat_template": CHAT_TEMPLATE}
-        ours = load(metadata)
-        template = gguf_template(metadata, "toy.gguf", ours)
+        ours = load_vocabulary(metadata)
+        template = load_gguf_template(metadata, "toy.gguf", ours)
         eos = ours.named["eos_token"]
         ids = encode_messages(ours, template, [{"role": "user", "content": f"hi {eos} there"}])
         assert ids[0] == ours.bos_id and ids.count(ours.bos_id) == 1
@@ -342,16 +259,16 @@ def test_the_conversation_in_a_files_template():
 def test_ends_of_an_answer_by_metadata_and_by_text():
     metadata, _ = toy_byte_level()
     tokens = metadata["tokenizer.ggml.tokens"]
-    assert [tokens[one] for one in load(metadata).eos_ids] == ["<|end_of_text|>", "<|eot_id|>"]
-    assert tokens[load(metadata, eom_token_id=7).eos_ids[1]] == tokens[7]
+    assert [tokens[one] for one in load_vocabulary(metadata).eos_ids] == ["<|end_of_text|>", "<|eot_id|>"]
+    assert tokens[load_vocabulary(metadata, eom_token_id=7).eos_ids[1]] == tokens[7]
     types = [*metadata["tokenizer.ggml.token_type"], NORMAL]
-    ours = load(metadata, tokens=[*tokens, "<|im_end|>"], token_type=types)
-    assert len(tokens) in ours.eos_ids and ours.special_ids["<|im_end|>"] == len(tokens)  # control whatever its type
+    ours = load_vocabulary(metadata, tokens=[*tokens, "<|im_end|>"], token_type=types)
+    assert len(tokens) in ours.eos_ids and ours.special_ids["<|im_end|>"] == len(tokens)  # a control token in spite of its type
 
 
 def test_phi_3s_special_tokens_take_white_space_along():
     metadata, _ = toy_byte_level()
-    ours, phi = load(metadata), load(metadata | {"general.name": "Phi-3 mini"})
+    ours, phi = load_vocabulary(metadata), load_vocabulary(metadata | {"general.name": "Phi-3 mini"})
     marked = "<|eot_id|>\n a"
     assert phi.encode(marked, parse_special=True) == ours.encode("<|eot_id|>a", parse_special=True)
     assert len(ours.encode(marked, parse_special=True)) > 2
@@ -366,11 +283,11 @@ def test_phi_3s_special_tokens_take_white_space_along():
     ],
 )  # fmt: skip
 def test_whether_texts_begin_with_bos(pre, fields, adds):
-    assert load(toy_byte_level()[0], pre=pre, **fields).adds_bos is adds
+    assert load_vocabulary(toy_byte_level()[0], pre=pre, **fields).adds_bos is adds
 
 
-def test_what_a_sentencepiece_file_leaves_out_is_as_llama_cpp_has_it():
-    ours = load(toy_sentencepiece()[0], bos_token_id=None, eos_token_id=None, unknown_token_id=None)
+def test_missing_fields_of_a_sentencepiece_file_have_llama_cpps_defaults():
+    ours = load_vocabulary(toy_sentencepiece()[0], bos_token_id=None, eos_token_id=None, unknown_token_id=None)
     assert (ours.bos_id, ours.eos_ids, ours.adds_bos) == (1, (2,), True)
     assert ours.named == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -378,7 +295,7 @@ def test_what_a_sentencepiece_file_leaves_out_is_as_llama_cpp_has_it():
 def test_unused_and_empty_tokens():
     metadata, sp = toy_sentencepiece()
     count = sp.get_piece_size()
-    ours = load(
+    ours = load_vocabulary(
         metadata,
         tokens=[*metadata["tokenizer.ggml.tokens"], "", "", "[PAD]x", "<unk2>"],
         scores=[*metadata["tokenizer.ggml.scores"], 0.0, 0.0, 0.0, 0.0],
@@ -389,13 +306,13 @@ def test_unused_and_empty_tokens():
     assert ours.decode([count + 3]) == "" and ours.decode([count + 3], skip_special=False) == "<unk2>"
     assert ours.encode("<unk2>", parse_special=True) == [count + 3]
     without = [NORMAL if kind == UNKNOWN else kind for kind in metadata["tokenizer.ggml.token_type"]]
-    assert load(metadata, token_type=without).encode("Hello world") == sp.encode("Hello world")
+    assert load_vocabulary(metadata, token_type=without).encode("Hello world") == sp.encode("Hello world")
 
 
-def test_a_user_defined_token_is_not_found_where_its_spelling_has_a_space():
+def test_a_user_defined_token_with_a_visible_space_does_not_match_a_space():
     """llama.cpp looks for it in the text as it is; sentencepiece would, after spaces were made visible."""
     metadata, _ = toy_sentencepiece()
-    ours = load(
+    ours = load_vocabulary(
         metadata,
         tokens=[*metadata["tokenizer.ggml.tokens"], "zq▁x"],
         scores=[*metadata["tokenizer.ggml.scores"], 0.0],
@@ -408,14 +325,14 @@ def test_a_user_defined_token_is_not_found_where_its_spelling_has_a_space():
 def test_the_first_of_two_equal_merges_counts():
     metadata, _ = toy_byte_level()
     tokens, types = [*metadata["tokenizer.ggml.tokens"]], [*metadata["tokenizer.ggml.token_type"]]
-    ours = load(metadata, tokens=[*tokens, "QX", "XZ"], token_type=[*types, 1, 1], merges=["Q X", "X Z", "Q X"])
+    ours = load_vocabulary(metadata, tokens=[*tokens, "QX", "XZ"], token_type=[*types, 1, 1], merges=["Q X", "X Z", "Q X"])
     assert ours.encode("QXZ") == [len(tokens), tokens.index("Z")]
 
 
 def test_bytes_of_no_text_may_lack_a_token():
     metadata, library = toy_byte_level()
     at = metadata["tokenizer.ggml.tokens"].index("õ")  # 0xF5
-    ours = load(metadata, tokens=changed("gpt2", "tokens", at, "QQQ"))
+    ours = load_vocabulary(metadata, tokens=changed("gpt2", "tokens", at, "QQQ"))
     assert ours.encode("Hello 🦙") == library.encode("Hello 🦙", add_special_tokens=False).ids
 
 
@@ -480,10 +397,10 @@ BAD = [
 @pytest.mark.parametrize(("kind", "fields", "message"), BAD, ids=[f"{kind}-{text}" for kind, _, text in BAD])
 def test_bad_vocabularies_are_told_in_one_line(kind, fields, message):
     with pytest.raises(TokenizerError) as e:
-        load(toy(kind)[0], **fields)
+        load_vocabulary(toy(kind)[0], **fields)
     text = str(e.value)
     assert text.startswith("toy.gguf: tokenizer.ggml.") and message in text and "\n" not in text
-    assert "; " in text  # what to do
+    assert "; " in text  # the remedy
 
 
 def test_more_tokens_than_embeddings():

@@ -1,0 +1,464 @@
+"""Tokenizers of a Hugging Face folder: tokenizer.json (tokenizers) and tokenizer.model (sentencepiece)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from abc import abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from mlx_llama.core.errors import TokenizerError
+from mlx_llama.core.models.config import LlamaConfig, read_json, show
+
+from .sentencepiece_model import set_space_prefix, user_defined_ids
+from .tokenizer import SPACE, Piece, Tokenizer, decode_byte_level, parse_byte_token
+
+_JSON, _MODEL = "tokenizer.json", "tokenizer.model"
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LISTED = ("additional_special_tokens", "extra_special_tokens")
+
+PrefixScheme = Literal["first", "always", "never"]
+
+
+def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
+    """Whether a model's folder contains a tokenizer."""
+    return (Path(folder) / _JSON).exists() or (Path(folder) / _MODEL).exists()
+
+
+def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Tokenizer:
+    """Load the tokenizer of a model's folder: tokenizer.json if there is one, else tokenizer.model.
+
+    Raises:
+        TokenizerError: no such file, unreadable for its library, malformed settings beside it, or ids beyond
+            `config.vocab_size`.
+    """
+    folder = Path(folder)
+    if (folder / _JSON).exists():
+        return _FastTokenizer(folder, config)
+    if (folder / _MODEL).exists():
+        return _SentencePieceTokenizer(folder, config)
+    raise TokenizerError(f"{folder}: contains neither {_JSON} nor {_MODEL}; fetch the model again, tokenizer included")
+
+
+class _Settings:
+    """tokenizer_config.json, completed by special_tokens_map.json.
+
+    named: texts of bos_token, eos_token, ... listed: texts of further special tokens. added: [(id, {"content", "special",
+    ...})] of added_tokens_decoder, by id.
+
+    Raises:
+        TokenizerError: a file is malformed.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = folder / "tokenizer_config.json"
+        self.values: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            if (folder / name).exists():
+                self.values |= read_json(folder / name, TokenizerError)
+        self.named = self._read_named()
+        self.listed = self._read_listed()
+        self.added = self._read_added()
+
+    def set_default(self, name: str, text: str) -> None:
+        """Name a token that the settings do not mention."""
+        if name not in self.values:
+            self.values[name] = self.named[name] = text
+
+    @property
+    def prefix_scheme(self) -> PrefixScheme:
+        """The words that get a space in front: the "first", "always" also those after special tokens, or "never".
+
+        As transformers 5's LlamaTokenizer derives it.
+        """
+        if self.values.get("add_prefix_space") is False:
+            return "never"
+        return "always" if self.values.get("legacy") is True else "first"
+
+    def _read_named(self) -> dict[str, str]:
+        named = {}
+        for name in _NAMED:
+            value = self.values.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if text is not None:
+                if not isinstance(text, str) or not text:
+                    raise TokenizerError(f"{self.path}: {name} is {show(value)}, expected a token's text or null")
+                named[name] = text
+        return named
+
+    def _read_listed(self) -> list[str]:
+        texts = []
+        for name in _LISTED:
+            value = self.values.get(name) or []
+            for token in value.values() if isinstance(value, dict) else value:
+                text = token.get("content") if isinstance(token, dict) else token
+                if not isinstance(text, str):
+                    raise TokenizerError(f"{self.path}: {name} holds {show(token)}, expected a token's text")
+                texts.append(text)
+        return texts
+
+    def _read_added(self) -> list[tuple[int, dict[str, Any]]]:
+        value = self.values.get("added_tokens_decoder") or {}
+        if not isinstance(value, dict):
+            raise TokenizerError(f"{self.path}: added_tokens_decoder is {show(value)}, expected {{id: token}}")
+        added = []
+        for key, token in value.items():
+            is_token = isinstance(token, dict) and isinstance(token.get("content"), str)
+            if not is_token or not re.fullmatch(r"\d{1,9}", key):
+                raise TokenizerError(
+                    f"{self.path}: added_tokens_decoder[{show(key)}] is {show(token)}, expected a token with its text"
+                )
+            added.append((int(key), token))
+        return sorted(added, key=lambda item: item[0])
+
+
+class _FolderTokenizer(Tokenizer):
+    """Shared by both kinds: BOS and end tokens, the size of the vocabulary."""
+
+    @abstractmethod
+    def _id_of(self, text: str) -> int | None:
+        """The id of a token's text."""
+
+    @abstractmethod
+    def _text_of(self, token: int) -> str | None:
+        """The text of a token's id."""
+
+    def _set_ends(self, settings: _Settings, config: LlamaConfig) -> None:
+        """Set bos_id and eos_ids from the settings, or from config.json if the settings do not mention them."""
+        self.named = settings.named
+
+        def find(name: str) -> int | None:
+            if name not in self.named:
+                return None
+            token = self._id_of(self.named[name])
+            if token is None:
+                raise TokenizerError(
+                    f"{settings.path}: {name} is {show(self.named[name])}, which {self.path.name} does not contain; "
+                    "take both files from the same model"
+                )
+            return token
+
+        self.bos_id = find("bos_token")
+        if "bos_token" not in settings.values and config.bos_token_id is not None:
+            text = self._text_of(config.bos_token_id)
+            if text is not None:
+                self.bos_id, self.named["bos_token"] = config.bos_token_id, text
+        eos = find("eos_token")
+        self.eos_ids = () if eos is None else (eos,)
+        if "eos_token" not in settings.values:
+            known = [(token, text) for token in config.eos_token_ids if (text := self._text_of(token)) is not None]
+            self.eos_ids = tuple(token for token, _ in known)
+            if known:
+                self.named["eos_token"] = known[0][1]
+
+    def _check_size(self, highest: int, config: LlamaConfig) -> None:
+        if highest >= config.vocab_size:
+            raise TokenizerError(
+                f"{self.path}: has token ids up to {highest}, config.json's vocab_size is {config.vocab_size}; "
+                "the tokenizer and the model do not belong together, fetch both again"
+            )
+
+
+class _FastTokenizer(_FolderTokenizer):
+    """tokenizer.json through the tokenizers library."""
+
+    def __init__(self, folder: Path, config: LlamaConfig):
+        super().__init__(folder / _JSON, config)
+        import tokenizers
+
+        try:
+            library = tokenizers.Tokenizer.from_str(self.path.read_bytes().decode("utf-8"))
+        except UnicodeDecodeError as e:
+            raise TokenizerError(f"{self.path}: not UTF-8 at byte {e.start}; fetch the file again") from None
+        except OSError as e:
+            raise TokenizerError(f"{self.path}: cannot be read ({e.strerror or e}); check its permissions") from None
+        except Exception as e:  # the library raises bare Exception
+            raise TokenizerError(f"{self.path}: not a tokenizer.json ({show(str(e))}); fetch the file again") from None
+        library.no_truncation()
+        library.no_padding()
+        settings = _Settings(folder)
+        self._library, self._lock = library, threading.Lock()
+        self._follow_llama_class(settings, config)
+        self._add_special_tokens(settings)
+        self._has_byte_tokens = False
+        self._set_decoder()
+        self.vocab_size = library.get_vocab_size(with_added_tokens=True)
+        added = library.get_added_tokens_decoder()
+        self.added_ids = {token.content: i for i, token in added.items()}
+        self.special_ids = {token.content: i for i, token in added.items() if token.special}
+        self._specials = frozenset(self.special_ids.values())
+        # Ids may have holes: the highest is not always the count less one.
+        self._check_size(max(self.vocab_size - 1, max(added, default=0)), config)
+        self._set_ends(settings, config)
+        # The file's post-processor decides, as in transformers, not add_bos_token in the settings.
+        starts = library.encode("", add_special_tokens=True).ids[:1]
+        self.adds_bos = self.bos_id is not None and starts == [self.bos_id]
+        self._newline = self._encode_parsed("\n")
+
+    def _id_of(self, text: str) -> int | None:
+        return self._library.token_to_id(text)
+
+    def _text_of(self, token: int) -> str | None:
+        return self._library.id_to_token(token)
+
+    def _follow_llama_class(self, settings: _Settings, config: LlamaConfig) -> None:
+        """Rebuild all but vocabulary and merges, if transformers 5's LlamaTokenizer would.
+
+        This changes the text after a special token, which gets a space only if `legacy`.
+        """
+        library, declared = self._library, settings.values.get("tokenizer_class")
+        if config.architecture != "LlamaForCausalLM" or not isinstance(declared, str):
+            return
+        if declared.removesuffix("Fast") != "LlamaTokenizer" or type(library.model).__name__ != "BPE":
+            return
+        if any(b'"ByteLevel"' in step.__getstate__() for step in (library.pre_tokenizer, library.decoder) if step):
+            return
+        from tokenizers import decoders, pre_tokenizers
+
+        scheme = settings.prefix_scheme
+        library.normalizer = None
+        library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+        library.model.fuse_unk = library.model.byte_fallback = True
+        steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        library.decoder = decoders.Sequence(steps + ([] if scheme == "never" else [decoders.Strip(" ", 1, 0)]))
+
+    def _add_special_tokens(self, settings: _Settings) -> None:
+        """Add tokens that only the settings declare, or only they declare special."""
+        from tokenizers import AddedToken
+
+        library = self._library
+        known = {token.content for token in library.get_added_tokens_decoder().values()}
+        for token, fields in settings.added:
+            text = fields["content"]
+            if text in known:
+                continue
+            flags = {name: bool(fields.get(name)) for name in ("single_word", "lstrip", "rstrip", "special", "normalized")}
+            library.add_tokens([AddedToken(text, **flags)])
+            known.add(text)
+            if library.token_to_id(text) != token:
+                raise TokenizerError(
+                    f"{settings.path}: added_tokens_decoder gives {show(text)} the id {token}, {_JSON} gives it "
+                    f"{library.token_to_id(text)}; take both files from the same model"
+                )
+        for text in [*settings.named.values(), *settings.listed]:
+            if text not in known and library.token_to_id(text) is not None:
+                library.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+
+    def _set_decoder(self) -> None:
+        """Recognise the decoder in tokenizer.json: byte level, Metaspace, or byte fallback as in Llama 2."""
+        decoder = json.loads(self._library.decoder.__getstate__()) if self._library.decoder is not None else {}
+        steps = decoder.get("decoders", [decoder])
+        kinds = [step.get("type") for step in steps]
+        if kinds == ["ByteLevel"]:
+            self.byte_level = True
+        elif kinds == ["Metaspace"] and steps[0]["replacement"] == SPACE:
+            self.dropped_space = None if steps[0].get("prepend_scheme") == "never" else "run"
+        elif kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
+            strip = steps[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
+            if (
+                steps[0].get("pattern") != {"String": SPACE}
+                or steps[0].get("content") != " "
+                or strip["content"] != " "
+                or strip["start"] not in (0, 1)
+                or strip["stop"] != 0
+            ):
+                raise TokenizerError(
+                    f"{self.path}: decoder is {show(decoder)}, expected Llama's; use a model with a supported one"
+                )
+            self.dropped_space = "single" if strip["start"] else None
+            self._has_byte_tokens = True
+        else:
+            raise TokenizerError(
+                f"{self.path}: decoder is {show(kinds)}, supported are ByteLevel, Metaspace and Llama's sequence of "
+                "Replace, ByteFallback, Fuse and Strip; use another model"
+            )
+
+    def _encode(self, text: str, parse_special: bool) -> list[int]:
+        with self._lock:  # the flag belongs to the library's object, which threads may share
+            self._library.encode_special_tokens = not parse_special
+            return self._library.encode(text, add_special_tokens=False).ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self._encode(text, parse_special=False)
+
+    def _encode_parsed(self, text: str) -> list[int]:
+        return self._encode(text, parse_special=True)
+
+    def _encode_continued(self, text: str) -> list[int]:
+        if not self.byte_level:
+            # As transformers does: a first word after a newline gets no space, so add one and cut it off.
+            ids = self._encode_parsed("\n" + text)
+            if ids[: len(self._newline)] == self._newline:
+                return ids[len(self._newline) :]
+        return self._encode_parsed(text)
+
+    def _make_piece(self, token: int) -> Piece | None:
+        text = self._library.id_to_token(token)
+        if text is None:
+            return None
+        is_special = token in self._specials
+        if self.byte_level:
+            return Piece(decode_byte_level(text), is_special=is_special)
+        byte = parse_byte_token(text) if self._has_byte_tokens else None
+        if byte is not None:
+            return Piece(bytes([byte]), is_byte=True, is_special=is_special)
+        return Piece(text.replace(SPACE, " ").encode("utf-8", "replace"), is_special=is_special)
+
+
+class _SentencePieceTokenizer(_FolderTokenizer):
+    """tokenizer.model through the sentencepiece library, plus the tokens that Hugging Face's files add to it."""
+
+    def __init__(self, folder: Path, config: LlamaConfig):
+        super().__init__(folder / _MODEL, config)
+        import sentencepiece
+
+        try:
+            model = self.path.read_bytes()
+            library = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self._without_prefix = sentencepiece.SentencePieceProcessor(model_proto=set_space_prefix(model, False))
+        except OSError as e:
+            raise TokenizerError(f"{self.path}: cannot be read ({e.strerror or e}); check its permissions") from None
+        except Exception as e:
+            raise TokenizerError(
+                f"{self.path}: not a sentencepiece model ({show(str(e))}); fetch the file again"
+            ) from None
+        self._library = library
+        self._size: int = library.get_piece_size()
+        if self._size == 0:
+            raise TokenizerError(f"{self.path}: contains no pieces; fetch the file again")
+        settings = _Settings(folder)
+        if library.bos_id() >= 0:
+            settings.set_default("bos_token", library.id_to_piece(library.bos_id()))
+        if library.eos_id() >= 0:
+            settings.set_default("eos_token", library.id_to_piece(library.eos_id()))
+        self._scheme = settings.prefix_scheme
+        drops = self._scheme != "never" and library.decode([library.piece_to_id(SPACE)]) == ""
+        self.dropped_space = "single" if drops else None
+        self.special_ends_bytes = True
+
+        self.special_ids = {library.id_to_piece(i): i for i in range(self._size) if library.is_control(i)}
+        self.added_ids = dict(self.special_ids)
+        self.added_ids.update((library.id_to_piece(i), i) for i in user_defined_ids(model))
+        self._extra: dict[int, str] = {}  # tokens above the sentencepiece vocabulary
+        self._lstrip: set[str] = set()  # added tokens that take the white space before them, or after them, along
+        self._rstrip: set[str] = set()
+        self._add_tokens(folder, settings)
+        self.vocab_size = max([self._size - 1, *self._extra]) + 1
+        self._check_size(self.vocab_size - 1, config)
+        self._set_ends(settings, config)
+        for text in [*self.named.values(), *settings.listed]:
+            token = self._id_of(text)
+            if token is not None:
+                self.special_ids[text] = self.added_ids[text] = token
+        self._specials = frozenset(self.special_ids.values())
+        self.adds_bos = self.bos_id is not None and settings.values.get("add_bos_token", True) is not False
+        self._parsed_pattern = self._build_pattern(self.added_ids)
+        ordinary = [text for text, i in self.added_ids.items() if text not in self.special_ids and i >= self._size]
+        self._plain_pattern = self._build_pattern(ordinary) if ordinary else None
+
+    def _id_of(self, text: str) -> int | None:
+        if text in self.added_ids:
+            return self.added_ids[text]
+        token: int = self._library.piece_to_id(text)
+        return token if self._library.id_to_piece(token) == text else None
+
+    def _text_of(self, token: int) -> str | None:
+        if token in self._extra:
+            return self._extra[token]
+        text: str | None = self._library.id_to_piece(token) if token < self._size else None
+        return text
+
+    def _build_pattern(self, texts: Iterable[str]) -> re.Pattern[str]:
+        """Match added tokens, the longest first, with the white space that they take along."""
+        tokens = []
+        for text in sorted(texts, key=len, reverse=True):
+            before, after = (r"\s*" if text in taking else "" for taking in (self._lstrip, self._rstrip))
+            tokens.append(f"{before}({re.escape(text)}){after}")
+        return re.compile("|".join(tokens) or "(?!)")
+
+    def _add_tokens(self, folder: Path, settings: _Settings) -> None:
+        """Add the tokens of added_tokens.json and added_tokens_decoder, in or above the sentencepiece vocabulary."""
+        special = {*settings.named.values(), *settings.listed}
+        path = folder / "added_tokens.json"
+        if path.exists():
+            for text, token in read_json(path, TokenizerError).items():
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 1 << 30 or not text:
+                    raise TokenizerError(f"{path}: {show(text)} is {show(token)}, expected a token id")
+                self._add_token(text, token, text in special, path)
+        for token, fields in settings.added:
+            text = fields["content"]
+            if fields.get("single_word"):
+                raise TokenizerError(
+                    f"{settings.path}: added_tokens_decoder[{token}] has single_word, which is not supported beside "
+                    f"{_MODEL}; use a model with {_JSON}"
+                )
+            if text:
+                self._add_token(text, token, fields.get("special") is True or text in special, settings.path)
+                self._lstrip |= {text} if fields.get("lstrip") else set()
+                self._rstrip |= {text} if fields.get("rstrip") else set()
+
+    def _add_token(self, text: str, token: int, is_special: bool, source: Path) -> None:
+        if token < self._size and self._library.id_to_piece(token) != text:
+            raise TokenizerError(
+                f"{source}: gives {show(text)} the id {token}, which {_MODEL} gives "
+                f"{show(self._library.id_to_piece(token))}; take both files from the same model"
+            )
+        self.added_ids[text] = token
+        if is_special:
+            self.special_ids[text] = token
+        if token >= self._size:
+            self._extra[token] = text
+
+    def _encode_plain(self, text: str) -> list[int]:
+        if self._plain_pattern is not None:
+            return self._encode_split(text, self._plain_pattern)
+        ids: list[int] = (self._without_prefix if self._scheme == "never" else self._library).encode(text)
+        return ids
+
+    def _encode_parsed(self, text: str) -> list[int]:
+        return self._encode_split(text, self._parsed_pattern)
+
+    def _encode_continued(self, text: str) -> list[int]:
+        return self._encode_split(text, self._parsed_pattern, starts_text=False)
+
+    def _encode_split(self, text: str, pattern: re.Pattern[str], starts_text: bool = True) -> list[int]:
+        """Split at added tokens, and encode the text between them.
+
+        Segments get a space in front as in transformers' LlamaTokenizer: by the prefix scheme, unless they have one.
+        """
+        ids: list[int] = []
+
+        def encode_segment(segment: str, start: int) -> None:
+            if segment:
+                follows = start > 0  # another segment or an added token of this text
+                wanted = (self._scheme == "always" and (starts_text or follows)) or (
+                    self._scheme == "first" and starts_text and not follows
+                )
+                prefix = wanted and segment[0] not in (" ", SPACE)
+                ids.extend((self._library if prefix else self._without_prefix).encode(segment))
+
+        start = 0
+        for match in pattern.finditer(text):
+            encode_segment(text[start : match.start()], start)
+            ids.append(self.added_ids[match[match.lastindex or 0]])
+            start = match.end()
+        encode_segment(text[start:], start)
+        return ids
+
+    def _make_piece(self, token: int) -> Piece | None:
+        is_special = token in self._specials
+        if token in self._extra:
+            return Piece(self._extra[token].encode("utf-8", "replace"), is_special=is_special)
+        if token >= self._size:
+            return None
+        text = self._library.id_to_piece(token)
+        if self._library.is_byte(token):
+            byte = parse_byte_token(text)
+            return None if byte is None else Piece(bytes([byte]), is_byte=True)
+        if self._library.is_unknown(token):
+            return Piece(self._library.decode([token]).encode("utf-8"), keeps_space=True)
+        return Piece(text.replace(SPACE, " ").encode("utf-8", "replace"), is_special=is_special)

@@ -1,0 +1,62 @@
+"""Templates that try to escape, and templates that fail: each ends in one line."""
+
+import pytest
+
+from .cases import run_hostile
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__ }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''['__class__'] }}",
+        "{{ messages.__class__ }}",
+        "{{ (messages|attr('__class__')).x }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__code__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ dict.__class__ }}",
+        "{{ dict.fromkeys('ab') }}",
+        "{{ namespace.__init__ }}",
+        "{% set ns = namespace(__class__=1) %}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ '%s'|format(messages).__class__ }}",
+        "{{ ''.join.__self__.__class__ }}",
+        "{{ messages.append({}) }}",
+        "{{ messages[0].update({}) }}",
+        "{{ messages.clear() }}",
+        "{{ 'a'.translate({97: 'b'}) }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{% extends 'x' %}",
+    ],
+)
+def test_escapes_are_refused(source):
+    run_hostile(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("{% for %}", "line 1"),
+        ("\n\n{{ x", "line 3"),
+        ("{{ x | nofilter }}", "nofilter"),
+        ("{% unknown %}", "unknown"),
+        ("{{ messages[0].content.nothing.more }}", "nothing"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ missing() }}", "missing"),
+        (
+            "{{ raise_exception('System role not supported\nhere') }}",
+            "refuses this conversation: System role not supported here",
+        ),
+        ("{{ '" + "(" * 3 + "' }}{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", ""),
+        ("x" * (1 << 19), "characters"),
+    ],
+    ids=["tag", "open", "filter", "unknown", "undefined", "zero", "call", "refusal", "deep", "long"],
+)
+def test_a_failure_names_its_cause(source, word):
+    assert word in run_hostile(source)
