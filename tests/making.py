@@ -178,7 +178,8 @@ def config_fields(**fields: Any) -> dict[str, Any]:
         "eos_token_id": 2,
     }
     kinds = {"MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
-    config["model_type"] = kinds.get(fields.get("architectures", [""])[0], "llama")
+    architectures = fields.get("architectures")
+    config["model_type"] = kinds.get(architectures[0], "llama") if isinstance(architectures, list) and architectures else "llama"
     return config | fields
 
 

@@ -177,7 +177,7 @@ def test_the_config_is_frozen():
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 REFUSED = [
-    ({"architectures": ["GPT2LMHeadModel"]}, "architectures", "Qwen2ForCausalLM"),
+    ({"architectures": ["GPT2LMHeadModel"]}, "architectures", "GPT2LMHeadModel"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures", "LlamaForSequenceClassification"),
     ({"architectures": "LlamaForCausalLM"}, "architectures", "LlamaForCausalLM"),
     ({"architectures": None, "model_type": "gemma"}, "model_type", "gemma"),
