@@ -1,4 +1,4 @@
-"""The one owner of sequence state: keys, values and tokens so far, rope tables and the mask of the current call."""
+"""Cache: the one owner of sequence state. View: the part of it that one forward sees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Mapping
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.positions import Positions
+from mlx_llama.core.backends.positions import CallView, Positions
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
@@ -25,9 +25,9 @@ class Cache(Positions):
         super().__init__(config, capacity, dtype.size)
         self.dtype = dtype
         self.device = device
-        # mx.fast.rope forms its angles in float32, which is off by 1e-3 at position 100 000: no matter for 16-bit
-        # activations, but float32 promises the other backends' tokens. MLX's CPU device has no such kernel: there the
-        # tables take fewer operations at every width.
+        # mx.fast.rope forms its angles in float32, 1e-3 off at position 100 000. That is exact enough for 16-bit
+        # activations, but float32 promises the other backends' tokens. MLX's CPU device has no such kernel: tables take
+        # fewer primitives there at every width.
         self.tabulated = dtype == mx.float32 or device.type == mx.cpu
         self.reset()
 
@@ -38,8 +38,7 @@ class Cache(Positions):
         self.keys: list[mx.array] = []
         self.values: list[mx.array] = []
         self.tokens: mx.array | None = None
-        self.rope: tuple | None = None  # of the current call's positions
-        self.mask: mx.array | str | None = None  # of the current call
+        self.tables: tuple | None = None  # cosines and sines of all positions, or periods and a factor: see ops.rope
 
     @property
     def nbytes(self) -> int:
@@ -54,35 +53,9 @@ class Cache(Positions):
         """All that the next call depends on: what to launch after a chunk of the prompt."""
         return [*self.keys, *self.values] + ([] if self.tokens is None else [self.tokens])
 
-    def begin(self, tokens: mx.array, index_pos: int) -> None:
-        """Make room for `tokens` [B, T] at `index_pos` and prepare their rope table and mask. Raises ContextError."""
-        B, T = tokens.shape
-        self.reserve(B, index_pos, T)
-        dynamic = rope.length_dependent(self.config)
-        if self.tabulated:
-            self.rope = (self._make_angles(index_pos, T, index_pos + T) if dynamic
-                         else tuple(part[index_pos:index_pos + T] for part in self.tables))
-        else:
-            self.rope = (*(self._make_periods(index_pos + T) if dynamic else self.tables), index_pos)
-        self.tokens[:, index_pos:index_pos + T] = tokens
-        if T == 1:
-            self.mask = None
-        elif not (self.config.sliding_window and self.config.sliding_window < index_pos + T):
-            self.mask = "causal"
-        else:
-            self.mask = mx.array(self.visible(index_pos, T))
-        self._end = index_pos + T
-
-    def append(self, layer: int, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array]:
-        """Store new rows [B, G, T, D] of a layer; returns its visible keys and values [B, G, L, D], new ones last."""
-        first, start, end = self.first_visible(self.length), self.length, self._end
-        self.keys[layer][:, :, start:end] = key
-        self.values[layer][:, :, start:end] = value
-        return self.keys[layer][:, :, first:end], self.values[layer][:, :, first:end]
-
-    def end(self) -> None:
-        """Count the rows that `append` stored in every layer. Before this a failed call has changed nothing."""
-        self.length = self._end
+    def view(self, tokens: mx.array, index_pos: int) -> View:
+        """Make room for `tokens` [B, T] at `index_pos` and note them. Raises ContextError."""
+        return View(self, tokens, index_pos)
 
     def recent(self, window: int, length: int | None = None) -> mx.array:
         """The last `window` tokens of the first `length` (None: of all), int32 [B, window], filled with -1 in front where
@@ -121,17 +94,6 @@ class Cache(Positions):
                 self.values[layer][:, :, :length] = mx.array(value).astype(self.dtype)
         self.length = length
 
-    def _make_tables(self, allocated: int) -> tuple:
-        return self._make_angles(0, allocated, None) if self.tabulated else self._make_periods(None)
-
-    def _make_angles(self, start: int, count: int, seq_len: int | None) -> tuple[mx.array, mx.array]:
-        cosine, sine = rope.tables(self.config, start, count, seq_len)
-        return mx.array(cosine), mx.array(sine)
-
-    def _make_periods(self, seq_len: int | None) -> tuple[mx.array, float]:
-        frequencies, factor = rope.inverse_frequencies(self.config, seq_len)
-        return mx.array((1 / frequencies).astype(np.float32)), factor
-
     def _grow(self, batch: int, allocated: int) -> None:
         c = self.config
         shape = (batch, c.num_key_value_heads, allocated, c.head_dim)
@@ -147,6 +109,63 @@ class Cache(Positions):
         tokens = mx.zeros((batch, allocated), mx.int32)
         if self.tokens is not None:
             tokens[:, :self.length] = self.tokens[:, :self.length]
-        tables = self._make_tables(allocated)
+        tables = _make_angles(c, 0, allocated) if self.tabulated else _make_periods(c)
         # All at once: an interrupt before this line has changed nothing.
         self.keys, self.values, self.tokens, self.tables, self.allocated = keys, values, tokens, tables, allocated
+
+
+class View(CallView):
+    """What one forward sees of a cache, and where it stores new keys and values: slices at positions that the host knows.
+
+    tables: of the new positions, as ops.rope takes them. flat: the stream x is [B, E], without an axis of positions.
+    """
+
+    flat = False
+
+    def __init__(self, cache: Cache, tokens: mx.array, index_pos: int):
+        super().__init__(cache, *tokens.shape, index_pos)
+        if cache.tabulated:
+            self.tables = (_make_angles(self.config, index_pos, self.count, self.end) if rope.length_dependent(self.config)
+                           else tuple(part[index_pos:self.end] for part in cache.tables))
+        else:
+            self.tables = (*(_make_periods(self.config, self.end) if rope.length_dependent(self.config) else cache.tables),
+                           index_pos)
+        cache.tokens[:, index_pos:self.end] = tokens
+        self.keys, self.values = cache.keys, cache.values
+        self._masks: dict[int, mx.array] = {}  # by window
+
+    def append(self, layer: int, key: mx.array, value: mx.array) -> None:
+        """Store new rows [B, G, T, D] of a layer."""
+        self.keys[layer][:, :, self.index_pos:self.end] = key
+        self.values[layer][:, :, self.index_pos:self.end] = value
+
+    def stored(self, layer: int, window: int | None = None) -> tuple[mx.array, mx.array]:
+        """A layer's keys and values that the new queries see: [B, G, end - first_visible, D] each, the new ones last."""
+        first = self.first_visible(window)
+        return self.keys[layer][:, :, first:self.end], self.values[layer][:, :, first:self.end]
+
+    def new_keys(self, layer: int) -> mx.array:
+        """Keys that this call stored in a layer, [B, G, T, D]."""
+        return self.keys[layer][:, :, self.index_pos:self.end]
+
+    def mask(self, window: int | None = None) -> mx.array | str | None:
+        """The `stored` rows that each query sees: bool [T, end - first_visible], "causal", or None for all."""
+        if self.count == 1:
+            return None
+        if not window or window >= self.end:
+            return "causal"
+        if window not in self._masks:
+            self._masks[window] = mx.array(self.visible(window))
+        return self._masks[window]
+
+
+def _make_angles(config: LlamaConfig, start: int, count: int, seq_len: int | None = None) -> tuple[mx.array, mx.array]:
+    """Cosines and sines, float32 [count, D/2]."""
+    cosine, sine = rope.tables(config, start, count, seq_len)
+    return mx.array(cosine), mx.array(sine)
+
+
+def _make_periods(config: LlamaConfig, seq_len: int | None = None) -> tuple[mx.array, float]:
+    """Tokens per radian, float32 [D/2], and the factor on cosine and sine."""
+    frequencies, factor = rope.inverse_frequencies(config, seq_len)
+    return mx.array((1 / frequencies).astype(np.float32)), factor

@@ -1,4 +1,7 @@
-"""The layers of a Llama: each holds its weights and calls ops."""
+"""The layers of a Llama: each holds its weights and calls ops.
+
+The stream x is [B, T, E], or [B, E] in a decode step, of the model's dtype.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +9,30 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import LayerSpec
 
 from . import ops
-from .cache import Cache
-from .quantized import QuantizedMatrix
+from .cache import View
 
 
 @dataclass(frozen=True)
 class Embedding:
     """weight: [V, E]."""
 
-    weight: mx.array | QuantizedMatrix
+    weight: ops.Matrix
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        return ops.embed(self.weight, tokens)
+        return ops.embed(tokens, self.weight)
 
 
 @dataclass(frozen=True)
 class Linear:
     """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None."""
 
-    weight: mx.array | QuantizedMatrix | tuple[mx.array | QuantizedMatrix, ...]
+    weight: ops.Matrix | tuple[ops.Matrix, ...]
     bias: mx.array | None = None
 
-    def __post_init__(self):
-        # Turned over once: a view, and one operation less in every step. Whoever builds the model evaluates it.
-        object.__setattr__(self, "_columns", self.weight.T if isinstance(self.weight, mx.array) else None)
-
     def __call__(self, x: mx.array) -> mx.array:
-        if self._columns is not None:
-            return ops._columns_product(x, self._columns, self.bias)
         return ops.linear(x, self.weight, self.bias)
 
 
@@ -47,43 +43,38 @@ class RMSNorm:
     weight: mx.array
     eps: float
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return ops.rms_norm(x, self.weight, self.eps)
+    def __call__(self, x: mx.array, delta: mx.array | None = None) -> tuple[mx.array, mx.array]:
+        """(x + delta, its norm); delta None for zero."""
+        return ops.add_rms_norm(x, delta, self.weight, self.eps)
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G) D, E]; out: [E, H D]."""
+    """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G) D, E]; out: [E, H D];
+    query_norm, key_norm: [D] or None."""
 
-    config: LlamaConfig
-    layer: int
+    spec: LayerSpec
     qkv: Linear
     out: Linear
+    query_norm: RMSNorm | None = None
+    key_norm: RMSNorm | None = None
 
-    def __call__(self, x: mx.array, cache: Cache, probe=None, last: bool = False) -> mx.array:
-        """x: [B, T, E], or [1, E] for one token of one sequence, which takes fewer operations. last: of the last position
-        only; all keys and values are stored."""
-        B, T = x.shape[:-1] if x.ndim == 3 else (1, 1)
-        H, G, D = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
-        # [B, H + 2 G, T, D]: where there is one token its heads already lie so
-        heads = (self.qkv(x).reshape(B, H + 2 * G, 1, D) if T == 1
-                 else self.qkv(x).reshape(B, T, H + 2 * G, D).transpose(0, 2, 1, 3))
-        value = heads[:, H + G:]
-        turned = ops.rope(heads[:, :H + G], cache.rope)
-        query, key = turned[:, :H], turned[:, H:]
+    def __call__(self, x: mx.array, view: View, probe=None, last_only: bool = False) -> mx.array:
+        """x: [B, T, E] or [B, E]. last_only: the output of the last position alone; all keys and values are stored."""
+        spec, i = self.spec, self.spec.index
+        heads = self.qkv(x)
+        if self.query_norm is not None:
+            heads = ops.norm_heads(heads, self.query_norm.weight, self.key_norm.weight, spec)
         if probe:
-            probe(f"{self.layer}.query", heads[:, :H])
-            probe(f"{self.layer}.key", heads[:, H:H + G])
-            probe(f"{self.layer}.value", value)
-            probe(f"{self.layer}.query_rope", query)
-            probe(f"{self.layer}.key_rope", key)
-        keys, values = cache.append(self.layer, key, value)
-        mask = cache.mask
-        if last:
-            query, mask, T = query[:, :, -1:], mask[-1:] if isinstance(mask, mx.array) else None, 1
-        mixed = ops.attention(query, keys, values, D**-0.5, mask)
-        mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
-        return self.out(mixed.reshape(*x.shape[:-2], T, H * D))
+            for name, part in zip(("query", "key", "value"), ops.split_heads(heads, spec)):
+                probe(f"{i}.{name}", part)
+        query = ops.rope_and_store(heads, view, spec)
+        if probe:
+            probe(f"{i}.query_rope", query)
+            probe(f"{i}.key_rope", view.new_keys(i))
+        if last_only:
+            query = ops.last_position(query)
+        return self.out(ops.attend(query, view, spec))
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,7 @@ class MLP:
     down: Linear
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down(ops.swiglu(self.gate_up(x)))
+        return self.down(ops.gated_linear(x, self.gate_up.weight, self.gate_up.bias))
 
 
 @dataclass(frozen=True)
@@ -106,18 +97,22 @@ class Block:
     ffn_norm: RMSNorm
     mlp: MLP
 
-    def __call__(self, x: mx.array, cache: Cache, probe=None, last: bool = False) -> mx.array:
-        i = self.attention.layer
-        normed = self.attention_norm(x)
-        attended = self.attention(normed, cache, probe, last)
-        x = (x[:, -1:] if last else x) + attended
-        ffn_normed = self.ffn_norm(x)
+    def __call__(self, x: mx.array, delta: mx.array | None, view: View, probe=None,
+                 last_only: bool = False) -> tuple[mx.array, mx.array]:
+        """x: the stream [B, T, E] or [B, E]; delta: what is still to be added to it. Returns both anew: the next norm
+        adds them."""
+        i = self.attention.spec.index
+        x, normed = self.attention_norm(x, delta)
+        if probe and delta is not None:
+            probe(f"{i - 1}.block", x)
+        attended = self.attention(normed, view, probe, last_only)
+        if last_only:
+            x = ops.last_position(x)
+        x, ffn_normed = self.ffn_norm(x, attended)
         ffn = self.mlp(ffn_normed)
-        x = x + ffn
         if probe:
             probe(f"{i}.attention_norm", normed)
             probe(f"{i}.attention", attended)
             probe(f"{i}.ffn_norm", ffn_normed)
             probe(f"{i}.ffn", ffn)
-            probe(f"{i}.block", x)
-        return x
+        return x, ffn

@@ -3,129 +3,57 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 
 import mlx.core as mx
-import numpy as np
 
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
-from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
-from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system import progress
+from mlx_llama.core.models.spec import LayerSpec
 
 from . import runtime
-from .cache import Cache
+from .cache import Cache, View
 from .kernels.trace import Steps
-from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
-from .quantized import QuantizedMatrix, alike
+from .kernels.view import StepView
+from .layers import MLP, Attention, Block
 from .sampling import Sampler
+from .weights import Weights
 
 
 class Llama:
     """Embedding, blocks, final norm and projection to the vocabulary. Immutable once loaded."""
 
-    def __init__(self, config: LlamaConfig, embedding: Embedding, blocks: tuple[Block, ...], norm: RMSNorm,
-                 head: Linear, dtype: mx.Dtype, device: mx.Device = mx.Device(mx.cpu),
+    def __init__(self, config: LlamaConfig, weights: Weights, dtype: mx.Dtype, device: mx.Device = mx.Device(mx.cpu),
                  notices: tuple[str, ...] = ()):
-        self.config = config
-        self.embedding = embedding
-        self.blocks = blocks
-        self.norm = norm
-        self.head = head
-        self.dtype = dtype
-        self.device = device
-        self.notices = notices
-        self._steps: Steps | None = None  # decode steps of fixed shapes; None: as forward does it
+        """Take all weights from `weights`."""
+        self.config, self.dtype, self.device, self.notices = config, dtype, device, notices
+        self.embedding = weights.embedding("model.embed_tokens")
+        self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
+        self.norm = weights.norm("model.norm")
+        self.head = weights.linear(config.head_name)
+        self._steps: Steps | None = None  # runs decode steps as one unit; None: as a prompt of one token
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu),
              threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None) -> Llama:
-        """Build the model; weights keep their stored width. compile: decode by a traced graph, or not (None: on a GPU only).
+        """Build the model; weights keep their stored width. compile: trace decode steps (None: on a GPU only).
 
-        Raises BackendError for what it cannot honour: threads, activation_bits.
+        Raises BackendError for what it cannot honour: threads, activation_bits; OutOfMemoryError.
         """
         for flag, value in (("--threads", threads), ("--activation-bits", activation_bits)):
             if value is not None:
                 raise BackendError(f"{flag} {value}: is for the cpu backend, and this is mlx: leave it out, or choose "
                                    "--backend cpu")
-        config, tensors = checkpoint.config, checkpoint.tensors
+        config = checkpoint.config
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
-        advance = progress.meter(checkpoint.nbytes)
-
-        def array(parts: Sequence[Tensor]) -> mx.array:
-            kinds = {part.dtype for part in parts}
-            bits = [part.bits if len(kinds) == 1 else part.float32() for part in parts]
-            array = mx.array(bits[0] if len(bits) == 1 else np.concatenate(bits))
-            if kinds == {"bfloat16"}:
-                array = array.view(mx.bfloat16)
-            array = array.astype(activations)
-            mx.eval(array)
-            for part in parts:
-                part.release()
-            return array
-
-        def matrix(*names: str) -> mx.array | QuantizedMatrix | tuple[mx.array | QuantizedMatrix, ...]:
-            """Rows on rows, as few blocks as the formats allow: one tensor or block at a time is in memory twice."""
-            runs: list[list[Tensor | AffineWeight]] = []
-            for weight in map(tensors.__getitem__, names):
-                if runs and alike(runs[-1][0], weight):
-                    runs[-1].append(weight)
-                else:
-                    runs.append([weight])
-            blocks = []
-            for run in runs:
-                is_low_bit = isinstance(run[0], AffineWeight)
-                blocks.append(QuantizedMatrix.pack(run, activations, device) if is_low_bit else array(run))
-                advance(sum(weight.nbytes for weight in run))
-            return blocks[0] if len(blocks) == 1 else tuple(blocks)
-
-        def linear(prefix: str, *names: str) -> Linear:
-            biases = [key for name in names if (key := f"{prefix}{name}.bias") in tensors]
-            return projection(by_columns(matrix(*(f"{prefix}{name}.weight" for name in names))),
-                              matrix(*biases) if biases else None)
-
-        def projection(*parts: object) -> Linear:
-            made = Linear(*parts)
-            if made._columns is not None:
-                mx.eval(made._columns)
-            return made
-
-        def by_columns(weight: mx.array | QuantizedMatrix | tuple) -> mx.array | QuantizedMatrix | tuple:
-            """The same matrix, for MLX's float32 products on the CPU, which are about twice as fast where it lies so."""
-            if device.type != mx.cpu or activations != mx.float32 or not isinstance(weight, mx.array):
-                return weight
-            columns = mx.contiguous(weight.T)
-            weight = columns.T
-            mx.eval(columns, weight)
-            return weight
-
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(matrix(f"{name}.weight"), config.rms_norm_eps)
-
-        with mx.stream(device):
-            blocks = []
-            for i in range(config.num_hidden_layers):
-                layer = f"model.layers.{i}."
-                blocks.append(Block(
-                    norm(f"{layer}input_layernorm"),
-                    Attention(config, i, linear(f"{layer}self_attn.", "q_proj", "k_proj", "v_proj"),
-                              linear(f"{layer}self_attn.", "o_proj")),
-                    norm(f"{layer}post_attention_layernorm"),
-                    MLP(linear(f"{layer}mlp.", "gate_proj", "up_proj"), linear(f"{layer}mlp.", "down_proj")),
-                ))
-            tied = config.tie_word_embeddings
-            embedded = matrix("model.embed_tokens.weight")
-            embedding = Embedding(by_columns(embedded) if tied else embedded)
-            head = projection(embedding.weight) if tied else linear("", "lm_head")
-            compile, reason = _compiles(config, device, compile)
-            model = cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device,
-                        (f"decoding is not compiled: {reason}",) if reason else ())
-            if not rope.length_dependent(config):
-                model._steps = Steps(model, compile)
-            return model
+        compile, reason = _decide_compile(config, device, compile)
+        model = cls(config, Weights(checkpoint, activations, device), activations, device,
+                    (f"decoding is not compiled: {reason}",) if reason else ())
+        if not rope.length_dependent(config):
+            model._steps = Steps(model._decode, compile)
+        return model
 
     @property
     def verify_width(self) -> int:
@@ -136,32 +64,50 @@ class Llama:
         """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
         return Cache(self.config, capacity, self.dtype, self.device)
 
-    def forward(self, tokens: mx.array, index_pos: int, cache: Cache, *, every: bool = False, probe=None) -> mx.array:
+    def forward(self, tokens: mx.array, index_pos: int, cache: Cache, *, all_positions: bool = False,
+                probe=None) -> mx.array:
         """Logits after `tokens`, whose keys and values are appended to the cache.
 
         tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to
-        cache.length. Returns logits [B, V] of the last position, with `every` [B, T, V]. probe(name, array) is called at
-        every checkpoint of the model. Raises ContextError when the call does not continue the cache or does not fit.
+        cache.length. Returns logits [B, V] of the last position, with `all_positions` [B, T, V]. probe(name, array) is
+        called at every checkpoint of the model, with all positions. Raises ContextError when the call does not continue
+        the cache or does not fit; the cache is then as it was.
         """
         with mx.stream(self.device):
             tokens = mx.array(checked_tokens(tokens, self.config.vocab_size))
-            cache.begin(tokens, index_pos)
-            x = self.embedding(tokens)
-            if probe:
-                probe("embedding", x)
-            # Of the last layer only what is asked for: all keys and values, but one position's output.
-            narrow = x.shape[1] > 1 and not every and not probe
-            for block in self.blocks:
-                x = block(x, cache, probe, last=narrow and block is self.blocks[-1])
-            cache.end()
-            if not every:
-                x = x[:, -1:]
-            x = self.norm(x)
-            logits = self.head(x)
-            if probe:
-                probe("norm", x)
-                probe("logits", logits)
-            return logits if every else logits[:, -1]
+            with cache.view(tokens, index_pos) as view:
+                logits = self._compute(tokens, view, all_positions, probe)
+            return logits if all_positions else logits[:, -1]
+
+    def _compute(self, tokens: mx.array, view: View | StepView, all_positions: bool, probe=None) -> mx.array:
+        """Logits [B, T, V], or [B, 1, V] where only the last position is asked for; of tokens [B] logits [B, V]."""
+        x, delta = self.embedding(tokens), None
+        if probe:
+            probe("embedding", x)
+        # The last layer stores all keys and values, but computes the output of the positions that are asked for alone.
+        narrow = view.count > 1 and not all_positions and not probe
+        for block in self.blocks:
+            x, delta = block(x, delta, view, probe, last_only=narrow and block is self.blocks[-1])
+        x, normed = self.norm(x, delta)
+        if probe:
+            probe(f"{len(self.blocks) - 1}.block", x)
+        logits = self.head(normed)
+        if probe:
+            probe("norm", normed)
+            probe("logits", logits)
+        return logits
+
+    def _decode(self, sampler: Sampler, token: mx.array, position: mx.array, seed: mx.array, tokens: mx.array,
+                keys: list[mx.array], values: list[mx.array], tables: tuple) -> tuple:
+        """Forward over `token` [1, 1] and sampling, of arrays alone: mx.compile traces it. Arguments as in StepView.
+
+        Returns the next token, int32 [1, 1], and the tokens, keys and values with the step's own.
+        """
+        view = StepView(token, position, tokens, keys, values, tables)
+        logits = self._compute(token[0], view, all_positions=False)
+        recent = view.recent(sampler.window) if sampler.window else None
+        following = sampler.draw(logits, (position + 1).astype(mx.uint32), recent, seed)
+        return following, view.tokens, view.keys, view.values
 
     def step(self, token: mx.array, index_pos: int, cache: Cache, sampler: Sampler) -> mx.array:
         """The next token, int32 [1, 1], still on the device: forward over `token` [1, T] and sampling as one unit.
@@ -189,7 +135,7 @@ class Llama:
         """
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
-        logits = self.forward(tokens, index_pos, cache, every=True)
+        logits = self.forward(tokens, index_pos, cache, all_positions=True)
         drawn = []
         for i, position in enumerate(range(index_pos + 1, cache.length + 1)):
             with mx.stream(self.device):
@@ -199,8 +145,15 @@ class Llama:
             return mx.concatenate(drawn, axis=1)
 
 
-def _compiles(config: LlamaConfig, device: mx.Device, wanted: bool | None) -> tuple[bool, str]:
-    """Whether steps are traced, and why not. Raises BackendError where that is wanted and cannot be."""
+def _build_block(spec: LayerSpec, weights: Weights) -> Block:
+    attention = Attention(spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
+                          weights.norm(spec.key_norm))
+    mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down))
+    return Block(weights.norm(spec.attention_norm), attention, weights.norm(spec.ffn_norm), mlp)
+
+
+def _decide_compile(config: LlamaConfig, device: mx.Device, wanted: bool | None) -> tuple[bool, str]:
+    """Whether to trace steps, and the reason not to. Raises BackendError where `wanted` is impossible."""
     if rope.length_dependent(config):
         reason = "dynamic rope turns by angles that depend on the length"
         if wanted:

@@ -1,21 +1,32 @@
-"""The arithmetic of a Llama, one function each; MLX's fused kernels where it has them."""
+"""The arithmetic of a Llama: one vocabulary of words that layers.py calls; MLX's fused kernels where it has them.
+
+The stream x is [B, T, E], or [B, E] in a decode step, where an axis of one position would cost primitives.
+"""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
+from mlx_llama.core.models.spec import LayerSpec
+
+from .cache import View
+from .dense import DenseMatrix
 from .quantized import QuantizedMatrix
 
+Matrix = mx.array | DenseMatrix | QuantizedMatrix
 
-def embed(weight: mx.array | QuantizedMatrix, tokens: mx.array) -> mx.array:
-    """Rows of the embedding. weight: [V, E]; tokens: int32 [B, T]; returns [B, T, E]."""
+
+def embed(tokens: mx.array, weight: mx.array | QuantizedMatrix) -> mx.array:
+    """Rows of the embedding. tokens: int32 [B, T] or [B]; weight: [V, E]; returns [B, T, E] or [B, E]."""
     return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else weight[tokens]
 
 
-def linear(x: mx.array, weight: mx.array | QuantizedMatrix | tuple, bias: mx.array | None = None) -> mx.array:
+def linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None) -> mx.array:
     """x @ weight.T + bias. x: [..., K]; weight: [N, K], or a tuple of blocks of rows; bias: [N]; returns [..., N]."""
     if isinstance(weight, mx.array):
-        return _columns_product(x, weight.T, bias)
+        weight = DenseMatrix(weight.T)
+    if isinstance(weight, DenseMatrix):
+        return weight.matmul(x, bias)
     if isinstance(weight, QuantizedMatrix):
         product = weight.matmul(x)
     else:
@@ -23,9 +34,61 @@ def linear(x: mx.array, weight: mx.array | QuantizedMatrix | tuple, bias: mx.arr
     return product if bias is None else product + bias
 
 
-def _columns_product(x: mx.array, columns: mx.array, bias: mx.array | None = None) -> mx.array:
-    """x @ columns + bias. x: [..., K]; columns: a weight turned over, [K, N]; bias: [N]; returns [..., N]."""
-    return x @ columns if bias is None else mx.addmm(bias, x, columns)
+def gated_linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None) -> mx.array:
+    """swiglu(linear(x, weight, bias)). x: [..., K]; weight: [2 F, K], the gate's rows first; returns [..., F]."""
+    return swiglu(linear(x, weight, bias))
+
+
+def add_rms_norm(x: mx.array, delta: mx.array | None, weight: mx.array, eps: float) -> tuple[mx.array, mx.array]:
+    """(x + delta, its RMS norm times weight). x, delta: [..., E], delta None for zero; weight: [E]."""
+    total = x if delta is None else x + delta
+    return total, rms_norm(total, weight, eps)
+
+
+def norm_heads(heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: LayerSpec) -> mx.array:
+    """RMS norm over each head of query and key (Qwen3). heads: [..., (H + 2 G) D]: queries, keys, values; weights: [D]."""
+    H, G = spec.heads, spec.key_value_heads
+    query, key, value = mx.split(heads.reshape(*heads.shape[:-1], H + 2 * G, spec.head_dim), [H, H + G], axis=-2)
+    normed = [rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value]
+    return mx.concatenate(normed, axis=-2).reshape(heads.shape)
+
+
+def split_heads(heads: mx.array, spec: LayerSpec) -> tuple[mx.array, mx.array, mx.array]:
+    """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D] or [B, (H + 2 G) D]."""
+    H, G = spec.heads, spec.key_value_heads
+    parts = _heads_first(heads, spec)
+    return parts[:, :H], parts[:, H:H + G], parts[:, H + G:]
+
+
+def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
+    """Rotate queries and keys, store keys and values. heads: as in `split_heads`; returns the queries [B, H, T, D]."""
+    H, G = spec.heads, spec.key_value_heads
+    parts = _heads_first(heads, spec)
+    turned = parts[:, :H + G]  # queries and keys by one rotation
+    if spec.rotates:
+        turned = rope(turned, view.tables)
+    view.append(spec.index, turned[:, H:], parts[:, H + G:])
+    return turned[:, :H]
+
+
+def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
+    """Attention to the view's keys and values. query: [B, H, T, D], of all new positions or of the last one.
+
+    Returns [B, T, H D]; [B, H D] where the view is flat.
+    """
+    B, H, T, D = query.shape
+    keys, values = view.stored(spec.index, spec.window)
+    mask = view.mask(spec.window)
+    if T < view.count:
+        mask = mask[-T:] if isinstance(mask, mx.array) else None  # "causal": the last position sees every column
+    mixed = attention(query, keys, values, spec.scale, mask)
+    mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
+    return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
+
+
+def last_position(x: mx.array) -> mx.array:
+    """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1, D]."""
+    return x[..., -1:, :]
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
@@ -65,3 +128,12 @@ def swiglu(gate_up: mx.array) -> mx.array:
     """silu(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; returns [..., F]."""
     gate, up = mx.split(gate_up, 2, axis=-1)
     return gate * mx.sigmoid(gate) * up
+
+
+def _heads_first(heads: mx.array, spec: LayerSpec) -> mx.array:
+    """[B, H + 2 G, T, D] of heads [B, T, (H + 2 G) D] or [B, (H + 2 G) D]. One position's heads lie so already."""
+    B, T = heads.shape[0], heads.shape[1] if heads.ndim == 3 else 1
+    count = spec.heads + 2 * spec.key_value_heads
+    if T == 1:
+        return heads.reshape(B, count, 1, spec.head_dim)
+    return heads.reshape(B, T, count, spec.head_dim).transpose(0, 2, 1, 3)

@@ -1,7 +1,8 @@
-"""QuantizedMatrix: a low-bit matrix at its own width, multiplied by mx.quantized_matmul without being unpacked."""
+"""QuantizedMatrix: a low-bit matrix at its own width, multiplied by mx.quantized_matmul while packed."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,19 +38,13 @@ class QuantizedMatrix:
 
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> QuantizedMatrix:
-        """Rows on rows of `weights`, which are `alike`; their pages are released. dtype: of the activations.
-
-        Products are computed in the activations' dtype on a GPU, if it holds the scales and biases exactly: its kernels
-        take 16-bit operands and sum them in float32. Else in float32: a scale of two factors needs more than 11 bits,
-        and on the CPU MLX would sum 16-bit operands in 16 bits, 1e-2 off and 8 to 40 times slower.
-        """
+        """Rows on rows of `weights`, which `can_concatenate`; releases their pages. dtype: of the activations."""
         first = weights[0]
         is_mlx = isinstance(first, MLXWeight)
-        packed, scales, biases = _joined(weights) if is_mlx else _repacked(weights)
-        exact = dtype == mx.float32 or getattr(mx, first.scale_dtype) == dtype and not first.two_level
-        # bias = -offset * scale: a power of two changes no digit, but it may leave float16's range
+        packed, scales, biases = _concatenate(weights) if is_mlx else _repack(weights)
+        # bias = -offset * scale: a power of two changes no digit, but may leave float16's range
         fits = is_mlx or dtype != mx.float16 or np.abs(biases).max(initial=0) <= np.finfo(np.float16).max
-        product = dtype if device.type == mx.gpu and exact and fits else mx.float32
+        product = _product_dtype(first, dtype, device) if fits else mx.float32
         pairs, even = [(scales, biases)], None
         if first.group_size == HALF_GROUP:
             pairs = [tuple(np.ascontiguousarray(part[:, i::2]) for part in (scales, biases)) for i in (0, 1)]
@@ -65,6 +60,13 @@ class QuantizedMatrix:
         for weight in weights:
             weight.release()
         return matrix
+
+    @staticmethod
+    def packed_nbytes(weight: AffineWeight, dtype: mx.Dtype, device: mx.Device) -> int:
+        """Bytes that `pack` makes of a weight: codes, and a scale and a bias for each group."""
+        count = math.prod(weight.shape)
+        scalings = 2 * (count // weight.group_size) * _product_dtype(weight, dtype, device).size
+        return count * weight.bits // 8 + scalings
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,7 +99,7 @@ class QuantizedMatrix:
         return mx.quantized_matmul(x, self.packed, *self.scalings[i], group_size=self.group_size, bits=self.bits)
 
 
-def alike(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
+def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
     """Whether two weights can be one array or one QuantizedMatrix, rows on rows."""
     if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
         return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
@@ -107,13 +109,24 @@ def alike(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
     return all(getattr(first, name) == getattr(second, name) for name in fields)
 
 
-def _joined(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, scales and biases of the file as they are; one matrix's are the mapped file itself."""
+def _product_dtype(weight: AffineWeight, dtype: mx.Dtype, device: mx.Device) -> mx.Dtype:
+    """The dtype of scales, biases and products. dtype: of the activations.
+
+    On a GPU it is the activations' dtype, if that holds scales and biases exactly: its kernels sum 16-bit operands in
+    float32. Else it is float32. A scale of two factors needs more than 11 bits. On the CPU MLX would sum 16-bit operands
+    in 16 bits, 1e-2 off and 8 to 40 times slower.
+    """
+    exact = getattr(mx, weight.scale_dtype) == dtype and not weight.two_level
+    return dtype if device.type == mx.gpu and exact else mx.float32
+
+
+def _concatenate(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales and biases as stored; those of a single matrix are not copied."""
     parts = [(weight.packed, weight.scales, weight.biases) for weight in weights]
     return parts[0] if len(parts) == 1 else tuple(np.concatenate(arrays) for arrays in zip(*parts))
 
 
-def _repacked(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes as MLX packs them, uint32 [N, K * bits / 32], scales and biases float32 [N, K / group_size]."""
     first, K = weights[0], weights[0].shape[1]
     N = sum(weight.shape[0] for weight in weights)

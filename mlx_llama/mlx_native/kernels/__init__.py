@@ -1,1 +1,1 @@
-"""The traced step."""
+"""Traced decode steps: `view` gives the forward arrays to be traced over, `trace` keeps the compiled functions."""
