@@ -20,7 +20,9 @@ from .dense import DenseMatrix
 from .layers import Embedding, Linear, RMSNorm
 from .quantized import QuantizedMatrix, can_concatenate
 
-_ALLOCATION = ("[malloc", "unable to allocate", "attempting to allocate", "out of memory")  # in the texts of MLX's errors
+# Texts of MLX's RuntimeErrors on GPUs (mlx/backend/{metal,cuda}/allocator.cpp). On Linux its CPU device crashes instead, so
+# memory is checked before anything is read.
+_ALLOCATION = ("malloc]", "unable to allocate", "attempting to allocate", "out of memory")
 
 
 class Weights:

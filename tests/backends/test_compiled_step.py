@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ MODELS = {
     "bfloat16": dict(dtype="bfloat16"),
     "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
     "biases": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "qwen2": dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=24, rms_norm_eps=1e-6),
     # low-bit: groups that MLX has a kernel for, groups of 16 by two products, and both in one matrix
     "Q4_0": dict(kinds="Q4_0"),
     "mixed": dict(kinds=lambda name: {"q_proj": "Q6_K", "down_proj": "Q6_K"}.get(name.split(".")[-2], "Q4_K")),
@@ -71,6 +74,166 @@ def decoded(mlx, model, count: int, prompt: int = 5, capacity: int = 1000, **giv
     return tokens, cache.state()
 
 
+TOKENS = np.random.default_rng(1).integers(3, 384, (1, 30)).astype(np.int32)
+PATHS = ("prompt", "forward", "untraced", "traced")
+
+
+def logits(mlx, model, path: str) -> np.ndarray:
+    """Logits [30, V] after each of `TOKENS`: of one prompt, or token by token after a prompt of one, by forward or by step."""
+    cache, to_numpy = model.make_cache(100), mlx.runtime.to_numpy
+    if path == "prompt":
+        return to_numpy(model.forward(TOKENS, 0, cache, all_positions=True))[0]
+    if path == "forward":
+        return np.concatenate([to_numpy(model.forward(TOKENS[:, i:i + 1], i, cache)) for i in range(TOKENS.shape[1])])
+    draw = sampler(mlx, temperature=0)
+    draw.draw = lambda scores, *_: scores  # a step then returns what it would have sampled from
+    return np.concatenate([to_numpy(model.step(TOKENS[:, i:i + 1], i, cache, draw)) for i in range(TOKENS.shape[1])])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_logits_are_those_of_the_untraced_step(name, mlx):
+    traced, plain = (logits(mlx, loaded(mlx, name, compile), "traced") for compile in (True, False))
+    assert traced.shape == (TOKENS.shape[1], 384)
+    np.testing.assert_array_equal(traced, plain)
+
+
+@functools.cache
+def transformers(folder: Path, rotating: tuple[int, ...] | None = None):
+    """Logits [30, V] of `TOKENS`, in float32. rotating: 0 for each layer that does not rotate, which SmolLM3 may have."""
+    import torch
+    import transformers
+
+    if rotating is None:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    else:
+        model = transformers.SmolLM3ForCausalLM.from_pretrained(folder, dtype=torch.float32, no_rope_layers=list(rotating),
+                                                                pad_token_id=0)
+    with torch.no_grad():
+        return model(torch.from_numpy(TOKENS).long()).logits[0].numpy()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("bfloat16", *LOW_BIT)])
+def test_every_path_has_the_logits_of_transformers(name, path, mlx):
+    got = logits(mlx, loaded(mlx, name, path == "traced"), path)
+    assert relative_error(got, transformers(checkpoint(name))) < 1e-4
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_layer_that_does_not_rotate(path, mlx, monkeypatch):
+    """Judged by SmolLM3, which is Llama with such layers."""
+    from mlx_llama.core.models.config import LlamaConfig
+
+    folder = checkpoint("float32")
+    monkeypatch.setattr(LlamaConfig, "layers", property(
+        lambda self: tuple(replace(self._layer(i), rotates=i != 1) for i in range(self.num_hidden_layers))))
+    wanted = transformers(folder, (1, 0))
+    assert relative_error(transformers(folder), wanted) > 0.01
+    assert relative_error(logits(mlx, loaded(mlx, "float32", path == "traced"), path), wanted) < 1e-4
+
+
+def plant(fault: str, patch) -> None:
+    """A fault in layers.py, in ops.py or in the data that they read."""
+    from mlx_llama.core.models.spec import LayerSpec
+    from mlx_llama.mlx_native import layers, ops
+
+    if fault == "no scale":
+        patch.setattr(LayerSpec, "scale", 1.0)
+    elif fault == "swapped heads":
+        rotate_and_store = ops.rope_and_store
+        patch.setattr(ops, "rope_and_store", lambda heads, view, spec: rotate_and_store(heads, view, spec)[:, ::-1])
+    else:
+        patch.setattr(layers.RMSNorm, "__call__", lambda self, x, delta=None: ops.add_rms_norm(
+            x, delta, 0.5 * self.weight, self.eps))
+
+
+def probed(mlx, model) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    model.forward(TOKENS, 0, model.make_cache(100), probe=lambda name, array: found.__setitem__(name, mlx.runtime.to_numpy(array)))
+    return found
+
+
+FAULTS = {"no scale": "0.attention", "swapped heads": "0.query_rope", "half norm": "0.attention_norm"}  # first probe off
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_layers_shows_in_every_path(fault, mlx, monkeypatch):
+    """Prompts, forward over one token, steps untraced and traced, probes: all run the same layers."""
+    sound = loaded(mlx, "float32", False)
+    right, right_probes = logits(mlx, sound, "prompt"), probed(mlx, sound)
+    plant(fault, monkeypatch)
+    wrong = {path: logits(mlx, loaded(mlx, "float32", path == "traced"), path) for path in PATHS}
+    assert relative_error(wrong["prompt"], right) > 0.01
+    for path in PATHS:
+        assert relative_error(wrong[path], wrong["prompt"]) < 1e-5, path
+    found = probed(mlx, loaded(mlx, "float32", False))
+    assert list(found) and found.keys() == right_probes.keys()
+    off = {name for name in found if name.startswith("0.") and relative_error(found[name], right_probes[name]) > 1e-3}
+    order = ("attention_norm", "query", "key", "value", "query_rope", "key_rope", "attention", "ffn_norm", "ffn", "block")
+    assert next(name for part in order if (name := f"0.{part}") in off) == FAULTS[fault]
+
+
+def test_the_words_of_a_step_are_those_of_a_call(mlx):
+    """StepView against View at the same position: tables, masks, the new key and the recent tokens."""
+    import mlx.core as mx
+
+    from mlx_llama.mlx_native.kernels.view import StepView
+
+    model = loaded(mlx, "qwen2", False)
+    for filled in (3, 20):
+        cache = model.make_cache(100)
+        model.forward(TOKENS[:, :filled], 0, cache)
+        token, row = mx.array(TOKENS[:, filled:filled + 1]), mx.arange(2 * 16, dtype=mx.float32).reshape(1, 2, 1, 16)
+        cache.reserve(1, filled, 1)
+        step = StepView(token, mx.array(filled), cache.tokens, cache.keys, cache.values, cache.tables)
+        with cache.view(token, filled) as call:
+            for view in (step, call):
+                view.append(0, row, row + 1)
+        for ours, wanted in zip(step.tables, call.tables):
+            assert mx.array_equal(ours, wanted)
+        assert mx.array_equal(step.new_keys(0), row) and mx.array_equal(call.new_keys(0), row)
+        for window in (None, 7, 50):
+            seen = np.array(step.mask(window))[0, 0, 0]
+            first = max(0, filled + 1 - window) if window else 0
+            assert seen.nonzero()[0].tolist() == list(range(first, filled + 1)) and call.mask(window) is None
+            assert step.mask(window) is step.mask(window)
+            for ours, wanted in zip(step.stored(0, window), call.stored(0, window)):
+                assert mx.array_equal(ours[:, :, mx.array(seen.nonzero()[0])], wanted)
+            assert not window or mx.array_equal(step.recent(window), cache.recent(window))
+        prompt = model.make_cache(100).view(mx.array(TOKENS), 0)
+        assert prompt.mask(7) is prompt.mask(7) and prompt.mask(50) == prompt.mask() == "causal"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_call_that_fails_leaves_the_cache_as_it_was(path, mlx, monkeypatch):
+    from mlx_llama.mlx_native import ops
+
+    model = loaded(mlx, "float32", path == "traced")
+    wanted, cache, draw = logits(mlx, model, path), model.make_cache(100), sampler(mlx, temperature=0)
+    model.forward(TOKENS[:, :20], 0, cache)
+    before, count = cache.state(), [0]
+    with monkeypatch.context() as patch:
+        swiglu = ops.swiglu
+
+        def fail_in_the_second_layer(gate_up):
+            count[0] += 1
+            if count[0] == 2:
+                raise ZeroDivisionError
+            return swiglu(gate_up)
+
+        patch.setattr(ops, "swiglu", fail_in_the_second_layer)
+        with pytest.raises(ZeroDivisionError):
+            if path in ("prompt", "forward"):
+                model.forward(TOKENS[:, 20:25 if path == "prompt" else 21], 20, cache)
+            else:
+                loaded(mlx, "float32", path == "traced").step(TOKENS[:, 20:21], 20, cache, draw)
+    assert cache.length == 20
+    for name, part in cache.state().items():
+        np.testing.assert_array_equal(part, before[name])
+    got = mlx.runtime.to_numpy(model.forward(TOKENS[:, 20:], 20, cache))
+    assert relative_error(got[0], wanted[-1]) < 1e-5
+
+
 @pytest.mark.parametrize("case", SAMPLING)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bits_are_those_of_the_untraced_step(name, case, mlx):
@@ -114,15 +277,15 @@ def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
 
 def traces(monkeypatch) -> list:
     """One item for each time that a step is traced or, untraced, run."""
-    from mlx_llama.mlx_native.kernels import trace as compiled
+    from mlx_llama.mlx_native.kernels.view import StepView
 
-    seen, original = [], compiled.Slot.__init__
+    seen, original = [], StepView.__init__
 
-    def counting(self, config, position, keys, values, tables):
+    def counting(self, token, position, tokens, keys, values, tables):
         seen.append(keys[0].shape[2])
-        original(self, config, position, keys, values, tables)
+        original(self, token, position, tokens, keys, values, tables)
 
-    monkeypatch.setattr(compiled.Slot, "__init__", counting)
+    monkeypatch.setattr(StepView, "__init__", counting)
     return seen
 
 
