@@ -32,7 +32,7 @@ class Cache(Positions):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything and give the storage back."""
+        """Drop all positions and free the storage."""
         self.length = 0
         self.allocated = 0
         self.keys: list[mx.array] = []
@@ -42,24 +42,24 @@ class Cache(Positions):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of storage held for keys, values and tokens."""
+        """Bytes of allocated keys, values and tokens."""
         return sum(array.nbytes for array in self.arrays())
 
     def free_memory(self) -> int | None:
-        """Bytes that the device has left; None: unknown."""
+        """Bytes of free memory on the device; None: unknown."""
         return runtime.free_memory(self.device)
 
     def arrays(self) -> list[mx.array]:
-        """All that the next call depends on: what to launch after a chunk of the prompt."""
+        """Arrays that the next call depends on, to launch after a chunk of the prompt."""
         return [*self.keys, *self.values] + ([] if self.tokens is None else [self.tokens])
 
     def view(self, tokens: mx.array, index_pos: int) -> View:
-        """Make room for `tokens` [B, T] at `index_pos` and note them. Raises ContextError."""
+        """The view of one call over `tokens` int32 [B, T] from `index_pos` on, stored at once. Raises ContextError."""
         return View(self, tokens, index_pos)
 
     def recent(self, window: int, length: int | None = None) -> mx.array:
-        """The last `window` tokens of the first `length` (None: of all), int32 [B, window], filled with -1 in front where
-        there are fewer."""
+        """The last `window` of the first `length` tokens (None: of all): int32 [B, window], -1 in front where there are
+        fewer."""
         length = self.length if length is None else length
         tokens = self.tokens[:, max(0, length - window):length]
         return mx.pad(tokens, ((0, 0), (window - tokens.shape[1], 0)), constant_values=-1)
@@ -70,7 +70,7 @@ class Cache(Positions):
         self.length = length
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything as neutral arrays: tokens int32 [B, length]; keys, values float32 [layers, B, G, length, D]."""
+        """All positions as NumPy arrays: tokens int32 [B, length]; keys, values float32 [layers, B, G, length, D]."""
         if self.length == 0:
             return {}
         return {
@@ -80,7 +80,7 @@ class Cache(Positions):
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over what `state` gave, on any backend. Raises ContextError when it does not fit this model."""
+        """Load the `state` of any backend's cache. Raises ContextError when it does not fit this model."""
         self.check_state(state)
         self.reset()
         if not state:
@@ -98,24 +98,24 @@ class Cache(Positions):
         c = self.config
         shape = (batch, c.num_key_value_heads, allocated, c.head_dim)
 
-        def grown(new, old):
+        def copy_rows(new, old):
             if old is not None:
                 new[..., :self.length, :] = old[..., :self.length, :]
             return new
 
-        held = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
-        keys = [grown(mx.zeros(shape, self.dtype), old) for old, _ in held]
-        values = [grown(mx.zeros(shape, self.dtype), old) for _, old in held]
+        stored = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
+        keys = [copy_rows(mx.zeros(shape, self.dtype), old) for old, _ in stored]
+        values = [copy_rows(mx.zeros(shape, self.dtype), old) for _, old in stored]
         tokens = mx.zeros((batch, allocated), mx.int32)
         if self.tokens is not None:
             tokens[:, :self.length] = self.tokens[:, :self.length]
         tables = _make_angles(c, 0, allocated) if self.tabulated else _make_periods(c)
-        # All at once: an interrupt before this line has changed nothing.
+        # Assign all at once: an interrupt before this line changes nothing.
         self.keys, self.values, self.tokens, self.tables, self.allocated = keys, values, tokens, tables, allocated
 
 
 class View(CallView):
-    """What one forward sees of a cache, and where it stores new keys and values: slices at positions that the host knows.
+    """One call on a cache: slices at positions that the host knows.
 
     tables: of the new positions, as ops.rope takes them. flat: the stream x is [B, E], without an axis of positions.
     """

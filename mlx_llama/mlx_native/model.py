@@ -33,14 +33,14 @@ class Llama:
         self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
         self.norm = weights.norm("model.norm")
         self.head = weights.linear(config.head_name)
-        self._steps: Steps | None = None  # runs decode steps as one unit; None: as a prompt of one token
+        self._steps: Steps | None = None  # None: a decode step is a forward over one token
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu),
              threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None) -> Llama:
         """Build the model; weights keep their stored width. compile: trace decode steps (None: on a GPU only).
 
-        Raises BackendError for what it cannot honour: threads, activation_bits; OutOfMemoryError.
+        Raises BackendError for options that it cannot honour (threads, activation_bits), OutOfMemoryError.
         """
         for flag, value in (("--threads", threads), ("--activation-bits", activation_bits)):
             if value is not None:
@@ -58,7 +58,7 @@ class Llama:
     @property
     def verify_width(self) -> int:
         """Positions that `verify` takes for little more than a step costs."""
-        return 16  # all read the weights once; an estimate, not measured on Metal
+        return 16  # an estimate, not measured on Metal
 
     def make_cache(self, capacity: int) -> Cache:
         """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
@@ -84,7 +84,7 @@ class Llama:
         x, delta = self.embedding(tokens), None
         if probe:
             probe("embedding", x)
-        # The last layer stores all keys and values, but computes the output of the positions that are asked for alone.
+        # The last layer stores all keys and values, but computes only the output that is asked for.
         narrow = view.count > 1 and not all_positions and not probe
         for block in self.blocks:
             x, delta = block(x, delta, view, probe, last_only=narrow and block is self.blocks[-1])
@@ -130,7 +130,7 @@ class Llama:
         """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
 
         Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The
-        products are those of a prompt: they may round otherwise than a single token's.
+        products are those of a prompt, which may round otherwise than a single token's.
         Raises ContextError as `step`.
         """
         if len(tokens) != 1:

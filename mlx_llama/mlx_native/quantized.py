@@ -133,7 +133,7 @@ def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np
     packed = np.empty((N, K * first.bits // 32), np.uint32)
     scales, biases = np.empty((2, N, K // first.group_size), np.float32)
 
-    step, slabs = max(1, _SLAB // K), []  # (weight, its first row, its last row + 1, where they go)
+    step, slabs = max(1, _SLAB // K), []  # (weight, first row, last row + 1, first row of the result)
     for weight, at in zip(weights, np.cumsum([0] + [weight.shape[0] for weight in weights])):
         starts = range(0, weight.shape[0], step)
         slabs += [(weight, start, min(start + step, weight.shape[0]), at + start) for start in starts]

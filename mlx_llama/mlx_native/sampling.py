@@ -1,4 +1,4 @@
-"""Logits to token: penalties, temperature, filters, Gumbel noise, argmax; all part of the step's lazy graph."""
+"""Logits to token, lazily: penalties, temperature, filters, Gumbel noise, argmax."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gumbel(seed: int | mx.array, position: int | mx.array, table: mx.array, indi
 
 
 class Sampler:
-    """Draws one token per call; all it knows of the past comes with the call.
+    """Draws one token per call. It has no state: the recent tokens are an argument.
 
     The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of the logits plus
     core.rng's noise, which draws from their softmax. Everything in float32.
@@ -59,7 +59,7 @@ class Sampler:
             return self.draw(logits, position, recent, self.options.seed)
 
     def draw(self, logits: mx.array, position: int | mx.array, recent: mx.array | None, seed: int | mx.array) -> mx.array:
-        """The same with another seed; seed and position as in `gumbel`."""
+        """Draw on every path, traced or not. seed and position: as in `gumbel`; the rest and the result: as in `__call__`."""
         scores = self.processed(logits[0].astype(mx.float32), recent)
         if self.options.temperature > 0:
             indices = mx.arange(len(scores), dtype=mx.uint32)
@@ -72,7 +72,7 @@ class Sampler:
         if self.bias is not None:
             scores = scores.at[self.bias_ids].add(self.bias)
         if self.window:
-            scores = self._penalised(scores, recent[0])
+            scores = self._penalise(scores, recent[0])
         if o.temperature == 0:
             return scores
         scores = scores / o.temperature
@@ -81,14 +81,14 @@ class Sampler:
         if o.top_p < 1:
             ordered = mx.sort(scores)[::-1]
             shares = mx.softmax(ordered)
-            before = mx.cumsum(shares) - shares  # probability of all likelier tokens; 0 for the first, which stays
+            before = mx.cumsum(shares) - shares  # probability of all likelier tokens: 0 for the first, which stays
             smallest = mx.where(before < o.top_p, ordered, math.inf).min()
             scores = mx.where(scores < smallest, -math.inf, scores)
         if o.min_p > 0:
             scores = mx.where(scores < scores.max() + math.log(o.min_p), -math.inf, scores)
         return scores
 
-    def _penalised(self, scores: mx.array, recent: mx.array) -> mx.array:
+    def _penalise(self, scores: mx.array, recent: mx.array) -> mx.array:
         o = self.options
         counts = mx.zeros(len(scores) + 1).at[recent + 1].add(1.0)[1:]  # -1 falls out
         repeated = mx.where(scores > 0, scores / o.repetition_penalty, scores * o.repetition_penalty)

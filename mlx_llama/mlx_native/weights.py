@@ -1,4 +1,4 @@
-"""Stored tensors as the layers' matrices: copied to the device, at the activations' width or at their own few bits."""
+"""Stored tensors as the layers' matrices, copied to the device: at the activations' width, or packed at their own."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ def test_the_cache_is_not_copied_per_token(compile, mlx):
     model = mlx.load(open_checkpoint(folder), compile=compile)
     draw, cache = sampler(mlx, temperature=0), model.make_cache(16384)
     cache.reserve(1, 0, 16000)
-    cache.length = 16000  # of zeros: what they hold is no matter here
+    cache.length = 16000  # zeros serve as well as any
     mx.eval(cache.arrays())
     token = np.array([[3]], np.int32)
 
@@ -361,7 +361,7 @@ def test_the_cache_is_not_copied_per_token(compile, mlx):
     mx.reset_peak_memory()
     run(10)
     clean = mx.get_peak_memory() - held
-    kept = list(cache.keys)  # whoever holds on to an array makes the next step copy it
+    kept = list(cache.keys)  # a second reference makes the next step copy the array
     mx.reset_peak_memory()
     run(1)
     assert mx.get_peak_memory() - held > clean + one_layer
