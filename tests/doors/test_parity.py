@@ -137,25 +137,24 @@ def planted(patch, backend: str, fault: str) -> None:
 
         patch.setattr(ops, "rope", rope)
     elif fault == "offset after the prompt":
-        begin = cache.Cache.begin
+        init = cache.View.__init__
 
-        def shifted(self, tokens, index_pos):
-            begin(self, tokens, index_pos)
+        def shifted(self, cache, tokens, index_pos):
+            init(self, cache, tokens, index_pos)
             if index_pos:
-                self.rope = tuple(part[index_pos - 1:index_pos - 1 + tokens.shape[1]] for part in self.tables)
+                self.tables = tuple(part[index_pos - 1:index_pos - 1 + tokens.shape[1]] for part in cache.tables)
 
-        patch.setattr(cache.Cache, "begin", shifted)
-    elif fault == "stale row":  # in layer 1, of the prompt's last token
-        append = cache.Cache.append
+        patch.setattr(cache.View, "__init__", shifted)
+    elif fault == "stale row":  # of the values in layer 1, of the prompt's last token
+        append = cache.View.append
 
         def stale(self, layer, key, value):
-            found = append(self, layer, key, value)
-            if layer == 1 and self.length == 0:
+            append(self, layer, key, value)
+            if layer == 1 and self.index_pos == 0:
                 last = key.shape[2] - 1
-                self.keys[1][:, :, last:last + 1] = self.keys[1][:, :, 2:3]
-            return found
+                self.values[1][:, :, last:last + 1] = self.values[1][:, :, 2:3]
 
-        patch.setattr(cache.Cache, "append", stale)
+        patch.setattr(cache.View, "append", stale)
     elif fault == "no scale":
         patch.setattr(ops, "attention", lambda q, k, v, scale, mask=None: original["attention"](q, k, v, 1.0, mask))
     elif fault == "half norm":
