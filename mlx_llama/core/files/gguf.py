@@ -5,8 +5,8 @@ what the header says. Format: https://github.com/ggml-org/ggml/blob/master/docs/
 version, the numbers of tensors and of metadata entries, the entries (key, type, value), the tensors (name, dimensions,
 type, offset), padding, the data.
 
-Tensors get their Hugging Face names here, and llama.cpp's order of query and key rows is undone: it stores the pairs
-that rope turns next to each other, where Hugging Face has half a head between them.
+Tensors get their Hugging Face names here, and llama.cpp's order of query and key rows is undone where an architecture
+has one (core/models/gguf_names.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, Report, refuse
 from mlx_llama.core.models.config import LlamaConfig, show
+from mlx_llama.core.models.gguf_names import gguf_names
 
 from .quantized import GGUF_FORMATS, GGUFWeight
 from .safetensors import Tensor
@@ -64,19 +65,6 @@ _BLOCKS = {name: (1, storage.itemsize) for name, (_, storage) in _PLAIN.items()}
     name: (layout.block_size, layout.nbytes) for name, layout in GGUF_FORMATS.items()
 }
 
-_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+)\.(weight|bias)", re.ASCII)
 _ROPE_FACTORS = "rope_freqs.weight"
 # Left over in early conversions: frequencies that the metadata defines anyway (gguf.MODEL_TENSOR_SKIP)
 _HARMLESS = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?", re.ASCII)
@@ -160,6 +148,7 @@ class GGUFFile:
         first = _Part(self.path, report)
         self._parts = [first] if first.count == 1 else _siblings(first, report)
         self.metadata: dict[str, Any] = self._parts[0].metadata
+        self._names = gguf_names(self.metadata.get("general.architecture"))
         self._tensors: dict[str, tuple[_Part, str]] = {}  # by Hugging Face name
         self._rope_factors: tuple[_Part, str] | None = None
         for part in self._parts:
@@ -167,7 +156,7 @@ class GGUFFile:
                 if name == _ROPE_FACTORS:
                     self._rope_factors = (part, name)
                 elif not _HARMLESS.fullmatch(name):
-                    ours = _hugging_face_name(name) or name
+                    ours = self._names.hugging_face(name) or name
                     if ours in self._tensors:
                         raise part.corrupt(f"tensor {show(name)} stands in {self._tensors[ours][0].path.name} already")
                     self._tensors[ours] = (part, name)
@@ -226,12 +215,8 @@ class GGUFFile:
             return Tensor(name, "float32", zeros.shape, zeros)
         part, stored = self._tensors[name]
         order, entry = None, part.tensors[stored]
-        for block, heads in (
-            ("self_attn.q_proj.", "num_attention_heads"),
-            ("self_attn.k_proj.", "num_key_value_heads"),
-        ):
-            if block in name and entry.shape[0] == getattr(self.config, heads) * self.config.head_dim:
-                order = _row_order(entry.shape[0], self.config.head_dim)
+        if self._names.is_permuted(name) and entry.shape[0] % self.config.head_dim == 0:
+            order = row_order(entry.shape[0], self.config.head_dim)
         if entry.type in _PLAIN:
             tensor = part.plain(stored, name)
             return tensor if order is None and tensor.bits.flags.aligned else CopiedTensor(tensor, order)
@@ -279,21 +264,11 @@ def _siblings(named: _Part, report: Report) -> list[_Part]:
     return parts
 
 
-def _hugging_face_name(name: str) -> str | None:
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return None
-    layer, base, kind = match.groups()
-    if layer is None:
-        return f"{_NAMES[base]}.{kind}" if base in _NAMES else None
-    return f"model.layers.{layer}.{_LAYER_NAMES[base]}.{kind}" if base in _LAYER_NAMES else None
+def row_order(rows: int, head_dim: int) -> np.ndarray:
+    """int64 [rows]: Hugging Face's row n of a permuted matrix is the file's row order[n].
 
-
-def _row_order(rows: int, head_dim: int) -> np.ndarray:
-    """int64 [rows]: Hugging Face's row n is the file's row order[n].
-
-    The file's rows of a head are pairs (i, i + head_dim / 2) of Hugging Face's; this takes the first of every pair,
-    then the second. Undoes `permute` of llama.cpp's conversion/llama.py.
+    Inverts `permute` of llama.cpp's conversion/llama.py: the file stores the rows i and i + head_dim / 2 of each head
+    side by side.
     """
     return np.arange(rows, dtype=np.int64).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 

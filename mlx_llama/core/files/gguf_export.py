@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a GGUF file that llama.cpp opens: architecture "llama", its tensor names, its row order.
+"""Writes a checkpoint as a GGUF file that llama.cpp opens: its architecture's tensor names and row order.
 
 What a file must hold follows llama.cpp's converter (convert_hf_to_gguf.py, conversion/llama.py) and loader; the file
 itself is written by the gguf library. What the format cannot express is refused, never written as something else.
@@ -18,11 +18,13 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError
 from mlx_llama.core.models.config import LlamaConfig, read_json, show
+from mlx_llama.core.models.gguf_names import GGUF_ARCHITECTURES, GGUF_NAMES, GGUFNames
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.system import progress
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
 
 from .checkpoint import Checkpoint, Tensor
+from .gguf import row_order
 from .quantize import Written, appearing, count_of, count_weights, requantised, slabs
 from .quantized import AffineWeight
 
@@ -58,16 +60,15 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
     if Path(out).suffix != ".gguf":
         raise OptionsError(f"{out}: the name of a GGUF file ends in .gguf")
     notices = requantised(checkpoint)
-    writer = gguf.GGUFWriter(None, "llama")
+    config = checkpoint.config
+    architecture = GGUF_ARCHITECTURES[config.architecture]
+    names, writer = GGUF_NAMES[architecture], gguf.GGUFWriter(None, architecture)
     _write_settings(writer, checkpoint, format, notices)
     _write_vocabulary(writer, checkpoint, notices)
 
-    config = checkpoint.config
-    plan = {name: _planned(tensor, config, format) for name, tensor in checkpoint.tensors.items()}
-    # model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    plan = {name: _planned(tensor, config, format, names) for name, tensor in checkpoint.tensors.items()}
     for name, one in plan.items():
-        writer.add_tensor_info(names.get_name(name, (".weight", ".bias")), one.shape, one.written, one.nbytes,
+        writer.add_tensor_info(names.gguf(name), one.shape, one.written, one.nbytes,
                                gguf.GGMLQuantizationType[one.kind])
     if (factors := _frequency_factors(config)) is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
@@ -137,22 +138,16 @@ class _Planned:
         return result
 
 
-def _planned(tensor: Tensor | AffineWeight, config: LlamaConfig, format: str) -> _Planned:
-    name = tensor.name
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    order = None if heads is None else interleaved(heads, config.head_dim)
+def _planned(tensor: Tensor | AffineWeight, config: LlamaConfig, format: str, names: GGUFNames) -> _Planned:
+    name, order = tensor.name, None
+    if names.is_permuted(name):
+        order = np.argsort(row_order(tensor.shape[0], config.head_dim))  # the inverse: Hugging Face's row for each place
     if len(tensor.shape) == 1:
         return _Planned(tensor, "F32", order)
     if tensor.shape[1] % 32:
         return _Planned(tensor, "F16", order)
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     return _Planned(tensor, "Q8_0" if name == head else format, order)
-
-
-def interleaved(heads: int, head_dim: int) -> np.ndarray:
-    """int64 [heads * head_dim]: the row of a query or key matrix that stands at each place in llama.cpp's order, which
-    pairs neighbours where Hugging Face pairs halves (conversion/llama.py, permute)."""
-    return np.arange(heads * head_dim).reshape(heads, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)
 
 
 def _frequency_factors(config: LlamaConfig) -> np.ndarray | None:
