@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 SENTENCES = (
@@ -195,9 +196,8 @@ def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
 
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """float32 -> bfloat16 bit patterns (uint16), rounded to nearest even. Finite numbers only."""
-    bits = x.astype(np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    """float32 -> bit patterns of bfloat16 (uint16), rounded to nearest even."""
+    return x.astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:

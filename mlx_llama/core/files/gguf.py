@@ -30,7 +30,7 @@ from mlx_llama.core.models.config import LlamaConfig, show
 from mlx_llama.core.models.gguf_names import gguf_names
 
 from .quantized import GGUF_FORMATS, GGUFWeight
-from .safetensors import Tensor
+from .tensor import CopiedTensor, Tensor
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # the same but for big-endian files, which only version 3 knows
@@ -108,27 +108,6 @@ class StringArray(Sequence[str]):
             raise CheckpointError(
                 f"{self._where}[{first + i}] is {show(e.object)}, expected UTF-8 text; fetch the file again"
             ) from None
-
-
-class CopiedTensor(Tensor):
-    """A tensor whose bits cannot be a view of the file: rows in another order, or badly aligned. Each look copies."""
-
-    def __init__(self, view: Tensor, order: np.ndarray | None):
-        """order: int64 [rows], row n is the file's row order[n]; None keeps them."""
-        for name in ("name", "dtype", "shape", "_map", "_offset"):
-            object.__setattr__(self, name, getattr(view, name))
-        object.__setattr__(self, "_view", view.bits)
-        object.__setattr__(self, "_order", order)
-
-    @property
-    def bits(self) -> np.ndarray:
-        bits = self._view.copy() if self._order is None else self._view[self._order]
-        bits.flags.writeable = False
-        return bits
-
-    @property
-    def nbytes(self) -> int:
-        return self._view.nbytes
 
 
 class GGUFFile:

@@ -23,10 +23,11 @@ from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.system import progress
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
 
-from .checkpoint import Checkpoint, Tensor
+from .checkpoint import Checkpoint
 from .gguf import row_order
 from .quantize import Written, appearing, count_of, count_weights, requantised, slabs
 from .quantized import AffineWeight
+from .tensor import Tensor
 
 TYPES = ("Q4_0", "Q8_0")
 _SPACE = "▁"

@@ -24,8 +24,9 @@ from mlx_llama.core.models.config import read_json
 from mlx_llama.core.system import progress
 
 from . import gguf_folder
-from .checkpoint import Checkpoint, Tensor
+from .checkpoint import Checkpoint
 from .quantized import AffineWeight, pack_stream
+from .tensor import NUMBERS, Tensor
 
 BITS, GROUP_SIZES = (2, 3, 4, 5, 6, 8), (32, 64, 128)  # what mx.quantize knows, mode "affine"
 SHARD_BYTES = 5 << 30  # mlx_lm's largest file
@@ -79,20 +80,9 @@ def affine(weights: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray,
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 -> the values at "float32", "float16" or "bfloat16" (as uint16 bits), rounded to nearest even."""
-    if dtype != "bfloat16":
-        with np.errstate(over="ignore"):
-            return values.astype(dtype)
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    bits = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))  # finite: a NaN might turn into infinity
-    return (bits >> np.uint32(16)).astype(np.uint16)
-
-
-def decode(bits: np.ndarray) -> np.ndarray:
-    """The inverse of `encode`, exact: -> float32."""
-    if bits.dtype == np.uint16:
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return bits.astype(np.float32)
+    """float32 -> "float32", "float16" or "bfloat16" (of ml_dtypes), rounded to nearest even; too large becomes infinite."""
+    with np.errstate(over="ignore"):
+        return values.astype(NUMBERS[dtype])
 
 
 def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int = 4, group_size: int = 64) -> Written:
@@ -175,7 +165,7 @@ class _MLXTensor:
             return {name: np.concatenate(parts)}
         (n, k), base = self.tensor.shape, name.removesuffix(".weight")
         packed = np.empty((n, k * self.bits // 32), np.uint32)
-        scales, biases = np.empty((2, n, k // self.group_size), encode(np.zeros(1, np.float32), self.dtype).dtype)
+        scales, biases = np.empty((2, n, k // self.group_size), NUMBERS[self.dtype])
         for start, values in slabs(self.tensor, advance, dtype=self.dtype):
             here = slice(start, start + len(values))
             codes, *scaling = affine(values, self.bits, self.group_size)
@@ -191,18 +181,18 @@ def slabs(tensor: Tensor | AffineWeight, advance: Any, order: np.ndarray | None 
     advance: of core.progress, told the source's bytes. order: int [N], which row comes when. Raises CheckpointError for
     values that are not finite at `dtype`.
     """
-    rows, bits = tensor.shape[0], tensor.bits if isinstance(tensor, Tensor) else None
+    rows, array = tensor.shape[0], tensor.array if isinstance(tensor, Tensor) else None
     step = max(1, _SLAB // math.prod(tensor.shape[1:]))
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         here = slice(start, stop) if order is None else order[start:stop]
-        if bits is not None:
-            values = decode(bits[here])
+        if array is not None:
+            values = array[here].astype(np.float32)
         else:
             values = tensor.rows(start, stop).float32() if order is None else tensor.take(here)
         finite = np.isfinite(values).all()
         if finite and dtype != "float32" and not (isinstance(tensor, Tensor) and tensor.dtype == dtype):
-            values = decode(encode(values, dtype))
+            values = encode(values, dtype).astype(np.float32)
             finite = np.isfinite(values).all()
         if not finite:
             raise CheckpointError(f"tensor {tensor.name} holds a value that is not finite at {dtype}, in rows {start} "
@@ -259,7 +249,7 @@ class _SafetensorsWriter:
 
     def write(self, name: str, values: np.ndarray) -> None:
         self._file.seek(self._start + self._offsets[name])
-        self._file.write(np.ascontiguousarray(values).data)
+        self._file.write(np.ascontiguousarray(values).view(np.uint8).data)  # bfloat16 arrays export no buffer
 
 
 @contextmanager

@@ -21,6 +21,8 @@ import numpy as np
 
 from mlx_llama.core.system.machine import release_pages
 
+from .tensor import as_numbers
+
 _Scaling = dict[str, "np.ndarray | None"]  # fields of Rows
 
 _SLAB = 1 << 18  # weights that are dequantised at a time: what fits a core's cache
@@ -208,7 +210,7 @@ class MLXWeight(AffineWeight):
         self.name, self.bits, self.group_size = name, bits, group_size
         self.packed, self.scales, self.biases = packed, scales, biases
         self.shape = (packed.shape[0], packed.shape[1] * 32 // bits)
-        self.scale_dtype = self.dtype = "bfloat16" if scales.dtype == np.uint16 else str(scales.dtype)
+        self.scale_dtype = self.dtype = str(as_numbers(scales).dtype)
         self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
         self._pages = tuple(pages)
 
@@ -224,14 +226,7 @@ class MLXWeight(AffineWeight):
 
     def _unpack(self, packed: np.ndarray, scales: np.ndarray, biases: np.ndarray) -> Rows:
         codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
-        return Rows(codes, _widen(scales), _widen(biases), 0)
-
-
-def _widen(values: np.ndarray) -> np.ndarray:
-    """float32 from float32, float16 or bfloat16's bit patterns."""
-    if values.dtype == np.uint16:
-        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return values.astype(np.float32)
+        return Rows(codes, as_numbers(scales).astype(np.float32), as_numbers(biases).astype(np.float32), 0)
 
 
 def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:

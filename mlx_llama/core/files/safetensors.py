@@ -12,7 +12,6 @@ import json
 import math
 import mmap
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.models.config import show
-from mlx_llama.core.system.machine import release_pages
+
+from .tensor import Tensor
 
 # bytes per element of every dtype the format defines; what a model tensor may be is narrower, see Tensor
 _SIZES = {
@@ -31,42 +31,6 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _STORAGE = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32}
 _QUANTIZED = ("U8", "I8", "U32")  # what packed or low-bit matrices come in
 _HEADER_LIMIT = 100_000_000  # bytes, the limit of the safetensors library itself
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One named tensor of a mapped file. Nothing is read before `bits` is touched.
-
-    dtype: "float32", "float16" or "bfloat16".
-    bits: read-only array [shape] over the file's own pages: float32 or float16 as it is, bfloat16 as uint16 patterns.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bits: np.ndarray = field(repr=False, compare=False)
-    _map: mmap.mmap | None = field(default=None, repr=False, compare=False)
-    _offset: int = field(default=0, repr=False, compare=False)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the file."""
-        return self.bits.nbytes
-
-    def float32(self) -> np.ndarray:
-        """A new, writable float32 array [shape]; bfloat16 and float16 widen exactly."""
-        if self.dtype == "bfloat16":
-            # bfloat16 is the upper half of a float32
-            return (self.bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return self.bits.astype(np.float32)
-
-    def release(self) -> None:
-        """Tell the system that the tensor's pages may leave memory; they are read again when touched again.
-
-        For a backend that has its own copy. Pages shared with a neighbouring tensor stay.
-        """
-        if self._map is not None:
-            release_pages(self._map, self._offset, self.nbytes)
 
 
 class SafetensorsFile:

@@ -55,8 +55,6 @@ def test_rounding_to_16_bits_is_torchs():
     for dtype in ("float16", "bfloat16"):
         wanted = torch.tensor(values).to(getattr(torch, dtype))
         assert np.array_equal(quantize.encode(values, dtype).view(np.int16), wanted.view(torch.int16).numpy())
-        finite = torch.isfinite(wanted).numpy()
-        assert np.array_equal(quantize.decode(quantize.encode(values, dtype))[finite], wanted.float().numpy()[finite])
 
 
 MODELS = {
