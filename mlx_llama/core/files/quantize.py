@@ -80,8 +80,8 @@ def affine(weights: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray,
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 -> "float32", "float16" or "bfloat16" (of ml_dtypes), rounded to nearest even; too large becomes infinite."""
-    with np.errstate(over="ignore"):
+    """float32 -> "float32", "float16" or "bfloat16" (of ml_dtypes), rounded to nearest even; overflow gives infinity."""
+    with np.errstate(all="ignore"):  # ml_dtypes warns of NaN too
         return values.astype(NUMBERS[dtype])
 
 

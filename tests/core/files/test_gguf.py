@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from making import config_fields, make_checkpoint, random_tensors
+from making import config_fields, make_checkpoint, random_tensors, refusal
 from making_gguf import LOW_BIT, PLAIN, make_gguf
 from transformers import LlamaConfig as TheirConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cpu_fallback.model import Llama
-from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, TemplateError
+from mlx_llama.core.errors import ConfigError, TemplateError
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
 from mlx_llama.core.files.gguf import GGUFFile, part_names
 from mlx_llama.core.files.quantized import GGUFWeight
@@ -25,14 +25,6 @@ from mlx_llama.core.models.rope import inverse_frequencies
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows that a k-quant's blocks of 256 divide
 TOKENS = np.array([[1, 5, 9, 200, 17, 383]])
-
-
-def refusal(call, *args, kind: type[LlamaError] = CheckpointError) -> str:
-    with pytest.raises(kind) as caught:
-        call(*args)
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 600
-    return message
 
 
 V = gguf.GGUFValueType
