@@ -1,7 +1,7 @@
 """A folder, a .gguf file or a hub id -> config, tokenizer, template and named tensors, nothing copied.
 
-`open_checkpoint` checks everything that can be checked without reading weights: the config, the headers of all weight
-files, and that every tensor the config calls for is there with its shape, and no other.
+`open_checkpoint` checks all that needs no weights: the config, the headers of all weight files, and that the tensors are
+those of the config, with their shapes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ GUIDE_PATH = Path(__file__).resolve().parents[2] / "guide"  # the model that shi
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened model: everything a backend needs to load it. Opening reads headers only.
+    """An opened model: all that a backend needs to load it. Opening reads headers only.
 
-    name: as the user gave it. path: the folder, or the .gguf file. tensors: every tensor of `config.tensor_shapes()`,
-    and no other. generation_config: generation_config.json as it is, {} where there is none. nbytes: of all tensors
-    together. gguf_metadata: of a GGUF file, else None.
+    name: as the user gave it. path: the folder, or the .gguf file. tensors: exactly those of `config.tensor_shapes()`.
+    generation_config: the parsed generation_config.json, {} without one. nbytes: of all tensors. gguf_metadata: of a
+    GGUF file, else None.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Checkpoint:
         """The tokenizer, loaded at the first use.
 
         Raises:
-            TokenizerError: none there, malformed, or larger than the model's vocabulary.
+            TokenizerError: missing, malformed, or larger than the model's vocabulary.
         """
         if self.gguf_metadata is not None:
             from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
@@ -66,10 +66,10 @@ class Checkpoint:
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The chat template, or None where the model has none; loaded at the first use.
+        """The chat template, loaded at the first use; None for a model without one.
 
         Raises:
-            TemplateError: there is one, but it is not a template.
+            TemplateError: malformed.
         """
         if self.gguf_metadata is not None:
             from mlx_llama.core.text.template import load_gguf_template
@@ -81,9 +81,9 @@ class Checkpoint:
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Every token that ends an answer: of the config, generation_config.json and the tokenizer together."""
+        """All tokens that end an answer: the config's, generation_config.json's and the tokenizer's."""
         ids = set(self.config.eos_token_ids)
-        ids.update(_generation_eos(self.generation_config, self.path, self.config.vocab_size))
+        ids.update(_read_eos_ids(self.generation_config, self.path, self.config.vocab_size))
         if self._has_tokenizer:
             ids.update(self.tokenizer.eos_ids)
         return frozenset(ids)
@@ -105,35 +105,35 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """What activations should be: the width the embedding is stored in, or what a low-bit matrix asks for."""
+        """Dtype for activations: a low-bit matrix's `dtype`, else the width of the stored embedding."""
         low_bit = (tensor.dtype for tensor in self.tensors.values() if isinstance(tensor, AffineWeight))
         return next(low_bit, self.tensors["model.embed_tokens.weight"].dtype)
 
 
 def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None = None) -> Checkpoint:
-    """Opens a model.
+    """Open a model.
 
     Args:
-        name: a folder, a .gguf file (of a split one, any part), a hub id ("org/name", or "org/name:file.gguf" for one
-            file of it), or "guide" or None for the model that ships in this package. What exists on the disk wins over
-            a hub id.
+        name: a folder, a .gguf file (any part of a split one), a hub id ("org/name", or "org/name:file.gguf" for one
+            file of it), or "guide" or None for the model that ships in this package. An existing path wins over a hub
+            id.
         revision: branch, tag or commit; hub ids only.
 
     Raises:
-        CheckpointError: not found, no weights, weights truncated, corrupt, or not what the config describes.
-        ConfigError: config.json is missing, malformed or not supported.
+        CheckpointError: not found; no weights; weights truncated, corrupt, or of another model than the config.
+        ConfigError: config.json is missing, malformed or unsupported.
     """
     label = "guide" if name is None else os.fspath(name)
     if name is None or (label == "guide" and not Path(label).is_dir()):
         folder, config = GUIDE_PATH, None
         if not folder.is_dir():
             raise CheckpointError(
-                f"{folder}: the model that ships is not there; install mlx_llama again, or name a model"
+                f"{folder}: the model that ships is missing; install mlx_llama again, or name a model"
             )
     elif hub.gguf_in_hub(label):
         return _open_gguf(label, hub.fetch_gguf(label, revision))
     elif hub.is_hub_id(label):
-        # settings first: a model that cannot be run is refused before gigabytes travel
+        # Settings first: refuse an unsupported model before downloading gigabytes.
         folder = hub.fetch(label, revision, hub.SETTINGS)
         if not (folder / "config.json").exists():
             raise CheckpointError(
@@ -143,7 +143,7 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
         folder = hub.fetch(label, revision, hub.SETTINGS + hub.WEIGHTS)
     else:
         if revision is not None:
-            raise CheckpointError(f"model {label}: is a path, and only hub ids have a revision; leave it away")
+            raise CheckpointError(f"model {label}: is a path, and only hub ids have a revision; leave it out")
         folder, config = find_local(label), None
         if folder.is_file():
             return _open_gguf(label, folder)
@@ -151,7 +151,7 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
     tensors = select(find_weights(folder), config, folder)
     path = folder / "generation_config.json"
     generation = read_json(path, ConfigError) if path.exists() else {}
-    _generation_eos(generation, folder, config.vocab_size)  # a bad one is told now, not after the first answer
+    _read_eos_ids(generation, folder, config.vocab_size)  # report a bad one now, not after the first answer
     return Checkpoint(
         name=label,
         path=folder,
@@ -177,13 +177,13 @@ def _open_gguf(name: str, path: Path) -> Checkpoint:
 
 
 def find_local(name: str) -> Path:
-    """The folder, or the .gguf file, that a path names; a folder whose only weights are one GGUF model names that.
+    """The existing folder or .gguf file of a path; the .gguf file of a folder whose only weights are one GGUF model.
 
     Raises:
-        CheckpointError: there is none, or several GGUF models.
+        CheckpointError: no such path, or several GGUF models.
     """
     path = Path(os.path.expanduser(name))
-    if name and os.path.isdir(path):  # os.path answers False where pathlib raises: names too long, NUL, ~nobody
+    if name and os.path.isdir(path):  # unlike pathlib, os.path does not raise for long names, NUL and ~nobody
         files = sorted(file.name for file in path.glob("*.gguf"))
         if not files or (path / SINGLE).exists() or (path / INDEX).exists():
             return path
@@ -204,7 +204,7 @@ def find_local(name: str) -> Path:
     )
 
 
-def _generation_eos(raw: dict[str, Any], folder: Path, vocab: int) -> list[int]:
+def _read_eos_ids(raw: dict[str, Any], folder: Path, vocab: int) -> list[int]:
     value = raw.get("eos_token_id")
     values = [] if value is None else value if isinstance(value, list) else [value]
     for one in values:

@@ -252,8 +252,8 @@ def set_in(*path_and_value):
     ("bytelevel", set_in("normalizer", {"type": "NFC"}), "normalizer"),
     ("bytelevel", set_in("pre_tokenizer", "pretokenizers", 0, "pattern", {"Regex": r"\w+"}), "pre_tokenizer"),
     ("bytelevel", set_in("pre_tokenizer", "pretokenizers", 1, "add_prefix_space", True), "pre_tokenizer"),
-    ("llama2", lambda raw: raw["model"]["merges"].pop(), "not all there"),
-    ("llama2", lambda raw: raw["model"]["merges"].append(raw["model"]["merges"].pop(several_ways(raw))), "one after"),
+    ("llama2", lambda raw: raw["model"]["merges"].pop(), "incomplete or not consecutive"),
+    ("llama2", lambda raw: raw["model"]["merges"].append(raw["model"]["merges"].pop(several_ways(raw))), "not consecutive"),
 ])
 def test_a_tokenizer_that_gguf_cannot_express(kind, change, message, tmp_path):
     source = edited_tokenizer(tmp_path / "in", kind, change)

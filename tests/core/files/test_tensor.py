@@ -10,8 +10,8 @@ import torch
 from making import make_checkpoint, to_bfloat16
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.quantize import encode
 from mlx_llama.core.files.tensor import NUMBERS, CopiedTensor, Tensor
+from mlx_llama.core.files.writing import encode
 
 PATTERNS = np.arange(1 << 16, dtype=np.uint16)
 
