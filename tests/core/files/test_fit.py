@@ -122,7 +122,8 @@ def test_a_head_that_is_not_tied_stays(tmp_path):
 def test_misfits_lists_every_kind_once_and_changes_nothing(tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     ups = [f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1)]
-    rewrite(folder, lambda t: without(NORM)(t) | dict.fromkeys(ups, ("F32", (1, 2), bytes(8))) | {"x": ("F32", (1,), bytes(4))})
+    wrong = dict.fromkeys(ups, ("F32", (1, 2), bytes(8))) | {"x": ("F32", (1,), bytes(4))}
+    rewrite(folder, lambda t: without(NORM)(t) | wrong)
     config, weights, before = found_in(folder)
     first, second = misfits(weights, config, folder), misfits(weights, config, folder)
     assert isinstance(first, list) and list(map(str, first)) == list(map(str, second)) and weights == before

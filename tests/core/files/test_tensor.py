@@ -31,7 +31,8 @@ def test_rounding_to_16_bits_is_torchs(dtype):
     grid = np.arange(0, 1 << 32, 1 << width, np.uint32)
     half = np.uint32(1 << (width - 1))
     random = np.random.default_rng(1).integers(0, 2**32, 100_000, np.uint32)
-    values = np.concatenate([random, grid, grid + half - np.uint32(1), grid + half, grid + half + np.uint32(1)]).view(np.float32)
+    ties = grid + half
+    values = np.concatenate([random, grid, ties - np.uint32(1), ties, ties + np.uint32(1)]).view(np.float32)
     with np.errstate(all="raise"):
         found = encode(values, dtype)
     expected = torch.from_numpy(values).to(getattr(torch, dtype))
