@@ -42,9 +42,10 @@ def misfits(
 ) -> list[CheckpointError]:
     """Differences between `weights` and the config in names and shapes, one error for each kind.
 
-    weights: after `resolve_tied`. source: the config's name in errors. complete: False where damaged files were left
-    out; missing tensors are then no error.
+    source: the config's name in errors. complete: False where damaged files were left out; missing tensors are then no
+    error.
     """
+    weights = resolve_tied(weights, config)
     try:
         packed = _packing(weights, config, folder)
     except CheckpointError as error:

@@ -19,7 +19,7 @@ from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError
 from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, find_local, open_checkpoint
-from mlx_llama.core.files.fit import misfits, resolve_tied
+from mlx_llama.core.files.fit import misfits
 from mlx_llama.core.files.folder import find_weights
 from mlx_llama.core.files.gguf import GGUFFile
 from mlx_llama.core.files.quantized import AffineWeight
@@ -204,7 +204,7 @@ def _open_folder_in_part(found: Diagnosis, folder: Path) -> _Opened:
     try:
         weights = find_weights(folder, damaged.append)
         if config is not None:
-            damaged += misfits(resolve_tied(weights, config), config, folder, complete=not damaged)
+            damaged += misfits(weights, config, folder, complete=not damaged)
     except CheckpointError as error:
         damaged.append(error)
     for error in damaged:
@@ -231,7 +231,7 @@ def _open_gguf_in_part(found: Diagnosis, path: Path) -> _Opened | None:
         size = 0 if isinstance(tokens, (str, int, float)) else len(tokens)
         return _Opened(path, None, None, _stand_in(size), file.metadata)
     weights = {name: (file, name) for name in file.names}
-    for error in misfits(resolve_tied(weights, config), config, path, "its metadata", complete=not refused):
+    for error in misfits(weights, config, path, "its metadata", complete=not refused):
         found.add("error", "weights", error)
     return _Opened(path, None, config, config, file.metadata)
 

@@ -112,6 +112,7 @@ def test_resolving_a_tied_head_gives_a_new_mapping(tmp_path):
     resolved = resolve_tied(weights, config)
     assert resolved["model.embed_tokens.weight"] == weights["lm_head.weight"] and "lm_head.weight" not in resolved
     assert weights == before and resolve_tied(resolved, config) == resolved
+    assert misfits(weights, config, folder) == [] and weights == before
 
 
 def test_a_head_that_is_not_tied_stays(tmp_path):
