@@ -1,4 +1,4 @@
-"""Opening a model: what safetensors' own reader reads, and everything beside the weights."""
+"""Opening a model: tensors against safetensors' own reader; end tokens, tokenizer, template, paths."""
 
 import json
 import subprocess
@@ -86,7 +86,7 @@ def test_opening_loads_no_tokenizer(tmp_path):
 
 
 def test_opening_imports_only_numpy(tmp_path):
-    """Start-up time: what a tokenizer, a template or the hub needs is imported when one of them is used."""
+    """Libraries for tokenizers, templates and the hub are imported at their first use, for the start-up time."""
     folder = make_checkpoint(tmp_path / "m")
     code = f"""
 import sys

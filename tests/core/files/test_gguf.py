@@ -1,4 +1,4 @@
-"""GGUF files that gguf wrote: what transformers and gguf read in them, and damaged, lying or strange ones."""
+"""GGUF files written by gguf, against the readers of transformers and gguf; damaged, lying and strange files."""
 
 import math
 import struct
@@ -206,7 +206,7 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 
 
 def llama3_factors(theta: float, dim: int) -> np.ndarray:
-    """What convert_hf_to_gguf.py writes as rope_freqs.weight: conversion/llama.py, generate_extra_tensors."""
+    """rope_freqs.weight of convert_hf_to_gguf.py (conversion/llama.py, generate_extra_tensors)."""
     factors = []
     for freq in 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)):
         wavelen = 2 * math.pi / freq
@@ -466,7 +466,7 @@ def test_every_value_type_is_read_as_gguf_wrote_it(tmp_path):
 
 
 def test_a_large_vocabulary_is_read_whole_and_fast(tmp_path):
-    """Long and empty texts between short ones, so that both ways of walking them are taken."""
+    """Long and empty strings between short ones take both paths of the walk."""
     rng = np.random.default_rng(0)
     tokens = ["".join(chr(97 + c) for c in rng.integers(0, 26, n)) for n in rng.integers(1, 13, 60_000)]
     for i, odd in enumerate(["", "x" * 255, "x" * 256, "x" * 70_000, "\0" * 20, "", "é🦙"]):

@@ -1,4 +1,4 @@
-"""GGUF files that we write: what gguf's own reader, transformers and llama.cpp find in them."""
+"""GGUF files that we write, against gguf's own reader, transformers and llama.cpp."""
 
 from __future__ import annotations
 
