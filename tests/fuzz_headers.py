@@ -1,12 +1,11 @@
-"""Damages the headers of small GGUF and safetensors models at random and opens them.
+"""Damage the headers of small GGUF and safetensors models at random and open them.
 
     python tests/fuzz_headers.py --count 100000
     python tests/fuzz_headers.py --format gguf --first 4711 --count 1 --keep /tmp/case    # one case again
 
-Whatever stands in a file, opening it, its tensors, its tokenizer and its template ends well or in a LlamaError; within
-seconds; within 200 MB of memory. Case i of a format is the same on every machine: its random numbers come from (format,
-i) alone. The seed corpus is built by gguf's own writer and by `making`. Exits with 1 after the first case that breaks a
-rule.
+Opening any file, its tensors, its tokenizer and its template must succeed or raise a LlamaError, within 5 s of processor
+time and 200 MB of memory. Case i of a format is the same on every machine: its random numbers come from (format, i) alone.
+gguf's own writer and `making` build the seed corpus. Exits with 1 after the first case that breaks a rule.
 """
 
 from __future__ import annotations
@@ -56,9 +55,11 @@ VALUES = (
 
 
 class Seed:
-    """A model to damage: a file or a folder of it by name, which of its files hold a header and how long that is, and,
-    of
-    GGUF, (offset, bytes) of all fields and of the metadata's values."""
+    """A model to damage.
+
+    entry: the file or folder to open. headers: {file: bytes of its header}. fields, values: {file: (offset, bytes) of all
+    fields, of the metadata's values}, for GGUF.
+    """
 
     def __init__(
         self, root: Path, entry: str, headers: dict[str, int], fields: dict[str, Fields], values: dict[str, Fields]
@@ -68,7 +69,7 @@ class Seed:
 
 
 def gguf_fields(path: Path) -> tuple[int, Fields, Fields]:
-    """Where the data begins, all fields and the metadata's values, from gguf's own reader."""
+    """(offset of the data, all fields, the metadata's values), by gguf's own reader."""
     reader = gguf.GGUFReader(path)
     found, values = [(0, 4), (4, 4), (8, 8), (16, 8)], []
     for field in (*reader.fields.values(), *(tensor.field for tensor in reader.tensors)):
@@ -76,9 +77,7 @@ def gguf_fields(path: Path) -> tuple[int, Fields, Fields]:
         if field.name.startswith("GGUF."):
             continue
         for i, part in enumerate(field.parts):
-            if (
-                i < 12 or i > len(field.parts) - 5
-            ):  # of a vocabulary, its ends: no field should be hit more often than others
+            if i < 12 or i > len(field.parts) - 5:  # only the ends of a vocabulary, or it would get most of the damage
                 found.append((at, part.nbytes))
             at += part.nbytes
         values += found[-1:] if field.types else []  # a tensor has none
@@ -156,7 +155,7 @@ def safetensors_seeds(folder: Path) -> Iterator[Seed]:
 
 
 def pack(root: Path) -> None:
-    """Gives one matrix the form of mx.quantize's: any codes will do."""
+    """Replace one matrix by mx.quantize's form, with arbitrary codes."""
     from making import write_safetensors
 
     from mlx_llama.core.files.safetensors import SafetensorsFile
@@ -173,7 +172,7 @@ def pack(root: Path) -> None:
 
 
 def damage_field(raw: bytearray, fields: Fields, rng: random.Random) -> None:
-    """Another number, or another character, in one field."""
+    """Change the number, or a character, of one field."""
     fields = [(at, size) for at, size in fields if at + size <= len(raw)]  # an earlier change may have shortened it
     if not fields:
         return
@@ -187,7 +186,7 @@ def damage_field(raw: bytearray, fields: Fields, rng: random.Random) -> None:
 
 
 def damage_bytes(raw: bytearray, header: int, fields: Fields, rng: random.Random) -> None:
-    """One change of the first `header` bytes, or a shorter file."""
+    """Change the first `header` bytes in one place, or truncate the file."""
     if not raw:
         return
     header = min(header, len(raw))
@@ -202,7 +201,7 @@ def damage_bytes(raw: bytearray, header: int, fields: Fields, rng: random.Random
         del raw[at : at + rng.choice((1, 2, 4, 8, 16, 100))]
     elif kind == 9:
         raw[at:at] = rng.randbytes(rng.choice((1, 2, 4, 8, 16, 100)))
-    elif kind == 10:  # a piece of it again, somewhere else
+    elif kind == 10:  # copy a piece to another place
         size = rng.choice((4, 8, 12, 40, 200))
         to = rng.randrange(header)
         raw[to:to] = raw[at : at + size]
@@ -211,7 +210,7 @@ def damage_bytes(raw: bytearray, header: int, fields: Fields, rng: random.Random
 
 
 def damage_json(raw: bytes, rng: random.Random) -> bytes:
-    """One value, name or order changed in a JSON text."""
+    """Change one value, name or the order in a JSON text."""
     try:
         tree = json.loads(raw)
     except (ValueError, RecursionError):  # an earlier change has broken it
@@ -276,7 +275,7 @@ def damage(seed: Seed, rng: random.Random) -> dict[str, bytes]:
 
 
 def open_all(path: Path) -> None:
-    """Everything that reads a header, and every byte of the tensors that it describes."""
+    """Read all that the headers describe, every byte of the tensors included."""
     opened = open_checkpoint(path)
     for tensor in opened.tensors.values():
         tensor.float32()
@@ -291,7 +290,7 @@ def open_all(path: Path) -> None:
 
 
 def limit_memory() -> None:
-    """From here on an allocation that is too large fails at once, touched or not (Linux; elsewhere the peak tells)."""
+    """Make large allocations fail at once, touched or not (Linux; elsewhere the peak shows them)."""
     if sys.platform == "linux":
         import resource
 
@@ -300,7 +299,7 @@ def limit_memory() -> None:
 
 
 def run(kind: str, first: int, count: int, keep: Path | None) -> collections.Counter:
-    """Cases first .. first + count - 1. Raises SystemExit where a rule is broken."""
+    """Run cases first .. first + count - 1. Raises SystemExit for a broken rule."""
     outcomes: collections.Counter = collections.Counter()
     slowest = 0.0
     with tempfile.TemporaryDirectory() as name:
@@ -312,7 +311,7 @@ def run(kind: str, first: int, count: int, keep: Path | None) -> collections.Cou
             place.mkdir()
             for file, raw in seed.files.items():
                 (place / file).write_bytes(raw)
-            open_all(place / seed.entry)  # the seeds themselves are fine
+            open_all(place / seed.entry)  # undamaged
             places.append(place)
         limit_memory()
         before = peak_memory()

@@ -8,10 +8,13 @@ from __future__ import annotations
 import functools
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import pytest
 
 SENTENCES = (
     "Once upon a time there was a little llama who lived on a hill.",
@@ -22,6 +25,19 @@ SENTENCES = (
     "def add(a, b):\n    return a + b\n",
     "Ein Vogel saß auf dem Dach, così è la vita, ça va très bien.",
 )
+
+
+
+def refusal(call: Callable, *args: Any, kind: type[Exception] | None = None) -> str:
+    """The one-line message of the error that `call` must raise: a CheckpointError, unless `kind` says otherwise."""
+    from mlx_llama.core.errors import CheckpointError
+
+    with pytest.raises(kind or CheckpointError) as caught:
+        call(*args)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 700
+    return message
+
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] }}"
@@ -196,9 +212,8 @@ def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
 
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """float32 -> bfloat16 bit patterns (uint16), rounded to nearest even. Finite numbers only."""
-    bits = x.astype(np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    """float32 -> bit patterns of bfloat16 (uint16), rounded to nearest even."""
+    return x.astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:

@@ -18,12 +18,12 @@ from making import CHAT_TEMPLATE, byte_level_json, config_fields, random_tensors
 PLAIN = ("F32", "F16", "BF16")
 QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # by gguf.quants; of the others, random blocks are made
 LOW_BIT = (*QUANTISABLE, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ4_NL", "IQ4_XS")
-# where the blocks' float16 scales stand (ggml/src/ggml-common.h); Q8_K's is a float32 at byte 0
+# offsets of the blocks' float16 scales (ggml/src/ggml-common.h); Q8_K's is a float32 at byte 0
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
-# what makes the weights of random codes about as large as those of a model, on average
+# scales that give random codes about the size of a model's weights
 _SCALE = {
     "Q2_K": 0.008,
     "Q3_K": 0.004,
@@ -49,7 +49,7 @@ def random_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) 
 
 
 def dequantise(blocks: np.ndarray, kind: str) -> np.ndarray:
-    """float32 [rows, columns] by gguf's reference; by the published struct for Q8_K, which the reference lacks."""
+    """float32 [rows, columns] by gguf's reference, which lacks Q8_K; that by its published struct."""
     if kind != "Q8_K":
         return gguf.quants.dequantize(blocks, Type[kind])
     # ggml/src/ggml-quants.c, dequantize_row_q8_K: struct { float d; int8_t qs[256]; int16_t bsums[16]; }
@@ -59,7 +59,7 @@ def dequantise(blocks: np.ndarray, kind: str) -> np.ndarray:
 
 
 def encode(values: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
-    """What the file holds for a tensor, as GGUFWriter.add_tensor takes it."""
+    """The stored form of a tensor, for GGUFWriter.add_tensor."""
     if kind in PLAIN or kind in QUANTISABLE:
         return gguf.quants.quantize(values, Type[kind])
     return random_blocks(kind, *values.shape, rng)
@@ -70,7 +70,7 @@ def decode(stored: np.ndarray, kind: str) -> np.ndarray:
 
 
 def permute(x: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key projection as llama.cpp wants them: conversion/llama.py, LlamaModel.permute."""
+    """Rows of a query or key projection in llama.cpp's order: conversion/llama.py, LlamaModel.permute."""
     return x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 

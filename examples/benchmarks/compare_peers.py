@@ -1,5 +1,5 @@
-"""mlx_llama and its peers in alternating runs over the same files: its CPU backend and llama.cpp over a GGUF file, its
-mlx backend and mlx-lm, its cuda backend and transformers over a checkpoint folder.
+"""Compare mlx_llama and its peers in alternating runs over the same files: the cpu backend and llama.cpp over a GGUF
+file, the mlx backend and mlx-lm, the cuda backend and transformers over a checkpoint folder.
 
     pip install -e ".[peers]"
     python examples/benchmarks/make_random_gguf.py tinyllama /tmp/models Q4_0
@@ -8,11 +8,11 @@ mlx backend and mlx-lm, its cuda backend and transformers over a checkpoint fold
     python examples/benchmarks/compare_peers.py                        # a random checkpoint of 22 layers, made for the run
     python examples/benchmarks/compare_peers.py FOLDER --device gpu
 
-Decoding is bound by the memory, and a shared machine's memory has faster and slower minutes. So each program has a
-process of its own that stays loaded and is asked in turn, with the other one asleep; the memory is probed before and
-after each answer; and what is compared is a pair of neighbouring answers, within one state of the memory where it has
-two. Both run greedily from the same tokens; llama.cpp, torch and the CPU backend on the same number of threads; peers
-with their defaults; llama.cpp's logits never leave it. peers_checkpoint.py has the programs for folders.
+Decoding is bound by memory bandwidth, which varies between minutes on a shared machine. So each program stays loaded in a
+process of its own, and the two answer in turn, one asleep while the other works. A probe measures the bandwidth before
+and after each answer. Ratios are of neighbouring answers, by state of the memory where it has two. Both programs run
+greedily from the same tokens; llama.cpp, torch and the cpu backend on the same number of threads; peers with their
+defaults. llama.cpp's logits stay in its memory. peers_checkpoint.py has the programs for folders.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ import numpy as np
 from peers_checkpoint import CHUNK, PAIRS, PROGRAMS, Engined, agreement, pairs_here, prompt_tokens
 
 NAMES = {"ours": "mlx_llama", "peer": "llama.cpp"}
-STEADY = 1.25  # bandwidths that differ by less are one state of the memory
+STEADY = 1.25  # largest ratio of bandwidths within one state of the memory
 
 
 class Ours(Engined):
-    """mlx_llama's cpu backend. `threads` and `bits` None are its defaults."""
+    """mlx_llama's cpu backend. threads, bits: None for the defaults."""
 
     def __init__(self, path: str, capacity: int, threads: int, bits: int | None):
         from mlx_llama import load
@@ -53,13 +53,13 @@ class Ours(Engined):
 
 
 class Peer:
-    """llama.cpp through llama-cpp-python's C interface, so that Python adds microseconds to a token."""
+    """llama.cpp through llama-cpp-python's C interface; Python adds microseconds to a token."""
 
     def __init__(self, path: str, capacity: int, threads: int, bits: int | None):
         import llama_cpp
 
         self.api = llama_cpp
-        self.silent = llama_cpp.llama_log_callback(lambda level, text, data: None)  # kept: C holds no reference
+        self.silent = llama_cpp.llama_log_callback(lambda level, text, data: None)  # keep a reference; C has none
         llama_cpp.llama_log_set(self.silent, None)
         llama_cpp.llama_backend_init()
         settings = llama_cpp.llama_model_default_params()
@@ -85,7 +85,7 @@ class Peer:
     def _append(self, tokens: list[int]) -> None:
         for start in range(0, len(tokens), CHUNK):
             part = tokens[start:start + CHUNK]
-            ids = (ctypes.c_int32 * len(part))(*part)  # the batch only points to it
+            ids = (ctypes.c_int32 * len(part))(*part)  # the batch points to it
             if self.api.llama_decode(self.context, self.api.llama_batch_get_one(ids, len(part))) != 0:
                 sys.exit("error: llama_decode failed")
             self.length += len(part)
@@ -131,8 +131,9 @@ class Peer:
 
 
 def reference_logits(path: str | os.PathLike, tokens: list[int]) -> np.ndarray:
-    """Logits float64 [T, V] after each of `tokens`, of the whole model, computed in float64 from the weights as gguf's
-    own dequantiser gives them, a block of rows at a time: what both programs approximate. Plain Llama files only.
+    """Logits float64 [T, V] after each of `tokens`: the judge of both programs. Plain Llama files only.
+
+    All arithmetic is float64, on weights that gguf dequantises, a block of rows at a time.
     """
     import gguf
 
@@ -187,9 +188,9 @@ def reference_logits(path: str | os.PathLike, tokens: list[int]) -> np.ndarray:
 
 
 def peak_memory() -> int:
-    """Most bytes this process has had in memory since its program was loaded."""
+    """Peak resident bytes of this process since exec."""
     status = Path("/proc/self/status")
-    if status.exists():  # Linux's ru_maxrss begins at what the parent process had
+    if status.exists():  # Linux's ru_maxrss includes the parent's peak
         return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
     from mlx_llama.core.system import machine
 
@@ -197,7 +198,7 @@ def peak_memory() -> int:
 
 
 def serve(program: str, path: str, capacity: int, threads: int, setting: Any) -> int:
-    """A program's process: load the model, say so, answer requests [method, arguments] with one line of JSON each."""
+    """Run a program's process: load the model, print "loaded", answer each request [method, arguments] by one JSON line."""
     answers = ({"ours": Ours, "peer": Peer} | PROGRAMS)[program](path, capacity, threads, setting)
     print(json.dumps("loaded"), flush=True)
     for line in sys.stdin:
@@ -208,7 +209,7 @@ def serve(program: str, path: str, capacity: int, threads: int, setting: Any) ->
 
 
 class Program:
-    """A program's process, asleep until it is asked. setting: what the program's class takes as its last argument."""
+    """Handle of a program's process, asleep between requests. setting: the last argument of the program's class."""
 
     def __init__(self, name: str, path: str, capacity: int, threads: int, setting: Any):
         settings = json.dumps([name, path, capacity, threads, setting])
@@ -218,7 +219,7 @@ class Program:
         self._answer()  # loaded
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """The answer to one request. Exits when the process has ended."""
+        """The answer to one request. Exits if the process has ended."""
         self.process.stdin.write(json.dumps([method, arguments]) + "\n")
         self.process.stdin.flush()
         return self._answer()
@@ -227,7 +228,7 @@ class Program:
         if line := self.process.stdout.readline():
             return json.loads(line)
         code = self.process.wait()
-        # A process that ends by itself has said why on stderr, which it shares with this one.
+        # A process that exits has printed its reason on stderr, which both share.
         sys.exit(code if code > 0 else f"error: {self.label} was ended by signal {-code}")
 
     def __enter__(self) -> Program:
@@ -241,7 +242,7 @@ class Program:
 
 
 class Comparison:
-    """Asks two programs in turn and keeps, for each figure, the pairs of answers with the bandwidths around them."""
+    """Asks two programs in turn; for each figure, keeps pairs of answers with the bandwidths around them."""
 
     def __init__(self) -> None:
         from mlx_llama.bench.measure import HostMemory
@@ -251,9 +252,9 @@ class Comparison:
         self.probe()
 
     def probe(self) -> float:
-        """Bytes per second now."""
+        """Memory bandwidth now, in bytes per second."""
         bandwidth = self.memory.bandwidth()
-        time.sleep(0.05)  # the probe's own threads may spin for a while
+        time.sleep(0.05)  # let the probe's threads stop spinning
         self.bandwidths.append(bandwidth)
         return bandwidth
 
@@ -270,7 +271,7 @@ class Comparison:
         return pairs
 
     def states(self) -> dict[str, tuple[float, float]]:
-        """The memory's states in this run: name -> bandwidths it lies between. One, unless the probes fall apart."""
+        """{name of the memory's state in this run: (lowest, highest bandwidth)}: one state, or fast and slow."""
         low, high = np.percentile(self.bandwidths, [10, 90])
         if high / low < STEADY:
             return {"steady": (0.0, math.inf)}
@@ -279,7 +280,7 @@ class Comparison:
 
 
 def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
-    """Every pair of one file, by figure: rates in tokens per second, start in seconds, peak in bytes per byte of file."""
+    """All pairs of one file, by figure: rates in tokens per second, start in seconds, peak in bytes per byte of file."""
     size = os.path.getsize(path)
     capacity = max(given.depth, given.prompt) + given.generate + 2
     figures: dict[str, Any] = {"file": os.path.basename(path), "bytes": size}
@@ -317,15 +318,15 @@ def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dic
 
 def rates(asked: dict[str, Program], rounds: int, comparison: Comparison, count: int, method: str,
           *arguments: int) -> list[dict[str, Any]]:
-    """Pairs of rates: `count` over the seconds that a method takes."""
-    for program in asked.values():  # untimed: page faults, caches to fill
+    """Pairs of rates: `count` divided by a method's seconds."""
+    for program in asked.values():  # untimed: page faults, cold caches
         program.ask(method, *arguments)
     return comparison.alternate({name: lambda program=program: count / program.ask(method, *arguments)
                                  for name, program in asked.items()}, rounds)
 
 
 def measure_folder(path: str, framework: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
-    """Every pair of one checkpoint and framework, by figure, as `measure`; build and host in microseconds."""
+    """All pairs of one checkpoint and framework, by figure, as `measure`; build and host in microseconds."""
     capacity = max(given.depth, given.prompt) + given.generate + 3
     size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
     name = os.path.basename(os.path.abspath(path))
@@ -363,7 +364,7 @@ def errors(path: str, both: dict[str, Program], count: int) -> dict[str, float]:
 
 
 def summary(pairs: list[dict[str, Any]], low: float = 0.0, high: float = math.inf) -> dict[str, float] | None:
-    """Medians of the pairs measured with the memory between two bandwidths: ours, peer, paired ratio, bytes/s, count."""
+    """Medians over pairs whose probes lie between two bandwidths: ours, peer, paired ratio, bytes per second, count."""
     pairs = [pair for pair in pairs if all(low <= bandwidth <= high for bandwidth in pair.get("bandwidth", ()))]
     if not pairs:
         return None
@@ -374,7 +375,7 @@ def summary(pairs: list[dict[str, Any]], low: float = 0.0, high: float = math.in
 
 
 def report(figures: dict[str, Any], given: argparse.Namespace, states: dict[str, tuple[float, float]]) -> str:
-    """One file's figures for people."""
+    """One file's figures as a table."""
     rows = {"decode": f"decode after {given.prompt}, tokens/s", "prompt": f"prompt of {given.prompt}, tokens/s",
             "deep": f"decode after {given.depth}, tokens/s", "start": f"start to 1st token of {given.prompt}, s",
             "peak": "peak memory / file", "error": "relative error of logits", "build": "build a step, us",
@@ -418,7 +419,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--device", choices=("cpu", "gpu"), default=None,
                         help="for folders (default: a GPU if there is one)")
     result.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None,
-                        help="for folders: mlx_llama's step on mlx as one traced graph, or not")
+                        help="for folders: trace mlx_llama's step on mlx as one graph, or do not")
     result.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32",
                         help="of the random checkpoint (default: float32; bfloat16 rounds so much that tokens differ)")
     result.add_argument("--rounds", type=int, default=None,
@@ -475,7 +476,7 @@ def main(arguments: list[str]) -> int:
             for framework in frameworks:
                 results.append(measure_folder(path, framework, given, comparison))
                 print(f"{path}: measured on {framework}", file=sys.stderr, flush=True)
-    # The memory's states are known only now, from all the probes of the run.
+    # States need the probes of the whole run.
     states = comparison.states()
     if given.json:
         for result in results:
@@ -491,7 +492,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # mlx_llama's errors end in one line, as at its doors.
+    # Print mlx_llama's errors in one line, as its commands do.
     from mlx_llama import cli
 
     sys.exit(cli.run(main))

@@ -1,7 +1,7 @@
-"""The cuda backend's Triton kernels on a GPU: are they right, and how fast do they read? For measure_gpu.py.
+"""Accuracy and read rates of the cuda backend's Triton kernels on a GPU. For measure_gpu.py.
 
-Sizes are those of an 8B Llama's layers. A kernel is judged by the same arithmetic in float64, and timed within a CUDA
-graph over several matrices in turn, so that no weights are found in the GPU's cache.
+Sizes are those of an 8B Llama's layers. The judge is the same arithmetic in float64. Timing is of a CUDA graph over
+several matrices in turn, so that no weights are in the GPU's cache.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ PRODUCTS = {"qkv": (6144, 4096), "out": (4096, 4096), "gate, up": (28672, 4096),
 HEADS = (32, 8, 128)  # query heads, key heads, width of a head
 LOW_BIT = (28672, 4096)
 VOCABULARY = 128256
-ROOM, LENGTH = 6000, 4096  # positions of a cache that is judged, and of one that is timed
+ROOM, LENGTH = 6000, 4096  # positions of the caches for accuracy and for timing
 DEVICE = "cuda"
 POSITIONS = (0, 63, 64, 127, 4095, 4096, 5000)
 BOUNDS = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}  # largest error over the root mean square
-APART = 256 << 20  # bytes that lie between two readings of a weight, more than a GPU's cache holds
+APART = 256 << 20  # bytes between two reads of a weight, more than a GPU's cache
 
 
 def _normal(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> Any:
@@ -36,7 +36,7 @@ def _error(found: Any, right: Any) -> float:
 
 
 def check() -> list[dict[str, Any]]:
-    """Each kernel of a step in each dtype: its error, and the one allowed."""
+    """Error and bound of each kernel of a step in each dtype."""
     import torch
 
     torch.manual_seed(0)
@@ -117,7 +117,7 @@ def _noise_is_right() -> bool:
 
 
 def rates() -> dict[str, dict[str, float]]:
-    """Bytes of weights (or keys and values) that a kernel reads per second, and torch's own operation for the same."""
+    """Bytes of weights (or keys and values) per second that each kernel reads, and torch's own operation for the same."""
     import torch
     import torch.nn.functional as F
 
@@ -167,7 +167,7 @@ def _copied(matrix: Any) -> Any:
 
 
 def _seconds(calls: list[Callable[[], Any]]) -> float:
-    """Of one call, the best of five rounds over all of them, captured as one graph."""
+    """Seconds per call: the best of six replays of one graph over all calls."""
     import torch
 
     for call in calls[:2]:

@@ -3,8 +3,8 @@
     python examples/benchmarks/make_random_checkpoint.py tinyllama /tmp/tinyllama --dtype float32
     python -m mlx_llama.bench --model /tmp/tinyllama --backend cpu -p 128 -n 64
 
-Speed does not depend on what the weights are, only on their shapes and width. There is no tokenizer in it: the bench
-feeds token ids.
+Speed depends on the weights' shapes and width, not on their values. The folder has no tokenizer: the bench feeds token
+ids.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
+from mlx_llama.core.files.tensor import NUMBERS
 from mlx_llama.core.models.config import LlamaConfig
 
 SHAPES = {
     # rows of 256 and 768: the smallest that every GGUF type can quantise
     "tiny": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, vocab_size=512, max_position_embeddings=512),
-    # TinyLlama's depth with little to compute: what a token costs before and between the products
+    # TinyLlama's depth with small products: shows the cost per token outside them
     "deep": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=22, num_attention_heads=4,
                  num_key_value_heads=2, vocab_size=2048, max_position_embeddings=4096),
     "tinyllama": dict(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
@@ -37,8 +38,11 @@ WIDTHS = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 
 
 def random_tensors(config: LlamaConfig, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor of `config` by its Hugging Face name, float32, one at a time: matrices of standard deviation
-    1 / sqrt(row length), which keeps activations near 1 through the layers, and norms around 1."""
+    """Yield (Hugging Face name, float32 values) of every tensor of `config`, one at a time.
+
+    Matrices have a standard deviation of 1 / sqrt(row length), which keeps activations near 1 through the layers; norms
+    are around 1.
+    """
     rng = np.random.default_rng(seed)
     for name, dims in config.tensor_shapes().items():
         values = rng.standard_normal(dims, np.float32)
@@ -46,11 +50,11 @@ def random_tensors(config: LlamaConfig, seed: int) -> Iterator[tuple[str, np.nda
 
 
 def write(folder: Path, shape: str, dtype: str, seed: int) -> None:
-    """Write config.json and model.safetensors, one tensor at a time: memory holds one tensor, not the model."""
+    """Write config.json and model.safetensors with one tensor in memory at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
            "torch_dtype": dtype, "bos_token_id": 1, "eos_token_id": 2,
-           "tie_word_embeddings": False,  # mlx-lm takes silence for yes, transformers for no
+           "tie_word_embeddings": False,  # mlx-lm's default is true, transformers' false
            **SHAPES[shape]}
     (folder / "config.json").write_text(json.dumps(raw, indent=1))
     config = LlamaConfig.from_dict(raw, "config.json")
@@ -61,14 +65,11 @@ def write(folder: Path, shape: str, dtype: str, seed: int) -> None:
         header[name] = {"dtype": kind, "shape": list(dims), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the data begins aligned, as the safetensors library writes it
+    text += b" " * (-len(text) % 8)  # align the data, as the safetensors library does
     with open(folder / "model.safetensors", "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, values in random_tensors(config, seed):
-            if dtype == "bfloat16":
-                file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
-            else:
-                file.write(values.astype(dtype).tobytes())
+            file.write(values.astype(NUMBERS[dtype]).tobytes())
 
 
 def main() -> None:

@@ -4,9 +4,8 @@
     python examples/benchmarks/make_random_gguf.py tinyllama /tmp/models F16 Q8_0 Q4_0 Q4_K_M
     python -m mlx_llama.bench --model /tmp/models/tinyllama-Q4_0.gguf --backend cpu -p 128 -n 64
 
-Speed does not depend on what the weights are, only on their shapes and width. The vocabulary is of the SentencePiece
-kind, with made-up pieces: any text encodes, no answer means anything. llama.cpp stores query and key rows interleaved;
-rows drawn at random are as good in that order as in any other, so they are written as they are drawn.
+Speed depends on the weights' shapes and width, not on their values. The SentencePiece vocabulary has made-up pieces: any
+text encodes, no answer means anything. llama.cpp permutes query and key rows; random rows need no permutation.
 """
 
 from __future__ import annotations
@@ -26,12 +25,14 @@ from mlx_llama.core.models.config import LlamaConfig
 
 PLAIN = ("F32", "F16", "BF16")
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS")
-CONTEXT = 8192  # at least this much, so that speed can be measured deep in a context
+CONTEXT = 8192  # smallest context length, for measurements at depth
 
 
 def vocabulary(size: int) -> tuple[list[str], list[float], list[int]]:
-    """(pieces, scores, types) of a SentencePiece vocabulary: specials, 256 bytes, then every string over an alphabet,
-    short ones first, so that each piece can be merged from two others."""
+    """(pieces, scores, types) of a SentencePiece vocabulary: specials, 256 bytes, then all strings over an alphabet.
+
+    Short strings come first, so each piece can be merged from two others.
+    """
     from gguf import TokenType
 
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -96,7 +97,7 @@ def write(path: Path, raw: dict[str, Any], kind: str, seed: int, frequency_facto
 
 
 def quantise(source: Path, target: Path, kind: str, threads: int = 0) -> None:
-    """Have llama.cpp write `target` from the F32, F16 or BF16 file `source`; k-quant mixtures choose types per tensor."""
+    """Quantise the F32, F16 or BF16 file `source` to `target` by llama.cpp; k-quant mixtures choose types per tensor."""
     import llama_cpp
 
     silent = llama_cpp.llama_log_callback(lambda level, text, data: None)

@@ -1,14 +1,14 @@
-"""Prove and measure this package on a machine with a GPU, in one command, with nothing to download.
+"""Check and measure this package on a machine with a GPU: one command, no downloads.
 
     python examples/benchmarks/measure_gpu.py                                       (NVIDIA with torch; MLX with CUDA or Metal)
-    python examples/benchmarks/measure_gpu.py --device cpu --shapes tiny --minutes 2    (all of it on CPUs, to try the command out)
+    python examples/benchmarks/measure_gpu.py --device cpu --shapes tiny --minutes 2    (all parts on CPUs, to try the command)
 
-First proofs: the kernels, low-bit products and a small model's logits and steps against float32, the same bits in every
-run, the same tokens compiled and not. Then speed at real models' shapes, the weights random: ours and its peer (transformers with a static
-cache, eager and compiled; mlx-lm's way of working) each in a process of its own and asked in turn. Decoding reads every
-weight once per token, so the weights' bytes per second are shown as a share of what a copy on the device reads and
-writes per second; a prompt is 2 operations per weight and token, shown as a share of a large bfloat16 product's rate.
-A part that fails says why in one line, the others go on, and the exit code is 1. Ctrl-C shows what there is so far.
+First checks: kernels, low-bit products and a small model's logits and steps against float32; the same bits in every run;
+the same tokens compiled and not. Then speed at real models' shapes with random weights: this package and its peer
+(transformers with a static cache, eager and compiled; mlx-lm's way of working), each in a process of its own, asked in
+turn. Decoding reads every weight once per token: its rate is a share of the bytes per second that a copy on the device
+reads and writes. A prompt takes 2 operations per weight and token: its rate is a share of a large bfloat16 product's.
+A part that fails prints its reason in one line, the others go on, and the exit code is 1. Ctrl-C shows the results so far.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-if importlib.util.find_spec("mlx_llama") is None:  # a machine that has the repository and installed nothing
+if importlib.util.find_spec("mlx_llama") is None:  # run from a repository that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from make_random_checkpoint import SHAPES
@@ -50,24 +51,24 @@ from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight, MLXWeight
 from mlx_llama.core.models.config import LlamaConfig
 
-NAMES = {"tiny": "tiny", "1.1b": "tinyllama", "8b": "llama-3-8b"}  # --shapes, in make_random_checkpoint's words
+NAMES = {"tiny": "tiny", "1.1b": "tinyllama", "8b": "llama-3-8b"}  # --shapes -> make_random_checkpoint's names
 FORMATS = {"bf16": 2.0, "4-bit": 0.5 + 4 / 64, "q8_0": 34 / 32}  # bytes per weight
 PACKAGES = {"cuda": "torch", "mlx": "mlx"}
 PEERS = {"cuda": {"bf16": ("transformers static", "transformers compiled")},
          "mlx": {"bf16": ("mlx-lm",), "4-bit": ("mlx-lm",)}}
 PEER_PACKAGES = {"cuda": "transformers", "mlx": "mlx_lm"}
-DEPTH = 128  # tokens of the prompt before what is decoded
+DEPTH = 128  # tokens of the prompt before decoding
 ROUNDS = 5  # repetitions at most
 COMPILE_LIMIT = 120  # seconds for a peer's torch.compile
-# Errors allowed. Of a product: largest difference over the root mean square of the right results; a result of 4 times
-# that, rounded to bfloat16, is off by 0.016, and a library may round partial sums too. Of a model: the norm of all
-# differences over that of the logits; 16-bit activations are rounded some ten times per layer.
+# Bounds of errors. Of a product: largest difference over the root mean square of the right results. A result of 4 times
+# that, rounded to bfloat16, is off by 0.016, and a library may round partial sums too. Of a model: norm of all differences
+# over norm of the logits; 16-bit activations are rounded some ten times per layer.
 PRODUCT_BOUNDS = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
 LOGIT_BOUNDS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-SAME_MODEL = 0.2  # by which a peer's logits may differ from ours, both in 16 bits, before it is another model
+SAME_MODEL = 0.2  # largest difference of a peer's logits, both in 16 bits; above it, the peer runs another model
 LINES, COLUMNS = 40, 110  # of the table
 
-# where a GGUF block has float16 scales, and what makes its random codes about as large as a model's weights
+# offsets of the float16 scales in GGUF blocks, and scales that make random codes as large as a model's weights
 _HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
            "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
 _SCALES = {"Q2_K": 2e-3, "Q3_K": 1e-3, "Q4_K": 8e-5, "Q5_K": 4e-5, "Q6_K": 2e-5, "Q8_K": 3e-4, "Q8_0": 3e-4,
@@ -78,14 +79,14 @@ _SCALES = {"Q2_K": 2e-3, "Q3_K": 1e-3, "Q4_K": 8e-5, "Q5_K": 4e-5, "Q6_K": 2e-5,
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """float32 -> the bit patterns of bfloat16, uint16, cut off."""
-    return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    """float32 -> bit patterns of bfloat16, uint16."""
+    return values.astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
 class RandomBlock:
-    """Random values that all tensors are views of, each from a place of its own: 8 billion take a second, not minutes.
+    """Random values for all tensors, which are views at different offsets: 8 billion take a second, not minutes.
 
-    values: [n, ...], repeated until the `longest` view fits. n is odd, so that no two rows of a matrix are alike.
+    values: [n, ...], repeated until the `longest` view fits. n is odd, so that rows of a matrix differ.
     """
 
     def __init__(self, values: np.ndarray, longest: int):
@@ -94,7 +95,7 @@ class RandomBlock:
         self.values.flags.writeable = False
 
     def take(self, count: int) -> np.ndarray:
-        """`count` values; blocks asked in the same order give views from the same places."""
+        """A view of `count` values; the same sequence of calls gives the same views."""
         start = self.taken * 4099 % (self.period // 64) * 64
         self.taken += 1
         return self.values[start:start + count]
@@ -172,27 +173,29 @@ def random_weight(kind: str, rows: int, columns: int) -> AffineWeight:
 
 
 def low_bit_kinds() -> list[str]:
-    """Every low-bit format that this package reads, the common ones first."""
+    """All low-bit formats that this package reads, the common ones first."""
     first = ["affine 4/64", "Q8_0", "Q4_K", "Q6_K", "Q4_0"]
     kinds = [*GGUF_FORMATS, *(f"affine {bits}/{group}" for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128))]
     return first + [kind for kind in kinds if kind not in first]
 
 
 def product_weights(config: LlamaConfig) -> tuple[int, int]:
-    """(weights that a decoded token multiplies, weights that every token of a prompt multiplies): the embedding is
-    looked up, and only a prompt's last token goes through the projection to the vocabulary."""
+    """(weights multiplied per decoded token, per token of a prompt).
+
+    The embedding is a lookup; only a prompt's last token is projected to the vocabulary.
+    """
     matrices = {name: math.prod(dims) for name, dims in config.tensor_shapes().items() if len(dims) == 2}
     blocks = sum(count for name, count in matrices.items() if name.startswith("model.layers."))
     return blocks + config.vocab_size * config.hidden_size, blocks
 
 
 def needed_bytes(shape: str, form: str, prompt: int) -> int:
-    """Bytes that a model takes on its device, about: weights, and a prompt's keys, values and widest activations."""
+    """Approximate bytes of a model on its device: weights, and a prompt's keys, values and widest activations."""
     config = make_config(shape)
     counts = [math.prod(dims) for dims in config.tensor_shapes().values()]
     weights, block = sum(counts) * FORMATS[form], max(counts) * FORMATS[form]  # the block may lie in the same memory
     kept = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * prompt
-    # the low-bit formats are unpacked in slabs of their rows; float32 scales may be held where the file has 16 bits
+    # Low-bit formats are unpacked in slabs of rows; scales of 16 bits may become float32.
     widest = 12 * prompt * config.intermediate_size
     return int(weights * (1.02 if form == "bf16" else 1.2) + block + kept + widest + (1 << 28))
 
@@ -202,11 +205,11 @@ def prompt_tokens(count: int, vocabulary: int) -> list[int]:
     return np.random.default_rng(1).integers(3, vocabulary, count).tolist()
 
 
-# The workers: one process for each program, asked by lines of JSON
+# Workers: one process per program; requests are lines of JSON
 
 
 class Clocked:
-    """A backend and its model as the engine sees them, with a clock in step() and launch() and a count of waits."""
+    """A backend and its model for the engine, with clocks in step() and launch() and a count of waits."""
 
     def __init__(self, backend: Any, model: Any):
         self.backend, self.model = backend, model
@@ -235,7 +238,7 @@ class Clocked:
         return result
 
     def host_seconds(self) -> float:
-        """Median seconds of host time per decoded token, the prompt's launches left out."""
+        """Median seconds of host time per decoded token, without the prompt's launches."""
         tokens = min(map(len, self.seconds.values())) - 1
         pairs = zip(*(times[len(times) - tokens:] for times in self.seconds.values()))
         return statistics.median(map(sum, pairs)) if tokens > 0 else 0.0
@@ -251,13 +254,13 @@ class _View:
 
 
 class Program:
-    """What a worker runs. Operations are methods whose names begin with op_; what they return goes back as JSON."""
+    """Base of the programs that workers run. Operations are methods named op_*; results return as JSON."""
 
     def __init__(self, name: str, device: str):
         self.name, self.wanted = name, device
 
     def free(self) -> None:
-        """Give the model's memory back."""
+        """Release the model's memory."""
         gc.collect()
         if self.name == "cuda":
             import torch
@@ -271,7 +274,7 @@ class Program:
 
 
 class Ours(Program):
-    """This package's backend, through the engine that every door uses."""
+    """This package's backend behind the engine of all doors."""
 
     def __init__(self, name: str, device: str):
         super().__init__(name, device)
@@ -287,7 +290,7 @@ class Ours(Program):
             mx.set_default_device(self.device)
 
     def op_hello(self) -> dict[str, Any]:
-        """Names and versions, and why there are no kernels for low-bit weights ("" if there are)."""
+        """Names and versions; the reason for missing low-bit kernels, or ""."""
         versions = {"python": platform.python_version(), PACKAGES[self.name]: _version(PACKAGES[self.name])}
         notice = ""
         if self.name == "cuda":
@@ -349,10 +352,10 @@ class Ours(Program):
     # Proofs
 
     def product_error(self, judge: AffineWeight, weight: AffineWeight | None = None, dtype: str = "") -> float:
-        """Largest error of this backend's products with `weight` (None: `judge` itself) against judge.float32(), over
-        the root mean square of the right results: of one token, a few, a prompt's, and of single rows.
+        """Largest error of this backend's products with `weight` (None: `judge` itself) against judge.float32().
 
-        dtype: of the activations; "" for what the format asks for.
+        Relative to the root mean square of the right results; of one token, a few, a prompt's, and of single rows.
+        dtype: of the activations; "" for the format's own.
         """
         dtype, weight = dtype or judge.dtype, weight or judge
         chosen = self.backend.runtime.pick_dtype(dtype, dtype, self.device)
@@ -369,9 +372,9 @@ class Ours(Program):
         return max(errors)
 
     def op_check_products(self, seconds: float) -> dict[str, Any]:
-        """Every low-bit format; those that the time does not reach are named."""
+        """Check every low-bit format; list those skipped for lack of time."""
         until, found, skipped = time.perf_counter() + seconds, [], []
-        # 264 rows are few enough that a kernel cuts them along K, which the common formats also do without
+        # 264 rows are few enough for a kernel to split K; common formats are also checked with more rows.
         jobs = [(kind, 264) for kind in low_bit_kinds()]
         jobs[3:3] = [(kind, 2056) for kind, _ in jobs[:3]]
         for kind, rows in jobs:
@@ -385,7 +388,7 @@ class Ours(Program):
         return {"found": found, "skipped": skipped}
 
     def logits(self, model: Any, tokens: Sequence[int]) -> np.ndarray:
-        """float32 [T, V]: all but 8 tokens as a prompt, these one by one, as decoding does it."""
+        """Logits float32 [T, V]: all but 8 tokens as a prompt, the rest one by one, as in decoding."""
         cache, start = model.make_cache(len(tokens)), len(tokens) - 8
         parts = [model.forward(np.array([tokens[:start]], np.int32), 0, cache, every=True)]
         for at in range(start, len(tokens)):
@@ -393,8 +396,10 @@ class Ours(Program):
         return np.concatenate([self._numpy(part)[0] for part in parts])
 
     def logit_error(self, checkpoint: Checkpoint, dtype: str, judge: Checkpoint | None = None) -> tuple[float, bool]:
-        """(relative error of the logits against the cpu backend's at float32 of `judge`, None: of the same checkpoint;
-        whether a second run gives the same bits)."""
+        """(relative error of the logits, a second run gives the same bits).
+
+        The judge is the cpu backend at float32, of the checkpoint `judge` (None: the same).
+        """
         from mlx_llama.core.backends.selection import select
 
         tokens = prompt_tokens(48, checkpoint.config.vocab_size)
@@ -408,7 +413,7 @@ class Ours(Program):
         return _finite(error), first.tobytes() == second.tobytes()
 
     def op_check_logits(self, form: str) -> dict[str, Any]:
-        """The tiny model at float32 and at the width it is stored in."""
+        """Check the tiny model at float32 and at its stored width."""
         checkpoint, found = random_checkpoint("tiny", form), []
         for dtype in ("float32", "auto"):
             error, same = self.logit_error(checkpoint, dtype)
@@ -418,15 +423,17 @@ class Ours(Program):
         return {"found": found}
 
     def op_check_kernels(self) -> dict[str, Any]:
-        """The cuda backend's kernels of a step: right within rounding, and how fast they read."""
+        """Check the cuda backend's kernels of a step, and measure their read rates."""
         import gpu_kernels
 
         return {"found": gpu_kernels.check(), "rates": gpu_kernels.rates()}
 
     def op_check_tokens(self, form: str, dtype: str) -> dict[str, Any]:
-        """Tokens of the tiny model, sampled: in two runs, and compiled. compiled: None with the reason in `refused`
-        where this backend has no compiled step. apart: relative error, of the keys and values that the steps left, against
-        the cpu backend's at float32 for the same tokens."""
+        """Sample tokens of the tiny model in two runs, and compiled.
+
+        compiled: None, with the reason in `refused`, on a backend without a compiled step. apart: relative error of the
+        cached keys and values against the cpu backend's at float32 for the same tokens.
+        """
         from mlx_llama.core.backends.selection import select
 
         checkpoint, refused, compiled = random_checkpoint("tiny", form), "", None
@@ -449,7 +456,7 @@ class Ours(Program):
                 "apart": _finite(error), "bound": bound}
 
     def _uncaptured(self, model: Any) -> str:
-        """Why a model that was to decode by a captured graph does not; "" where it does, or has none to capture."""
+        """The reason that a model does not decode by a captured graph as asked, or ""."""
         if self.name != "cuda" or any("captured as a CUDA graph" in notice for notice in model.notices):
             return ""
         return "; ".join(model.notices) or "no step was captured"
@@ -461,7 +468,7 @@ class Ours(Program):
     # Speed
 
     def op_load(self, shape: str, form: str, compile: bool) -> dict[str, Any]:
-        """refused: why there is no such step here; else the weights' bytes and some logits after a short prompt."""
+        """Load a model. Returns the weights' bytes and some logits after a short prompt, or the reason in `refused`."""
         started = time.perf_counter()
         checkpoint = random_checkpoint(shape, form)
         self._reset_peak()
@@ -498,7 +505,7 @@ class Ours(Program):
         return clocked, completion
 
     def op_decode(self, depth: int, count: int, compile: bool = False) -> dict[str, Any]:
-        """`count` tokens after `depth` tokens and a first one. compile: the model was loaded with it or not."""
+        """Decode `count` tokens after `depth` tokens and a first one. compile: as given to op_load."""
         self._reset_peak()
         clocked, completion = self._run(self.model, prompt_tokens(depth, self.model.config.vocab_size), count + 1)
         if compile and count > 2 and (reason := self._uncaptured(self.model)):
@@ -507,13 +514,13 @@ class Ours(Program):
                 "waits": clocked.waits / len(completion.tokens), "peak": self._peak(clocked.cache.nbytes)}
 
     def op_prefill(self, count: int, compile: bool = False) -> dict[str, Any]:
-        """A prompt of `count` tokens and the token after it."""
+        """Process a prompt of `count` tokens and decode one."""
         self._reset_peak()
         clocked, completion = self._run(self.model, prompt_tokens(count, self.model.config.vocab_size), 1)
         return {"rate": completion.prompt_tps, "peak": self._peak(clocked.cache.nbytes)}
 
     def op_operations(self) -> dict[str, int]:
-        """Primitives in the graph of one step, as MLX builds it."""
+        """Primitives in MLX's graph of one step."""
         import mlx.core as mx
 
         from mlx_llama.core.generation import options
@@ -536,7 +543,7 @@ class Ours(Program):
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _peak(self, cache_bytes: int) -> float | None:
-        """Most bytes allocated over those of weights and cache; None on torch's CPU device, where nobody counts."""
+        """Peak bytes allocated per byte of weights and cache; None on torch's CPU device, which has no counter."""
         if self.name == "cuda" and not self.on_gpu:
             return None
         return self.backend.runtime.peak_memory(self.device) / (self.nbytes + cache_bytes)
@@ -556,7 +563,7 @@ class Ours(Program):
 
 
 class Transformers(Program):
-    """transformers' generate with a static cache: the forward of one token eager, or compiled as it does on a GPU."""
+    """transformers' generate with a static cache, the forward of one token eager, or compiled as on a GPU."""
 
     def __init__(self, name: str, device: str):
         super().__init__(name, device)
@@ -582,12 +589,12 @@ class Transformers(Program):
         with torch.device("meta"):
             model = LlamaForCausalLM(config).to(torch.bfloat16)
         model.to_empty(device=self.device)
-        # Buffers that no checkpoint holds, which to_empty leaves as they come
+        # Buffers outside the checkpoint; to_empty does not initialise them.
         model.model.rotary_emb = type(model.model.rotary_emb)(config).to(self.device)
         tensors = random_checkpoint(shape, form).tensors
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                # a copy, because torch warns of arrays that it must not write to
+                # copied: torch warns of read-only arrays
                 parameter.copy_(torch.from_numpy(tensors[name].bits.copy()).view(torch.bfloat16))
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0
@@ -609,7 +616,7 @@ class Transformers(Program):
         return {}
 
     def _generate(self, prompt: int, count: int, compile: bool) -> tuple[float, float]:
-        """Seconds until the first token and from it to the last."""
+        """(seconds to the first token, seconds from it to the last)."""
         import torch
         from transformers import StoppingCriteria, StoppingCriteriaList
 
@@ -644,7 +651,7 @@ class Transformers(Program):
         return first[0] - started, ended - first[0]
 
     def _begin(self, kind: tuple) -> None:
-        if self.last != kind:  # a longer cache of the run before would be used again, and attended to as a whole
+        if self.last != kind:  # a longer cache of an earlier run would be reused, and attended to in full
             for name in ("_previous_max_cache_length", "_cache"):
                 self.model.__dict__.pop(name, None)
         self.last = kind
@@ -659,7 +666,7 @@ class Transformers(Program):
 
 
 class MLXLM(Program):
-    """mlx-lm's model, driven as its generate_step does it: step n + 1 is launched before token n is read."""
+    """mlx-lm's model, driven as in its generate_step: step n + 1 is launched before token n is read."""
 
     def __init__(self, name: str, device: str):
         super().__init__(name, device)
@@ -768,7 +775,7 @@ PROGRAMS = {("cuda", "ours"): Ours, ("mlx", "ours"): Ours, ("cuda", "peer"): Tra
 
 
 def count_primitives(*arrays: Any) -> int:
-    """Primitives in the graph that MLX has built for `arrays` and not evaluated."""
+    """Primitives in the unevaluated MLX graph of `arrays`."""
     import mlx.core as mx
 
     with tempfile.TemporaryDirectory() as folder:
@@ -783,7 +790,7 @@ def _worst(found: np.ndarray, right: np.ndarray) -> float:
 
 
 def _finite(error: float) -> float:
-    """JSON knows no infinity, and what is not a number must be above every bound."""
+    """The error, or the largest float for infinity and NaN: valid JSON and above every bound."""
     return error if math.isfinite(error) else sys.float_info.max
 
 
@@ -796,32 +803,32 @@ def _version(package: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """An exception's message in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300] if not isinstance(error, BackendError) else text[:300]
 
 
 def serve(name: str, side: str, device: str) -> None:
-    """Answer requests {"op", ...} on stdin, one line of JSON each, until stdin ends."""
+    """Answer requests {"op", ...} on stdin by one line of JSON each, until stdin ends."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # libraries' output is no answer
     program = None
     for line in sys.stdin:
         request = json.loads(line)
         try:
             program = program or PROGRAMS[name, side](name, device)
             answer = getattr(program, "op_" + request.pop("op"))(**request)
-        except Exception as error:  # noqa: BLE001: whatever it is, it is this part's reason
+        except Exception as error:  # noqa: BLE001: any error is this part's reason
             answer = {"error": one_line(error), "trace": traceback.format_exc()[-3000:]}
         out.write(json.dumps(answer) + "\n")
         out.flush()
 
 
-# The command: asks the workers, keeps to the time, shows what came of it
+# The command: asks the workers, keeps to the time, shows the results
 
 
 class PartError(Exception):
-    """A part that failed, with its reason in one line, and where there is one the worker's traceback."""
+    """A part that failed: its reason in one line, and the worker's traceback if there is one."""
 
     def __init__(self, reason: str, trace: str = ""):
         super().__init__(reason)
@@ -829,7 +836,7 @@ class PartError(Exception):
 
 
 class NoTime(PartError):
-    """A part that the command's time does not reach."""
+    """The command's time ended before a part."""
 
 
 def say(text: str) -> None:
@@ -837,13 +844,13 @@ def say(text: str) -> None:
 
 
 class Worker:
-    """A process that runs one Program. Killed when it does not answer in time; whoever needs it next starts another."""
+    """A process that runs one Program. It is killed after a timeout and started again when needed."""
 
     def __init__(self, name: str, side: str, device: str):
         self.log = tempfile.TemporaryFile()
-        # On shared cores threads of one operation wait for each other longer than they work
+        # On shared cores, threads of one operation wait longer than they work.
         own = {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}
-        # MLX reads it once, at its first product, which need not be the one that must be exact
+        # MLX reads it once, at its first product.
         own |= {"MLX_ENABLE_TF32": "0"}
         self.process = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), "--worker", name, side, device], stdin=subprocess.PIPE,
@@ -858,12 +865,12 @@ class Worker:
         self.answers.put(None)
 
     def send(self, op: str, **given: Any) -> None:
-        with contextlib.suppress(OSError):  # it died: receive() tells why
+        with contextlib.suppress(OSError):  # it died: receive() has the reason
             self.process.stdin.write(json.dumps({"op": op, **given}) + "\n")
             self.process.stdin.flush()
 
     def receive(self, seconds: float) -> dict[str, Any]:
-        """Raises PartError, with this worker killed: after an error a GPU's context may be of no more use."""
+        """The answer. Raises PartError and kills the worker: an error may leave a GPU's context unusable."""
         try:
             line = self.answers.get(timeout=max(seconds, 0.1))
         except queue.Empty:
@@ -884,10 +891,10 @@ class Worker:
         if self.process.poll() is None:
             with contextlib.suppress(OSError):
                 if os.name == "posix":
-                    os.killpg(self.process.pid, signal.SIGKILL)  # with the compilers that it started
+                    os.killpg(self.process.pid, signal.SIGKILL)  # with its compilers
                 else:
                     self.process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it for longer
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may delay its end
                 self.process.wait(5)
 
     @property
@@ -897,7 +904,7 @@ class Worker:
 
 @dataclasses.dataclass
 class Slot:
-    """A part's time: it begins nothing new after `soft`, and is cut off at `hard` (time.perf_counter's seconds)."""
+    """A part's time: starts nothing new after `soft`, is killed at `hard` (time.perf_counter's seconds)."""
 
     soft: float
     hard: float
@@ -912,7 +919,7 @@ class Slot:
 
 
 class Budget:
-    """The command's time, shared out by weight among the parts that are still to come."""
+    """The command's time, divided by weight among the remaining parts."""
 
     def __init__(self, minutes: float):
         seconds = 60 * minutes
@@ -926,12 +933,12 @@ class Budget:
         left = self.end - now
         if left < 1:
             raise NoTime("no time left")
-        # a part that hangs leaves the others some time
+        # leave time for others after a part that hangs
         return Slot(now + left * share, now + left * min(1, max(3 * share, 0.15)))
 
 
 class Measurement:
-    """All parts in turn, and what came of them in `result`, which is what --json prints."""
+    """Runs all parts in turn; `result` is printed by --json."""
 
     def __init__(self, given: argparse.Namespace, backends: list[str], explicit: bool):
         self.given, self.explicit, self.backends = given, explicit, backends
@@ -959,18 +966,18 @@ class Measurement:
                     if number == 0:  # it does not even start
                         self.budget.weights -= sum(weight for weight, _, _ in parts[1:])
                         break
-                except Exception as error:  # noqa: BLE001: a fault in this file must not cost the other parts
+                except Exception as error:  # noqa: BLE001: a fault in this file must not end the other parts
                     self.lose(label, PartError(one_line(error), traceback.format_exc()))
                 self.unload()
             self.close()
 
     def _is_there(self, name: str) -> bool:
-        """Whether a backend's package is installed and has the device; if not, it is said."""
+        """A backend's package is installed and has the device. Reports the reason otherwise."""
         reason = f"the package {PACKAGES[name]} is not installed"
         if importlib.util.find_spec(PACKAGES[name]) is not None:
             code = ("import torch; print(torch.cuda.is_available())" if name == "cuda"
                     else "import mlx.core as mx; print(mx.is_available(mx.gpu))")
-            # In another process: a library that does not load may end it
+            # In another process: a broken library may crash it.
             asked = "print(True)" if self.given.device == "cpu" else code
             try:
                 done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True,
@@ -987,7 +994,7 @@ class Measurement:
         return False
 
     def _parts(self, name: str) -> list[tuple[float, str, Callable[[Slot], None]]]:
-        """(weight, label, call) of a backend's parts; the first one opens it."""
+        """(weight, label, call) of a backend's parts; the first opens the backend."""
         parts: list[tuple[float, str, Callable[[Slot], None]]] = [
             (1, name, lambda slot: self.open(name, slot)),
             (4 if self.given.device == "gpu" else 2, f"{name} low-bit products",
@@ -1008,14 +1015,14 @@ class Measurement:
         self.result["failed"].append({"part": part, "reason": reason, "trace": trace})
 
     def lose(self, part: str, error: PartError) -> None:
-        """A part that time did not reach is left out; any other has failed."""
+        """Record a part as left out for lack of time, else as failed."""
         if isinstance(error, NoTime):
             self.leave_out(part, str(error))
         else:
             self.fail(part, str(error), error.trace)
 
     def unload(self) -> None:
-        """The next model needs the memory."""
+        """Release both programs' models, for the next one's memory."""
         for (name, side), worker in self.workers.items():
             if worker.alive and (side == "ours" or self.peer):
                 with contextlib.suppress(PartError):
@@ -1041,7 +1048,7 @@ class Measurement:
             return worker.receive(min(slot.hard_left, limit))
         except PartError as error:
             ended = time.perf_counter() > self.budget.end
-            # A CPU is slow, a GPU that does not answer hangs
+            # Give CPUs more time; a silent GPU hangs.
             slow = self.given.device == "cpu" and slot.hard_left <= 0
             if ended or slow:
                 raise NoTime(f"no time left ({error})") from None
@@ -1055,7 +1062,7 @@ class Measurement:
     # Proofs
 
     def open(self, name: str, slot: Slot) -> None:
-        """Start both programs, and say what is missing."""
+        """Start both programs, and report missing ones."""
         package = PEER_PACKAGES[name]
         self.peer = importlib.util.find_spec(package) is not None
         self.worker(name, "ours").send("hello")
@@ -1122,7 +1129,7 @@ class Measurement:
     # Speed
 
     def measure(self, name: str, shape: str, form: str, slot: Slot) -> None:
-        """All of one model: ours compiled and not, and its peers, in turn."""
+        """Measure one model: ours compiled and not, and its peers, in turn."""
         config, label = make_config(shape), f"{name} {shape} {form}"
         prompt = min(self.given.prompt, config.max_position_embeddings - 1)
         need, free = needed_bytes(shape, form, prompt), self.ask(name, "ours", slot, "free_bytes")["bytes"]
@@ -1174,7 +1181,7 @@ class Measurement:
         return True
 
     def _guarded_load(self, peers: list[Side], taken: Taken, slot: Slot) -> list[Side]:
-        """The peers that are there after loading them: all or none."""
+        """Load the peers. Returns all of them or none."""
         try:
             self._load(peers[0], taken, slot)
         except PartError as error:
@@ -1183,7 +1190,7 @@ class Measurement:
         return peers
 
     def _rounds(self, ours: Side, peers: list[Side], taken: Taken, until: float, slot: Slot) -> list[Side]:
-        """Ask ours and the peers in turn, until `until` or ROUNDS times; returns the peers that still work."""
+        """Ask ours and the peers in turn, until `until` or ROUNDS times. Returns the peers that still work."""
         began = time.perf_counter()
         if not taken.rounds:  # a slow machine gets fewer tokens, not none
             self._ask(ours, taken, "decode", slot, count=2, depth=8)
@@ -1221,7 +1228,7 @@ class Measurement:
         return peers
 
     def _warm(self, peers: list[Side], taken: Taken, kind: str, given: dict[str, int], slot: Slot) -> list[Side]:
-        """Run each peer once; returns those that work. One that does not compile, or not in time, is left out."""
+        """Run each peer once. Returns those that work; a peer that fails to compile in time is left out."""
         working = []
         for peer in peers:
             if kind == "prefill" and peer.compile:
@@ -1247,7 +1254,7 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One line of the table: "ours compiled", "mlx-lm" ..., whose worker runs it ("ours" or "peer"), and how."""
+    """One line of the table ("ours compiled", "mlx-lm" ...), the worker that runs it ("ours" or "peer"), and its options."""
 
     variant: str
     who: str
@@ -1255,18 +1262,18 @@ class Side:
 
 
 class Taken:
-    """What was measured of one model."""
+    """Measurements of one model."""
 
     def __init__(self, backend: str, shape: str, form: str, count: int, prompt: int, bounds: dict[str, float]):
         self.backend, self.shape, self.form, self.label = backend, shape, form, f"{backend} {shape} {form}"
         self.count, self.prompt, self.bounds = count, prompt, bounds
         self.rounds: list[tuple[str, dict[str, dict[str, Any]]]] = []  # ("decode" or "prefill", answer by variant)
-        self.logits: dict[str, list[float]] = {}  # by who
+        self.logits: dict[str, list[float]] = {}  # by worker
         self.operations: dict[str, int] = {}  # by variant
         self.load_peaks: dict[str, float | None] = {}  # by variant, over the weights' bytes
 
     def check_peer(self) -> None:
-        """Raises PartError where the peer computes another model, so that its speed says nothing."""
+        """Compare the peer's logits with ours. Raises PartError if the peer computes another model."""
         if len(self.logits) == 2:
             ours, peer = (np.array(self.logits[who]) for who in ("ours", "peer"))
             apart = float(np.linalg.norm(ours - peer) / np.linalg.norm(ours))
@@ -1274,10 +1281,10 @@ class Taken:
                 raise PartError(f"the peer's logits differ from ours by {apart:.2g}, allowed {SAME_MODEL}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table's lines: medians; ratios to the fastest peer within each round; shares of what the device gives.
+        """Lines of the table: medians; ratios to the fastest peer within each round; shares of the device's rates.
 
         decode, prefill: tokens per second. host: seconds per token in step() and launch(). waits: per token. peak:
-        bytes over those of weights and cache, load_peak over the weights' (the table's peak is the larger). operations:
+        bytes per byte of weights and cache, load_peak per byte of weights (the table shows the larger). operations:
         primitives in MLX's graph of a step.
         """
         variants = list(dict.fromkeys(variant for _, answers in self.rounds for variant in answers))
@@ -1325,7 +1332,7 @@ HEADER = (f"{'model':16}{'side':22}{'decode/s':>10}{'ratio':>7}{'share':>6}{'pro
 
 
 def shown(row: dict[str, Any]) -> str:
-    """A row as a line under HEADER."""
+    """Format a row as a line under HEADER."""
 
     def part(value: float | None, width: int, form: str, unit: float = 1) -> str:
         return f"{'-' if value is None else format(value * unit, form):>{width}}"
@@ -1368,7 +1375,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def listed(text: str, known: Sequence[str]) -> list[str]:
-    """Comma-separated names. Raises ArgumentTypeError."""
+    """Parse comma-separated names. Raises ArgumentTypeError."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or not set(names) <= set(known):
         raise argparse.ArgumentTypeError(f"{text!r}: some of {','.join(known)}, separated by commas")
@@ -1376,7 +1383,7 @@ def listed(text: str, known: Sequence[str]) -> list[str]:
 
 
 def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A parser of numbers above 0."""
+    """Make a parser of numbers above 0."""
 
     def parse(text: str) -> Any:
         value = kind(text)
@@ -1388,17 +1395,17 @@ def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def main() -> int:
-    """Parse the command line, measure, show; the exit code."""
+    """Parse the command line, measure, show. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", type=lambda text: listed(text, list(NAMES)), default=["1.1b", "8b"],
                         help="some of tiny, 1.1b, 8b (default: 1.1b,8b)")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--backends", type=lambda text: listed(text, list(PACKAGES)),
-                        help="some of cuda, mlx; one that is named must be there (default: those that are)")
+                        help="some of cuda, mlx; a named one must be installed (default: all that are)")
     parser.add_argument("--prompt", type=positive(int), help="tokens of the long prompt (default: 2048, on CPUs 128)")
     parser.add_argument("--generate", type=positive(int), help="tokens to decode (default: 128, on CPUs 32)")
     parser.add_argument("--minutes", type=positive(float), default=8.0, help="for the whole command (default: 8)")
-    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print all results as one JSON object")
     given = parser.parse_args()
     on_gpu = given.device == "gpu"
     given.prompt = max(2, given.prompt or (2048 if on_gpu else 128))

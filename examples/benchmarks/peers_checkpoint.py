@@ -1,5 +1,5 @@
-"""The other side of examples/benchmarks/compare_peers.py for a checkpoint folder: mlx-lm and transformers, each through its own
-public code, and mlx_llama on the same framework. Run by compare_peers.py, a process per program:
+"""Programs of compare_peers.py for checkpoint folders: mlx-lm and transformers through their public code, and mlx_llama on
+the same framework. compare_peers.py runs each in a process of its own:
 
     python examples/benchmarks/compare_peers.py FOLDER
 """
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 CHUNK = 512  # prompt tokens per evaluation, llama.cpp's n_batch and n_ubatch
-WARM = 4  # first tokens that the host's figures leave out, as bench_host does
+WARM = 4  # first tokens without host figures, as in mlx_llama.bench.host
 
-# Per backend: both programs' titles, the peer's package and how to get it.
+# {backend: (titles of both programs, the peer's package, how to install it)}
 PAIRS = {
     "mlx": ({"ours": "mlx_llama/mlx", "peer": "mlx-lm"}, "mlx_lm", "pip install mlx-lm"),
     "cuda": ({"ours": "mlx_llama/cuda", "peer": "transformers"}, "transformers", "pip install transformers"),
@@ -26,12 +26,12 @@ PAIRS = {
 
 
 def prompt_tokens(count: int, vocabulary: int) -> list[int]:
-    """The same ids for every program; a shorter list is the beginning of a longer one."""
+    """Token ids, the same for every program; a shorter list is a prefix of a longer one."""
     return np.random.default_rng(0).integers(3, vocabulary, count).tolist()
 
 
 class Engined:
-    """A model of mlx_llama, through the engine that every door uses."""
+    """A model of mlx_llama behind the engine of all doors."""
 
     def __init__(self, backend: Any, model: Any, capacity: int):
         from mlx_llama.core.generation.engine import Engine
@@ -41,7 +41,7 @@ class Engined:
         self.cache = model.make_cache(capacity)
 
     def _run(self, tokens: list[int], count: int, ahead: int = 0) -> Any:
-        """The completion after `count` tokens of an answer that would have gone on for `ahead` more."""
+        """The completion after `count` tokens of an answer limited to `count` + `ahead`."""
         from mlx_llama.core.generation import options
         from mlx_llama.core.generation.engine import Completion
 
@@ -61,7 +61,7 @@ class Engined:
         tokens = prompt_tokens(depth + 1, self.vocabulary)
         self.cache.trim(min(depth, self.cache.length))
         self.engine.prefill(tokens[self.cache.length:depth], self.cache, CHUNK)
-        # Peers launch one token more than is asked for; without that a row of launches would be one shorter here.
+        # Peers launch one token more than they return; launch as many here.
         completion = self._run(tokens[depth:], count + 1, ahead=1)
         self.cache.trim(depth)
         return completion
@@ -92,7 +92,7 @@ class Ours(Engined):
         super().__init__(backend, self.loaded.model, capacity)
 
     def _set_threads(self, threads: int) -> None:
-        """MLX and its BLAS choose their threads themselves, the same ones in both programs."""
+        """MLX and its BLAS choose their own threads, the same in both programs."""
 
     def about(self) -> str:
         """Device and dtype, for the report."""
@@ -104,7 +104,7 @@ class OursMlx(Ours):
     backend = "mlx"
 
     def host(self) -> dict[str, float]:
-        """Of bench_host.measure_host: build, host (processor time), in microseconds per token, and primitives."""
+        """build and host (processor time) in microseconds per token, and primitives, by mlx_llama.bench.host."""
         from mlx_llama.bench.host import measure_host
 
         found = measure_host(self.loaded, self.engine.context)
@@ -121,13 +121,13 @@ class OursTorch(Ours):
 
 
 class MlxLm:
-    """mlx-lm through mlx_lm.generate.generate_step, greedy as it is by default."""
+    """mlx-lm through mlx_lm.generate.generate_step, by default greedy."""
 
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
         import mlx.core as mx
 
         gpu = mx.is_available(mx.gpu) and setting[0] != "cpu"
-        mx.set_default_device(mx.gpu if gpu else mx.cpu)  # before mlx_lm makes its stream while it is imported
+        mx.set_default_device(mx.gpu if gpu else mx.cpu)  # importing mlx_lm makes a stream on this device
         from mlx_lm.generate import generate_step
         from mlx_lm.models import cache
         from mlx_lm.utils import load_model
@@ -146,7 +146,7 @@ class MlxLm:
         self.cache = self.caches.make_prompt_cache(self.model)
         tokens = prompt_tokens(count, self.vocabulary)
         started = time.perf_counter()
-        for _ in self._generate(tokens, 0):  # waits for the first token, yields none and launches no second
+        for _ in self._generate(tokens, 0):  # computes the first token, yields none
             pass
         return time.perf_counter() - started
 
@@ -174,7 +174,7 @@ class MlxLm:
         return self._decoded(depth, count)[1]
 
     def host(self) -> dict[str, float]:
-        """As OursMlx.host: generate_step's own lines with clocks between them, no step launched ahead."""
+        """As OursMlx.host: generate_step's own lines with clocks between, no step launched ahead."""
         from mlx_llama.bench.host import PROMPT, TOKENS
         from mlx_llama.mlx_native.runtime import primitives
 
@@ -237,7 +237,7 @@ class Transformers:
         with self.torch.inference_mode():
             held = self.cache.get_seq_length()
             if held > depth:
-                self.cache.crop(depth - held)  # below zero: so many tokens from the end
+                self.cache.crop(depth - held)  # negative: tokens to drop
             elif held < depth:
                 self._next(tokens[held:depth])
             found = [self._next(tokens[depth:])]
@@ -259,7 +259,7 @@ PROGRAMS = {"mlx ours": OursMlx, "mlx peer": MlxLm, "cuda ours": OursTorch, "cud
 
 
 def pairs_here(wanted: list[str]) -> tuple[list[str], list[str]]:
-    """The frameworks of `wanted` whose two programs are installed, and a line for each other one that says why not."""
+    """(frameworks of `wanted` whose two programs are installed, a line with the reason for each other)"""
     from mlx_llama.core.backends import selection as backend
 
     here, reasons = [], []
@@ -276,5 +276,5 @@ def pairs_here(wanted: list[str]) -> tuple[list[str], list[str]]:
 
 
 def agreement(one: list[int], other: list[int]) -> int:
-    """How many tokens two answers have in common from their beginning on."""
+    """Length of the common prefix of two answers, in tokens."""
     return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))

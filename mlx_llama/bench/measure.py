@@ -16,7 +16,6 @@ import numpy as np
 from mlx_llama import cli
 from mlx_llama.core.backends.selection import Backend, Cache, Model
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
-from mlx_llama.core.files.quantize import weight_format
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.engine import Completion, Engine
 
@@ -70,7 +69,7 @@ def stored(checkpoint: Checkpoint) -> str:
     sizes: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
         if len(tensor.shape) == 2:
-            kind = tensor.dtype if isinstance(tensor, Tensor) else weight_format(tensor)
+            kind = tensor.dtype if isinstance(tensor, Tensor) else tensor.description
             sizes[kind] = sizes.get(kind, 0) + math.prod(tensor.shape)
     return ", ".join(sorted(sizes, key=sizes.get, reverse=True))
 

@@ -59,7 +59,7 @@ def test_the_guide_and_hub_ids(toy, tmp_path, door, monkeypatch):
     (["IN", "OUT", "--format", "gguf:Q5_K"], "'gguf:Q5_K'"), (["IN", "OUT", "--format", "gguf:Q8_0"], "ends in .gguf"),
     (["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--bits", "8"], "--bits 8: is for --format mlx"),
     (["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--group-size", "32"], "--group-size 32: is for --format mlx"),
-    (["nothing", "OUT"], "no such folder"), (["IN", "IN"], "is there already"),
+    (["nothing", "OUT"], "no such folder"), (["IN", "IN"], "exists already"),
     (["IN", "OUT", "--revision", "x"], "revision"), (["IN", "OUT", "--nope"], "--nope"),
     (["IN", "IN/config.json/OUT"], "cannot be written"),
 ])
@@ -73,7 +73,7 @@ def test_a_bad_input_is_one_line_and_leaves_nothing(arguments, message, toy, tmp
 
 def test_the_command_is_listed():
     done = subprocess.run([sys.executable, "-m", "mlx_llama"], capture_output=True, text=True, timeout=60)
-    assert "python -m mlx_llama.quantize" in done.stdout
+    assert "mlx_llama quantize" in done.stdout
     done = subprocess.run([sys.executable, "-m", "mlx_llama.quantize", "--help"], capture_output=True, text=True,
                           timeout=60)
     assert done.returncode == 0 and "--group-size" in done.stdout

@@ -1,12 +1,11 @@
 """The GGUF file format: checked headers, metadata, and tensors that are views of the mapped file.
 
-Own code, because gguf's reader builds a NumPy array for every string of the vocabulary, which takes seconds, and trusts
-what the header says. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md - little-endian: "GGUF", a
+Own code: the gguf library's reader builds a NumPy array for every string of the vocabulary, which takes seconds, and
+trusts the header. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md - little-endian: "GGUF", a
 version, the numbers of tensors and of metadata entries, the entries (key, type, value), the tensors (name, dimensions,
 type, offset), padding, the data.
 
-Tensors get their Hugging Face names here, and llama.cpp's order of query and key rows is undone: it stores the pairs
-that rope turns next to each other, where Hugging Face has half a head between them.
+Tensors get their Hugging Face names and row order here, by the table of core/models/gguf_names.py.
 """
 
 from __future__ import annotations
@@ -27,18 +26,19 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, Report, refuse
 from mlx_llama.core.models.config import LlamaConfig, show
+from mlx_llama.core.models.gguf_names import gguf_names
 
 from .quantized import GGUF_FORMATS, GGUFWeight
-from .safetensors import Tensor
+from .tensor import CopiedTensor, Tensor
 
 _MAGIC = b"GGUF"
-_VERSIONS = (2, 3)  # the same but for big-endian files, which only version 3 knows
-_COUNT_LIMIT = 1 << 16  # metadata entries, tensors, parts: a real model has some tens, some hundreds, a few
-_NAME_LIMIT = 1 << 16  # bytes of a key or a tensor's name: the format's own limit for keys
-_TEXT_LIMIT = 1 << 24  # bytes of a text in the metadata: a chat template has some thousands
-_LAYER_LIMIT = (1 << 12) + 1  # numbers of an array that the config looks at: one per layer, and one too many
+_VERSIONS = (2, 3)  # version 3 adds big-endian files, nothing else
+_COUNT_LIMIT = 1 << 16  # metadata entries, tensors, parts; real models: tens, hundreds, a few
+_NAME_LIMIT = 1 << 16  # bytes of a key or a tensor's name; the format's own limit for keys
+_TEXT_LIMIT = 1 << 24  # bytes of a string in the metadata; chat templates have thousands
+_LAYER_LIMIT = (1 << 12) + 1  # numbers of an array passed to the config: one per layer, and one too many
 _MAX_DIMENSIONS = 4
-_ALIGNMENT = 32  # where the metadata names no other
+_ALIGNMENT = 32  # default of general.alignment
 
 # metadata value types, by their number
 _NUMBERS = {
@@ -47,7 +47,7 @@ _NUMBERS = {
 }  # fmt: skip
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
-# tensor types, by their number (gguf.GGMLQuantizationType); what is not named in _PLAIN or GGUF_FORMATS is refused
+# tensor types, by their number (gguf.GGMLQuantizationType); types outside _PLAIN and GGUF_FORMATS are refused by name
 _TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
@@ -64,31 +64,21 @@ _BLOCKS = {name: (1, storage.itemsize) for name, (_, storage) in _PLAIN.items()}
     name: (layout.block_size, layout.nbytes) for name, layout in GGUF_FORMATS.items()
 }
 
-_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+)\.(weight|bias)", re.ASCII)
 _ROPE_FACTORS = "rope_freqs.weight"
-# Left over in early conversions: frequencies that the metadata defines anyway (gguf.MODEL_TENSOR_SKIP)
-_HARMLESS = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?", re.ASCII)
+# Frequencies that early conversions stored (gguf.MODEL_TENSOR_SKIP); the metadata defines them.
+_LEFTOVER = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?", re.ASCII)
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 class StringArray(Sequence[str]):
-    """A metadata array of strings, decoded when looked at."""
+    """A metadata array of strings, decoded lazily."""
 
     def __init__(self, data: mmap.mmap, starts: np.ndarray, where: str):
-        """starts: int64 [n + 1], where in `data` each string's length stands, and where the last string ends."""
+        """starts: int64 [n + 1], offsets in `data` of each string's length, then of the last string's end.
+
+        where: file and field, for errors.
+        """
         self._data, self._starts, self._where = data, starts, where
 
     def __repr__(self) -> str:
@@ -122,54 +112,34 @@ class StringArray(Sequence[str]):
             ) from None
 
 
-class CopiedTensor(Tensor):
-    """A tensor whose bits cannot be a view of the file: rows in another order, or badly aligned. Each look copies."""
-
-    def __init__(self, view: Tensor, order: np.ndarray | None):
-        """order: int64 [rows], row n is the file's row order[n]; None keeps them."""
-        for name in ("name", "dtype", "shape", "_map", "_offset"):
-            object.__setattr__(self, name, getattr(view, name))
-        object.__setattr__(self, "_view", view.bits)
-        object.__setattr__(self, "_order", order)
-
-    @property
-    def bits(self) -> np.ndarray:
-        bits = self._view.copy() if self._order is None else self._view[self._order]
-        bits.flags.writeable = False
-        return bits
-
-    @property
-    def nbytes(self) -> int:
-        return self._view.nbytes
-
-
 class GGUFFile:
     """A model in one GGUF file, or in all the parts of a split one.
 
-    metadata: {key: value}: int, float, bool or str; arrays of numbers as NumPy views of the file, of text as
+    metadata: {key: value}: int, float, bool or str; arrays of numbers as NumPy views of the file, arrays of strings as
     StringArray.
-    names: its tensors by their Hugging Face names. `config` is what the metadata and the tensors' shapes say.
-    report: hears of tensor types that are not supported; where it returns, the file is opened without these tensors.
+    names: Hugging Face names of the tensors. config: by the metadata and the tensors' shapes.
+    report: called with the error of each unsupported tensor type; where it returns, the file opens without those tensors.
 
     Raises:
-        CheckpointError: the file, or a part of it, is missing, truncated or corrupt; what `report` raises.
+        CheckpointError: a part is missing, truncated or corrupt; anything that `report` raises.
     """
 
     def __init__(self, path: str | os.PathLike, report: Report = refuse):
         self.path = Path(path)
         first = _Part(self.path, report)
-        self._parts = [first] if first.count == 1 else _siblings(first, report)
+        self._parts = [first] if first.count == 1 else _open_parts(first, report)
         self.metadata: dict[str, Any] = self._parts[0].metadata
+        self._names = gguf_names(self.metadata.get("general.architecture"))
         self._tensors: dict[str, tuple[_Part, str]] = {}  # by Hugging Face name
         self._rope_factors: tuple[_Part, str] | None = None
         for part in self._parts:
             for name in part.tensors:
                 if name == _ROPE_FACTORS:
                     self._rope_factors = (part, name)
-                elif not _HARMLESS.fullmatch(name):
-                    ours = _hugging_face_name(name) or name
+                elif not _LEFTOVER.fullmatch(name):
+                    ours = self._names.hugging_face(name) or name
                     if ours in self._tensors:
-                        raise part.corrupt(f"tensor {show(name)} stands in {self._tensors[ours][0].path.name} already")
+                        raise part.corrupt(f"tensor {show(name)} is in {self._tensors[ours][0].path.name} already")
                     self._tensors[ours] = (part, name)
 
     @property
@@ -178,11 +148,10 @@ class GGUFFile:
 
     @cached_property
     def config(self) -> LlamaConfig:
-        """What the model is.
+        """The model's config.
 
         Raises:
-            ConfigError: a metadata field is missing, of the wrong type, out of range, or asks for what is not
-            supported.
+            ConfigError: a metadata field is missing, of the wrong type, out of range or unsupported.
         """
         entries = {name: part.tensors[stored] for name, (part, stored) in self._tensors.items()}
         embedding = entries.get("model.embed_tokens.weight")
@@ -190,7 +159,7 @@ class GGUFFile:
         divisors = None
         if self._rope_factors is not None:
             part, name = self._rope_factors
-            few = math.prod(part.tensors[name].shape) < _LAYER_LIMIT  # the config says how many there should be
+            few = math.prod(part.tensors[name].shape) < _LAYER_LIMIT  # the config checks the exact number
             divisors = tuple(part.plain(name, name).float32().reshape(-1).tolist()) if few else ()
         metadata = {
             key: value[:_LAYER_LIMIT].tolist() if isinstance(value, np.ndarray) else value
@@ -201,7 +170,7 @@ class GGUFFile:
 
     @cached_property
     def _absent_biases(self) -> tuple[str, ...]:
-        # each bias is optional to llama.cpp; the config knows only all of a block's biases or none, so the rest is zero
+        # To llama.cpp each bias is optional; the config has all biases of a block or none. Absent ones are zero.
         if not any(name.endswith(".bias") for name in self._tensors):
             return ()
         shapes = self.config.tensor_shapes()
@@ -214,11 +183,11 @@ class GGUFFile:
         return part.tensors[stored].shape
 
     def tensor(self, name: str) -> Tensor | GGUFWeight:
-        """One tensor by its Hugging Face name, rows in Hugging Face's order; nothing is read.
+        """One tensor by its Hugging Face name, rows in Hugging Face's order. Weights are not read.
 
         Raises:
-            CheckpointError: a low-bit type where the model needs full numbers, as in a norm.
-            ConfigError: as `config`, which knows the heads.
+            CheckpointError: a low-bit type for a vector, such as a norm.
+            ConfigError: as `config`.
         """
         if name not in self._tensors:
             zeros = np.zeros(self.shape(name), np.float32)
@@ -226,39 +195,35 @@ class GGUFFile:
             return Tensor(name, "float32", zeros.shape, zeros)
         part, stored = self._tensors[name]
         order, entry = None, part.tensors[stored]
-        for block, heads in (
-            ("self_attn.q_proj.", "num_attention_heads"),
-            ("self_attn.k_proj.", "num_key_value_heads"),
-        ):
-            if block in name and entry.shape[0] == getattr(self.config, heads) * self.config.head_dim:
-                order = _row_order(entry.shape[0], self.config.head_dim)
+        if self._names.is_permuted(name) and entry.shape[0] % self.config.head_dim == 0:
+            order = row_order(entry.shape[0], self.config.head_dim)
         if entry.type in _PLAIN:
             tensor = part.plain(stored, name)
             return tensor if order is None and tensor.bits.flags.aligned else CopiedTensor(tensor, order)
         if len(entry.shape) != 2:
             raise CheckpointError(
                 f"{part.path}: tensor {stored} has type {entry.type} and shape {list(entry.shape)}, expected "
-                f"{', '.join(_PLAIN)} for what is not a matrix; convert the model again"
+                f"{', '.join(_PLAIN)} for a vector; convert the model again"
             )
         blocks = np.frombuffer(part.data, np.uint8, entry.nbytes, entry.begin).reshape(entry.shape[0], -1)
         return GGUFWeight(name, entry.type, entry.shape, blocks, order, part.data, entry.begin)
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of a split file, told from the name of one of them; of any other file, its own name."""
+    """Names of all parts of a split file, given the name of one; of any other file, its own name."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[3]) <= _COUNT_LIMIT:
         return [name]
     return [f"{match[1]}-{i:05d}-of-{match[3]}.gguf" for i in range(1, int(match[3]) + 1)]
 
 
-def _siblings(named: _Part, report: Report) -> list[_Part]:
-    """All parts of a split file in their order, the one that the user named among them."""
+def _open_parts(named: _Part, report: Report) -> list[_Part]:
+    """All parts of a split file in order, `named` among them."""
     paths = [named.path.with_name(name) for name in part_names(named.path.name)]
     if len(paths) != named.count or named.number >= named.count or paths[named.number].name != named.path.name:
         raise CheckpointError(
-            f"{named.path}: says that it is part {named.number + 1} of {named.count}, expected a name that ends in "
-            f"-{named.number + 1:05d}-of-{named.count:05d}.gguf; give the parts the names that they were made with"
+            f"{named.path}: is part {named.number + 1} of {named.count} by its metadata, expected a name that ends in "
+            f"-{named.number + 1:05d}-of-{named.count:05d}.gguf; restore the parts' original names"
         )
     missing = [path.name for path in paths if not path.exists()]
     if missing:
@@ -279,27 +244,17 @@ def _siblings(named: _Part, report: Report) -> list[_Part]:
     return parts
 
 
-def _hugging_face_name(name: str) -> str | None:
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return None
-    layer, base, kind = match.groups()
-    if layer is None:
-        return f"{_NAMES[base]}.{kind}" if base in _NAMES else None
-    return f"model.layers.{layer}.{_LAYER_NAMES[base]}.{kind}" if base in _LAYER_NAMES else None
+def row_order(rows: int, head_dim: int) -> np.ndarray:
+    """int64 [rows]: Hugging Face's row n of a permuted matrix is the file's row order[n].
 
-
-def _row_order(rows: int, head_dim: int) -> np.ndarray:
-    """int64 [rows]: Hugging Face's row n is the file's row order[n].
-
-    The file's rows of a head are pairs (i, i + head_dim / 2) of Hugging Face's; this takes the first of every pair,
-    then the second. Undoes `permute` of llama.cpp's conversion/llama.py.
+    Inverts `permute` of llama.cpp's conversion/llama.py: the file stores the rows i and i + head_dim / 2 of each head
+    side by side.
     """
     return np.arange(rows, dtype=np.int64).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 class _Entry:
-    """Where a tensor lies: type, shape (outermost dimension first), begin and nbytes in the file."""
+    """One tensor's type, shape (outermost dimension first), and place in the file: begin and nbytes."""
 
     __slots__ = ("begin", "nbytes", "shape", "type")
 
@@ -310,8 +265,8 @@ class _Entry:
 class _Part:
     """One mapped file, its whole header checked against the file's size.
 
-    data: the map. metadata: as GGUFFile's. tensors: {the file's own name: _Entry}. number, count: which part of how
-    many this is, from 0. held: tensors in the file, also those that `report` was told of.
+    data: the map. metadata: as GGUFFile's. tensors: {the file's own name: _Entry}. number, count: the part's number,
+    from 0, and the number of parts. held: tensors in the file, refused types included.
     """
 
     def __init__(self, path: Path, report: Report = refuse):
@@ -340,7 +295,7 @@ class _Part:
         for i in range(entries):
             key = self._text(f"key of metadata entry {i}")
             if not key or key in self.metadata:
-                raise self.corrupt(f"metadata key {show(key)} {'stands in it twice' if key else 'is empty'}")
+                raise self.corrupt(f"metadata key {show(key)} {'occurs twice' if key else 'is empty'}")
             self.metadata[key] = self._value(key, self._number(_NUMBERS[4], key))
         self.number, self.count = self._split("split.no", 0), self._split("split.count", 1) or 1
         self.held = tensors
@@ -350,10 +305,10 @@ class _Part:
         return CheckpointError(f"{self.path}: {what}; the file is truncated or corrupt, fetch it again")
 
     def plain(self, stored: str, name: str) -> Tensor:
-        """A tensor of full numbers as a view of the file.
+        """A float32, float16 or bfloat16 tensor as a view of the file.
 
         Raises:
-            CheckpointError: it is of a low-bit type.
+            CheckpointError: a low-bit type.
         """
         entry = self.tensors[stored]
         if entry.type not in _PLAIN:
@@ -376,10 +331,10 @@ class _Part:
             "again"
         )
 
-    # Reading: each step moves self._at, never past the end of the file.
+    # Each read advances self._at, never past the end of the file.
 
     def _take(self, nbytes: int, what: str) -> int:
-        """Where the next `nbytes` bytes begin."""
+        """Offset of the next `nbytes` bytes, which are skipped."""
         begin = self._at
         if nbytes > self._size - begin:
             raise self.corrupt(f"{what} takes {nbytes} bytes at byte {begin}, expected at most {self._size - begin}")
@@ -430,12 +385,12 @@ class _Part:
         return values != 0 if kind == _BOOL else values
 
     def _walk_strings(self, count: int, what: str) -> np.ndarray:
-        """Where the `count` strings from here on begin, and where the last ends, int64 [count + 1].
+        """Offsets of the next `count` strings, then of the last one's end, int64 [count + 1].
 
-        A vocabulary has hundreds of thousands. Their lengths are 8 bytes each, the upper seven nearly always zero,
-        which text never is: so the runs of seven zeros in a stretch of the file show where lengths stand, and each is
-        believed only if the one before leads exactly there. From the first that does not, the stretch is walked string
-        by string.
+        A vocabulary has hundreds of thousands of strings; a Python loop over them takes too long. Each length takes 8
+        bytes, the upper seven nearly always zero, and text has no runs of zeros. So runs of seven zeros in a stretch of
+        the file are candidates; one counts only if the string before it ends exactly there. The rest of the stretch,
+        from the first mismatch, is walked string by string.
         """
         if count > (self._size - self._at) // 8:
             raise self.corrupt(f"{what} has {count} strings, expected at most {(self._size - self._at) // 8}")
@@ -491,7 +446,7 @@ class _Part:
             dimensions = self._number(_NUMBERS[4], what)
             if not 1 <= dimensions <= _MAX_DIMENSIONS:
                 raise self.corrupt(f"{what} has {dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}")
-            # innermost first in the file
+            # The file has the innermost dimension first.
             shape = tuple(self._number(_NUMBERS[10], what) for _ in range(dimensions))[::-1]
             kind, offset = self._number(_NUMBERS[4], what), self._number(_NUMBERS[10], what)
             type = _TYPES.get(kind, f"number {kind}")
@@ -519,7 +474,7 @@ class _Part:
             nbytes *= math.prod(shape) // weights
             what = f"tensor {show(name)} ({type} {show(list(shape))})"
             if name in tensors:
-                raise self.corrupt(f"{what} stands in it twice")
+                raise self.corrupt(f"{what} occurs twice")
             if nbytes > self._size - start - offset:
                 raise self.corrupt(
                     f"{what} takes {nbytes} bytes from byte {start + offset}, but the file ends at byte {self._size}"

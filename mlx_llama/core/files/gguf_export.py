@@ -1,7 +1,7 @@
-"""Writes a checkpoint as a GGUF file that llama.cpp opens: architecture "llama", its tensor names, its row order.
+"""Write a checkpoint as a GGUF file that llama.cpp opens, with its architecture's tensor names and row order.
 
-What a file must hold follows llama.cpp's converter (convert_hf_to_gguf.py, conversion/llama.py) and loader; the file
-itself is written by the gguf library. What the format cannot express is refused, never written as something else.
+Contents follow llama.cpp's converter (convert_hf_to_gguf.py, conversion/llama.py) and loader; the gguf library writes
+the file. Refuse a model that the format cannot express.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError
 from mlx_llama.core.models.config import LlamaConfig, read_json, show
+from mlx_llama.core.models.gguf_names import GGUF_ARCHITECTURES, GGUF_NAMES, GGUFNames
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.system import progress
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
 
-from .checkpoint import Checkpoint, Tensor
-from .quantize import Written, appearing, count_of, count_weights, requantised, slabs
+from .checkpoint import Checkpoint
+from .gguf import row_order
 from .quantized import AffineWeight
+from .tensor import Tensor
+from .writing import Written, count_weights, notice_requantised, notice_unquantised, replace_when_done, slabs
 
 TYPES = ("Q4_0", "Q8_0")
 _SPACE = "▁"
@@ -32,24 +35,24 @@ _SPACE = "▁"
 # token types (llama.h, llama_token_type)
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
-# llama.cpp's names for how byte-level tokenizers split a text, each after what it stands for: the patterns, and whether
-# a piece that is a token is taken as it is (tokenizer.json, ignore_merges). Where two mean the same, the usual one.
+# {(split patterns, ignore_merges of tokenizer.json): llama.cpp's name for such a byte-level tokenizer}. Where two names
+# mean the same, the usual one.
 _SPLITS = {(PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
            for name in ("llama-bpe", "smaug-bpe", "qwen2", "tekken", "gpt-4o", "smollm", "gpt-2", "falcon",
                         "deepseek-llm", "deepseek-coder", "deepseek-v3")}
 
 
 def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8_0") -> Written:
-    """A GGUF file whose matrices are `format` ("Q4_0" or "Q8_0").
+    """Write a GGUF file with matrices of `format` ("Q4_0" or "Q8_0").
 
-    Matrices whose rows are not multiples of 32 stay F16, vectors F32, and the projection to the vocabulary is Q8_0 at
-    least, as llama.cpp's own quantiser keeps it wider than the rest.
+    Matrices whose rows are not multiples of 32 stay F16, vectors F32. The projection to the vocabulary is Q8_0, since
+    llama.cpp's own quantiser keeps it wider than the rest.
 
     Raises:
-        OptionsError: an unknown format, or `out` does not end in .gguf.
-        ConfigError, TokenizerError: the model's rope or tokenizer cannot be expressed in a GGUF file.
-        CheckpointError: `out` is there, cannot be written or does not fit the disk; a weight is not finite, or too
-            large for the format.
+        OptionsError: an unknown format; `out` does not end in .gguf.
+        ConfigError, TokenizerError: a GGUF file cannot express the model's rope or tokenizer.
+        CheckpointError: `out` exists, cannot be written or does not fit the disk; a weight is not finite, or too large
+            for the format.
     """
     import gguf
 
@@ -57,28 +60,24 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
         raise OptionsError(f"--format gguf:{format}: there are gguf:{' and gguf:'.join(TYPES)}")
     if Path(out).suffix != ".gguf":
         raise OptionsError(f"{out}: the name of a GGUF file ends in .gguf")
-    notices = requantised(checkpoint)
-    writer = gguf.GGUFWriter(None, "llama")
+    notices = notice_requantised(checkpoint)
+    config = checkpoint.config
+    architecture = GGUF_ARCHITECTURES[config.architecture]
+    names, writer = GGUF_NAMES[architecture], gguf.GGUFWriter(None, architecture)
     _write_settings(writer, checkpoint, format, notices)
     _write_vocabulary(writer, checkpoint, notices)
 
-    config = checkpoint.config
-    plan = {name: _planned(tensor, config, format) for name, tensor in checkpoint.tensors.items()}
-    # model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    plan = {name: _plan(tensor, config, format, names) for name, tensor in checkpoint.tensors.items()}
     for name, one in plan.items():
-        writer.add_tensor_info(names.get_name(name, (".weight", ".bias")), one.shape, one.written, one.nbytes,
+        writer.add_tensor_info(names.gguf(name), one.shape, one.written, one.nbytes,
                                gguf.GGMLQuantizationType[one.kind])
     if (factors := _frequency_factors(config)) is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
     odd = [name for name, one in plan.items() if one.kind == "F16"]
-    if odd:
-        lengths = ", ".join(sorted({str(plan[name].tensor.shape[1]) for name in odd}))
-        notices.append(f"{count_of(odd, 'matrix', 'matrices')} kept at float16: blocks of 32 do not divide rows of "
-                       f"{lengths}")
+    notices += notice_unquantised(odd, checkpoint, "float16", "blocks of 32")
 
     nbytes = sum(one.nbytes for one in plan.values())
-    with appearing(Path(out), nbytes, folder=False) as path:
+    with replace_when_done(Path(out), nbytes, folder=False) as path:
         try:
             writer.write_header_to_file(path)
             writer.write_kv_data_to_file()
@@ -95,8 +94,8 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """One tensor on its way into the file. kind: "F32", "F16", "Q4_0" or "Q8_0"; order: which row comes when."""
+class _TensorPlan:
+    """One tensor and its form in the file. kind: "F32", "F16", "Q4_0" or "Q8_0"; order: as `slabs`."""
 
     tensor: Tensor | AffineWeight
     kind: str
@@ -104,12 +103,12 @@ class _Planned:
 
     @property
     def written(self) -> np.dtype:
-        """What the file's values are to NumPy: bytes for block formats."""
+        """NumPy's dtype of the values to write: bytes for block formats."""
         return np.dtype({"F32": np.float32, "F16": np.float16}.get(self.kind, np.uint8))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As add_tensor_info takes it: bytes per row for block formats."""
+        """Shape for add_tensor_info: bytes per row for block formats."""
         from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
 
         if self.written != np.uint8:
@@ -121,7 +120,7 @@ class _Planned:
         return math.prod(self.shape) * self.written.itemsize
 
     def values(self, advance: Callable[[int], None]) -> np.ndarray:
-        """What is written: uint8 blocks, float16 or float32. Raises CheckpointError."""
+        """The values to write: uint8 blocks, float16 or float32. Raises CheckpointError."""
         from gguf.quants import GGMLQuantizationType, quantize
 
         result = np.empty(self.shape, self.written)
@@ -137,26 +136,20 @@ class _Planned:
         return result
 
 
-def _planned(tensor: Tensor | AffineWeight, config: LlamaConfig, format: str) -> _Planned:
-    name = tensor.name
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    order = None if heads is None else interleaved(heads, config.head_dim)
+def _plan(tensor: Tensor | AffineWeight, config: LlamaConfig, format: str, names: GGUFNames) -> _TensorPlan:
+    name, order = tensor.name, None
+    if names.is_permuted(name):
+        order = np.argsort(row_order(tensor.shape[0], config.head_dim))  # its inverse
     if len(tensor.shape) == 1:
-        return _Planned(tensor, "F32", order)
+        return _TensorPlan(tensor, "F32", order)
     if tensor.shape[1] % 32:
-        return _Planned(tensor, "F16", order)
+        return _TensorPlan(tensor, "F16", order)
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-    return _Planned(tensor, "Q8_0" if name == head else format, order)
-
-
-def interleaved(heads: int, head_dim: int) -> np.ndarray:
-    """int64 [heads * head_dim]: the row of a query or key matrix that stands at each place in llama.cpp's order, which
-    pairs neighbours where Hugging Face pairs halves (conversion/llama.py, permute)."""
-    return np.arange(heads * head_dim).reshape(heads, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)
+    return _TensorPlan(tensor, "Q8_0" if name == head else format, order)
 
 
 def _frequency_factors(config: LlamaConfig) -> np.ndarray | None:
-    """rope_freqs.weight, float32 [head_dim / 2]: what llama.cpp divides each pair's frequency by; None for ones."""
+    """rope_freqs.weight, float32 [head_dim / 2], the divisors of each pair's frequency; None for ones."""
     if config.rope.divisors is not None:
         return np.array(config.rope.divisors, np.float32)
     if config.rope.type != "llama3":
@@ -169,7 +162,7 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     import gguf
 
     config = checkpoint.config
-    # a file's name is a setting too: llama.cpp knows Phi-3's white space by it
+    # The name is a setting too: by it llama.cpp recognises Phi-3's white space.
     writer.add_name(str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name)))
     writer.add_file_type({"Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}[format])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -189,7 +182,7 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
         writer.add_sliding_window(config.sliding_window)
         notices.append(f"the model looks back {config.sliding_window} tokens at most; the file says so, but llama.cpp "
-                       f"does not heed it for this architecture: there, keep contexts below that")
+                       f"ignores it for this architecture: keep contexts below that")
 
 
 def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
@@ -197,13 +190,13 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
 
     rope = checkpoint.config.rope
     if rope.type == "dynamic":
-        raise ConfigError(f"{checkpoint.name}: rope type dynamic stretches with the context, which a GGUF file cannot "
-                          f"express; write the MLX form")
+        raise ConfigError(f"{checkpoint.name}: rope type dynamic depends on the context's length, which a GGUF file "
+                          f"cannot express; write the MLX form")
     if rope.type == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope.factor)
     if rope.type == "yarn":
-        # llama.cpp reads no others for this architecture, and always rounds the range of pairs
+        # For this architecture llama.cpp reads no others, and always rounds the range of pairs.
         if (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, True):
             raise ConfigError(f"{checkpoint.name}: rope type yarn with beta_fast {rope.beta_fast:g}, beta_slow "
                               f"{rope.beta_slow:g} and truncate {rope.truncate}: a GGUF file has only 32, 1 and True "
@@ -211,14 +204,14 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope.factor)
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
-        usual = 0.1 * math.log(rope.factor) + 1.0  # llama.cpp multiplies this in by itself
+        usual = 0.1 * math.log(rope.factor) + 1.0  # llama.cpp's own factor
         factor = inverse_frequencies(checkpoint.config)[1]
         if not math.isclose(factor, usual, rel_tol=1e-7):
             writer.add_rope_scaling_attn_factors(factor / usual)
 
 
 def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
-    """tokenizer.*: the vocabulary as llama.cpp has it. Raises TokenizerError, TemplateError."""
+    """Write tokenizer.*, llama.cpp's form of the vocabulary. Raises TokenizerError, TemplateError."""
     if checkpoint.gguf_metadata is not None:
         _copy_vocabulary(writer, checkpoint)
         return
@@ -227,7 +220,7 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
     for text, one in tokenizer.added_ids.items():
         if vocabulary.types.get(one) not in (_UNKNOWN, _BYTE):
             special = text in tokenizer.special_ids
-            # llama.cpp looks for these in a text before its spaces are made visible
+            # llama.cpp finds these in a text before it replaces spaces.
             vocabulary.set(one, text if special else text.replace(_SPACE, " "), _CONTROL if special else _USER_DEFINED,
                            -1000.0)
     taken = set(vocabulary.texts.values())
@@ -235,7 +228,7 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
         texts = list(vocabulary.texts.values())
         twice = next(text for text in texts if texts.count(text) > 1)
         raise TokenizerError(f"{tokenizer.path}: has {show(twice)} twice, which llama.cpp refuses; write the MLX form")
-    for one in range(size):  # an embedding may have more rows than the tokenizer has tokens
+    for one in range(size):  # the embedding may have more rows than the tokenizer has tokens
         if one not in vocabulary.texts:
             text = f"[PAD{one}]"
             vocabulary.set(one, text if text not in taken else f"[PAD{one}]_", _UNUSED, -10000.0)
@@ -258,10 +251,10 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
 
 
 def _copy_vocabulary(writer: Any, checkpoint: Checkpoint) -> None:
-    """tokenizer.* of a GGUF file, as it is. Raises TokenizerError where there is none, or it is malformed."""
+    """Copy tokenizer.* of a GGUF source. Raises TokenizerError for a missing or malformed one."""
     from gguf import GGUFValueType as Type
 
-    _ = checkpoint.tokenizer  # complains of what is missing or malformed
+    _ = checkpoint.tokenizer  # raises
     for key, value in checkpoint.gguf_metadata.items():
         if not key.startswith("tokenizer."):
             continue
@@ -293,7 +286,7 @@ def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) 
 
 
 def _write_space_prefix(writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabulary, notices: list[str]) -> None:
-    """add_space_prefix, found out by trying: llama.cpp puts the space before a text and after each special token."""
+    """Write add_space_prefix, by encoding samples: llama.cpp adds the space before a text and after special tokens."""
     tokenizer = checkpoint.tokenizer
 
     def spell(text: str) -> str:
@@ -307,12 +300,12 @@ def _write_space_prefix(writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabu
                if prefix and spell(text) != spelled]
     if missing:
         notices.append(f"llama.cpp puts a space before a text and after each special token; this tokenizer does not "
-                       f"{' or '.join(missing)}, which a GGUF file cannot say")
+                       f"{' or '.join(missing)}, which a GGUF file cannot express")
 
 
 @dataclass
 class _Vocabulary:
-    """llama.cpp's vocabulary. model: "llama" (sentencepiece) or "gpt2" (byte-level BPE); pre: how text is split."""
+    """llama.cpp's vocabulary. model: "llama" (sentencepiece) or "gpt2" (byte-level BPE); pre: name of the pre-tokenizer."""
 
     model: str
     pre: str
@@ -346,7 +339,7 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
 
 
 def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
-    """llama.cpp's name for how a byte-level tokenizer.json splits text. Raises TokenizerError where it has none."""
+    """llama.cpp's name for the pre-tokenizer of a byte-level tokenizer.json. Raises TokenizerError for an unknown one."""
     model, outer = raw["model"], raw.get("pre_tokenizer") or {}
     steps: list[str] = []
     for step in outer.get("pretokenizers", [outer]):
@@ -364,12 +357,12 @@ def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
     if raw.get("normalizer") is not None or others or pre is None:
         what = f"normalizer {show(raw['normalizer'])}" if raw.get("normalizer") else (
             f"model.{others[0]}" if others else f"pre_tokenizer {show(outer)}")
-        raise TokenizerError(f"{path}: {what} is none that llama.cpp has a name for; write the MLX form")
+        raise TokenizerError(f"{path}: {what} has no name in llama.cpp; write the MLX form")
     return pre
 
 
 def _from_sentencepiece(path: Path) -> _Vocabulary:
-    """tokenizer.model. Raises TokenizerError for what llama.cpp's reading of one leaves out."""
+    """Read tokenizer.model. Raises TokenizerError for settings that llama.cpp ignores."""
     import sentencepiece
 
     from mlx_llama.core.text.sentencepiece_model import user_defined_ids
@@ -396,10 +389,10 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
 
 def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added: frozenset[str],
                  path: Path) -> _Vocabulary:
-    """A sentencepiece vocabulary out of a tokenizer.json with byte fallback (Llama 2): a score is a merge's place.
+    """Make a sentencepiece vocabulary of a tokenizer.json with byte fallback (Llama 2): scores are ranks of merges.
 
-    llama.cpp joins any two neighbours whose union is a token, the best score first. That is the same as this list of
-    merges where it holds every such pair and those of one token stand together.
+    llama.cpp joins any two neighbours whose union is a token, best score first. That equals the list of merges only if
+    the list has every such pair, and the pairs of one token are consecutive.
     """
     result, ranks = _Vocabulary("llama", "default"), {}
     for rank, (a, b) in enumerate(merges):
@@ -408,8 +401,8 @@ def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added:
         places = ranks.get(text, [])
         pairs = sum(text[:cut] in vocab and text[cut:] in vocab for cut in range(1, len(text)))
         if len(places) != pairs or (places and places[-1] - places[0] != len(places) - 1):
-            raise TokenizerError(f"{path}: the merges that make {show(text)} are not all there, or not one after the "
-                                 f"other, which llama.cpp's scores cannot express; write the MLX form")
+            raise TokenizerError(f"{path}: the merges that make {show(text)} are incomplete or not consecutive, which "
+                                 f"llama.cpp's scores cannot express; write the MLX form")
     for text, one in vocab.items():
         byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
         result.set(one, text, _UNKNOWN if text == "<unk>" else _BYTE if byte else _NORMAL,
@@ -418,8 +411,7 @@ def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added:
 
 
 def _message(blob: bytes, number: int) -> dict[int, Any]:
-    """Fields of the embedded message `number` of a protobuf message, numbers and bytes by field number. Where it stands
-    there more than once, the last value wins, field by field."""
+    """{field number: number or bytes} of the embedded message `number` of a protobuf message; repeats are merged."""
     found: dict[int, Any] = {}
     for field_number, value in _fields(blob):
         if field_number == number:
@@ -428,7 +420,7 @@ def _message(blob: bytes, number: int) -> dict[int, Any]:
 
 
 def _fields(blob: bytes) -> list[tuple[int, Any]]:
-    """(field number, value) of a serialised protobuf message that its own library has read already."""
+    """(field number, value) pairs of a serialised protobuf message. Unchecked: sentencepiece has parsed it before."""
     at, found = 0, []
 
     def varint() -> int:

@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, as files of a Hugging Face folder: config.json, tokenizer, template, end tokens."""
+"""Settings of a GGUF file as files of a Hugging Face folder: config.json, tokenizer, template, end tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from mlx_llama.core.text.sentencepiece_model import set_space_prefix
 from .checkpoint import Checkpoint
 
 
-def config_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    """config.json of the same model. Raises ConfigError where its fields cannot express the file's rope."""
+def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """config.json of the same model.
+
+    Raises:
+        ConfigError: config.json has no fields for the file's rope, or no architecture with its window and biases.
+    """
     config = checkpoint.config
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
              "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings",
              "attention_bias", "mlp_bias", "bos_token_id")
     result = {name: getattr(config, name) for name in names}
-    window = config.sliding_window is not None  # transformers' Llama has none, its Mistral has no biases
+    window = config.sliding_window is not None  # in transformers, Llama has no window and Mistral no biases
     result["architectures"] = ["MistralForCausalLM" if window else "LlamaForCausalLM"]
     result["model_type"] = "mistral" if window else "llama"
     if window:
@@ -42,7 +46,7 @@ def config_json(checkpoint: Checkpoint) -> dict[str, Any]:
 def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
     rope = config.rope
     if rope.divisors is not None and any(one != 1 for one in rope.divisors):
-        rope = _as_llama3(config)
+        rope = _fit_llama3(config)
         if rope is None:
             raise ConfigError(f"{source}: rope_freqs.weight holds factors that are not Llama 3's, which config.json "
                               f"cannot express; write a GGUF file")
@@ -52,12 +56,11 @@ def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
     return {"rope_type": fields.pop("type")} | {name: value for name, value in fields.items() if value is not None}
 
 
-def _as_llama3(config: LlamaConfig) -> RopeConfig | None:
-    """The parameters of type "llama3" that give the file's frequencies, or None where none do.
+def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
+    """Parameters of type "llama3" that give the file's frequencies, or None.
 
-    Long wavelengths are divided by `factor`, short ones by 1; between, the share that is kept grows linearly with the
-    frequency. Only two of the three other parameters are free: low_freq_factor is taken to be 1, as in every model so
-    far.
+    Llama 3 divides low frequencies by `factor` and keeps high ones; between, the kept share grows linearly with the
+    frequency. Only two of the three other parameters are free: low_freq_factor is 1, as in every known model.
     """
     rope, wanted = config.rope, inverse_frequencies(config)[0]
     if rope.type != "default":
@@ -73,7 +76,7 @@ def _as_llama3(config: LlamaConfig) -> RopeConfig | None:
         high = 1 - 1 / start
         original = slope / unit * 2 * math.pi * (high - 1)
     else:
-        high, original = 4.0, 8192  # too few to tell: Llama 3's
+        high, original = 4.0, 8192  # too few points to fit: take Llama 3's
     if not 1 <= original < 1 << 30:
         return None
     found = RopeConfig(type="llama3", theta=rope.theta, factor=factor, low_freq_factor=1.0,
@@ -82,8 +85,12 @@ def _as_llama3(config: LlamaConfig) -> RopeConfig | None:
     return found if np.allclose(given, wanted, rtol=1e-4, atol=0) else None
 
 
-def companions(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """{file name: content} of the tokenizer, the template and the end tokens. Raises TokenizerError, TemplateError."""
+def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """{file name: content} of the tokenizer, the template and the end tokens.
+
+    Raises:
+        TokenizerError, TemplateError: the file's own are missing or malformed.
+    """
     ends = {"bos_token_id": checkpoint.bos_token_id, "eos_token_id": sorted(checkpoint.eos_token_ids)}
     files = {"generation_config.json": _json({name: value for name, value in ends.items() if value not in (None, [])})}
     if "tokenizer.ggml.model" not in checkpoint.gguf_metadata:

@@ -1,6 +1,6 @@
-"""Hub ids: told from paths without the network, fetched through huggingface_hub into its shared cache.
+"""Hub ids: recognised without the network, downloaded through huggingface_hub into its shared cache.
 
-"org/name" is a model's folder, "org/name:file.gguf" one file of it (with its parts, where it is split).
+"org/name" is a model's folder, "org/name:file.gguf" one file of it, with all parts of a split one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASC
 _HUB_FILE = re.compile(r"([^:]+):((?:[\w-][\w. +-]*/)*[\w-][\w. +-]*\.gguf)", re.ASCII)
 SETTINGS = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
-# Other people's formats that live beside the model in some repositories: Meta's and Mistral's originals, subfolders
+# Other formats of the same model in some repositories: Meta's and Mistral's originals, subfolders
 _SKIP = ("*/*", "consolidated*")
 
 
 def is_hub_id(name: str | os.PathLike) -> bool:
-    """Whether a model's name is a hub id ("org/name") rather than a path; decided from the name and the disk alone.
+    """The name is a hub id ("org/name") and not a path, by the name and the disk alone.
 
-    An existing path is a path; so is what is absolute, starts with "." or "~", ends in a separator or ".gguf", has a
-    backslash, or has more than one slash.
+    Paths: all that exist, are absolute, start with "." or "~", end in a separator or ".gguf", have a backslash or more
+    than one slash.
     """
     if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
         return False
@@ -36,13 +36,13 @@ def is_hub_id(name: str | os.PathLike) -> bool:
 
 
 def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
-    """(hub id, file) of "org/name:file.gguf", None for any other name; an existing path is a path."""
+    """(hub id, file) of "org/name:file.gguf"; None for any other name and for existing paths."""
     match = _HUB_FILE.fullmatch(name) if isinstance(name, str) and not os.path.exists(name) else None
     return (match[1], match[2]) if match and is_hub_id(match[1]) else None
 
 
 def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False) -> Path:
-    """The local file of "org/name:file.gguf", downloaded with its other parts when the cache lacks it.
+    """The local file of "org/name:file.gguf", downloaded with its other parts where the cache lacks it.
 
     local_only: as in `fetch`.
 
@@ -67,9 +67,9 @@ def fetch(
     skip: tuple[str, ...] = _SKIP,
     local_only: bool = False,
 ) -> Path:
-    """The local folder of a hub model, downloaded when the cache lacks it (progress bar on stderr).
+    """The local folder of a hub model, downloaded where the cache lacks it, with a progress bar on stderr.
 
-    With HF_HUB_OFFLINE=1, local_only, or when the hub cannot be reached, the cache alone answers.
+    Only the cache is searched with HF_HUB_OFFLINE=1, with local_only, and while the hub cannot be reached.
 
     Raises:
         CheckpointError: not on the hub, gated, no such revision, no network and not in the cache, disk full.
@@ -91,7 +91,7 @@ def fetch(
     except errors.GatedRepoError:
         reason = "access is gated; accept its licence on huggingface.co, then run `hf auth login`"
     except errors.RevisionNotFoundError:
-        reason = f"has no revision {show(revision)}; leave the revision away or name one that exists"
+        reason = f"has no revision {show(revision)}; leave the revision out or name one that exists"
     except errors.RepositoryNotFoundError:
         reason = "not found on the hub, or private; check the spelling, or run `hf auth login`"
     except errors.LocalEntryNotFoundError:
@@ -107,7 +107,7 @@ def fetch(
         reason = f"the hub refused ({_first_line(e)}); try again later"
     except OSError as e:
         reason = f"download failed ({_first_line(e)}); check the network and the free space, then try again"
-    except Exception as e:  # errors of its HTTP library, which changes from year to year
+    except Exception as e:  # errors of huggingface_hub's HTTP library, which differs between versions
         reason = f"the hub cannot be reached ({type(e).__name__}: {_first_line(e)}); check the network"
     raise CheckpointError(f"model {where}: {reason}") from None
 

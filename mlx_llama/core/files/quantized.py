@@ -1,12 +1,11 @@
 """AffineWeight: every low-bit format as w = scale * (code - offset) + bias over groups of a row.
 
-Two kinds of file are read: GGUF's blocks (struct layouts: llama.cpp, ggml/src/ggml-common.h; reference arithmetic:
-gguf.quants) and the packed matrices of mx.quantize. Both become the same `Rows` without a rounding error:
-`Rows.float32` gives the bits that gguf.quants.dequantize and mx.dequantize give. Nothing is unpacked before it is asked
-for, and only the rows asked for.
+Two kinds of matrices: GGUF's blocks (struct layouts: llama.cpp, ggml/src/ggml-common.h; reference arithmetic:
+gguf.quants) and those that mx.quantize packs. Both become `Rows` without a rounding error: `Rows.float32` has the bits of
+gguf.quants.dequantize and mx.dequantize. Rows are unpacked lazily.
 
-Unpacking works on eight codes at a time, one per byte of a 64-bit word: a shift moves all of them, a mask then takes
-off what crossed from one byte into the next.
+Unpacking works on eight codes at a time, one per byte of a 64-bit word: a shift moves all of them, a mask clears the
+bits that crossed a byte's border.
 """
 
 from __future__ import annotations
@@ -21,9 +20,11 @@ import numpy as np
 
 from mlx_llama.core.system.machine import release_pages
 
+from .tensor import as_numbers
+
 _Scaling = dict[str, "np.ndarray | None"]  # fields of Rows
 
-_SLAB = 1 << 18  # weights that are dequantised at a time: what fits a core's cache
+_SLAB = 1 << 18  # weights dequantised at a time: fits a core's cache
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Rows:
         values = self.codes.astype(np.float32).reshape(n, groups, self.codes.shape[1] // groups)
         if self.offset:
             values -= np.float32(self.offset)
-        with np.errstate(all="ignore"):  # a file may hold infinite scales; they are passed on as they are
+        with np.errstate(all="ignore"):  # a file may hold infinite scales
             values *= self.scales[:, :, None]
             if self.biases is not None:
                 values += self.biases[:, :, None]
@@ -64,17 +65,17 @@ class Rows:
 
 
 class AffineWeight(ABC):
-    """One low-bit matrix [N, K] of a mapped file. Nothing is read before it is asked for; safe to share by threads.
+    """One low-bit matrix [N, K] of a mapped file, read lazily; threads may share it.
 
     name: Hugging Face name, such as model.layers.0.self_attn.q_proj.weight.
     shape: (N, K), rows in Hugging Face order.
     format: "Q4_0", "Q4_K", "IQ4_NL" and so on for GGUF types, "affine" for mx.quantize's.
     bits: width of the codes: 2, 3, 4, 5, 6 or 8 (IQ4 types: 8, their table's values + 128).
     group_size: weights that share a scale: 16, 32, 64 or 128.
-    offset, has_biases, two_level: what `Rows` of this matrix hold.
+    offset, has_biases, two_level: of its `Rows`.
     scale_dtype: "float16", "bfloat16" or "float32", the width of the scales (two levels: of the super scales) in the
     file.
-    dtype: what activations should be: "float16" for GGUF, the scales' for mx.quantize's.
+    dtype: for activations: "float16" for GGUF, the scales' for mx.quantize's.
     nbytes: bytes in the file.
     """
 
@@ -100,7 +101,12 @@ class AffineWeight(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Tell the system that the matrix's pages may leave memory; they are read again when touched again."""
+        """Let the matrix's pages leave memory; touching them reads the file again."""
+
+    @property
+    def description(self) -> str:
+        """The format for people: "Q4_K", or "affine 4-bit, groups of 64"."""
+        return self.format if self.format != "affine" else f"affine {self.bits}-bit, groups of {self.group_size}"
 
     def take(self, ids: np.ndarray) -> np.ndarray:
         """Dequantised rows by index: int [n] -> float32 [n, K]."""
@@ -141,7 +147,7 @@ class GGUFWeight(AffineWeight):
         mapped: mmap.mmap | None = None,
         begin: int = 0,
     ):
-        """mapped, begin: the map that `blocks` looks into and where in it they begin, for `release`."""
+        """mapped, begin: the map under `blocks` and their offset in it, for `release`."""
         layout = GGUF_FORMATS[format]
         self.name, self.format, self.shape, self.blocks, self.order = name, format, shape, blocks, order
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
@@ -155,7 +161,7 @@ class GGUFWeight(AffineWeight):
         return self._unpack(self._blocks(start, stop))
 
     def scaling(self, start: int, stop: int) -> Rows:
-        """As `rows`, without the codes (uint8 [n, 0]): for a reader of the blocks that unpacks them itself."""
+        """`rows` without the codes (uint8 [n, 0]), for a backend that unpacks the blocks itself."""
         return self._unpack(self._blocks(start, stop), codes=False)
 
     def _blocks(self, start: int, stop: int) -> np.ndarray:
@@ -188,7 +194,7 @@ class MLXWeight(AffineWeight):
     """A matrix that mx.quantize packed, mode "affine".
 
     packed: uint32 [N, K * bits / 32], each row one stream of codes, low bits first.
-    scales, biases: [N, K / group_size] as in the file: float32 or float16, or bfloat16's bit patterns as uint16.
+    scales, biases: [N, K / group_size] as in the file: float32, float16, or bfloat16's bit patterns as uint16.
     """
 
     format = "affine"
@@ -208,7 +214,7 @@ class MLXWeight(AffineWeight):
         self.name, self.bits, self.group_size = name, bits, group_size
         self.packed, self.scales, self.biases = packed, scales, biases
         self.shape = (packed.shape[0], packed.shape[1] * 32 // bits)
-        self.scale_dtype = self.dtype = "bfloat16" if scales.dtype == np.uint16 else str(scales.dtype)
+        self.scale_dtype = self.dtype = str(as_numbers(scales).dtype)
         self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
         self._pages = tuple(pages)
 
@@ -224,26 +230,19 @@ class MLXWeight(AffineWeight):
 
     def _unpack(self, packed: np.ndarray, scales: np.ndarray, biases: np.ndarray) -> Rows:
         codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
-        return Rows(codes, _widen(scales), _widen(biases), 0)
-
-
-def _widen(values: np.ndarray) -> np.ndarray:
-    """float32 from float32, float16 or bfloat16's bit patterns."""
-    if values.dtype == np.uint16:
-        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return values.astype(np.float32)
+        return Rows(codes, as_numbers(scales).astype(np.float32), as_numbers(biases).astype(np.float32), 0)
 
 
 def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
     """Codes of `bits` bits each, uint8 [weights], from a little-endian stream of them, uint32 of any shape.
 
-    Eight codes are `bits` bytes. They are read as one 64-bit word, whose halves are moved apart, then the halves'
-    halves, then theirs, until there is one code per byte.
+    Eight codes are `bits` bytes, read as one 64-bit word. Move its halves apart, then the halves of each half, until
+    there is one code per byte.
     """
     if bits == 8:
         return packed.reshape(-1).view(np.uint8).copy()
     count = packed.nbytes // bits
-    padded = np.empty(packed.nbytes + 8, np.uint8)  # the last word is read whole
+    padded = np.empty(packed.nbytes + 8, np.uint8)  # the last word reads past the end
     padded[: packed.nbytes] = packed.reshape(-1).view(np.uint8)
     padded[packed.nbytes :] = 0
     words = np.ndarray((count,), np.uint64, padded, strides=(bits,)).copy()
@@ -274,8 +273,8 @@ def pack_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.ascontiguousarray(stream).reshape(len(codes), -1).view(np.uint32)
 
 
-# GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields of Rows with the blocks as
-# first dimension. Comments give the struct's fields in order.
+# GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields of Rows, [B, ...]. Comments
+# give the struct's fields in order.
 
 
 def _repeat(value: int) -> np.uint64:
@@ -294,13 +293,13 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _spread(words: np.ndarray, codes: np.ndarray, run: int, bits: int) -> None:
-    """codes = bits-wide fields of the bytes: the lowest fields of `run` words, then the next ones, and so on.
+    """Write bits-wide fields of the bytes to `codes`: the lowest fields of `run` words, then the next ones, and so on.
 
     words: uint64 [B, W]; codes: uint64 [B, W * 8 / bits].
     """
     shifts = range(0, 8, bits)
     source, target = words.reshape(-1, run), codes.reshape(-1, len(shifts), run)
-    # one long strided loop for each place in the run: the run itself is too short to loop over
+    # One long strided loop per place in the run; a loop along a run would be too short.
     for i, shift in enumerate(shifts):
         for j in range(run):
             np.right_shift(source[:, j], np.uint64(shift), out=target[:, i, j])
@@ -308,14 +307,14 @@ def _spread(words: np.ndarray, codes: np.ndarray, run: int, bits: int) -> None:
 
 
 def _add_high(words: np.ndarray, codes: np.ndarray, run: int, bits: int, at: int) -> None:
-    """As `_spread`, but the fields become bits `at` and up of codes that are already there."""
+    """As `_spread`, but add the fields to `codes` as their bits `at` and up."""
     high = np.empty_like(codes)
     _spread(words, high, run, bits)
     high <<= np.uint64(at)
     codes |= high
 
 
-# a byte of single bits -> eight codes that have bit 0 set or not
+# a byte of single bits -> eight codes of 0 or 1
 _SINGLE_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(np.uint64)[:, 0]
 
 
@@ -339,7 +338,7 @@ def _q8_0(blocks: np.ndarray) -> _Scaling:  # half d; int8 qs[32]
     return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
 
 
-def _q8_k(blocks: np.ndarray) -> _Scaling:  # float d; int8 qs[256]; int16 sums[16], which repeat qs
+def _q8_k(blocks: np.ndarray) -> _Scaling:  # float d; int8 qs[256]; int16 sums[16]
     return {"scales": blocks[:, :4].copy().view(np.float32).repeat(2, axis=1), "biases": None}
 
 
@@ -372,8 +371,7 @@ def _q2_k(blocks: np.ndarray) -> _Scaling:  # uint8 scales[16], qs[64]; half d, 
 
 
 def _q3_k(blocks: np.ndarray) -> _Scaling:  # uint8 hmask[32], qs[64], scales[12]; half d
-    # 16 sub scales of 6 bits: the low four of 0..7 and of 8..15 in the nibbles of bytes 0..7, the upper two in bytes
-    # 8..11
+    # 16 sub scales of 6 bits: low four bits of 0..7 and of 8..15 in the nibbles of bytes 0..7, upper two in bytes 8..11
     packed = np.ascontiguousarray(blocks[:, 96:108]).view(np.uint32)
     sub_scales = np.empty((len(blocks), 4), np.uint32)
     for i in range(4):
@@ -385,8 +383,8 @@ def _q3_k(blocks: np.ndarray) -> _Scaling:  # uint8 hmask[32], qs[64], scales[12
 def _six_bit_pairs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Eight sub scales and eight sub biases of 6 bits each, uint8 [B, 8], from bytes 4..15.
 
-    0..3 are the lower bits of four bytes each; of 4..7, the lower four bits are the nibbles of the last four bytes, and
-    the upper two are those that 0..3 leave free.
+    0..3 are the lower six bits of four bytes each. Of 4..7, the lower four bits are nibbles of the last four bytes, the
+    upper two are the upper bits of the bytes of 0..3.
     """
     packed = np.ascontiguousarray(blocks[:, 4:16]).view(np.uint32)
     six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
@@ -413,12 +411,12 @@ def _q6_k(blocks: np.ndarray) -> _Scaling:  # uint8 ql[128], qh[64]; int8 scales
     return _two_levels(_half(blocks, 208), blocks[:, 192:208].copy().view(np.int8))
 
 
-# the table of both IQ4 types (kvalues_iq4nl), made unsigned by adding 128
+# the table of both IQ4 types (kvalues_iq4nl), plus 128
 _IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16) + 128
 
 
 def _pair_table(shift: int) -> np.ndarray:
-    """Two bytes -> the table's values for one nibble of each, uint16 [65536]."""
+    """uint16 [65536]: two bytes -> the table's values of one nibble of each."""
     one = _IQ4_VALUES[(np.arange(256) >> shift) & 15].astype(np.uint16)
     return (one[None, :] | (one[:, None] << np.uint16(8))).reshape(-1)
 
@@ -427,7 +425,7 @@ _IQ4_PAIRS = (_pair_table(0), _pair_table(4))
 
 
 def _iq4(pairs: np.ndarray, codes: np.ndarray) -> None:
-    """pairs: uint16 [B, bytes / 2]; each run of 16 bytes gives 16 codes of low nibbles, then 16 of high ones."""
+    """Write 16 codes of low nibbles, then 16 of high ones, per run of 16 bytes. pairs: uint16 [B, bytes / 2]."""
     source, target = pairs.reshape(-1, 8), codes.view(np.uint16).reshape(-1, 2, 8)
     for i in (0, 1):
         target[:, i] = _IQ4_PAIRS[i].take(source)
@@ -446,10 +444,10 @@ def _iq4_xs(blocks: np.ndarray) -> _Scaling:  # half d; uint16 scales_h; uint8 s
 
 @dataclass(frozen=True)
 class Field:
-    """Where a part of a block's codes lies: `width` bits of each, which become bits `at` and up.
+    """A part of a block's codes: `width` bits of each, which become bits `at` and up.
 
     Bytes from `first` on come in runs of `run`: the lowest fields of a run's bytes belong to its first `run` codes, the
-    next ones to the next `run` codes, and so on. run 0: single bits, each byte's belonging to eight codes in a row.
+    next ones to the next `run` codes, and so on. run 0: single bits, each byte's belong to eight consecutive codes.
     """
 
     first: int
@@ -460,11 +458,10 @@ class Field:
 
 @dataclass(frozen=True)
 class GGUFFormat:
-    """One GGUF tensor type: blocks of `block_size` weights in `nbytes` bytes, and what they unpack to (see
-    AffineWeight).
+    """One GGUF tensor type: blocks of `block_size` weights in `nbytes` bytes; the rest as in AffineWeight.
 
-    fields: of the codes; IQ4 types have the indices of their table there. flip: what the codes are then combined with
-    by exclusive or. scaling: blocks -> the scaling fields of Rows.
+    fields: of the codes, for IQ4 types of indices into their table. flip: exclusive-or mask of 8-bit codes. scaling:
+    blocks -> the scaling fields of Rows.
     """
 
     block_size: int

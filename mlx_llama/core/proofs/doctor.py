@@ -18,7 +18,9 @@ from typing import Any
 from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError
 from mlx_llama.core.files import hub
-from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, find_local, find_weights, misfits, open_checkpoint
+from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, find_local, open_checkpoint
+from mlx_llama.core.files.fit import misfits
+from mlx_llama.core.files.folder import find_weights
 from mlx_llama.core.files.gguf import GGUFFile
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.generation.llm import context_size

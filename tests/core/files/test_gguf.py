@@ -1,4 +1,4 @@
-"""GGUF files that gguf wrote: what transformers and gguf read in them, and damaged, lying or strange ones."""
+"""GGUF files written by gguf, against the readers of transformers and gguf; damaged, lying and strange files."""
 
 import math
 import struct
@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from making import config_fields, make_checkpoint, random_tensors
+from making import config_fields, make_checkpoint, random_tensors, refusal
 from making_gguf import LOW_BIT, PLAIN, make_gguf
 from transformers import LlamaConfig as TheirConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cpu_fallback.model import Llama
-from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, TemplateError
+from mlx_llama.core.errors import ConfigError, TemplateError
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
 from mlx_llama.core.files.gguf import GGUFFile, part_names
 from mlx_llama.core.files.quantized import GGUFWeight
@@ -25,14 +25,6 @@ from mlx_llama.core.models.rope import inverse_frequencies
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows that a k-quant's blocks of 256 divide
 TOKENS = np.array([[1, 5, 9, 200, 17, 383]])
-
-
-def refusal(call, *args, kind: type[LlamaError] = CheckpointError) -> str:
-    with pytest.raises(kind) as caught:
-        call(*args)
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 600
-    return message
 
 
 V = gguf.GGUFValueType
@@ -181,8 +173,8 @@ def test_config_is_the_originals(tmp_path):
     ours = config_of(tmp_path, **fields)
     original = LlamaConfig.from_dict(config_fields(**fields))
     for name in ("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-                 "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rope", "tie_word_embeddings",
-                 "attention_bias", "mlp_bias", "sliding_window", "dtype"):  # fmt: skip
+                 "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rope",
+                 "tie_word_embeddings", "attention_bias", "mlp_bias", "sliding_window", "dtype"):  # fmt: skip
         assert getattr(ours, name) == getattr(original, name), name
     assert np.float32(ours.rms_norm_eps) == np.float32(original.rms_norm_eps)
 
@@ -214,7 +206,7 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 
 
 def llama3_factors(theta: float, dim: int) -> np.ndarray:
-    """What convert_hf_to_gguf.py writes as rope_freqs.weight: conversion/llama.py, generate_extra_tensors."""
+    """rope_freqs.weight of convert_hf_to_gguf.py (conversion/llama.py, generate_extra_tensors)."""
     factors = []
     for freq in 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)):
         wavelen = 2 * math.pi / freq
@@ -474,7 +466,7 @@ def test_every_value_type_is_read_as_gguf_wrote_it(tmp_path):
 
 
 def test_a_large_vocabulary_is_read_whole_and_fast(tmp_path):
-    """Long and empty texts between short ones, so that both ways of walking them are taken."""
+    """Long and empty strings between short ones take both paths of the walk."""
     rng = np.random.default_rng(0)
     tokens = ["".join(chr(97 + c) for c in rng.integers(0, 26, n)) for n in rng.integers(1, 13, 60_000)]
     for i, odd in enumerate(["", "x" * 255, "x" * 256, "x" * 70_000, "\0" * 20, "", "é🦙"]):
@@ -534,7 +526,7 @@ DAMAGED = {
     "key beyond the end": (container([struct.pack("<Q", 500) + b"abc"]), "takes 500 bytes"),
     "key not UTF-8": (container([entry("a", 4, U32).replace(b"a", b"\xff")]), "expected UTF-8"),
     "empty key": (container([entry("", 4, U32)]), "is empty"),
-    "key twice": (container([entry("a", 4, U32)] * 2), "metadata key 'a' stands in it twice"),
+    "key twice": (container([entry("a", 4, U32)] * 2), "metadata key 'a' occurs twice"),
     "value type": (container([entry("a", 13, U32)]), "metadata 'a' has value type 13"),
     "text length": (container([entry("a", 8, struct.pack("<Q", HUGE))]), "the length of metadata 'a' is"),
     "text beyond the end": (container([entry("a", 8, struct.pack("<Q", 1000))]), "metadata 'a' takes 1000 bytes"),
@@ -550,7 +542,7 @@ DAMAGED = {
     "alignment 0": (container([entry("general.alignment", 4, struct.pack("<I", 0))]), "general.alignment is 0"),
     "alignment 24": (container([entry("general.alignment", 4, struct.pack("<I", 24))]), "general.alignment is 24"),
     "alignment text": (container([entry("general.alignment", 8, text("32"))]), "general.alignment is '32'"),
-    "tensor twice": (container((), [info("a"), info("a", offset=32)], bytes(64)), "'a' (F32 [8]) stands in it twice"),
+    "tensor twice": (container((), [info("a"), info("a", offset=32)], bytes(64)), "'a' (F32 [8]) occurs twice"),
     "dimensions": (container((), [info("a", (1,) * 5)], F32), "tensor 'a' has 5 dimensions"),
     "no dimensions": (container((), [info("a", ())], F32), "tensor 'a' has 0 dimensions"),
     "dimension 0": (container((), [info("a", (8, 0))], F32), "tensor 'a' has shape [0, 8]"),

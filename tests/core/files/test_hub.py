@@ -223,7 +223,7 @@ def test_what_is_neither(name, tmp_path, monkeypatch):
 
 
 class UnknownError(Exception):
-    """As an HTTP library that huggingface_hub uses this year may raise."""
+    """Stands for any error of huggingface_hub's HTTP library."""
 
 
 def failures():

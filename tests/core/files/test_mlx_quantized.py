@@ -26,8 +26,11 @@ def packings(field: dict) -> dict[str, tuple[int, int] | None]:
 
 
 def make_quantised(folder, field, *, dtype="float16", change=None, config=None, unlisted=True, **fields):
-    """A random model as mlx_lm.convert would save it. field: config.json's `quantization`. change: edits the tensors,
-    {name: (dtype code, shape, bytes)}. unlisted: whether modules that `field` does not name are quantised."""
+    """A random model as mlx_lm.convert would save it.
+
+    field: config.json's `quantization`. change: edits the tensors, {name: (dtype code, shape, bytes)}. unlisted: quantise
+    modules that `field` does not name.
+    """
     fields = WIDE | fields
     make_checkpoint(folder, dtype=dtype, **fields)
     raw = config_fields(torch_dtype=dtype, quantization=field, quantization_config=field, **fields)

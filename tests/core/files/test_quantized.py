@@ -34,7 +34,7 @@ def assert_same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 def check_rows(weight: AffineWeight, rows: Rows, expected: np.ndarray) -> None:
-    """Everything that the interface promises of `Rows`, from its own fields."""
+    """Check shapes, dtypes and ranges of `Rows` against the weight's fields."""
     n, k = expected.shape
     assert rows.codes.dtype == np.uint8 and rows.codes.shape == (n, k) and rows.codes.flags.c_contiguous
     assert int(rows.codes.max()) < 1 << weight.bits
@@ -84,7 +84,7 @@ def test_random_blocks(kind):
 
 @pytest.mark.parametrize("kind", LOW_BIT)
 def test_any_bytes(kind):
-    """Infinite scales and NaN included: what the reference makes of them."""
+    """Infinite scales and NaN give the reference's bits too."""
     blocks = np.random.default_rng(2).integers(0, 256, (64, GGUF_FORMATS[kind].nbytes * 8), dtype=np.uint8)
     with np.errstate(all="ignore"):
         expected = dequantise(blocks, kind)

@@ -1,0 +1,204 @@
+"""Compare the tensors found in files with those that the config calls for, and select the latter."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from mlx_llama.core.errors import CheckpointError
+from mlx_llama.core.models.config import LlamaConfig, show
+
+from .folder import LEFTOVER
+from .gguf import GGUFFile
+from .quantized import AffineWeight, MLXWeight
+from .safetensors import SafetensorsFile
+from .tensor import Tensor
+
+# {tensor name: (its file, its name there)}
+Weights = Mapping[str, tuple[SafetensorsFile | GGUFFile, str]]
+
+_EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
+_PARTS = (".weight", ".scales", ".biases")
+_LAYER = re.compile(r"\.\d+\.")
+_SCALES = ("F32", "F16", "BF16")
+
+
+def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
+    """`weights` with a tied matrix under the embedding's name only.
+
+    Some writers store a tied matrix under both names, some under the head's alone.
+    """
+    if not config.tie_word_embeddings:
+        return weights
+    head = {_EMBEDDING + part: weights[_HEAD + part] for part in _PARTS if _HEAD + part in weights}
+    kept = {name: found for name, found in weights.items() if name not in [_HEAD + part for part in _PARTS]}
+    return kept if _EMBEDDING + ".weight" in kept else kept | head
+
+
+def misfits(
+    weights: Weights, config: LlamaConfig, folder: Path, source: str = "config.json", complete: bool = True
+) -> list[CheckpointError]:
+    """Differences between `weights` and the config in names and shapes, one error for each kind.
+
+    source: the config's name in errors. complete: False where damaged files were left out; missing tensors are then no
+    error.
+    """
+    weights = resolve_tied(weights, config)
+    try:
+        packed = _packing(weights, config, folder)
+    except CheckpointError as error:
+        return [error] if complete else []
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, shape in config.tensor_shapes().items():
+        expected[name] = shape
+        if name in packed:
+            bits, group_size = packed[name]
+            expected[name] = (shape[0], shape[1] * bits // 32)
+            expected |= dict.fromkeys(_scaling(name), (shape[0], shape[1] // group_size))
+    return [
+        *(_missing(weights, expected, folder, source) if complete else ()),
+        *_extra(weights, expected, config, source),
+        *_misshaped(weights, expected, packed, source),
+    ]
+
+
+def select(
+    weights: Weights, config: LlamaConfig, folder: Path, source: str = "config.json"
+) -> dict[str, Tensor | AffineWeight]:
+    """The tensors of `config.tensor_shapes()`, in its order.
+
+    Raises:
+        CheckpointError: the first of `misfits`; an unsupported dtype.
+    """
+    weights = resolve_tied(weights, config)
+    for error in misfits(weights, config, folder, source):
+        raise error
+    packed = _packing(weights, config, folder)
+    tensors: dict[str, Tensor | AffineWeight] = {}
+    for name in config.tensor_shapes():
+        if name in packed:
+            tensors[name] = _quantized(name, packed[name], *(weights[part] for part in (name, *_scaling(name))))
+            continue
+        file, stored = weights[name]
+        tensor = file.tensor(stored)
+        tensors[name] = tensor if stored == name else dataclasses.replace(tensor, name=name)
+    return tensors
+
+
+def _missing(
+    weights: Weights, expected: Mapping[str, tuple[int, ...]], folder: Path, source: str
+) -> Iterable[CheckpointError]:
+    names = [name for name in expected if name not in weights]
+    if not names:
+        return
+    hint = ""
+    if names[0] == _HEAD + ".weight":
+        hint = " (config.json says tie_word_embeddings false)"
+    elif names[0].endswith(".bias"):
+        hint = " (config.json asks for it with attention_bias or mlp_bias)"
+    elif names[0].endswith((".scales", ".biases")):
+        hint = " (the matrix beside it is quantised)"
+    yield CheckpointError(
+        f"{folder}: tensor {names[0]} {list(expected[names[0]])} is missing{hint}{_more(names)}; "
+        f"the weights and {source} do not belong together, fetch both again"
+    )
+
+
+def _extra(
+    weights: Weights, expected: Mapping[str, tuple[int, ...]], config: LlamaConfig, source: str
+) -> Iterable[CheckpointError]:
+    names = [name for name in weights if name not in expected and not LEFTOVER.fullmatch(name)]
+    if not names:
+        return
+    file, stored = weights[names[0]]
+    hint = ""
+    if names[0].endswith((".scales", ".biases")):
+        hint = " (its field quantization says so)" if config.quantization else " (it has no field quantization)"
+    yield CheckpointError(
+        f"{file.path}: tensor {show(names[0])} {show(list(file.shape(stored)))} is not part of the model that {source} "
+        f"describes{hint}{_more(names)}; the weights and {source} do not belong together"
+    )
+
+
+def _misshaped(
+    weights: Weights,
+    expected: Mapping[str, tuple[int, ...]],
+    packed: Mapping[str, tuple[int, int]],
+    source: str,
+) -> Iterable[CheckpointError]:
+    kinds: dict[tuple[object, ...], list[str]] = {}  # the same tensor of all layers is one kind
+    for name, shape in expected.items():
+        if name in weights and (found := weights[name][0].shape(weights[name][1])) != shape:
+            kinds.setdefault((_LAYER.sub(".", name), found, shape), []).append(name)
+    for (_, found, shape), names in kinds.items():
+        packing = packed.get(names[0].rpartition(".")[0] + ".weight")
+        hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
+        yield CheckpointError(
+            f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(found)}, {source} calls for {list(shape)}"
+            f"{hint}{_more(names)}; the weights and {source} do not belong together"
+        )
+
+
+def _scaling(name: str) -> tuple[str, str]:
+    """Names of the scales and the biases of a quantised matrix."""
+    module = name.removesuffix(".weight")
+    return module + ".scales", module + ".biases"
+
+
+def _is_packed(name: str, weights: Weights) -> bool:
+    return name in weights and weights[name][0].dtype(weights[name][1]) == "U32"
+
+
+def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, tuple[int, int]]:
+    """{name of a quantised matrix: (bits, group_size)}, by config.json and by which matrices have scales."""
+    settings = config.quantization
+    if settings is None:
+        return {}
+    own = {module + ".weight": packing for module, packing in settings.layers}
+    packed = {}
+    for name, shape in config.tensor_shapes().items():
+        if len(shape) != 2:
+            continue
+        packing = own.get(name)
+        if name not in own and (_is_packed(name, weights) or any(part in weights for part in _scaling(name))):
+            packing = settings.bits, settings.group_size
+        if packing is None:
+            continue
+        if shape[1] % packing[1]:
+            raise CheckpointError(
+                f"{folder / 'config.json'}: quantization.group_size is {packing[1]}, which does not divide the rows of "
+                f"{name} {list(shape)}; the weights and config.json do not belong together"
+            )
+        packed[name] = packing
+    if not packed:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: quantization says that the weights are quantised, but no matrix has scales; "
+            "the weights and config.json do not belong together, fetch both again"
+        )
+    return packed
+
+
+def _quantized(name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile, str]) -> MLXWeight:
+    """The matrix of three stored tensors: codes, scales and biases."""
+    (file, stored), *scaling = parts
+    if file.dtype(stored) != "U32":
+        raise CheckpointError(
+            f"{file.path}: tensor {name} has dtype {file.dtype(stored)}, expected U32, since config.json says that it "
+            "is quantised; the weights and config.json do not belong together"
+        )
+    kinds = [file.dtype(stored) for file, stored in scaling]
+    for (file, stored), kind in zip(scaling, kinds):
+        if kind not in _SCALES or kind != kinds[0]:
+            wanted = kinds[0] if kind in _SCALES else "F32, F16 or BF16"
+            raise CheckpointError(
+                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted}, as the scales of a quantised matrix "
+                "have; quantise the model again with mlx_lm.convert"
+            )
+    arrays, pages = zip(*(file.array(stored) for file, stored in parts))
+    return MLXWeight(name, *packing, *arrays, [page for page in pages if page])
+
+
+def _more(names: list[str]) -> str:
+    return f", and {len(names) - 1} more" if len(names) > 1 else ""

@@ -1,0 +1,143 @@
+"""Shared by both writers: slabs of rows, rounding, an output that appears complete or not at all.
+
+Tensors stream through in slabs of rows, so the peak of memory is the new form of the largest tensor, not the model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mlx_llama.core.errors import CheckpointError
+
+from .checkpoint import Checkpoint
+from .quantized import AffineWeight
+from .tensor import NUMBERS, Tensor
+
+_SLAB = 1 << 18  # weights at a time: a few float32 arrays of this size fit a core's cache
+_SPARE = 16 << 20  # bytes for headers, vocabularies and the file system
+
+
+@dataclass(frozen=True)
+class Written:
+    """Result of writing a model. nbytes: of tensors; weights: their number; notices: one line each for the user."""
+
+    path: Path
+    nbytes: int
+    weights: int
+    notices: tuple[str, ...]
+
+    @property
+    def bits_per_weight(self) -> float:
+        return self.nbytes * 8 / self.weights
+
+
+def encode(values: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 -> "float32", "float16" or "bfloat16" (of ml_dtypes), rounded to nearest even; overflow gives infinity."""
+    with np.errstate(all="ignore"):  # ml_dtypes warns of NaN too
+        return values.astype(NUMBERS[dtype])
+
+
+def slabs(
+    tensor: Tensor | AffineWeight,
+    advance: Callable[[int], None],
+    order: np.ndarray | None = None,
+    dtype: str = "float32",
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, rows float32 [n, ...]) for all rows of a tensor, a slab at a time, values rounded to `dtype`.
+
+    advance: of core.system.progress, called with the source's bytes. order: int [N], the source's row for each row.
+
+    Raises:
+        CheckpointError: a value that is not finite at `dtype`.
+    """
+    rows, array = tensor.shape[0], tensor.array if isinstance(tensor, Tensor) else None
+    step = max(1, _SLAB // math.prod(tensor.shape[1:]))
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        here = slice(start, stop) if order is None else order[start:stop]
+        if array is not None:
+            values = array[here].astype(np.float32)
+        else:
+            values = tensor.rows(start, stop).float32() if order is None else tensor.take(here)
+        finite = np.isfinite(values).all()
+        if finite and dtype != "float32" and not (isinstance(tensor, Tensor) and tensor.dtype == dtype):
+            values = encode(values, dtype).astype(np.float32)
+            finite = np.isfinite(values).all()
+        if not finite:
+            raise CheckpointError(
+                f"tensor {tensor.name} holds a value that is not finite at {dtype}, in rows {start} to {stop - 1}: it "
+                "cannot be quantised; fetch the model again"
+                + ("" if dtype == "float32" else ", or take its float32 or bfloat16 version")
+            )
+        yield start, values
+        advance(tensor.nbytes * stop // rows - tensor.nbytes * start // rows)
+
+
+@contextmanager
+def replace_when_done(out: Path, nbytes: int, folder: bool) -> Iterator[Path]:
+    """Yield a temporary path beside `out`; on success rename it to `out`, on any error remove it.
+
+    Raises:
+        CheckpointError: `out` exists (an empty folder may, where a folder is written); the disk has less than `nbytes`
+            free; any error of the system while writing.
+    """
+    try:
+        out = Path(os.path.abspath(os.path.expanduser(out)))
+        if os.path.lexists(out) and not (folder and out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
+            raise CheckpointError(f"{out}: exists already; name a new {'folder' if folder else 'file'}, or remove it")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out.parent).free
+        if free < nbytes + _SPARE:
+            raise CheckpointError(
+                f"{out}: takes {(nbytes + _SPARE) / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free; make room, or "
+                "name another place"
+            )
+        partial = out.with_name(f".{out.name[:200]}.{secrets.token_hex(4)}.partial")
+        try:
+            if folder:
+                partial.mkdir()
+            yield partial
+            if folder and out.exists():
+                out.rmdir()  # Windows renames to a free name only
+            os.rename(partial, out)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True) if folder else partial.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise CheckpointError(
+            f"{out}: cannot be written ({getattr(error, 'strerror', None) or error}); check the free space and the "
+            "permissions"
+        ) from None
+
+
+def notice_requantised(checkpoint: Checkpoint) -> list[str]:
+    """The notice that the source is quantised already, or nothing."""
+    formats = sorted({one.description for one in checkpoint.tensors.values() if isinstance(one, AffineWeight)})
+    if not formats:
+        return []
+    return [
+        f"{checkpoint.name} is quantised already ({', '.join(formats)}): each matrix was dequantised and quantised "
+        "again, which adds a second error; start from the 16-bit model if there is one"
+    ]
+
+
+def notice_unquantised(names: list[str], checkpoint: Checkpoint, dtype: str, blocks: str) -> list[str]:
+    """The notice that matrices were kept at `dtype` because `blocks` do not divide their rows, or nothing."""
+    if not names:
+        return []
+    matrices = f"1 matrix ({names[0]}) is" if len(names) == 1 else f"{len(names)} matrices (such as {names[0]}) are"
+    lengths = ", ".join(sorted({str(checkpoint.tensors[name].shape[1]) for name in names}))
+    return [f"{matrices} kept at {dtype}: {blocks} do not divide rows of {lengths}"]
+
+
+def count_weights(checkpoint: Checkpoint) -> int:
+    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())

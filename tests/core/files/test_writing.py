@@ -1,0 +1,154 @@
+"""Writing in both forms: memory, progress, and failures that leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from making import encode_tensor, make_checkpoint, random_tensors, write_safetensors
+
+from core.files.test_quantize import edit_config
+from mlx_llama.core.errors import CheckpointError
+from mlx_llama.core.files import writing
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.core.system import progress
+
+
+def both(checkpoint, folder: Path):
+    """The two forms, as (what writes, where to)."""
+    return ((lambda: write_mlx(checkpoint, folder / "out", 4, 32), folder / "out"),
+            (lambda: write_gguf(checkpoint, folder / "out.gguf"), folder / "out.gguf"))
+
+
+def test_what_is_there_is_never_overwritten(toy, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("precious")
+    (tmp_path / "out.gguf").write_text("precious")
+    for write, out in both(open_checkpoint(toy), tmp_path):
+        with pytest.raises(CheckpointError, match="exists already"):
+            write()
+    assert (tmp_path / "out.gguf").read_text() == (tmp_path / "out" / "mine").read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_empty_folder_may_be_there(toy, tmp_path):
+    (tmp_path / "out").mkdir()
+    write_mlx(open_checkpoint(toy), tmp_path / "out", 4, 32)
+    assert open_checkpoint(tmp_path / "out").tensors
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_leaves_nothing_behind(value, tmp_path):
+    source = make_checkpoint(tmp_path / "in")
+    config = json.loads((source / "config.json").read_text())
+    tensors = random_tensors(config)
+    tensors["model.layers.1.mlp.down_proj.weight"][5, 7] = value
+    write_safetensors(source / "model.safetensors", {name: encode_tensor(x, "float32") for name, x in tensors.items()})
+    for write, out in both(open_checkpoint(source), tmp_path):
+        with pytest.raises(CheckpointError, match="model.layers.1.mlp.down_proj.weight holds a value that is not fin"):
+            write()
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_weights_too_large_for_float16_scales(tmp_path):
+    source = make_checkpoint(tmp_path / "in")
+    config = json.loads((source / "config.json").read_text())
+    tensors = random_tensors(config)
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e7
+    write_safetensors(source / "model.safetensors", {name: encode_tensor(x, "float32") for name, x in tensors.items()})
+    with pytest.raises(CheckpointError, match="model.layers.0.mlp.up_proj.weight: holds weights too large for Q8_0"):
+        write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
+    edit_config(source, torch_dtype="float16")
+    with pytest.raises(CheckpointError, match="not finite at float16"):
+        write_mlx(open_checkpoint(source), tmp_path / "out", 4, 32)
+
+
+def test_an_interruption_leaves_nothing_behind(toy, tmp_path):
+    def interrupt(done, total):
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    for write, out in both(open_checkpoint(toy), tmp_path):
+        with progress.reported(interrupt), pytest.raises(KeyboardInterrupt):
+            write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_too_small_is_said_before_anything_is_written(toy, tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    for write, out in both(open_checkpoint(toy), tmp_path):
+        with pytest.raises(CheckpointError, match="GB and the disk has 0.00 GB free"):
+            write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written(toy, tmp_path):
+    (tmp_path / "file").write_text("")
+    for name in ("file/out", "file/out.gguf"):
+        write = write_gguf if name.endswith("gguf") else write_mlx
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            write(open_checkpoint(toy), tmp_path / name)
+
+
+def test_slabs_change_nothing_and_progress_ends_at_its_total(toy, tmp_path, monkeypatch):
+    checkpoint = open_checkpoint(toy)
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+        for write, out in both(checkpoint, tmp_path / name):
+            seen = []
+            with progress.reported(lambda done, total: seen.append((done, total))):
+                write()
+            assert seen[-1] == (checkpoint.nbytes, checkpoint.nbytes) and seen == sorted(seen)
+            assert len(seen) >= len(checkpoint.tensors) * (1 if name == "whole" else 5)
+        monkeypatch.setattr(writing, "_SLAB", 1000)
+    for file in ("out/model.safetensors", "out.gguf"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
+
+
+@pytest.mark.parametrize("form", ["mlx", "gguf"])
+def test_the_peak_of_memory_is_a_tensor_and_not_the_model(form, tmp_path):
+    """A model of 400 MB, whose largest tensors are 16 MB, takes less than 60 MB more than a small one."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("only Linux says how much memory a process has had since a given moment")
+    fields = dict(hidden_size=1024, intermediate_size=8192, num_attention_heads=8, num_key_value_heads=4)
+    source = make_checkpoint(tmp_path / "in", dtype="bfloat16", num_hidden_layers=1, **fields)
+    edit_config(source, num_hidden_layers=7)
+    from mlx_llama.core.models.config import LlamaConfig
+
+    header, at = {}, 0
+    for name, shape in LlamaConfig.from_file(source).tensor_shapes().items():
+        nbytes = int(np.prod(shape)) * 2
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    text = json.dumps(header).encode()
+    with open(source / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)  # zeros that take no room on the disk
+    small = make_checkpoint(tmp_path / "small")
+    code = """
+import sys
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.core.files.gguf_export import write_gguf
+field = lambda name: int(open("/proc/self/status").read().split(name + ":")[1].split()[0]) * 1024
+form, small, large, out = sys.argv[1:]
+write = (lambda source, out: write_gguf(open_checkpoint(source), out + ".gguf")) if form == "gguf" else (
+    lambda source, out: write_mlx(open_checkpoint(source), out, 4, 32))
+write(small, out + "1")
+before = field("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+write(large, out + "2")
+print(field("VmHWM") - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code, form, str(small), str(source), str(tmp_path / "out")],
+                          capture_output=True, text=True, timeout=300)
+    assert at > 370e6 and done.returncode == 0, done.stderr
+    assert 0 < int(done.stdout) < 60e6
