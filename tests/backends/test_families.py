@@ -19,7 +19,7 @@ WIDE = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_k
 FAMILIES = {
     "qwen2 Q8_0": (dict(**QWEN2, **WIDE, rms_norm_eps=1e-6), "Q8_0"),
     "qwen2 F16 tied": (dict(**QWEN2, tie_word_embeddings=True), "F16"),
-    "qwen3 Q4_K": (dict(**QWEN3, **WIDE, head_dim=96), "Q4_K"),
+    "qwen3 Q4_K": (dict(**QWEN3, **WIDE, head_dim=128), "Q4_K"),
     "qwen3 F32 tied": (dict(**QWEN3, head_dim=24, tie_word_embeddings=True), "F32"),
 }
 TOKENS = np.random.default_rng(1).integers(0, 384, (2, 30)).astype(np.int32)
@@ -68,7 +68,7 @@ def test_its_steps_choose_what_its_logits_say(name, backend):
 
 
 @pytest.mark.parametrize("fields, message", [
-    (dict(**QWEN2, attention_bias=True), "attention_bias is True, expected false, since Qwen2ForCausalLM"),
+    (dict(**QWEN2, mlp_bias=True), "mlp_bias is True, expected false, since Qwen2ForCausalLM"),
     (dict(**QWEN2, use_sliding_window=True, sliding_window=7, max_window_layers=-1), "max_window_layers is -1"),
     (dict(**QWEN3, layer_types=["sliding_attention", "full_attention"]), r"layer_types\[0\] is 'sliding_attention'"),
 ])

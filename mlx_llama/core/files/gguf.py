@@ -25,8 +25,8 @@ from typing import Any, overload
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, Report, refuse
+from mlx_llama.core.models.architectures import ARCHITECTURES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig, show
-from mlx_llama.core.models.gguf_names import gguf_names
 
 from .quantized import GGUF_FORMATS, GGUFWeight
 from .tensor import CopiedTensor, Tensor
@@ -129,7 +129,8 @@ class GGUFFile:
         first = _Part(self.path, report)
         self._parts = [first] if first.count == 1 else _open_parts(first, report)
         self.metadata: dict[str, Any] = self._parts[0].metadata
-        self._names = gguf_names(self.metadata.get("general.architecture"))
+        # The names of an unsupported architecture do not matter: the config refuses it.
+        self._names = (find_gguf(self.metadata.get("general.architecture")) or ARCHITECTURES["LlamaForCausalLM"]).names
         self._tensors: dict[str, tuple[_Part, str]] = {}  # by Hugging Face name
         self._rope_factors: tuple[_Part, str] | None = None
         for part in self._parts:

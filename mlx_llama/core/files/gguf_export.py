@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError
+from mlx_llama.core.models.architectures import ARCHITECTURES
 from mlx_llama.core.models.config import LlamaConfig, read_json, show
-from mlx_llama.core.models.gguf_names import GGUF_ARCHITECTURES, GGUF_NAMES, GGUFNames
+from mlx_llama.core.models.gguf_names import GGUFNames
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.system import progress
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
@@ -62,8 +63,11 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
         raise OptionsError(f"{out}: the name of a GGUF file ends in .gguf")
     notices = notice_requantised(checkpoint)
     config = checkpoint.config
-    architecture = GGUF_ARCHITECTURES[config.architecture]
-    names, writer = GGUF_NAMES[architecture], gguf.GGUFWriter(None, architecture)
+    if config.sliding_layers is not None:
+        raise ConfigError(f"{checkpoint.name}: its last {config.sliding_layers} layers alone have a sliding window, which a "
+                          "GGUF file cannot express; write the MLX form")
+    architecture = ARCHITECTURES[config.architecture]
+    names, writer = architecture.names, gguf.GGUFWriter(None, architecture.gguf)
     _write_settings(writer, checkpoint, format, notices)
     _write_vocabulary(writer, checkpoint, notices)
 

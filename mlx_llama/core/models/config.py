@@ -19,7 +19,7 @@ from typing import Any
 
 from mlx_llama.core.errors import ConfigError, LlamaError
 
-from .architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE, BY_SPELLING, Architecture
+from .architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE, BY_SPELLING, Architecture, find_gguf
 from .spec import LayerSpec
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -315,8 +315,7 @@ class LlamaConfig:
             tie_word_embeddings="lm_head.weight" not in shapes,
             attention_bias=any(name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")) for name in shapes),
             mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
-            # 0 stands for none
-            sliding_window=read.gguf("attention.sliding_window", "sliding_window", None, low=0) or None,
+            sliding_window=_gguf_window(read, architecture, positions),
             bos_token_id=bos,
             eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
             dtype=dtype,
@@ -566,7 +565,8 @@ def _refuse_gguf(read: _Reader) -> Architecture:
     kind, name = read.get("general.type", "model"), read.get("general.architecture")
     if kind != "model":
         read.fail("general.type", kind, "'model'")
-    if not isinstance(name, str) or name not in BY_GGUF:
+    architecture = find_gguf(name)
+    if architecture is None:
         raise ConfigError(
             f"{read.source}: general.architecture is {show(name)}, supported are {', '.join(map(repr, sorted(BY_GGUF)))}; "
             "load another model"
@@ -575,7 +575,16 @@ def _refuse_gguf(read: _Reader) -> Architecture:
         value = read.get(f"{name}.{field}", neutral[0])
         if not isinstance(value, (bool, int, float)) or value not in neutral:
             read.fail(f"{name}.{field}", value, f"{' or '.join(map(str, neutral))}, since nothing else is supported")
-    return BY_GGUF[name]
+    return architecture
+
+
+def _gguf_window(read: _Reader, architecture: Architecture, positions: int) -> int | None:
+    window = read.gguf("attention.sliding_window", "sliding_window", None, low=0) or None  # 0 stands for none
+    if window and architecture.window == "from":
+        if window < positions:  # llama.cpp ignores it for these, and the file does not say which layers have it
+            read.fail(f"{read.family}.attention.sliding_window", window, f"0 or at least {positions}, the context's length")
+        return None
+    return window
 
 
 def _gguf_rope(read: _Reader, positions: int, head_dim: int, divisors: tuple[float, ...] | None) -> RopeConfig:

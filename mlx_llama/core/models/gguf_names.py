@@ -1,4 +1,4 @@
-"""Tensor names and row order of GGUF files, per architecture: plain data, which core/files reads and writes by.
+"""Tensor names and row order of GGUF files: data for the table of architectures, which core/files reads and writes by.
 
 Names are those of the gguf library's tensor name map (gguf.get_tensor_name_map).
 """
@@ -71,16 +71,6 @@ class GGUFNames:
         return {theirs: ours for ours, theirs in (*self.layers.items(), *_MODEL.items())}
 
 
-# {general.architecture: its names}
-GGUF_NAMES: dict[str, GGUFNames] = {
-    "llama": GGUFNames(_LAYERS, permuted=("self_attn.q_proj", "self_attn.k_proj")),
-    "qwen2": GGUFNames(_LAYERS),
-    "qwen3": GGUFNames(_LAYERS | _HEAD_NORMS),
-}
-# {LlamaConfig.architecture: general.architecture}
-GGUF_ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama"}
-
-
-def gguf_names(architecture: object) -> GGUFNames:
-    """Names for a file's general.architecture. An unsupported one gets Llama's; the config then refuses it by name."""
-    return GGUF_NAMES.get(architecture, GGUF_NAMES["llama"]) if isinstance(architecture, str) else GGUF_NAMES["llama"]
+PLAIN = GGUFNames(_LAYERS)
+HEAD_NORMS = GGUFNames(_LAYERS | _HEAD_NORMS)
+LLAMA = GGUFNames(_LAYERS, permuted=("self_attn.q_proj", "self_attn.k_proj"))

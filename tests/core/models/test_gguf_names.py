@@ -3,11 +3,12 @@
 import gguf
 import pytest
 
-from mlx_llama.core.models.gguf_names import GGUF_ARCHITECTURES, GGUF_NAMES, gguf_names
+from mlx_llama.core.models.architectures import ARCHITECTURES, find_gguf
 
 LIBRARY = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 MODULES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
            "mlp.down_proj", "input_layernorm", "post_attention_layernorm")
+GGUF_NAMES = {one.gguf: one.names for one in ARCHITECTURES.values()}
 EXTRA = {"qwen3": ("self_attn.q_norm", "self_attn.k_norm")}
 
 
@@ -46,7 +47,7 @@ def test_rows_are_permuted_for_llama_alone():
     assert not any(GGUF_NAMES[other].is_permuted(one + ".weight") for other in ("qwen2", "qwen3") for one in (q, k, v))
 
 
-def test_every_architecture_of_the_config_has_names():
-    assert set(GGUF_ARCHITECTURES.values()) <= set(GGUF_NAMES)
-    assert gguf_names("qwen3") is GGUF_NAMES["qwen3"]
-    assert gguf_names("mamba") is gguf_names(3) is gguf_names([]) is GGUF_NAMES["llama"]
+def test_an_architecture_is_found_by_the_files_name():
+    assert [find_gguf(name).name for name in ("llama", "qwen2", "qwen3")] == ["LlamaForCausalLM", "Qwen2ForCausalLM",
+                                                                             "Qwen3ForCausalLM"]
+    assert find_gguf("mamba") is find_gguf(3) is find_gguf([]) is None
