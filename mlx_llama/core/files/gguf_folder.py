@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import ConfigError
+from mlx_llama.core.models.architectures import ARCHITECTURES
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary
@@ -29,17 +30,22 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
              "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings",
              "attention_bias", "mlp_bias", "bos_token_id")
     result = {name: getattr(config, name) for name in names}
-    window = config.sliding_window is not None  # in transformers, Llama has no window and Mistral no biases
-    result["architectures"] = ["MistralForCausalLM" if window else "LlamaForCausalLM"]
-    result["model_type"] = "mistral" if window else "llama"
-    if window:
-        if config.attention_bias or config.mlp_bias:
-            raise ConfigError(f"{checkpoint.path}: has a sliding window and biases, and no architecture of config.json "
-                              f"has both; write a GGUF file")
+    architecture = ARCHITECTURES[config.architecture]
+    if config.sliding_window is not None:  # in transformers, Llama has no window and Mistral no biases
+        architecture = ARCHITECTURES["MistralForCausalLM"]
         result["sliding_window"] = config.sliding_window
+    for name, has in (("attention_bias", architecture.qkv_bias), ("mlp_bias", architecture.mlp_bias)):
+        if has is not None:  # the architecture decides
+            del result[name]
+    result["architectures"], result["model_type"] = [architecture.name], architecture.model_type
     result["hidden_act"], result["torch_dtype"] = "silu", checkpoint.dtype
     result["eos_token_id"] = sorted(checkpoint.eos_token_ids)
     result["rope_theta"], result["rope_scaling"] = config.rope.theta, _rope_scaling(config, str(checkpoint.path))
+    written = LlamaConfig.from_dict(result)
+    for name in ("attention_bias", "output_bias", "mlp_bias", "query_key_norm", "sliding_window"):
+        if getattr(written, name) != getattr(config, name):
+            raise ConfigError(f"{checkpoint.path}: {name} is {getattr(config, name)}, which config.json cannot express for "
+                              f"{architecture.name}; write a GGUF file")
     return result
 
 

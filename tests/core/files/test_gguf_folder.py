@@ -84,3 +84,36 @@ def test_factors_that_config_json_cannot_express(tmp_path):
         write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out", 4, 32)
     written = write_gguf(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out.gguf")
     assert np.array_equal(gguf_tensors(written.path)["rope_freqs.weight"], np.linspace(1, 3, 32).astype(np.float32))
+
+
+@pytest.mark.parametrize("family", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_other_families_there_and_back(family, tmp_path):
+    """config.json -> GGUF -> config.json, which mlx_lm reads as the same model."""
+    mx = pytest.importorskip("mlx.core", reason="the judge is mlx_lm")
+    from mlx_lm.utils import load_model
+
+    source = open_checkpoint(make_checkpoint(tmp_path / "in", architectures=[family], head_dim=64, hidden_size=256))
+    write_gguf(source, tmp_path / "m.gguf", "Q8_0")
+    file = open_checkpoint(tmp_path / "m.gguf")
+    assert file.gguf_metadata["general.architecture"] == source.config.architecture[:5].lower()
+    write_mlx(file, tmp_path / "out", 8, 32)
+    after = open_checkpoint(tmp_path / "out")
+    for name in ("architecture", "attention_bias", "output_bias", "query_key_norm", "head_dim", "num_key_value_heads", "rope"):
+        assert getattr(after.config, name) == getattr(file.config, name) == getattr(source.config, name), name
+    from mlx_llama import load
+
+    tokens = list(range(10, 30))
+    with mx.stream(mx.cpu):
+        theirs = np.array(load_model(tmp_path / "out")[0](mx.array([tokens])).astype(mx.float32))[0]
+    ours = load(tmp_path / "m.gguf", backend="cpu", dtype="float32").logits(tokens)
+    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.999
+
+
+def test_biases_that_config_json_cannot_express(tmp_path):
+    from making import config_fields
+    from making_gguf import make_gguf, random_tensors
+
+    tensors = random_tensors(config_fields(attention_bias=True))
+    make_gguf(tmp_path / "m.gguf", tensors={name: one for name, one in tensors.items() if "o_proj.bias" not in name})
+    with pytest.raises(ConfigError, match="output_bias is False, which config.json cannot express for LlamaForCausalLM"):
+        write_mlx(open_checkpoint(tmp_path / "m.gguf"), tmp_path / "out", 4, 32)
