@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import SENTENCES, make_checkpoint
+from making import SENTENCES, config_fields, make_checkpoint, random_tensors
+from making_gguf import make_gguf
 
 from core.files.test_gguf_export import ROPES, gguf_fields, gguf_tensors
 from mlx_llama.core.errors import ConfigError
@@ -84,3 +85,55 @@ def test_factors_that_config_json_cannot_express(tmp_path):
         write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out", 4, 32)
     written = write_gguf(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out.gguf")
     assert np.array_equal(gguf_tensors(written.path)["rope_freqs.weight"], np.linspace(1, 3, 32).astype(np.float32))
+
+
+def without(*endings):
+    return lambda tensors: {name: x for name, x in tensors.items() if not name.endswith(endings)}
+
+
+WINDOW = lambda writer: writer.add_sliding_window(32)  # noqa: E731  more than the tokens below; mlx_lm has no windows
+FAMILIES = {
+    "qwen2": (dict(architectures=["Qwen2ForCausalLM"]), None, "Qwen2ForCausalLM"),
+    "qwen3": (dict(architectures=["Qwen3ForCausalLM"], head_dim=24, tie_word_embeddings=True), None, "Qwen3ForCausalLM"),
+    "llama with query, key and value biases": (dict(attention_bias=True), without("o_proj.bias"), "Qwen2ForCausalLM"),
+    "llama with a window": ({}, None, "MistralForCausalLM"),
+    "llama with all biases": (dict(attention_bias=True, mlp_bias=True), None, "LlamaForCausalLM"),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_becomes_a_folder_of_its_own_architecture(name, tmp_path):
+    """transformers' class of that architecture, with the file's weights, has the logits of mlx_lm over the folder."""
+    mx = pytest.importorskip("mlx.core", reason="a judge is mlx_lm")
+    import mlx_lm
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields, change, architecture = FAMILIES[name]
+    tensors = random_tensors(config_fields(**fields))
+    edit = WINDOW if "window" in name else None
+    weights = make_gguf(tmp_path / "m.gguf", tensors=(change or dict)(tensors), edit=edit, **fields)
+    source = open_checkpoint(tmp_path / "m.gguf")
+    write_mlx(source, tmp_path / "out", 8, 32)
+    after = open_checkpoint(tmp_path / "out").config
+    assert after.architecture == architecture
+    differ = ("architecture", "eos_token_ids", "quantization", "dtype")
+    assert all(getattr(after, field) == value for field, value in vars(source.config).items()
+               if field not in differ and field != "layers")
+
+    judge = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "out"), dtype=torch.float32).eval()
+    missing, unexpected = judge.load_state_dict({key: torch.from_numpy(x) for key, x in weights.items()}, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    judge.tie_weights()
+    tokens = list(range(10, 30))
+    with torch.no_grad():
+        expected = judge(torch.tensor([tokens])).logits[0].numpy()
+    with mx.stream(mx.cpu):
+        found = np.array(mlx_lm.load(str(tmp_path / "out"))[0](mx.array([tokens])).astype(mx.float32))[0]
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9995  # the folder's weights have 8 bits
+
+
+def test_no_architecture_has_a_window_and_biases_of_the_mlp(tmp_path):
+    make_gguf(tmp_path / "m.gguf", edit=WINDOW, mlp_bias=True)
+    with pytest.raises(ConfigError, match="no architecture of config.json has its sliding window and biases"):
+        write_mlx(open_checkpoint(tmp_path / "m.gguf"), tmp_path / "out", 8, 32)
