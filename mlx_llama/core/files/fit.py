@@ -58,7 +58,7 @@ def misfits(
             expected[name] = (shape[0], shape[1] * bits // 32)
             expected |= dict.fromkeys(_scaling(name), (shape[0], shape[1] // group_size))
     return [
-        *(_missing(weights, expected, folder, source) if complete else ()),
+        *(_missing(weights, expected, config, folder, source) if complete else ()),
         *_extra(weights, expected, config, source),
         *_misshaped(weights, expected, packed, source),
     ]
@@ -88,7 +88,7 @@ def select(
 
 
 def _missing(
-    weights: Weights, expected: Mapping[str, tuple[int, ...]], folder: Path, source: str
+    weights: Weights, expected: Mapping[str, tuple[int, ...]], config: LlamaConfig, folder: Path, source: str
 ) -> Iterable[CheckpointError]:
     names = [name for name in expected if name not in weights]
     if not names:
@@ -97,7 +97,7 @@ def _missing(
     if names[0] == _HEAD + ".weight":
         hint = " (config.json says tie_word_embeddings false)"
     elif names[0].endswith(".bias"):
-        hint = " (config.json asks for it with attention_bias or mlp_bias)"
+        hint = f" ({config.architecture} has it, or attention_bias or mlp_bias asks for it)"
     elif names[0].endswith((".scales", ".biases")):
         hint = " (the matrix beside it is quantised)"
     yield CheckpointError(

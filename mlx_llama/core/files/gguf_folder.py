@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import ConfigError
-from mlx_llama.core.models.architectures import ARCHITECTURES
+from mlx_llama.core.models.architectures import ARCHITECTURES, Architecture
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary
@@ -26,27 +26,39 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
         ConfigError: config.json has no fields for the file's rope, or no architecture with its window and biases.
     """
     config = checkpoint.config
+    own = ARCHITECTURES[config.architecture]
+    architecture = next((one for one in (own, *ARCHITECTURES.values()) if _can_express(one, config)), None)
+    if architecture is None:
+        raise ConfigError(f"{checkpoint.path}: no architecture of config.json has its sliding window and biases; write a "
+                          f"GGUF file")
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
              "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings",
-             "attention_bias", "mlp_bias", "bos_token_id")
+             "bos_token_id")
     result = {name: getattr(config, name) for name in names}
-    architecture = ARCHITECTURES[config.architecture]
-    if config.sliding_window is not None:  # in transformers, Llama has no window and Mistral no biases
-        architecture = ARCHITECTURES["MistralForCausalLM"]
-        result["sliding_window"] = config.sliding_window
-    for name, has in (("attention_bias", architecture.qkv_bias), ("mlp_bias", architecture.mlp_bias)):
-        if has is not None:  # the architecture decides
-            del result[name]
     result["architectures"], result["model_type"] = [architecture.name], architecture.model_type
+    if architecture.qkv_bias is None:
+        result["attention_bias"] = config.attention_bias
+    if architecture.mlp_bias is None:
+        result["mlp_bias"] = config.mlp_bias
+    if config.sliding_window is not None:
+        result["sliding_window"] = config.sliding_window
+    if architecture.window == "from":
+        result["use_sliding_window"] = config.sliding_window is not None
+        result["max_window_layers"] = config.num_hidden_layers - (config.sliding_layers or config.num_hidden_layers)
     result["hidden_act"], result["torch_dtype"] = "silu", checkpoint.dtype
     result["eos_token_id"] = sorted(checkpoint.eos_token_ids)
     result["rope_theta"], result["rope_scaling"] = config.rope.theta, _rope_scaling(config, str(checkpoint.path))
-    written = LlamaConfig.from_dict(result)
-    for name in ("attention_bias", "output_bias", "mlp_bias", "query_key_norm", "sliding_window"):
-        if getattr(written, name) != getattr(config, name):
-            raise ConfigError(f"{checkpoint.path}: {name} is {getattr(config, name)}, which config.json cannot express for "
-                              f"{architecture.name}; write a GGUF file")
     return result
+
+
+def _can_express(architecture: Architecture, config: LlamaConfig) -> bool:
+    """The architecture has the config's biases, norms and window; in transformers these are properties of classes."""
+    biases = (architecture.qkv_bias, config.attention_bias), (architecture.mlp_bias, config.mlp_bias), (
+        config.attention_bias if architecture.out_bias is None else architecture.out_bias, config.output_bias)
+    windows = {"none": config.sliding_window is None,
+               "all": config.sliding_window is not None and config.sliding_layers is None, "from": True}
+    return (all(own in (None, asked) for own, asked in biases) and windows[architecture.window]
+            and architecture.query_key_norm == config.query_key_norm)
 
 
 def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import SENTENCES, make_checkpoint
+from making import SENTENCES, config_fields, make_checkpoint, random_tensors
+from making_gguf import make_gguf
 
 from core.files.test_gguf_export import ROPES, gguf_fields, gguf_tensors
 from mlx_llama.core.errors import ConfigError
@@ -86,34 +87,53 @@ def test_factors_that_config_json_cannot_express(tmp_path):
     assert np.array_equal(gguf_tensors(written.path)["rope_freqs.weight"], np.linspace(1, 3, 32).astype(np.float32))
 
 
-@pytest.mark.parametrize("family", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
-def test_other_families_there_and_back(family, tmp_path):
-    """config.json -> GGUF -> config.json, which mlx_lm reads as the same model."""
-    mx = pytest.importorskip("mlx.core", reason="the judge is mlx_lm")
-    from mlx_lm.utils import load_model
+def without(*endings):
+    return lambda tensors: {name: x for name, x in tensors.items() if not name.endswith(endings)}
 
-    source = open_checkpoint(make_checkpoint(tmp_path / "in", architectures=[family], head_dim=64, hidden_size=256))
-    write_gguf(source, tmp_path / "m.gguf", "Q8_0")
-    file = open_checkpoint(tmp_path / "m.gguf")
-    assert file.gguf_metadata["general.architecture"] == source.config.architecture[:5].lower()
-    write_mlx(file, tmp_path / "out", 8, 32)
-    after = open_checkpoint(tmp_path / "out")
-    for name in ("architecture", "attention_bias", "output_bias", "query_key_norm", "head_dim", "num_key_value_heads", "rope"):
-        assert getattr(after.config, name) == getattr(file.config, name) == getattr(source.config, name), name
-    from mlx_llama import load
 
+WINDOW = lambda writer: writer.add_sliding_window(32)  # noqa: E731  more than the tokens below; mlx_lm has no windows
+FAMILIES = {
+    "qwen2": (dict(architectures=["Qwen2ForCausalLM"]), None, "Qwen2ForCausalLM"),
+    "qwen3": (dict(architectures=["Qwen3ForCausalLM"], head_dim=24, tie_word_embeddings=True), None, "Qwen3ForCausalLM"),
+    "llama with query, key and value biases": (dict(attention_bias=True), without("o_proj.bias"), "Qwen2ForCausalLM"),
+    "llama with a window": ({}, None, "MistralForCausalLM"),
+    "llama with all biases": (dict(attention_bias=True, mlp_bias=True), None, "LlamaForCausalLM"),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_becomes_a_folder_of_its_own_architecture(name, tmp_path):
+    """transformers' class of that architecture, with the file's weights, has the logits of mlx_lm over the folder."""
+    mx = pytest.importorskip("mlx.core", reason="a judge is mlx_lm")
+    import mlx_lm
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields, change, architecture = FAMILIES[name]
+    tensors = random_tensors(config_fields(**fields))
+    edit = WINDOW if "window" in name else None
+    weights = make_gguf(tmp_path / "m.gguf", tensors=(change or dict)(tensors), edit=edit, **fields)
+    source = open_checkpoint(tmp_path / "m.gguf")
+    write_mlx(source, tmp_path / "out", 8, 32)
+    after = open_checkpoint(tmp_path / "out").config
+    assert after.architecture == architecture
+    differ = ("architecture", "eos_token_ids", "quantization", "dtype")
+    assert all(getattr(after, field) == value for field, value in vars(source.config).items()
+               if field not in differ and field != "layers")
+
+    judge = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "out"), dtype=torch.float32).eval()
+    missing, unexpected = judge.load_state_dict({key: torch.from_numpy(x) for key, x in weights.items()}, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    judge.tie_weights()
     tokens = list(range(10, 30))
+    with torch.no_grad():
+        expected = judge(torch.tensor([tokens])).logits[0].numpy()
     with mx.stream(mx.cpu):
-        theirs = np.array(load_model(tmp_path / "out")[0](mx.array([tokens])).astype(mx.float32))[0]
-    ours = load(tmp_path / "m.gguf", backend="cpu", dtype="float32").logits(tokens)
-    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.999
+        found = np.array(mlx_lm.load(str(tmp_path / "out"))[0](mx.array([tokens])).astype(mx.float32))[0]
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9995  # the folder's weights have 8 bits
 
 
-def test_biases_that_config_json_cannot_express(tmp_path):
-    from making import config_fields
-    from making_gguf import make_gguf, random_tensors
-
-    tensors = random_tensors(config_fields(attention_bias=True))
-    make_gguf(tmp_path / "m.gguf", tensors={name: one for name, one in tensors.items() if "o_proj.bias" not in name})
-    with pytest.raises(ConfigError, match="output_bias is False, which config.json cannot express for LlamaForCausalLM"):
-        write_mlx(open_checkpoint(tmp_path / "m.gguf"), tmp_path / "out", 4, 32)
+def test_no_architecture_has_a_window_and_biases_of_the_mlp(tmp_path):
+    make_gguf(tmp_path / "m.gguf", edit=WINDOW, mlp_bias=True)
+    with pytest.raises(ConfigError, match="no architecture of config.json has its sliding window and biases"):
+        write_mlx(open_checkpoint(tmp_path / "m.gguf"), tmp_path / "out", 8, 32)
