@@ -7,11 +7,15 @@ import inspect
 from pathlib import Path
 
 import pytest
-from machine import ALL, open_backend
+from machine import ALL, missing, open_backend
+
+from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation import options
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = {"mlx": ROOT / "mlx_llama/mlx_native", "cpu": ROOT / "cpu_fallback", "cuda": ROOT / "cuda_fallback"}
-FILES = ("runtime", "ops", "layers", "cache", "sampling", "model")
+FILES = ("runtime", "ops", "layers", "cache", "weights", "sampling", "model")
 
 
 def signature(function: ast.FunctionDef) -> tuple:
@@ -41,18 +45,47 @@ def public(file: Path) -> dict[str, tuple]:
     return found
 
 
+# How a backend packs and uploads is its own; the layers ask for `linear`, `norm` and `embedding` alone.
+PRIVATE_WEIGHTS = {"Weights.__init__", "Upload", "Upload.__init__", "Upload.__call__", "is_out_of_memory"}
+
+
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("other", ["cpu", "cuda"])
 def test_same_public_names_and_signatures(file, other):
     wanted, got = public(HOMES["mlx"] / f"{file}.py"), public(HOMES[other] / f"{file}.py")
     # A backend may have helpers for its own arithmetic; what the others see must be in all three.
-    helpers = {"ops": {"widen"}, "sampling": {"gumbel"}}.get(file, set())
+    helpers = {"ops": {"widen"}, "sampling": {"gumbel"}, "weights": PRIVATE_WEIGHTS}.get(file, set())
     drop = lambda names: {name: names[name] for name in names if name not in helpers}  # noqa: E731
     assert drop(got) == drop(wanted)
     assert len(wanted) >= 3
 
 
-def test_every_backend_has_the_six_files():
+def code(file: Path, name: str) -> str:
+    """The code of a function or method, without docstrings and annotations."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        (node,) = [one for one in body if getattr(one, "name", None) == part]
+        body = node.body
+    for one in ast.walk(node):
+        if isinstance(one, ast.FunctionDef):
+            one.returns = None
+            if isinstance(one.body[0], ast.Expr) and isinstance(one.body[0].value, ast.Constant):
+                one.body = one.body[1:]
+        elif isinstance(one, ast.arg):
+            one.annotation = None
+    return ast.unparse(node)
+
+
+@pytest.mark.parametrize("name", ["model.Llama._compute", "model._build_block", "layers.Attention.__call__", "layers.MLP.__call__",
+                                  "layers.Block.__call__", "layers.RMSNorm.__call__", "layers.Embedding.__call__"])
+def test_one_forward_in_three_languages(name):
+    """The forward and its layers are the same code, to the letter; a backend differs in its ops, cache and weights."""
+    file, function = name.split(".", 1)
+    (same,) = {code(home / f"{file}.py", function) for home in HOMES.values()}
+    assert len(same) > 50
+
+
+def test_every_backend_has_the_same_files():
     for home in HOMES.values():
         assert set(FILES) | {"__init__"} <= {path.stem for path in home.glob("*.py")}
 
@@ -94,3 +127,63 @@ def test_arrows_point_one_way(name):
 def test_the_backend_is_here(name):
     """Skips, with the reason, where a backend is missing; fails where this machine must have it."""
     assert open_backend(name).name == name.split("-")[0]
+
+
+# ---- the same behaviour
+
+
+def refused(call) -> str:
+    """The kind and text of the error that a call must raise."""
+    with pytest.raises(LlamaError) as caught:
+        call()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def misuse(name: str, folder: Path) -> dict[str, str]:
+    """What a backend says to every kind of misuse."""
+    backend = open_backend(name)
+    checkpoint = open_checkpoint(folder)
+    model = backend.load(checkpoint, "float32")
+    sampler, cache = backend.sampler(options.resolve({}).options), model.make_cache(8)
+    model.forward([[1, 2, 3]], 0, cache)
+    state = cache.state()
+    other = {part: array[..., :8] if part != "tokens" else array for part, array in state.items()}
+    calls = {
+        "empty": lambda: model.forward([[]], 3, cache),
+        "ragged": lambda: model.forward([[1], [2, 3]], 3, cache),
+        "fractions": lambda: model.forward([[0.5]], 3, cache),
+        "foreign": lambda: model.forward([[10**6]], 3, cache),
+        "negative": lambda: model.forward([[-1]], 3, cache),
+        "elsewhere": lambda: model.forward([[1]], 1, cache),
+        "too long": lambda: model.forward([[1] * 6], 3, cache),
+        "another batch": lambda: model.forward([[1], [2]], 3, cache),
+        "no capacity": lambda: model.make_cache(0),
+        "trim": lambda: cache.trim(4),
+        "restore another": lambda: cache.restore(other),
+        "restore more": lambda: model.make_cache(2).restore(state),
+        "step of a batch": lambda: model.step([[1], [2]], 3, cache, sampler),
+        "step elsewhere": lambda: model.step([[1]], 2, cache, sampler),
+        "step foreign": lambda: model.step([[10**6]], 3, cache, sampler),
+        "verify a batch": lambda: model.verify([[1], [2]], 3, cache, sampler),
+        "verify too many": lambda: model.verify([[1] * 6], 3, cache, sampler),
+        "dtype": lambda: backend.load(checkpoint, "float8"),
+        "threads": lambda: backend.load(checkpoint, threads="many" if name == "cpu" else None, dtype="int4"),
+    }
+    found = {case: refused(call) for case, call in calls.items()}
+    assert cache.length == 3  # as it was
+    return found
+
+
+def test_the_same_misuse_has_the_same_error(toy):
+    mine, *others = [misuse(name, toy) for name in HOMES if not missing(name)]
+    for other in others:
+        assert other == mine
+
+
+def test_the_same_choice_has_the_same_notice(toy):
+    for name in HOMES:
+        if missing(name):
+            continue
+        backend = open_backend(name)
+        said = " ".join(backend.load(open_checkpoint(toy), compile=False).notices)
+        assert "--no-compile asks for it" in said or backend.device_name.startswith("torch on the CPU")
