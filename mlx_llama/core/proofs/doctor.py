@@ -15,7 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts
 from mlx_llama.core.backends.positions import position_nbytes
+from mlx_llama.core.backends.selection import import_facts
 from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError
 from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, find_local, find_weights, misfits, open_checkpoint
@@ -26,14 +28,14 @@ from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig, read_json, show
 from mlx_llama.core.system import machine
+from mlx_llama.core.system.gpus import Gpus
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, missing_template
 from mlx_llama.core.text.tokenizer import Tokenizer
 
-from .inventory import BackendFacts, Gpus, automatic, take_stock
+from .inventory import predict_auto, take_stock
 
-CPU_PEAK = 1.25  # memory over file size while the cpu backend loads: 1.1 to 1.25 measured (README, Figures)
+LOADING_ROOM = 1.25  # memory over the size of a quantised model, so that every backend can load it
 USEFUL_CONTEXT = 2048  # positions; a first choice that holds fewer gives way to a backend that holds more
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "lm_head": "head"}  # else norms
 
 
@@ -124,7 +126,7 @@ def diagnose(name: str | os.PathLike | None = None, revision: str | None = None,
     if gpus.first:
         found.machine["gpu"] = {"name": gpus.first[0], "free_memory_bytes": gpus.first[1]}
     found.backends = take_stock(gpus)
-    found.auto = automatic(found.backends)
+    found.auto = predict_auto(found.backends)
     for one in found.backends:
         if one.name == "cpu" and not one.available:  # which every machine could have
             found.add("warning", "machine", one.reason)
@@ -487,37 +489,17 @@ def _look_at_template(found: Diagnosis, opened: _Opened, tokenizer: Tokenizer, t
 
 
 def _fit(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, wanted: int | None, is_default: bool) -> None:
-    tensors = checkpoint.tensors.values()
-    low_bit = [tensor for tensor in tensors if isinstance(tensor, AffineWeight)]
-    plain = sum(math.prod(tensor.shape) for tensor in tensors if not isinstance(tensor, AffineWeight))
     longest = rope.longest(checkpoint.config)
     for one in found.backends:
         if not one.available:
             continue
-        dtype = checkpoint.dtype
-        if one.name == "cpu":
-            dtype, weights = "float32", int(checkpoint.nbytes * CPU_PEAK)
-            times = "16-bit integers" if one.kernels else "float32"
-        else:
-            if one.name == "cuda" and dtype == "bfloat16" and not one.has_bfloat16:
-                dtype = "float16"
-            times, sizes = dtype, [tensor.nbytes for tensor in low_bit]
-            if one.name == "mlx":
-                # as mlx_native keeps them: codes, and scales and biases in a dtype that holds them exactly
-                on_gpu = one.gpu is not False
-                products = [dtype if on_gpu and tensor.scale_dtype == dtype and not tensor.two_level else "float32"
-                            for tensor in low_bit]
-                times = " or ".join(dict.fromkeys(products))
-                sizes = [math.prod(tensor.shape) * tensor.bits // 8 + 2 * (math.prod(tensor.shape) // tensor.group_size)
-                         * _BYTES[product]
-                         for tensor, product in zip(low_bit, products)]
-            weights = sum(sizes) + plain * _BYTES[dtype]
-        per_position = position_nbytes(checkpoint.config, _BYTES[dtype])
+        plan = import_facts(one.name).plan_weights(checkpoint.tensors.values(), checkpoint.dtype, one)
+        per_position = position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype])
         most = fits = None
         if one.memory_bytes is not None:
-            most = max(0, min(longest, (one.memory_bytes - weights) // (2 * per_position)))
+            most = max(0, min(longest, (one.memory_bytes - plan.nbytes) // (2 * per_position)))
             fits = most >= (wanted or 1)
-        found.fits.append(Fit(one.name, dtype, times if low_bit else "", weights, 1000 * per_position, most, fits))
+        found.fits.append(Fit(one.name, plan.dtype, plan.low_bit_operand, plan.nbytes, 1000 * per_position, most, fits))
     _choose(found, checkpoint, revision, wanted, is_default)
 
 
@@ -578,7 +560,7 @@ def _remedy(found: Diagnosis, checkpoint: Checkpoint, facts: dict[str, BackendFa
     group = next((size for size in (64, 32) if not any(len(tensor.shape) == 2 and tensor.shape[1] % size
                                                        for tensor in tensors)), None)
     four_bit = sum(map(math.prod, config.tensor_shapes().values())) * (4 + 32 / (group or 64)) / 8
-    if low_bit or group is None or four_bit * CPU_PEAK > most:
+    if low_bit or group is None or four_bit * LOADING_ROOM > most:
         return "choose a smaller model, or close other programs"
     flags = "" if group == 64 else f" --group-size {group}"
     out = re.sub(r"\.gguf$", "", found.name.rstrip("/\\").replace("\\", "/").split("/")[-1].split(":")[-1]) + "-4bit"

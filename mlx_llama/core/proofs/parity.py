@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.backends.selection import Backend, Model
+from mlx_llama.core.backends.interface import Model
+from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.engine import Completion, Engine
