@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from machine import device_of
@@ -105,7 +107,8 @@ def test_torch_without_cuda_is_told_from_its_version_file(tmp_path, monkeypatch)
 @pytest.mark.parametrize("limit, total, expected", [
     ("0", 16, 16 * 2 / 3), ("0", 64, 48), ("20480", 32, 20), ("", 8, 16 / 3)])
 def test_metals_share_of_a_macs_memory(limit, total, expected, monkeypatch):
-    answers = {"iogpu.wired_limit_mb": limit, "hw.memsize": str(total << 30)}
+    answers = {"iogpu.wired_limit_mb": limit}
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total << 30))
     monkeypatch.setattr(mlx.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(mlx.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(machine.sys, "platform", "darwin")
