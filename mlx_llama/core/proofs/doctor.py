@@ -236,17 +236,6 @@ def _open_gguf_in_part(found: Diagnosis, path: Path) -> _Opened | None:
     return _Opened(path, None, config, config, file.metadata)
 
 
-# What takes the place of a field that is wrong, so that the next one can be looked at: large enough for any other field
-_REPAIRS: dict[str, dict[str, Any]] = {
-    "vocab_size": {"vocab_size": 1 << 24},
-    "hidden_size": {"hidden_size": 1 << 20, "head_dim": 128},
-    "intermediate_size": {"intermediate_size": 1 << 22},
-    "num_hidden_layers": {"num_hidden_layers": 1 << 12, "layer_types": None, "quantization": None,
-                          "quantization_config": None},
-    "num_attention_heads": {"num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 128},
-}  # fmt: skip
-
-
 def _stand_in(vocab_size: int = 0) -> LlamaConfig:
     fields = {"model_type": "llama", "num_attention_heads": 1, "hidden_size": 2, "intermediate_size": 1, "head_dim": 2,
               "num_hidden_layers": 1, "vocab_size": vocab_size or 1 << 24, "eos_token_id": None, "bos_token_id": None}
@@ -254,36 +243,16 @@ def _stand_in(vocab_size: int = 0) -> LlamaConfig:
 
 
 def _read_config(found: Diagnosis, raw: dict[str, Any], source: str) -> tuple[LlamaConfig | None, LlamaConfig]:
-    """(the config or None, the config or one that stands in for it), every bad field a finding.
-
-    `from_dict` stops at the first: the field whose repair makes its message go away is the one it meant, and with that
-    repair it goes on to the next.
-    """
-    def read(fields: dict[str, Any]) -> LlamaConfig | str:
-        try:
-            return LlamaConfig.from_dict(fields, source)
-        except ConfigError as error:
-            return str(error)
-
-    result, repaired = read(raw), False
-    architecture = {name: raw[name] for name in ("architectures", "model_type") if name in raw}
-    minimal = {"vocab_size": 1 << 24, "hidden_size": 2, "num_attention_heads": 1, "num_hidden_layers": 1,
-               "intermediate_size": 1, "eos_token_id": None, "bos_token_id": None}
-    if isinstance(result, str) and isinstance(read(minimal | architecture), str):
-        found.add("error", "config", result)  # another architecture's fields mean what they mean there
-        return None, _stand_in()
-    while isinstance(result, str):
-        found.add("error", "config", result)
-        repaired = True
-        for name in (*raw, *_REPAIRS):
-            changed = {key: value for key, value in raw.items() if key != name} | _REPAIRS.get(name, {})
-            after = read(changed)
-            if after != result:
-                raw, result = changed, after
-                break
-        else:
-            return None, _stand_in()
-    return (None if repaired else result), result
+    """(the config or None, the config or one that stands in for it). Each bad field is a finding."""
+    errors: list[LlamaError] = []
+    try:
+        config = LlamaConfig.from_dict(raw, source, errors.append)
+    except ConfigError as error:  # about all fields, as an architecture that is not supported
+        errors.append(error)
+        config = _stand_in()
+    for error in errors:
+        found.add("error", "config", error)
+    return (None if errors else config), config
 
 
 # What it is
