@@ -361,10 +361,10 @@ class _Reader:
     def __init__(self, raw: dict[str, Any], source: str, prefix: str = "", report: Report = refuse):
         if not isinstance(raw, dict):
             raise ConfigError(f"{source}: {prefix or 'config'} is {show(raw)}, expected an object with named fields")
-        self.raw, self.source, self.prefix, self.report = raw, source, prefix, report
-        self.failed: set[str] = set()
+        self.raw, self.source, self.prefix = raw, source, prefix
         is_gguf = source.endswith(".gguf")
         self.remedy = "take another conversion of the model" if is_gguf else "correct the file, or take the model's own"
+        self.report, self.failed = report, set()
 
     def fail(self, name: str, found: object, expected: str) -> None:
         if self.report is not refuse and name in _SIZES and self.failed & _SIZES:
