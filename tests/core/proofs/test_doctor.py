@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -12,18 +11,18 @@ import time
 import gguf
 import pytest
 import torch
-from making import CHAT_TEMPLATE, config_fields, make_checkpoint, make_tokenizer
+from making import config_fields, make_checkpoint, make_tokenizer
 from making_gguf import add_config, add_sentencepiece, make_gguf
 from safetensors import safe_open
 from transformers import DynamicCache, LlamaConfig as TheirConfig, LlamaForCausalLM
 
 from core.files.test_hub import cache, put_in_cache  # noqa: F401
-from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.proofs.doctor import diagnose
-from mlx_llama.core.system import machine
+
+from .looking import fit, found
 
 LLAMA_70B = dict(
     vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
@@ -31,15 +30,6 @@ LLAMA_70B = dict(
     rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                   "original_max_position_embeddings": 8192},
 )  # fmt: skip
-
-
-def found(diagnosis, level):
-    return [one.message for one in diagnosis.findings if one.level == level]
-
-
-def fit(diagnosis, name):
-    [one] = [one for one in diagnosis.fits if one.backend == name]
-    return one
 
 
 def sparse_checkpoint(folder, **fields):
@@ -186,41 +176,6 @@ print(json.dumps([found.facts(), peak_memory(), sorted(frameworks), time.perf_co
     assert not [one for one in facts["findings"] if one["level"] == "error" and one["about"] != "memory"]
 
 
-def test_the_longest_context_is_bounded_by_memory_and_by_the_model(tmp_path, monkeypatch):
-    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)
-    monkeypatch.setattr(machine, "free_memory", lambda: 1 << 30)
-    diagnosis = diagnose(folder)
-    cpu = fit(diagnosis, "cpu")
-    per_position = cpu.cache_bytes_per_1000 / 1000
-    # keys and values twice, while they move into larger storage
-    assert cpu.weights_bytes + 2 * per_position * cpu.longest_context <= 1 << 30 or cpu.longest_context == 100_000
-    monkeypatch.setattr(machine, "free_memory", lambda: 30 << 20)
-    cpu = fit(diagnose(folder), "cpu")
-    assert cpu.longest_context < 100_000
-    assert cpu.weights_bytes + 2 * per_position * cpu.longest_context <= 30 << 20
-    assert cpu.weights_bytes + 2 * per_position * (cpu.longest_context + 1) > 30 << 20
-    monkeypatch.setattr(machine, "free_memory", lambda: None)
-    diagnosis = diagnose(folder)
-    assert diagnosis.ok and fit(diagnosis, "cpu").longest_context is None and fit(diagnosis, "cpu").fits is None
-
-
-def test_a_context_that_memory_is_said_to_hold_is_held(tmp_path, monkeypatch):
-    """The cpu's cache grows to the longest context; free memory shrinks by the bytes that it holds."""
-    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)
-    monkeypatch.setattr(machine, "free_memory", lambda: 30 << 20)
-    cpu = fit(diagnose(folder), "cpu")
-    model = backends.select("cpu").load(open_checkpoint(folder))
-    filled = model.make_cache(cpu.longest_context)
-    monkeypatch.setattr(machine, "free_memory", lambda: (30 << 20) - cpu.weights_bytes - filled.nbytes)
-    while filled.length < cpu.longest_context:
-        count = min(4096, cpu.longest_context - filled.length)
-        filled.reserve(1, filled.length, count)  # raises ContextError where it does not fit
-        filled.length += count
-    filled = model.make_cache(4 * cpu.longest_context)
-    with pytest.raises(ContextError, match="of memory are free"):
-        filled.check_memory(1, 4 * cpu.longest_context)
-
-
 def test_rope_window_and_stretched_context(tmp_path):
     folder = make_checkpoint(tmp_path / "m", architectures=["MistralForCausalLM"], sliding_window=64,
                              rope_scaling={"rope_type": "dynamic", "factor": 4.0})
@@ -247,112 +202,6 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     (snapshot / "config.json").unlink()
     assert "no config.json in the local cache" in found(diagnose("toy/llama"), "error")[0]
     assert asked == [True] * 3
-
-
-# Tokenizer and template
-
-
-def chatty(folder, template=CHAT_TEMPLATE, kind="sentencepiece", generation=None, **fields):
-    settings = fields.pop("settings", {})
-    make_checkpoint(folder, tokenizer=False, **fields)
-    make_tokenizer(folder, kind, chat_template=template, **settings)
-    if generation is not None:
-        (folder / "generation_config.json").write_text(json.dumps(generation))
-    return folder
-
-
-TURN = "{% for message in messages %}{{ message['content'] }}END{% endfor %}"
-LLAMA3 = {"kind": "bytelevel", "bos_token_id": 379}
-
-
-def test_end_tokens_come_from_three_places(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>"), generation={"eos_token_id": [380]},
-                    eos_token_id=381, **LLAMA3)
-    diagnosis = diagnose(folder)
-    assert diagnosis.tokenizer["eos_of"] == {"config": [381], "generation_config": [380], "tokenizer": [383]}
-    assert diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == [380, 381, 383]
-    assert diagnosis.tokenizer["texts"][383] == "'<|eot_id|>'"
-    assert diagnosis.template["turn_end"] == 383 and found(diagnosis, "warning") == []
-
-
-def test_a_turn_that_ends_with_another_token_is_told_and_the_remedy_works(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>\n"), eos_token_id=380,
-                    settings={"eos_token": "<|end_of_text|>"}, **LLAMA3)
-    [warning] = found(diagnose(folder), "warning")
-    assert "ends a turn with '<|eot_id|>' (383)" in warning and "end tokens (380)" in warning
-    path = re.search(r"put 383 into eos_token_id of (\S+)$", warning)[1]
-    with open(path, "w") as file:
-        json.dump({"eos_token_id": [380, 383]}, file)
-    assert found(diagnose(folder), "warning") == []
-
-
-def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
-    path = tmp_path / "m.gguf"
-
-    def edit(writer):
-        writer.add_chat_template(TURN.replace("END", "<s>"))
-
-    make_gguf(path, edit=edit)
-    [warning] = found(diagnose(path), "warning")
-    command = re.search(r"gguf-set-metadata (\S+) (\S+) (\d+)$", warning)
-    assert command.groups() == (str(path), "tokenizer.ggml.eos_token_id", "1")
-    done = subprocess.run([sys.executable, "-m", "gguf.scripts.gguf_set_metadata", *command.groups(), "--force"],
-                          capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert found(diagnose(path), "warning") == []
-
-
-def test_a_turn_that_ends_with_plain_text(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "<|im_end|>"))
-    [warning] = found(diagnose(folder), "warning")
-    assert "'<|im_end|>', which is text and not a token" in warning and "--stop '<|im_end|>'" in warning
-
-
-def test_no_end_token_at_all(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "\n"), eos_token_id=None, settings={"eos_token": None},
-                    **LLAMA3)
-    diagnosis = diagnose(folder)
-    assert diagnosis.ok and diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == []
-    assert "names an end token" in found(diagnosis, "warning")[0]
-
-
-def test_an_end_token_that_is_ordinary_text(tmp_path):
-    """config.json without eos_token_id means 2 to transformers; in a byte-level vocabulary that is a sign."""
-    folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>"), **LLAMA3)
-    config = json.loads((folder / "config.json").read_text())
-    del config["eos_token_id"]
-    (folder / "config.json").write_text(json.dumps(config))
-    [warning] = found(diagnose(folder), "warning")
-    assert "no eos_token_id, and its default 2 is '#', not a special token" in warning
-
-
-@pytest.mark.parametrize("template, settings, expected", [
-    ("{{ bos_token }}" + TURN, {}, "writes BOS ('<s>'), which the tokenizer would add too; it stands once"),
-    ("{{ bos_token }}{{ bos_token }}" + TURN, {}, "begins a conversation with BOS ('<s>') 2 times"),
-    ("{{ bos_token }}" + TURN, {"add_bos_token": False}, None),
-    (TURN, {}, None),
-    (TURN, {"add_bos_token": False}, "writes no BOS ('<s>'), and the tokenizer adds none"),
-])
-def test_where_bos_comes_from(template, settings, expected, tmp_path):
-    folder = chatty(tmp_path / "m", template.replace("END", "</s>"), settings=settings)
-    diagnosis = diagnose(folder)
-    said = [message for message in found(diagnosis, "note") + found(diagnosis, "warning")]
-    assert len(said) == (expected is not None) and (expected is None or expected in said[0])
-    from mlx_llama.core.text.template import encode_messages
-
-    opened = open_checkpoint(folder)
-    ids = encode_messages(opened.tokenizer, opened.template, [{"role": "user", "content": "Hello"}])
-    assert diagnosis.template["bos_tokens"] == (2 if ids[1] == 1 else 1 if ids[0] == 1 else 0)
-
-
-def test_a_bos_that_the_config_has_otherwise(tmp_path):
-    said = found(diagnose(chatty(tmp_path / "m", bos_token_id=5)), "note")
-    assert any("bos_token_id is 5, the tokenizer's BOS is 1 ('<s>'); the tokenizer's is used" in one for one in said)
-
-
-def test_what_the_generation_config_asks_for_in_vain(tmp_path):
-    said = found(diagnose(chatty(tmp_path / "m", generation={"num_beams": 4})), "note")
-    assert any("num_beams=4" in one for one in said)
 
 
 # The machine
@@ -382,15 +231,6 @@ def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
     assert (cuda.gpu, cuda.device, cuda.memory_bytes, cuda.flags) == (True, "Tesla T4", 14913 << 20, ())
     assert diagnosis.auto == "cuda" and fit(diagnosis, "cuda").computes_in == "float16"  # a T4 has no bfloat16
     assert diagnosis.machine["gpu"]["name"] == "Tesla T4" and "--backend" not in diagnosis.command
-
-
-@no_windows
-def test_a_model_too_large_for_the_gpu_goes_to_the_cpu(smi, tmp_path):
-    smi('echo "Tiny, 0, 8.6"')
-    diagnosis = diagnose(make_checkpoint(tmp_path / "m"))
-    assert diagnosis.ok and diagnosis.auto == "cuda" and fit(diagnosis, "cuda").fits is False
-    assert not diagnosis.command.endswith("--backend cuda") and "--backend " in diagnosis.command
-    assert any("takes cuda, whose memory is too small" in one for one in found(diagnosis, "note"))
 
 
 @no_windows
