@@ -50,7 +50,7 @@ class LoadOptions:
         if not allowed:
             raise BackendError(f"{flag} {value!s:.40}: is for the cpu backend, and this is {self.backend}: leave it out, or "
                                "choose --backend cpu")
-        if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,9}", str(value)) or int(value) not in allowed:
+        if not re.fullmatch(r"[0-9]{1,9}", str(value)) or int(value) not in allowed:
             limits = f"1 to {allowed[-1]}" if isinstance(allowed, range) else f"one of {', '.join(map(str, allowed))}"
             raise BackendError(f"{flag} {value!r:.40}: must be a whole number, {limits}")
         return int(value)

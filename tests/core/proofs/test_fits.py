@@ -68,6 +68,7 @@ def test_a_model_too_large_for_the_gpu_goes_to_the_cpu(smi, tmp_path):
     ({"mlx": 1 << 30, "cpu": 1 << 20, "cuda": 1 << 10}, "cuda", "chat --model toy --backend mlx"),
     ({"mlx": None, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", "chat --model toy --backend mlx"),
     ({"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 30}, "cpu", "chat --model toy --backend cuda --device cpu"),
+    ({"cuda": 1 << 30, "cpu": 1 << 10, "mlx": 1 << 30}, "cpu", "chat --model toy --backend mlx"),
     ({"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", None)])
 def test_the_command_takes_a_backend_with_room(memory, auto, expected, toy):
     facts = [BackendFacts(name, True, "", {}, flags=("--device cpu",) if name == "cuda" and auto != "cuda" else (),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from making import make_checkpoint
 import mlx_llama
 from mlx_llama.core.errors import TraceError
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.proofs import parity, trace
 
 from .conftest import SMALL
@@ -151,6 +153,20 @@ def test_a_cached_property_is_no_part_of_the_hash(small, golden):
     checkpoint = open_checkpoint(small)
     object.__setattr__(checkpoint.config, "remembered", 1)
     assert trace.checkpoint_hash(checkpoint) == golden.hash
+
+
+@dataclass(frozen=True)
+class LaterConfig(LlamaConfig):
+    """A config with a field that this package gets later."""
+
+    scaling: float = 1.0
+
+
+@pytest.mark.parametrize("scaling, is_same", [(1.0, True), (2.0, False)])
+def test_a_later_field_counts_once_it_is_set(scaling, is_same, small, golden):
+    checkpoint = open_checkpoint(small)
+    found = LaterConfig(**{one.name: getattr(checkpoint.config, one.name) for one in fields(checkpoint.config)}, scaling=scaling)
+    assert (trace.checkpoint_hash(replace(checkpoint, config=found)) == golden.hash) is is_same
 
 
 # Checks
