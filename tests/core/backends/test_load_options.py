@@ -9,26 +9,28 @@ from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError
 
 
+def spelt(name):
+    """A pattern for the flag, or for the parameter of Python."""
+    return f"(--)?{name.replace('_', '[-_]')}"
+
+
 @pytest.mark.parametrize("name, value", [("threads", 2), ("threads", "2"), ("activation_bits", 8), ("activation_bits", "16")])
 def test_options_of_the_cpu_backend(name, value, backend):
     """Numbers there; on the others one line that is the same but for the backend's name."""
     if backend.name == "cpu":
         assert backend.load_options(**{name: value}) == {name: int(value)}
         return
-    flag = f"--{name.replace('_', '-')}"
-    with pytest.raises(BackendError) as error:
+    with pytest.raises(BackendError, match=f"^{spelt(name)} {value}: is for the cpu backend, and this is {backend.name}: leave"):
         backend.load_options(**{name: value})
-    assert str(error.value) == (f"{flag} {value}: is for the cpu backend, and this is {backend.name}: leave it out, or choose "
-                                "--backend cpu")
 
 
 @pytest.mark.parametrize("name, value, limits", [
     *(("threads", value, "1 to 1024") for value in (0, -1, 1025, "1.5", True, "٣", 2.0, "", "9" * 5000, [2])),
     *(("activation_bits", value, "one of 8, 16, 32") for value in (4, "", "all", 0, 64, False))])
 def test_numbers_outside_the_limits(name, value, limits):
-    with pytest.raises(BackendError, match=f"must be a whole number, {limits}$") as error:
+    with pytest.raises(BackendError, match=f"^{spelt(name)} .*: must be a whole number, {limits}$") as error:
         backends.select("cpu").load_options(**{name: value})
-    assert str(error.value).startswith(f"--{name.replace('_', '-')} ") and len(str(error.value)) < 120
+    assert len(str(error.value)) < 120
 
 
 @pytest.mark.parametrize("dtype", ["int8", "", None, "float64", "Float32", "x" * 5000])
@@ -43,7 +45,7 @@ def test_dtypes_that_a_backend_takes_are_those_it_loads(dtype, backend, toy):
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
     if backend.name == "cpu" and "16" in dtype:
-        with pytest.raises(BackendError, match=f"--dtype {dtype}: the cpu backend computes in float32.*--backend mlx or cuda"):
+        with pytest.raises(BackendError, match=f"dtype.*{dtype}.*: the cpu backend computes in float32, .*mlx.* or cuda$"):
             backend.load(open_checkpoint(toy), dtype)
         return
     model = backend.load(open_checkpoint(toy), dtype)
@@ -58,11 +60,11 @@ def test_only_what_is_given_is_passed_on(backend):
 
 def test_contradictions():
     cpu = backends.select("cpu")
-    with pytest.raises(BackendError, match="--activation-bits 8 and --dtype float32.*contradict"):
+    with pytest.raises(BackendError, match="8 and .*float32.*, which asks for 32, contradict"):
         cpu.load_options("float32", activation_bits=8)
     assert cpu.load_options("float32", activation_bits="32") == {"activation_bits": 32}
     for given in ({"threads": 1}, {"activation_bits": 8}):
-        with pytest.raises(BackendError, match="leave out --no-compile"):
+        with pytest.raises(BackendError, match="are for compiled kernels: leave out "):
             cpu.load_options(compile=False, **given)
 
 
