@@ -42,6 +42,11 @@ def pick_dtype(dtype: str, stored: str, device: str) -> np.dtype:
     return np.dtype(np.float32)
 
 
+def dtype_name(dtype: np.dtype) -> str:
+    """The dtype as "float32", "float16" or "bfloat16"."""
+    return dtype.name
+
+
 def launch(*arrays: np.ndarray) -> None:
     """Submit the arrays' work to the device without waiting: NumPy has already done it."""
 

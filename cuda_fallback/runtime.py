@@ -51,6 +51,11 @@ def pick_dtype(dtype: str, stored: str, device: torch.device) -> torch.dtype:
     return chosen
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype as "float32", "float16" or "bfloat16"."""
+    return {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]
+
+
 def _has_bfloat16(device: torch.device) -> bool:
     """Whether the GPU has bfloat16 instructions; without them torch emulates it slowly."""
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)

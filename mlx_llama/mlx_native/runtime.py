@@ -50,6 +50,11 @@ def pick_dtype(dtype: str, stored: str, device: mx.Device) -> mx.Dtype:
     return getattr(mx, stored if dtype == "auto" else dtype)
 
 
+def dtype_name(dtype: mx.Dtype) -> str:
+    """The dtype as "float32", "float16" or "bfloat16"."""
+    return {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}[dtype]
+
+
 def launch(*arrays: mx.array) -> None:
     """Submit the arrays' graphs to the device without waiting."""
     mx.async_eval(*arrays)

@@ -68,7 +68,7 @@ class Job:
         return min(STEPS, self.made_for - len(prompt))
 
     def tolerance(self, llm: LLM) -> float:
-        return parity.tolerance_of(llm.model, self.is_low_bit)
+        return parity.tolerance_of(parity.dtype_of(llm), self.is_low_bit)
 
     def facts(self, **more: Any) -> dict[str, Any]:
         return {"model": self.checkpoint.name, **more}

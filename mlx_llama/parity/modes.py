@@ -39,7 +39,7 @@ def compare(job: Job) -> int:
     found = []
     for backend in job.opened:
         run = job.load(backend)
-        one = parity.compare(backend.name, backend.device_name, parity.dtype_of(run.model), job.tolerance(run),
+        one = parity.compare(backend.name, backend.device_name, parity.dtype_of(run), job.tolerance(run),
                              parity.collect(backend, run.model, tokens, decoded), wanted, job.checkpoint.config)
         one.decoded = parity.compare_decoded(run, prompt, greedy, one.tolerance, logits)
         found.append(one)
@@ -81,7 +81,7 @@ def check(job: Job) -> int:
         tie, at, bad = True, found.first_greedy, found.first_bad
         if at is not None:
             tie = is_tie(llm.logits(prompt + golden.greedy[:at])[-1], golden.greedy[at], greedy[at], tolerance)
-        rows.append({"backend": backend.name, "device": backend.device_name, "dtype": parity.dtype_of(llm.model),
+        rows.append({"backend": backend.name, "device": backend.device_name, "dtype": parity.dtype_of(llm),
                      "tolerance": tolerance, "worst": max(float(values.max()) for values in found.errors.values()),
                      "first_bad": bad, "position": None if bad is None else int(found.errors[bad].argmax()),
                      "first_greedy_difference": at, "near_tie": tie,
@@ -100,7 +100,7 @@ def verify_cache(job: Job) -> int:
     tokens, rows = tokens[:job.made_for - 8], []
     for backend in job.opened:
         llm = job.load(backend)
-        rows += [{"backend": backend.name, "dtype": parity.dtype_of(llm.model), **way.report(), "tolerance": way.tolerance}
+        rows += [{"backend": backend.name, "dtype": parity.dtype_of(llm), **way.report(), "tolerance": way.tolerance}
                  for way in cache_ways.compare_ways(llm, tokens, job.tolerance(llm))]
         parity.free(llm)
     return _finish(job, job.facts(tokens=len(tokens)), rows, ("backend", "dtype", "way", "relative", "tolerance"),
@@ -114,7 +114,7 @@ def repeat(job: Job) -> int:
     rows = []
     for backend in job.opened:
         llm = job.load(backend)
-        runs, dtype = [parity.digest(llm, tokens, decoded) for _ in range(count)], parity.dtype_of(llm.model)
+        runs, dtype = [parity.digest(llm, tokens, decoded) for _ in range(count)], parity.dtype_of(llm)
         parity.free(llm)
         runs += [fresh_digest(job, backend) for _ in range(count)]
         first = parity.first_difference(runs)
@@ -160,7 +160,7 @@ def perplexity(job: Job) -> int:
     for backend in job.opened:
         llm = job.load(backend)
         found = measure_perplexity(llm, tokens, window, stride)
-        rows.append({"backend": backend.name, "device": backend.device_name, "dtype": parity.dtype_of(llm.model),
+        rows.append({"backend": backend.name, "device": backend.device_name, "dtype": parity.dtype_of(llm),
                      "perplexity": found.value, "nll": found.nll, "within": True})
         parity.free(llm)
     facts = job.facts(text=job.given.perplexity, tokens=len(tokens), window=window, stride=stride,

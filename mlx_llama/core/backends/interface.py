@@ -45,11 +45,12 @@ class Sampler(Protocol):
 
 
 class Model(Protocol):
-    """A Llama. Immutable after loading; everything that changes while generating is in the `Cache`."""
+    """A Llama. Immutable once loaded; the `Cache` holds all state of a generation."""
 
     config: LlamaConfig
-    verify_width: int  # positions that `verify` takes for little more than a step costs
-    notices: tuple[str, ...]  # what a user should know of how this model is computed, a line each
+    dtype: Any  # of the activations, the backend's own
+    verify_width: int  # positions that `verify` takes at little more than a step's cost
+    notices: tuple[str, ...]  # lines for the user on precision and compilation
 
     def make_cache(self, capacity: int) -> Cache: ...
     def forward(self, tokens: Array, index_pos: int, cache: Cache, *, every: bool = False,

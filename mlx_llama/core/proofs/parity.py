@@ -41,15 +41,14 @@ def probe_names(config: LlamaConfig) -> list[str]:
     return ["embedding", *layers, *LAST]
 
 
-def dtype_of(model: Model) -> str:
-    """ "float32", "float16" or "bfloat16"."""
-    return str(model.dtype).split(".")[-1]
+def dtype_of(llm: LLM) -> str:
+    """The activations' dtype: "float32", "float16" or "bfloat16"."""
+    return llm.backend.runtime.dtype_name(llm.model.dtype)
 
 
-def tolerance_of(model: Model, is_low_bit: bool) -> float:
-    """The relative error allowed to this model's activations."""
-    allowed = TOLERANCE[dtype_of(model)]
-    return max(allowed, LOW_BIT_TOLERANCE) if is_low_bit and dtype_of(model) == "float32" else allowed
+def tolerance_of(dtype: str, is_low_bit: bool) -> float:
+    """The relative error allowed to activations of a dtype, against low-bit weights or others."""
+    return max(TOLERANCE[dtype], LOW_BIT_TOLERANCE) if is_low_bit and dtype == "float32" else TOLERANCE[dtype]
 
 
 # Running
