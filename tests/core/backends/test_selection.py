@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from mlx_llama.core.backends import selection as backends
@@ -41,3 +45,21 @@ def test_a_gpu_that_is_not_there(backend):
         pytest.skip("there is a GPU here")
     with pytest.raises(BackendError, match="no .*GPU"):
         backends.select(backend.name, "gpu")
+
+
+@pytest.mark.parametrize("set_by_user, expected", [(None, "0"), ("1", "1")])
+def test_mlx_keeps_float32_products_unless_the_user_says_otherwise(set_by_user, expected):
+    """MLX reads MLX_ENABLE_TF32 at its first product: it stands once the device is picked, and no dtype changes it."""
+    pytest.importorskip("mlx.core")
+    code = """
+import os
+from mlx_llama.core.backends.selection import select
+backend = select("mlx", "cpu")
+found = os.environ.get("MLX_ENABLE_TF32")
+backend.runtime.pick_dtype("float32", "float32", backend.device)
+print(found, os.environ.get("MLX_ENABLE_TF32"))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
+    environment |= {} if set_by_user is None else {"MLX_ENABLE_TF32": set_by_user}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout.split() == [expected, expected], done.stderr
