@@ -1,15 +1,17 @@
-"""The CPU computes at once, so launching and reading cost nothing; the names are here because the engine calls them."""
+"""The device under NumPy: it computes at once, so `launch` and `read` have nothing to wait for."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.system import machine
 
-from . import kernels as compiled
+from . import kernels
 
 NAME = "cpu"
+LOAD_OPTIONS = LoadOptions(NAME, dtypes=("auto", "float32"), most_threads=1024, activation_bits=(8, 16, 32))
 
 
 def has_gpu() -> bool:
@@ -26,57 +28,59 @@ def pick_device(device: str | None = None) -> str:
 
 def device_name(device: str) -> str:
     """A name for receipts."""
-    target, _ = compiled.find_target()
+    target, _ = kernels.find_target()
     return f"CPU, compiled for {target.name}" if target else "NumPy on the CPU"
 
 
 def runs_ahead(device: str) -> bool:
-    """Whether step n+1 may be launched before token n is read: no, it would delay token n."""
+    """Whether step n+1 may be launched before token n is read: False, it would delay token n."""
     return False
 
 
 def pick_dtype(dtype: str, stored: str, device: str) -> np.dtype:
-    """The dtype of activations: float32, whatever width the weights are `stored` in. Raises BackendError for others."""
-    if dtype not in ("auto", "float32"):
-        raise BackendError(f"the cpu backend computes in float32 (16-bit weights stay 16-bit in memory), not {dtype}: "
-                           f"leave out --dtype, or use --backend mlx or cuda")
+    """The dtype of activations: float32, whatever width the weights are `stored` in."""
     return np.dtype(np.float32)
 
 
+def dtype_name(dtype: np.dtype) -> str:
+    """The dtype as "float32", "float16" or "bfloat16"."""
+    return dtype.name
+
+
 def launch(*arrays: np.ndarray) -> None:
-    """Hand work to the device without waiting: NumPy has already done it."""
+    """Submit the arrays' work to the device without waiting: NumPy has already done it."""
 
 
 def read(token: np.ndarray) -> int:
-    """The token [1, 1] as an int: the single evaluation point."""
+    """The token int32 [1, 1] as an int."""
     return int(token[0, 0])
 
 
 def read_all(*tokens: np.ndarray) -> list[int]:
-    """Tokens [1, T] of one or more arrays, in order, as ints: one wait for all of them."""
+    """The tokens of one or more int32 [1, T], in order, as ints."""
     return np.concatenate(tokens, axis=1)[0].tolist()
 
 
 def to_numpy(array: np.ndarray) -> np.ndarray:
-    """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
+    """A float32 or integer copy on the host. For logits, probes and saved state, never while decoding."""
     return np.array(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype)
 
 
 def peak_memory(device: str) -> int:
-    """Most bytes this process has had in memory; 0 where the system does not say."""
+    """Peak of the process's memory in bytes; 0: unknown."""
     return machine.peak_memory()
 
 
 def free_memory(device: str) -> int | None:
-    """Bytes of memory that the device has left; None: unknown."""
+    """Bytes of free memory on the device; None: unknown."""
     return machine.free_memory()
 
 
 def bandwidth(device: str) -> float | None:
-    """Bytes per second that the device's memory gives; None: the host's memory, which the bench measures itself."""
+    """Measured bandwidth of the device's memory, bytes per second; None: it computes in the host's memory."""
     return None
 
 
 def primitives(*arrays: np.ndarray) -> int | None:
-    """Operations in the graph that `arrays` wait for, which is left as it is; None where arrays have no graph."""
+    """Operations in the unevaluated graph of `arrays`, which stays unevaluated; None: arrays have no graph."""
     return None

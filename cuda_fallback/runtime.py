@@ -1,14 +1,16 @@
-"""torch queues kernels on the GPU as they are called; reading a token is the one place that waits for them."""
+"""The device under torch: it queues kernels on the GPU as they are called, and only `read` waits for a token."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.system import machine
 
 NAME = "cuda"
+LOAD_OPTIONS = LoadOptions(NAME)
 
 
 def has_gpu() -> bool:
@@ -17,7 +19,7 @@ def has_gpu() -> bool:
 
 
 def pick_device(device: str | None = None) -> torch.device:
-    """The device to run on: "gpu", "cpu", or None for the GPU. Raises BackendError when there is no GPU."""
+    """The device to run on: "gpu", "cpu", or None for the GPU. Raises BackendError for no GPU."""
     if device == "cpu":
         return torch.device("cpu")
     if not has_gpu():
@@ -37,8 +39,10 @@ def runs_ahead(device: torch.device) -> bool:
 
 
 def pick_dtype(dtype: str, stored: str, device: torch.device) -> torch.dtype:
-    """The dtype of activations and weights: the `stored` one, unless told otherwise; float16 for a stored bfloat16 that
-    the GPU is too old for. Raises BackendError where that was asked for."""
+    """The dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored` one.
+
+    "auto" turns a stored bfloat16 into float16 on a GPU without bfloat16. Raises BackendError for "bfloat16" there.
+    """
     chosen = getattr(torch, stored if dtype == "auto" else dtype)
     if chosen == torch.bfloat16 and device.type == "cuda" and not _has_bfloat16(device):
         if dtype == "auto":
@@ -47,35 +51,42 @@ def pick_dtype(dtype: str, stored: str, device: torch.device) -> torch.dtype:
     return chosen
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype as "float32", "float16" or "bfloat16"."""
+    return {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]
+
+
 def _has_bfloat16(device: torch.device) -> bool:
-    """Whether the GPU has instructions for it, which torch would emulate where it has none."""
+    """Whether the GPU has bfloat16 instructions; without them torch emulates it slowly."""
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def launch(*arrays: torch.Tensor) -> None:
-    """Hand work to the device without waiting: torch queued it when the operations were called. What is to be read of it,
-    tokens in the first place, sets out for the host's pinned memory."""
+    """Submit the arrays' work to the device without waiting: torch queued it when the operations were called.
+
+    Starts the copy of `arrays[0]`, if it holds tokens, to the host's pinned memory.
+    """
     tokens = arrays[0]
     if tokens.is_cuda and tokens.dtype == torch.int32:
         tokens._arrival = _Arrival(tokens)
 
 
 def read(token: torch.Tensor) -> int:
-    """The token [1, 1] as an int: the single evaluation point."""
+    """The token int32 [1, 1] as an int. Waits for it."""
     return read_all(token)[0]
 
 
 def read_all(*tokens: torch.Tensor) -> list[int]:
-    """Tokens [1, T] of one or more arrays, in order, as ints: one wait for all of them."""
+    """The tokens of one or more int32 [1, T], in order, as ints. Waits once."""
     arrivals = [vars(part).get("_arrival") for part in tokens]
     if None in arrivals:
         return torch.cat(tokens, dim=1)[0].tolist()
-    arrivals[-1].event.synchronize()  # the last to be launched, so the last to come
+    arrivals[-1].event.synchronize()  # launched last, so it arrives last
     return [token for arrival in arrivals for token in arrival.tokens[0].tolist()]
 
 
 def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """On the device what the host has; to a GPU through pinned memory, since from any other the copy waits for the queue."""
+    """Copy a host array to the device. To a GPU through pinned memory: other copies wait for the queued kernels."""
     tensor = torch.as_tensor(array)
     if tensor.device.type != "cpu":
         return tensor.to(device)
@@ -83,7 +94,7 @@ def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tenso
 
 
 class _Arrival:
-    """Tokens [1, T] on their way from a GPU to pinned memory, and the event of their being there."""
+    """Tokens [1, T] on their way from a GPU to pinned memory, and the event that marks their arrival."""
 
     def __init__(self, tokens: torch.Tensor):
         self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
@@ -93,26 +104,26 @@ class _Arrival:
 
 
 def to_numpy(array: torch.Tensor) -> np.ndarray:
-    """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
+    """A float32 or integer copy on the host. For logits, probes and saved state, never while decoding."""
     array = array.detach().cpu()
     return (array.float() if array.is_floating_point() else array).numpy().copy()
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes allocated on the GPU; on the CPU, most bytes this process has had in memory (0: unknown)."""
+    """Peak of bytes that torch has allocated on the GPU; on the CPU, peak of the process's memory (0: unknown)."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes of memory that the device has left; None: unknown."""
+    """Bytes of free memory on the device; None: unknown."""
     if device.type != "cuda":
         return machine.free_memory()
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for its next tensors
-    return torch.cuda.mem_get_info(device)[0] + held
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept for torch's next tensors
+    return torch.cuda.mem_get_info(device)[0] + reusable
 
 
 def bandwidth(device: torch.device) -> float | None:
-    """Bytes per second that the device's memory gives; None: the host's memory, which the bench measures itself."""
+    """Measured bandwidth of the device's memory, bytes per second; None: it computes in the host's memory."""
     if device.type == "cpu":
         return None
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
@@ -128,5 +139,5 @@ def bandwidth(device: torch.device) -> float | None:
 
 
 def primitives(*arrays: torch.Tensor) -> int | None:
-    """Operations in the graph that `arrays` wait for, which is left as it is; None where arrays have no graph."""
+    """Operations in the unevaluated graph of `arrays`, which stays unevaluated; None: arrays have no graph."""
     return None

@@ -1,6 +1,6 @@
-"""python -m mlx_llama.doctor: what this machine can run, and what of a model is wrong, without loading it.
+"""python -m mlx_llama.doctor: the backends of this machine, and the faults of a model, without loading it.
 
-Exit codes: 0 the model can be run here, 1 something prevents it, 2 the command line is wrong.
+Exit codes: 0 the model runs here, 1 an error prevents it, 2 the command line is wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from .core.errors import OptionsError
 from .core.generation import options
 
 if TYPE_CHECKING:
-    from .core.proofs.doctor import BackendFacts, Diagnosis, Fit
+    from .core.backends.interface import BackendFacts
+    from .core.proofs.diagnosis import Diagnosis, Fit
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
@@ -23,13 +24,12 @@ def parser() -> options.Parser:
     """The command line."""
     result = options.Parser(prog="python -m mlx_llama.doctor", description=__doc__.splitlines()[0], allow_abbrev=False)
     result.add_argument("model", metavar="MODEL", nargs="?", default=None,
-                        help="a folder, a .gguf file, or what the cache holds of a Hugging Face hub id or hub "
+                        help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
                              "id:file.gguf (default: the small guide model in this package)")
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
-                        help="positions that the context is to hold (default: what the model was made for, or "
-                             "what fits)")
-    result.add_argument("--json", action="store_true", help="one JSON object with all of it")
+                        help="positions that the context is to hold (default: the model's limit, or as many as fit)")
+    result.add_argument("--json", action="store_true", help="print everything as one JSON object")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     return result
 
@@ -59,8 +59,8 @@ def main(arguments: list[str]) -> int:
 
 
 def report(found: Diagnosis) -> list[tuple[str, str]]:
-    """The lines for people, each with its style."""
-    from .core.proofs.doctor import gigabytes
+    """Lines of text, each with its style for rich."""
+    from .core.proofs.diagnosis import format_bytes
 
     lines: list[tuple[str, str]] = []
 
@@ -71,7 +71,7 @@ def report(found: Diagnosis) -> list[tuple[str, str]]:
     title("machine")
     gpu = f", {here['gpu']['name']}" if "gpu" in here else ""
     lines.append((f"  {here['system']} {here['machine']}, Python {here['python']}, {here['physical_cores']} physical "
-                  f"cores, {gigabytes(here['free_memory_bytes'])} of memory to be had{gpu}", ""))
+                  f"cores, {format_bytes(here['free_memory_bytes'])} of free memory{gpu}", ""))
     title("backends")
     for one in found.backends:
         lines.append((_backend(one, one.name == found.auto), "" if one.available else "dim"))
@@ -87,24 +87,24 @@ def report(found: Diagnosis) -> list[tuple[str, str]]:
         for level in _STYLES:
             lines += [(f"  {level}: {one.message}", _STYLES[level]) for one in found.findings if one.level == level]
     title("next")
-    lines.append((f"  {found.command or 'mend what the errors say, then run this again'}", "" if found.ok else "bold"))
+    lines.append((f"  {found.command or 'correct the errors, then run this again'}", "" if found.ok else "bold"))
     return lines
 
 
 def _backend(one: BackendFacts, is_auto: bool) -> str:
-    from .core.proofs.doctor import gigabytes
+    from .core.proofs.diagnosis import format_bytes
 
     packages = ", ".join(f"{name} {version}" for name, version in one.packages.items())
     if not one.available:
         return f"  {one.name:<5} no   {one.reason}" + (f" ({packages})" if packages else "")
-    memory = "memory unknown" if one.memory_bytes is None else f"{gigabytes(one.memory_bytes)} {one.memory_is}"
+    memory = "memory unknown" if one.memory_bytes is None else f"{format_bytes(one.memory_bytes)} {one.memory_is}"
     flags = f" with {' '.join(one.flags)}" if one.flags else ""
     said = f"  {one.name:<5} yes  on {one.device}{flags}, {memory} ({packages})"
-    return said + (f"; {one.reason}" if one.reason else "") + ("; what --backend auto takes" if is_auto else "")
+    return said + (f"; {one.reason}" if one.reason else "") + ("; the choice of --backend auto" if is_auto else "")
 
 
 def _model(found: Diagnosis) -> list[str]:
-    from .core.proofs.doctor import gigabytes
+    from .core.proofs.diagnosis import format_bytes
 
     if not found.model:
         return []
@@ -121,10 +121,10 @@ def _model(found: Diagnosis) -> list[str]:
         + f"; embedding and head are {'one matrix' if m['tied_embeddings'] else 'two matrices'}",
     ]
     if found.groups:
-        lines.append(f"weights {gigabytes(m['nbytes'])}")
+        lines.append(f"weights {format_bytes(m['nbytes'])}")
     for group in found.groups:
         kinds = ", ".join(f"{count} {kind}" for kind, count in group["formats"].items())
-        lines.append(f"  {group['group']:<10}{group['tensors']:>5} tensors {gigabytes(group['nbytes']):>9}  {kinds}")
+        lines.append(f"  {group['group']:<10}{group['tensors']:>5} tensors {format_bytes(group['nbytes']):>9}  {kinds}")
     return lines
 
 
@@ -144,13 +144,13 @@ def _text(found: Diagnosis) -> list[str]:
 
 
 def _fit(fit: Fit) -> str:
-    from .core.proofs.doctor import gigabytes
+    from .core.proofs.diagnosis import format_bytes
 
     how = f", low-bit weights times {fit.low_bit}" if fit.low_bit else ""
     held = "longest context unknown" if fit.longest_context is None else f"room for {fit.longest_context} positions"
     fits = {True: "fits", False: "does not fit", None: "fits if memory suffices"}[fit.fits]
-    return (f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{how}; weights {gigabytes(fit.weights_bytes)}, "
-            f"cache {gigabytes(fit.cache_bytes_per_1000)} per 1000 tokens, {held}")
+    return (f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{how}; weights {format_bytes(fit.weights_bytes)}, "
+            f"cache {format_bytes(fit.cache_bytes_per_1000)} per 1000 tokens, {held}")
 
 
 def _count(number: int) -> str:

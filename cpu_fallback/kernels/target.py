@@ -17,6 +17,7 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
+from platformdirs import user_cache_path
 
 NAMES = ("avx512-vnni", "avx512", "avx2", "neon")
 _VNNI = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "f16c", "fma")
@@ -176,16 +177,12 @@ def _digest(for_target: Target, key: str) -> bytes:
 
 
 def _cache_folder() -> Path | None:
-    """MLX_LLAMA_CACHE, else the system's folder for caches; None where there is neither."""
+    """MLX_LLAMA_CACHE, else the system's folder for caches; None for a user without a home."""
     if given := os.environ.get("MLX_LLAMA_CACHE"):
         return Path(given)
     try:
-        if sys.platform == "darwin":
-            return Path.home() / "Library/Caches/mlx_llama"
-        if os.name == "nt":
-            return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "mlx_llama/cache"
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx_llama"
-    except RuntimeError:  # a user without a home
+        return user_cache_path("mlx_llama", appauthor=False)
+    except RuntimeError:
         return None
 
 

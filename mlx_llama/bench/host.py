@@ -13,7 +13,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from mlx_llama.core.backends.selection import Model
+from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.engine import Completion, Engine
 

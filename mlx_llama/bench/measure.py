@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from mlx_llama import cli
-from mlx_llama.core.backends.selection import Backend, Cache, Model
+from mlx_llama.core.backends.interface import Cache, Model
+from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.engine import Completion, Engine

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from platformdirs import user_state_path
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
@@ -150,12 +151,12 @@ def _matching(start: str, words: dict[str, str]) -> Iterator[Completion]:
 
 
 def history_path() -> Path:
-    """Where the lines of earlier runs are kept."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # unset, or against its specification
-        local = os.environ.get("LOCALAPPDATA") if os.name == "nt" else None
-        state = local or os.path.expanduser("~/.local/state")
-    return Path(state) / "mlx_llama" / "history"
+    """The file with the lines of earlier runs; for a user without a home one that forgets them."""
+    try:
+        return user_state_path("mlx_llama", appauthor=False) / "history"
+    except RuntimeError as error:
+        cli.say(f"(the history is kept for this run only: {error})")
+        return Path(os.devnull)
 
 
 class History(FileHistory):

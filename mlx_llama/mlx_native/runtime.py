@@ -1,4 +1,4 @@
-"""MLX builds a graph lazily; `launch` hands it to the device, `read` is the one place that waits for a token."""
+"""The device under MLX: it builds graphs lazily, `launch` submits one, and only `read` waits for a token."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import time
 import mlx.core as mx
 import numpy as np
 
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.system import machine
 
 NAME = "mlx"
+LOAD_OPTIONS = LoadOptions(NAME)
 
 
 def has_gpu() -> bool:
@@ -21,7 +23,12 @@ def has_gpu() -> bool:
 
 
 def pick_device(device: str | None = None) -> mx.Device:
-    """The device to run on: "gpu", "cpu", or None for the GPU where there is one. Raises BackendError for no GPU."""
+    """The device to run on: "gpu", "cpu", or None for the GPU where there is one. Raises BackendError for no GPU.
+
+    Sets MLX_ENABLE_TF32 to 0 unless it is set. Newer GPUs would round float32 products to TF32, with 10 bits of
+    mantissa. MLX reads the variable at the process's first product, so it is set before any model is loaded.
+    """
+    os.environ.setdefault("MLX_ENABLE_TF32", "0")
     if device == "gpu" and not has_gpu():
         raise BackendError("MLX has no GPU here (Metal needs Apple silicon, CUDA the package mlx[cuda13]): "
                            "use --device cpu, or leave it out")
@@ -34,56 +41,57 @@ def device_name(device: mx.Device) -> str:
 
 
 def runs_ahead(device: mx.Device) -> bool:
-    """Whether step n+1 may be launched before token n is read: yes, MLX evaluates on a thread of its own."""
+    """Whether step n+1 may be launched before token n is read: True, MLX evaluates on its own thread."""
     return True
 
 
 def pick_dtype(dtype: str, stored: str, device: mx.Device) -> mx.Dtype:
-    """The dtype of activations and weights: the `stored` one, unless told otherwise."""
-    chosen = getattr(mx, stored if dtype == "auto" else dtype)
-    # Newer GPUs would round float32 products to TF32 (10 bits of mantissa). MLX reads this at the process's first product,
-    # so also before a 16-bit model, which a float32 one may follow.
-    os.environ.setdefault("MLX_ENABLE_TF32", "0")
-    return chosen
+    """The dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored` one."""
+    return getattr(mx, stored if dtype == "auto" else dtype)
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """The dtype as "float32", "float16" or "bfloat16"."""
+    return {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}[dtype]
 
 
 def launch(*arrays: mx.array) -> None:
-    """Hand the arrays' graphs to the device, do not wait."""
+    """Submit the arrays' graphs to the device without waiting."""
     mx.async_eval(*arrays)
 
 
 def read(token: mx.array) -> int:
-    """The token [1, 1] as an int: the single evaluation point."""
+    """The token int32 [1, 1] as an int. Waits for it."""
     return token.item()
 
 
 def read_all(*tokens: mx.array) -> list[int]:
-    """Tokens [1, T] of one or more arrays, in order, as ints: one wait for all of them."""
+    """The tokens of one or more int32 [1, T], in order, as ints. Waits once."""
     return (tokens[0] if len(tokens) == 1 else mx.concatenate(tokens, axis=1)).tolist()[0]
 
 
 def to_numpy(array: mx.array) -> np.ndarray:
-    """A float32 (or integer) copy on the host. Off the decode path: for logits, probes and saved state."""
+    """A float32 or integer copy on the host. For logits, probes and saved state, never while decoding."""
     return np.array(array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array)
 
 
 def peak_memory(device: mx.Device) -> int:
-    """Most bytes that MLX has had allocated."""
+    """Peak of bytes that MLX has allocated."""
     return mx.get_peak_memory()
 
 
 def free_memory(device: mx.Device) -> int | None:
-    """Bytes of memory that the device has left; None: unknown."""
+    """Bytes of free memory on the device; None: unknown."""
     if device.type == mx.cpu:
         free = machine.free_memory()
-        return None if free is None else free + mx.get_cache_memory()  # which MLX holds for its next arrays
+        return None if free is None else free + mx.get_cache_memory()  # freed arrays that MLX keeps for reuse
     info = mx.device_info(device)
     most = info.get("max_recommended_working_set_size", info.get("memory_size"))
     return None if most is None else most - mx.get_active_memory()
 
 
 def bandwidth(device: mx.Device) -> float | None:
-    """Bytes per second that the device's memory gives; None: the host's memory, which the bench measures itself."""
+    """Measured bandwidth of the device's memory, bytes per second; None: it computes in the host's memory."""
     if device.type == mx.cpu:
         return None
     with mx.stream(device):
@@ -96,7 +104,7 @@ def bandwidth(device: mx.Device) -> float | None:
 
 
 def primitives(*arrays: mx.array) -> int | None:
-    """Operations in the graph that `arrays` wait for, which is left as it is; None where arrays have no graph."""
+    """Operations in the unevaluated graph of `arrays`, which stays unevaluated; None: arrays have no graph."""
     text = io.StringIO()
     mx.export_to_dot(text, *arrays)
     return text.getvalue().count("shape=rectangle")

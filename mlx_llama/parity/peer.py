@@ -1,4 +1,4 @@
-"""transformers as the reference of python -m mlx_llama.parity: another library's arithmetic over the same weights."""
+"""transformers as the reference: another library's arithmetic over the same weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 
 
 class TransformersReference:
-    """LlamaForCausalLM (or Mistral's) at float32 on the CPU, asked as core.parity asks a backend."""
+    """transformers' model at float32 on the CPU, with the functions of core.proofs.parity."""
 
     def __init__(self, checkpoint: Checkpoint):
-        """Raises BackendError where transformers is not installed or does not read the checkpoint."""
+        """Raises BackendError if transformers is not installed or does not read the checkpoint."""
         for package in ("torch", "transformers"):
             if importlib.util.find_spec(package) is None:
                 raise BackendError(f"--reference transformers needs the package {package}, which is not installed: pip install "
@@ -30,14 +30,14 @@ class TransformersReference:
         try:
             self.model = transformers.AutoModelForCausalLM.from_pretrained(
                 path, dtype=torch.float32, local_files_only=True, **folder).eval()
-        except Exception as error:  # noqa: BLE001: whatever it does not take, it says why
+        except Exception as error:  # noqa: BLE001 (any error: its message says why)
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BackendError(f"--reference transformers: it does not read {checkpoint.path}: {reason}") from None
         self.config = checkpoint.config
         self.name = f"transformers {transformers.__version__}"
 
     def collect(self, tokens: list[int], decoded: int) -> dict[str, np.ndarray]:
-        """As core.parity.collect, without what transformers has no module for: queries and keys after rope."""
+        """As parity.collect, without queries and keys after rope: transformers has no module for them."""
         import torch
 
         parts: dict[str, list[np.ndarray]] = {}
@@ -67,7 +67,7 @@ class TransformersReference:
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
-        """`count` likeliest tokens after `prompt`, past end tokens."""
+        """`count` greedy tokens after `prompt`, past end tokens."""
         import torch
 
         tokens, cache, last = [], None, prompt
@@ -80,7 +80,7 @@ class TransformersReference:
         return tokens
 
     def logits(self, tokens: list[int]) -> np.ndarray:
-        """After the last of `tokens`: float32 [V]."""
+        """Logits after the last of `tokens`: float32 [V]."""
         import torch
 
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The findings of python -m mlx_llama.parity as a table, a page and JSON."""
+"""Findings of python -m mlx_llama.parity as tables, as a page and as JSON."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.proofs.parity import AS_RUN, IN_LAYER, TOP, Difference, Report
+from mlx_llama.core.proofs.differences import TOP, Difference
+from mlx_llama.core.proofs.parity import IN_LAYER, LAST, Report
 
-COLUMNS = 64  # of a picture, at most: positions share one where there are more
+COLUMNS = 64  # most columns of a picture; more positions share them
 
 
-def kinds(report: Report) -> dict[str, list[Difference]]:
-    """A report's probes by kind ("attention", of all layers), in the order of computation."""
+def group_by_kind(report: Report) -> dict[str, list[Difference]]:
+    """Probes of all layers by kind, such as "attention", in the order of computation."""
     found: dict[str, list[Difference]] = {}
     for one in report.differences:
         found.setdefault(one.name.split(".")[-1], []).append(one)
-    order = ["embedding", *IN_LAYER, "norm", "logits", AS_RUN]
+    order = ["embedding", *IN_LAYER, *LAST]
     return {name: found[name] for name in order if name in found}
 
 
-def show(facts: dict[str, Any], reports: list[Report], config: LlamaConfig) -> None:
-    """Tables in the terminal: for each backend a line per kind of probe, of all layers the worst."""
+def show(facts: dict[str, Any], reports: list[Report]) -> None:
+    """Print a table for each backend: a line for each kind of probe, with the worst of its layers."""
     from rich.table import Table
 
     console = _console()
@@ -41,7 +42,7 @@ def show(facts: dict[str, Any], reports: list[Report], config: LlamaConfig) -> N
         table = Table(title=f"{report.backend} ({report.device}, {report.dtype})", title_justify="left")
         for name in ("probe", "max abs", "mean abs", "relative", "worst position", "cosine", "where"):
             table.add_column(name, justify="left" if name in ("probe", "where") else "right")
-        for kind, found in kinds(report).items():
+        for kind, found in group_by_kind(report).items():
             worst = max(found, key=lambda one: one.peak)
             mark = "" if worst.peak <= report.tolerance else " !"
             table.add_row(kind + mark, f"{max(one.max_abs for one in found):.2g}",
@@ -56,7 +57,7 @@ def show(facts: dict[str, Any], reports: list[Report], config: LlamaConfig) -> N
 
 
 def logits_lines(report: Report) -> list[str]:
-    """What the logits and the decoded tokens say, a line each."""
+    """Findings about the logits and the decoded tokens, a line each."""
     a, lines = report.agreement, []
     lines.append(f"logits: KL divergence {a.kl_mean:.2g} nats on average, {a.kl_max:.2g} at most; top-{TOP} agreement "
                  f"{a.top:.1%}")
@@ -77,7 +78,7 @@ def logits_lines(report: Report) -> list[str]:
 
 def show_rows(as_json: bool, facts: dict[str, Any], rows: list[dict[str, Any]], columns: tuple[str, ...],
               remark: Callable[[dict[str, Any]], str]) -> None:
-    """A table with a line per row, or one JSON object."""
+    """Print a table with a line for each row, or one JSON object."""
     if as_json:
         print(json.dumps(facts | {"rows": rows}))
         return
@@ -96,8 +97,8 @@ def show_rows(as_json: bool, facts: dict[str, Any], rows: list[dict[str, Any]], 
             console.print(text, soft_wrap=True)
 
 
-def checked(row: dict[str, Any]) -> str:
-    """What a check against a trace found, in a line."""
+def describe_check(row: dict[str, Any]) -> str:
+    """A check against a trace, in a line."""
     start = f"{row['backend']}: "
     if row["first_bad"] is not None:
         return start + f"OUTSIDE: first at probe {row['first_bad']}, worst at position {row['position']}"
@@ -108,22 +109,22 @@ def checked(row: dict[str, Any]) -> str:
                     else f"OUTSIDE: every probe agrees, but {place}: the decode step computes something else")
 
 
-def same_bits(row: dict[str, Any]) -> str:
-    """What one way of filling the cache gave, where it is not as it should be."""
+def describe_way(row: dict[str, Any]) -> str:
+    """A way of filling the cache that is outside the tolerance, in a line; "" for one within."""
     return "" if row["within"] else (f"OUTSIDE: {row['backend']}, {row['way']}: relative error {row['relative']:.2g}, allowed "
                                      f"{row['tolerance']:g}")
 
 
-def repeated(row: dict[str, Any]) -> str:
-    """Whether all runs gave the same bits, in a line."""
+def describe_repeat(row: dict[str, Any]) -> str:
+    """The bits of all runs, in a line."""
     if row["within"]:
         return f"{row['backend']}: the same bits in {row['runs']} runs, half of them in fresh processes"
     where = "a fresh process" if row["in_a_fresh_process"] else "this process"
     return f"OUTSIDE: {row['backend']}: run {row['run']}, in {where}, differs first at {row['first_difference']}"
 
 
-def stored(checkpoint: Checkpoint) -> str:
-    """The formats of a checkpoint's matrices, the ones with most weights first."""
+def stored_formats(checkpoint: Checkpoint) -> str:
+    """Formats of a checkpoint's matrices, by their number of weights."""
     found: dict[str, int] = {}
     for weight in checkpoint.tensors.values():
         if len(weight.shape) == 2:
@@ -136,7 +137,7 @@ def stored(checkpoint: Checkpoint) -> str:
 
 
 def write_page(path: str | os.PathLike, facts: dict[str, Any], reports: list[Report], config: LlamaConfig) -> None:
-    """One self-contained HTML file. Raises OptionsError when it cannot be written."""
+    """Write one self-contained HTML file. Raises OptionsError."""
     parts = [f"<h1>{html.escape(facts['model'])}</h1>",
              f"<p>{len(facts['tokens'])} tokens, the last {facts['decoded']} one by one, against "
              f"{html.escape(facts['reference'])}. Errors are norms of differences over norms.</p>"]
@@ -146,7 +147,7 @@ def write_page(path: str | os.PathLike, facts: dict[str, Any], reports: list[Rep
                      f'<p class="{state}">{html.escape(report.verdict())}</p>')
         parts += [f"<p>{html.escape(line)}</p>" for line in logits_lines(report)]
         parts.append(depth_picture(report, config))
-        parts.append(position_picture(report, config))
+        parts.append(position_picture(report))
         rows = "".join(
             f"<tr{'' if one.peak <= report.tolerance else ' class=outside'}><td>{one.name}</td><td>{one.max_abs:.3g}</td>"
             f"<td>{one.mean_abs:.3g}</td><td>{one.relative:.3g}</td><td>{one.peak:.3g}</td><td>{one.worst}</td>"
@@ -165,10 +166,10 @@ def depth_picture(report: Report, config: LlamaConfig) -> str:
     """The error of each kind of probe over the layers, as SVG with a logarithmic scale."""
     width, height, left, top = 720, 260, 60, 12
     layers = config.num_hidden_layers
-    series = {kind: found for kind, found in kinds(report).items() if kind in IN_LAYER}
+    series = {kind: found for kind, found in group_by_kind(report).items() if kind in IN_LAYER}
     values = [one.peak for found in series.values() for one in found] + [report.tolerance]
     finite = [value for value in values if 0 < value < math.inf]
-    if len(finite) < len(values):  # no error at all is drawn at the bottom
+    if len(finite) < len(values):  # draws errors of 0 at the bottom
         finite.append(report.tolerance / 1e4)
     low, high = math.floor(math.log10(min(finite))), math.ceil(math.log10(max(finite)) + 1e-9)
     high = max(high, low + 1)
@@ -197,12 +198,12 @@ def depth_picture(report: Report, config: LlamaConfig) -> str:
         parts.append(f'<text x="{width - 140}" y="{top + 12 + 16 * number}" fill="{colour}">{kind}</text>')
     for layer in sorted({*range(0, layers, max(1, layers // 8)), layers - 1}):
         parts.append(f'<text x="{x(layer):.1f}" y="{height - 22}" text-anchor="middle">{layer}</text>')
-    parts.append(f'<text x="{(left + width - 150) / 2}" y="{height - 4}" text-anchor="middle">layer (dashed: what is '
-                 "allowed)</text>")
+    parts.append(f'<text x="{(left + width - 150) / 2}" y="{height - 4}" text-anchor="middle">layer (dashed: the '
+                 "tolerance)</text>")
     return _figure(width, height, "error over depth", parts, "worst position's relative error, over depth")
 
 
-def position_picture(report: Report, config: LlamaConfig) -> str:
+def position_picture(report: Report) -> str:
     """The worst probe's error of each layer at each position, as a map of colours."""
     rows: dict[str, np.ndarray] = {}
     for one in report.differences:

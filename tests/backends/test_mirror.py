@@ -15,7 +15,7 @@ from mlx_llama.core.generation import options
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = {"mlx": ROOT / "mlx_llama/mlx_native", "cpu": ROOT / "cpu_fallback", "cuda": ROOT / "cuda_fallback"}
-FILES = ("runtime", "ops", "layers", "cache", "weights", "sampling", "model")
+FILES = ("facts", "runtime", "ops", "layers", "cache", "weights", "sampling", "model")
 
 
 def signature(function: ast.FunctionDef) -> tuple:
@@ -54,7 +54,7 @@ PRIVATE_WEIGHTS = {"Weights.__init__", "Upload", "Upload.__init__", "Upload.__ca
 def test_same_public_names_and_signatures(file, other):
     wanted, got = public(HOMES["mlx"] / f"{file}.py"), public(HOMES[other] / f"{file}.py")
     # A backend may have helpers for its own arithmetic; what the others see must be in all three.
-    helpers = {"ops": {"widen"}, "sampling": {"gumbel"}, "weights": PRIVATE_WEIGHTS}.get(file, set())
+    helpers = {"facts": {"product_dtype"}, "ops": {"widen"}, "sampling": {"gumbel"}, "weights": PRIVATE_WEIGHTS}.get(file, set())
     drop = lambda names: {name: names[name] for name in names if name not in helpers}  # noqa: E731
     assert drop(got) == drop(wanted)
     assert len(wanted) >= 3
@@ -92,7 +92,7 @@ def test_every_backend_has_the_same_files():
 
 def test_what_the_engine_uses_is_there(backend):
     """The Protocols' names and parameters are those of the classes behind them."""
-    from mlx_llama.core.backends import selection as protocols
+    from mlx_llama.core.backends import interface as protocols
 
     for protocol, real in ((protocols.Model, backend.model.Llama), (protocols.Cache, backend.model.Cache),
                            (protocols.Sampler, backend.sampling.Sampler)):
@@ -102,7 +102,7 @@ def test_what_the_engine_uses_is_there(backend):
                     inspect.signature(getattr(real, name)).parameters), name
 
 
-ALLOWED = {"models", "files", "backends.positions", "generation.rng", "generation.options", "errors", "system"}
+ALLOWED = {"models", "files", "backends.interface", "backends.load_options", "backends.positions", "generation.rng", "generation.options", "errors", "system"}
 
 
 @pytest.mark.parametrize("name", HOMES)

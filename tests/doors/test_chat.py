@@ -656,6 +656,18 @@ def test_history_across_runs(terminal, toy, tmp_path):
     assert path.stat().st_mode & 0o077 == 0
 
 
+def test_a_user_without_a_home_has_no_history(monkeypatch, capsys):
+    from mlx_llama.chat import terminal
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    history = terminal.History(terminal.history_path())
+    assert "the history is kept for this run only" in capsys.readouterr().err and history.working
+    history.store_string("a line")
+    assert list(history.load_history_strings()) == []
+
+
 def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
     (tmp_path / "file").touch()
     child = terminal("-m", "mlx_llama.chat", "--model", toy, "--backend", "cpu", "-m", "1",

@@ -250,7 +250,7 @@ def test_a_terminal_gets_colours_and_whole_lines(tmp_path, terminal):
     broken = make_checkpoint(tmp_path / "m")
     tensors(lambda h: h.__setitem__("other", h.pop("model.norm.weight")))(broken)
     child = terminal("-m", "mlx_llama.doctor", broken)
-    child.expect("mend what the errors say")
+    child.expect("correct the errors")
     child.wait()
     seen = child.logfile_read.getvalue()
     assert "\x1b[" in seen and "error: " in seen and child.exitstatus == 1

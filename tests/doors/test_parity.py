@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import functools
 import json
-import math
 import re
 import subprocess
 import sys
@@ -20,9 +17,9 @@ from making import make_checkpoint
 from making_gguf import make_gguf
 
 from mlx_llama.core.errors import LlamaError
-from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.proofs import parity as core
 from mlx_llama.parity import command as parity, report as parity_report
+from mlx_llama.parity.job import STEPS
 
 BACKENDS = [name for name in ("mlx", "cpu", "cuda") if name in to_run()]
 LAYERS = 3
@@ -58,7 +55,7 @@ def test_all_backends_agree(door):
         assert [probe["probe"] for probe in one["probes"]] == names
         assert all(probe["worst_relative"] < 1e-5 and probe["cosine"] > 1 - 1e-9 and len(probe["positions"]) == 40
                    for probe in one["probes"])
-        assert one["decoded"]["first_difference"] is None and len(one["decoded"]["tokens"]) == parity.STEPS
+        assert one["decoded"]["first_difference"] is None and len(one["decoded"]["tokens"]) == STEPS
         assert one["logits"]["top5"] == 1 and one["logits"]["kl_max"] < 1e-9
 
 
@@ -85,32 +82,6 @@ def test_sixteen_bits_are_judged_as_such(dtype, door):
 def test_low_bit_weights(door):
     for one in run(door, path=low_bit())["backends"]:
         assert one["within"], one["verdict"]
-
-
-def test_what_differences_are():
-    """Against NumPy's own formulas on arrays small enough to see."""
-    wanted = np.array([[3.0, 4.0], [0.0, 10.0]], np.float32)
-    found = core.difference("x", wanted + np.array([[0.0, 0.5], [0.0, 0.0]], np.float32), wanted)
-    assert (found.max_abs, found.mean_abs, found.worst) == (0.5, 0.125, 0)
-    np.testing.assert_allclose(found.positions, [0.1, 0])
-    assert found.relative == pytest.approx(0.5 / np.sqrt(125))
-    broken = core.difference("x", np.full_like(wanted, np.nan), wanted)
-    assert math.isinf(broken.peak) and math.isinf(broken.max_abs)
-
-
-def test_agreement_is_scipys_or_torchs():
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(0)
-    wanted, found = rng.standard_normal((2, 5, 40)).astype(np.float32)
-    a = core.agreement(found, wanted)
-    p, q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (wanted, found))
-    kl = torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(-1)
-    assert a.kl_mean == pytest.approx(float(kl.mean())) and a.kl_max == pytest.approx(float(kl.max()))
-    tops = [torch.topk(torch.from_numpy(x), core.TOP).indices.tolist() for x in (wanted, found)]
-    assert a.top == pytest.approx(np.mean([len({*x} & {*y}) / core.TOP for x, y in zip(*tops)]))
-    first = int(np.flatnonzero(wanted.argmax(1) != found.argmax(1))[0])
-    two = torch.topk(torch.from_numpy(wanted[first]).double(), 2).values
-    assert a.first == first and a.margins[0] == pytest.approx(float(two[0] - two[1]))
 
 
 # Planted faults
@@ -248,25 +219,6 @@ def open_cpu():
     return load(model(), backend="cpu").model
 
 
-def test_a_near_tie_is_told_from_a_bug():
-    class Twin:
-        """An engine whose greedy tokens differ at one place."""
-
-        def __init__(self, logits):
-            self.row = np.array(logits, np.float32)
-
-        def logits(self, tokens):
-            return np.stack([self.row] * len(tokens))
-
-    reference = np.array([1.0, 5.0, 4.9999, -3.0], np.float32)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "greedy", lambda llm, prompt, count: [1, 2, 0][:count])
-        near = core.compare_decoded(Twin([1, 4.9999, 5, -3]), [7], [1, 1, 0], 1e-4, lambda tokens: reference)
-        far = core.compare_decoded(Twin([1, 4.9999, 5, -3]), [7], [1, 1, 0], 1e-6, lambda tokens: reference)
-    assert near.first == far.first == 1 and near.is_tie and not far.is_tie
-    assert near.margins == pytest.approx((1e-4, 1e-4), rel=0.02)
-
-
 # The page
 
 
@@ -325,59 +277,11 @@ def test_the_guides_trace_holds_here():
     assert done.stdout.count("and the same greedy tokens") == len(BACKENDS)
 
 
-def damaged(text: str):
-    held = json.loads(text)
-
-    def but(**fields):
-        return json.dumps({**held, **fields})
-
-    short = dict(held["sketches"], norm=base64.b64encode(base64.b64decode(held["sketches"]["norm"])[:-4]).decode())
-    yield "", "is no trace"
-    yield text[:len(text) // 2], "is no trace"
-    yield "[1, 2]", '"format"'
-    yield "[" * 100_000, "is no trace"
-    yield but(format="other"), '"format"'
-    yield but(version=2), '"version" is 2'
-    yield but(tokens=[1]), '"tokens"'
-    yield but(tokens=[1, "2"]), '"tokens"'
-    yield but(decoded=0), '"decoded" is 0'
-    yield but(decoded=len(held["tokens"])), '"decoded"'
-    yield but(greedy=None), '"greedy"'
-    yield but(hash=5), '"hash"'
-    yield but(widths={}), '"sketches" and "widths"'
-    yield but(sketches=short), '"sketches.norm" must hold'
-    yield but(sketches=dict(held["sketches"], norm="!!!")), '"sketches.norm" is not float32'
-    yield but(top_ids=[[1]]), '"top_ids"'
-    yield but(logsumexp=held["logsumexp"][:8]), '"logsumexp"'
-    yield but(hash="0" * 64), "was recorded from m (hash 000000000000), and this is /"
-
-
-def test_a_damaged_trace_is_named(door, tmp_path):
+def test_a_damaged_trace_is_one_line(door, tmp_path):
     file = tmp_path / "t.json"
-    door(parity.main, "--model", model(), "--record", file, "--tokens", "8")
-    count = 0
-    for text, wanted in damaged(file.read_text()):
-        file.write_text(text)
-        done = door(parity.main, "--model", model(), "--check", file, "--backends", "cpu")
-        assert done.code == 2 and done.out == "", wanted
-        (line,) = [line for line in done.err.splitlines() if not line.startswith("running")]
-        assert line.startswith(f"error: {file}: ") and wanted in line
-        count += 1
-    assert count == 18
-    done = door(parity.main, "--model", model(), "--check", tmp_path / "none.json")
-    assert done.code == 2 and "none.json: cannot be read" in done.err
-
-
-def test_other_weights_are_another_checkpoint(tmp_path):
-    from mlx_llama.core.proofs.trace import checkpoint_hash
-
-    first = open_checkpoint(model())
-    assert checkpoint_hash(first) == checkpoint_hash(open_checkpoint(model()))
-    seen = {checkpoint_hash(first)}
-    for given in (dict(dtype="bfloat16"), dict(rope_theta=5000.0), dict(seed=1)):
-        seen.add(checkpoint_hash(open_checkpoint(
-            make_checkpoint(tmp_path / str(len(seen)), num_hidden_layers=LAYERS, max_position_embeddings=256, **given))))
-    assert len(seen) == 4
+    file.write_text("{}")
+    done = door(parity.main, "--model", model(), "--check", file, "--backends", "cpu")
+    assert done.code == 2 and done.out == "" and done.err.startswith(f"error: {file}: ") and done.err.count("\n") == 1
 
 
 # The cache, determinism
@@ -386,30 +290,6 @@ def test_other_weights_are_another_checkpoint(tmp_path):
 def test_every_way_of_filling_a_cache(door):
     rows = run(door, "--verify-cache", "--dtype", "float32", "--tokens", "40")["rows"]
     assert len(rows) == 7 * len(BACKENDS) and all(row["within"] and row["relative"] < 1e-5 for row in rows)
-
-
-STALE = {"trim": "after trim", "restore": "after save and load"}
-
-
-@pytest.mark.parametrize("what", STALE)
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "cpu"])
-def test_a_cache_that_forgets_is_found(what, backend, door, monkeypatch):
-    import importlib
-
-    cache = importlib.import_module({"mlx": "mlx_llama.mlx_native.cache", "cuda": "cuda_fallback.cache"}[backend]).Cache
-    original = getattr(cache, what)
-    inference = contextlib.nullcontext if backend == "mlx" else importlib.import_module("torch").inference_mode
-
-    def wrong(self, given):
-        original(self, given)
-        if self.length > 3:
-            with inference():
-                self.keys[0][:, :, 2:3] = self.keys[0][:, :, 1:2]
-
-    monkeypatch.setattr(cache, what, wrong)
-    rows = run(door, "--verify-cache", "--dtype", "float32", backends=[backend], expect=1)["rows"]
-    bad = [row["way"] for row in rows if not row["within"]]
-    assert STALE[what] in bad and "in chunks of 12" not in bad and "token by token" not in bad
 
 
 def test_the_same_bits_here_and_in_fresh_processes(door):
@@ -424,38 +304,18 @@ def test_the_operation_that_differs_is_named(door, monkeypatch):
     monkeypatch.setattr(ops, "swiglu", lambda x: original(x) * (1 + 1e-6 * (next(calls) % 7 == 3)))
     (row,) = run(door, "--repeat", "2", "--tokens", "12", "--no-compile", backends=["cpu"], expect=1)["rows"]
     assert row["first_difference"].split(".")[-1] == "ffn" and row["run"] == 2 and not row["in_a_fresh_process"]
-    assert "differs first at" in parity_report.repeated(row)
+    assert "differs first at" in parity_report.describe_repeat(row)
 
 
 # Perplexity
 
 
-@pytest.mark.parametrize("window, stride", [(64, 32), (50, 49), (40, 7), (256, 128)])
-def test_perplexity_is_that_of_transformers(window, stride, door, tmp_path):
-    torch = pytest.importorskip("torch")
-    from transformers import AutoModelForCausalLM
-
-    text = " ".join(["Once upon a time there was a little llama who lived on a hill."] * 9)
-    (tmp_path / "t.txt").write_text(text)
-    found = run(door, "--perplexity", tmp_path / "t.txt", "--ctx-size", str(window), "--stride", str(stride), "--dtype", "float32")
-    tokens = open_checkpoint(model()).tokenizer.encode(text, add_bos=True)
-    assert found["tokens"] == len(tokens) > 100
-    peer, ids = AutoModelForCausalLM.from_pretrained(model(), dtype=torch.float32), torch.tensor([tokens])
-    total, before = 0.0, 0
-    for begin in range(0, len(tokens), stride):  # as in https://huggingface.co/docs/transformers/perplexity
-        end = min(begin + window, len(tokens))
-        labels = ids[:, begin:end].clone()
-        labels[:, :-(end - before)] = -100
-        with torch.no_grad():
-            loss = peer(ids[:, begin:end], labels=labels).loss
-        total += float(loss) * int((labels[:, 1:] != -100).sum())
-        before = end
-        if end == len(tokens):
-            break
-    wanted = math.exp(total / (len(tokens) - 1))
-    for row in found["rows"]:
-        assert row["perplexity"] == pytest.approx(wanted, rel=1e-3)
-        assert row["perplexity"] == pytest.approx(wanted, rel=1e-5)
+def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
+    (tmp_path / "t.txt").write_text("Once upon a time there was a little llama who lived on a hill. " * 9)
+    found = run(door, "--perplexity", tmp_path / "t.txt", "--ctx-size", "64", "--stride", "32", "--dtype", "float32")
+    values = [row["perplexity"] for row in found["rows"]]
+    assert [row["backend"] for row in found["rows"]] == BACKENDS and values == pytest.approx([values[0]] * len(values), rel=1e-5)
+    assert (found["window"], found["stride"], found["stored"]) == (64, 32, "float32") and found["tokens"] > 100
 
 
 # Bad input

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.backends.selection import Backend, Cache, Model
+from mlx_llama.core.backends.interface import Cache, Model
+from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import Tokenizer

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends import selection as backends
+from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError
 from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
 from mlx_llama.core.models import rope
@@ -25,8 +26,8 @@ Prompt = str | list[dict[str, str]] | list[int]
 class LLM:
     """A loaded model. `generate`, `stream`, `chat` and `logits` are what scripts need."""
 
-    def __init__(self, checkpoint: Checkpoint, backend: backends.Backend, model: backends.Model,
-                 template: ChatTemplate | None, context: int, draft: backends.Model | None = None):
+    def __init__(self, checkpoint: Checkpoint, backend: backends.Backend, model: Model,
+                 template: ChatTemplate | None, context: int, draft: Model | None = None):
         self.checkpoint = checkpoint
         self.backend = backend
         self.model = model

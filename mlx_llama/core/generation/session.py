@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlx_llama.core.backends.selection import Cache
+from mlx_llama.core.backends.interface import Cache
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.models.rope import length_dependent
 from mlx_llama.core.text.template import ChatTemplate, encode_messages

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from mlx_llama.core.backends.selection import Array, Cache, Model, Sampler
+from mlx_llama.core.backends.interface import Array, Cache, Model, Sampler
 
 if TYPE_CHECKING:
     from mlx_llama.core.files.checkpoint import Checkpoint

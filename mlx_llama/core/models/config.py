@@ -8,16 +8,17 @@ something else.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mlx_llama.core.errors import ConfigError, LlamaError
+from mlx_llama.core.errors import ConfigError, LlamaError, Report, refuse
 
 from .architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE, BY_SPELLING, Architecture, find_gguf
 from .spec import LayerSpec
@@ -188,14 +189,17 @@ class LlamaConfig:
         return cls.from_dict(read_json(path, ConfigError), str(path))
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any], source: str = "config.json") -> LlamaConfig:
+    def from_dict(cls, raw: dict[str, Any], source: str = "config.json", report: Report = refuse) -> LlamaConfig:
         """The config from a parsed config.json; `source` is the file to name in errors.
+
+        report: takes the error of each bad field. If it returns, the other fields are read as well, and the config holds
+        stand-ins for the bad ones.
 
         Raises:
             ConfigError: a field is missing, of the wrong type, out of range or at odds with another; the
-                architecture, rope type, activation or quantisation is not supported.
+                architecture, rope type, activation or quantisation is not supported; what `report` raises.
         """
-        read = _Reader(raw, source)
+        read = _Reader(raw, source, report=report)
         architecture = _architecture(read)
         default = architecture.defaults
         _refuse_unsupported(read)
@@ -249,7 +253,8 @@ class LlamaConfig:
             query_key_norm=architecture.query_key_norm,
             sliding_layers=sliding_layers,
         )
-        _check_quantized_modules(config, source)
+        if not read.failed:
+            _check_quantized_modules(config, source)
         return config
 
     @classmethod
@@ -353,19 +358,58 @@ class LlamaConfig:
         return shapes
 
 
-class _Reader:
-    """Typed access to the raw fields; every refusal names the file, the field, what was found and expected."""
+# Fields that are checked against each other.
+_SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"}
 
-    def __init__(self, raw: dict[str, Any], source: str, prefix: str = ""):
+
+def _collects(otherwise: Any, needs: frozenset[str] = frozenset()) -> Callable[[Callable], Callable]:
+    """Decorate a function of a reader: report the error that ends it, and return `otherwise`.
+
+    otherwise: a value, or a dict of values by the name of the field that is read. needs: fields without which the function
+    is not called.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def run(read: _Reader, *given: Any, **named: Any) -> Any:
+            value = otherwise.get(given[0], 1) if isinstance(otherwise, dict) else otherwise
+            if read.failed & needs:
+                return value
+            report, read.report = read.report, refuse
+            try:
+                return function(read, *given, **named)
+            except ConfigError as error:
+                failure = error
+            finally:
+                read.report = report
+            read.report(failure)
+            read.failed.update(one for one in given[:1] if isinstance(one, str))
+            return value
+
+        return run
+
+    return decorate
+
+
+class _Reader:
+    """Typed access to the raw fields; every refusal names the file, the field, what was found and expected.
+
+    report: takes the error of a bad field (see from_dict). failed: fields with errors that `report` took.
+    """
+
+    def __init__(self, raw: dict[str, Any], source: str, prefix: str = "", report: Report = refuse):
         if not isinstance(raw, dict):
             raise ConfigError(f"{source}: {prefix or 'config'} is {show(raw)}, expected an object with named fields")
         self.raw, self.source, self.prefix = raw, source, prefix
         self.family = ""  # before a GGUF file's own fields, "llama" in llama.block_count
         is_gguf = source.endswith(".gguf")
         self.remedy = "take another conversion of the model" if is_gguf else "correct the file, or take the model's own"
+        self.report, self.failed = report, set()
 
     def fail(self, name: str, found: object, expected: str) -> None:
-        raise ConfigError(f"{self.source}: {self.prefix}{name} is {show(found)}, expected {expected}; {self.remedy}")
+        if self.report is not refuse and name in _SIZES and self.failed & _SIZES:
+            return  # at odds with a stand-in
+        self.report(ConfigError(f"{self.source}: {self.prefix}{name} is {show(found)}, expected {expected}; {self.remedy}"))
 
     def get(self, name: str, default: Any = _MISSING) -> Any:
         value = self.raw.get(name, default)
@@ -373,6 +417,7 @@ class _Reader:
             raise ConfigError(f"{self.source}: field {self.prefix}{name} is missing; {self.remedy}")
         return value
 
+    @_collects(_LIMITS | {"num_attention_heads": 1})
     def integer(self, name: str, default: Any = _MISSING, *, nullable: bool = False) -> Any:
         value, high = self.get(name, default), _LIMITS.get(name, 1 << 30)
         if value is None and nullable:
@@ -396,6 +441,7 @@ class _Reader:
             self.fail(name, value, f"a whole number from {low} to {high}")
         return value
 
+    @_collects(1.0)
     def number(self, name: str, default: Any = _MISSING, *, low: float, high: float = 1e12) -> float:
         """A finite number with low < value <= high."""
         value = self.get(name, default)
@@ -406,12 +452,14 @@ class _Reader:
     def optional(self, name: str, *, low: float, high: float = 1e12) -> float | None:
         return None if self.get(name, None) is None else self.number(name, low=low, high=high)
 
+    @_collects(False)
     def boolean(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if not isinstance(value, bool):
             self.fail(name, value, "true or false")
         return value
 
+    @_collects(())
     def tokens(self, name: str, default: Any, vocab: int) -> tuple[int, ...]:
         """Token ids from an int, a list or null; in order, without repeats."""
         value = self.get(name, default)
@@ -424,6 +472,7 @@ class _Reader:
                 self.fail(name, value, f"token ids from 0 to {vocab - 1} (vocab_size - 1), or null")
         return tuple(dict.fromkeys(one for one in values if 0 <= one < vocab))
 
+    @_collects(None)
     def token(self, name: str, default: Any, vocab: int) -> int | None:
         value = self.get(name, default)
         if isinstance(value, list):
@@ -476,6 +525,7 @@ QUANTIZED_GROUPS = (32, 64, 128)
 _REQUANTIZE = "load the unquantised version of this model, or one that mlx_lm.convert -q or llama.cpp has quantised"
 
 
+@_collects(None)
 def _quantization(read: _Reader) -> Quantization | None:
     """The field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and beside them settings of single modules
     under their names, such as "model.layers.0.mlp.down_proj": {"group_size", "bits"} or false. It writes it twice, the
@@ -634,6 +684,7 @@ def _dtype(read: _Reader) -> str:
     return found
 
 
+@_collects((None, None), needs=frozenset({"num_hidden_layers"}))
 def _sliding_window(read: _Reader, architecture: Architecture, layers: int) -> tuple[int | None, int | None]:
     """(the window or None, how many of the last layers have it or None for all)."""
     window, sliding = None, None
@@ -665,6 +716,7 @@ def _sliding_window(read: _Reader, architecture: Architecture, layers: int) -> t
 _ROPE_FOREIGN = ("short_factor", "long_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 
 
+@_collects(RopeConfig())
 def _rope(read: _Reader, positions: int, head_dim: int) -> RopeConfig:
     """Both spellings: `rope_theta` beside `rope_scaling`, and `rope_parameters`, which holds all.
 

@@ -1,19 +1,22 @@
-"""What the standard library knows of this machine, and may ask of it."""
+"""Memory and cores of this machine, and of the container around this process.
+
+psutil knows the machine; it takes 15 ms to import, so functions import it. It does not know a container's limits
+(cgroup 2), the cores that this process may run on, nor a Mac's performance cores: those are read here.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
 
 
 def peak_memory() -> int:
-    """Most bytes this process has had in memory; 0 where the system does not say (Windows)."""
+    """Peak of this process's memory in bytes."""
     try:
-        # Linux hands ru_maxrss on to the programs that a process starts: there, a small one may have a large one's.
+        # Linux keeps ru_maxrss across exec: a small program may report its large parent's.
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError):
@@ -21,34 +24,39 @@ def peak_memory() -> int:
     try:
         import resource
     except ImportError:
-        return 0
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def free_memory() -> int | None:
-    """Bytes that programs may still take without others being moved to disk, a container's limit (cgroup 2) included;
-    on a Mac all that there are; None where the system does not say (Windows)."""
-    if sys.platform == "darwin":
-        answer = subprocess.run(["sysctl", "-n", "hw.memsize"], capture_output=True, text=True).stdout.strip()
-        return int(answer) if answer.isdigit() else None
+    """Bytes that programs may still take without swapping, within a container's limit; on a Mac all of its memory.
+
+    None where the system does not tell.
+    """
+    import psutil
+
     try:
-        free = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
+        memory = psutil.virtual_memory()
+    except (OSError, RuntimeError, KeyError):  # /proc hidden or cut down
         return None
+    if sys.platform == "darwin":
+        return memory.total  # macOS compresses and evicts other programs' memory before it swaps
     group = Path("/sys/fs/cgroup")
     try:
-        held = int((group / "memory.current").read_text())
-        files = int((group / "memory.stat").read_text().split("inactive_file ")[1].split()[0])  # given back when needed
-        return min(free, int((group / "memory.max").read_text()) - held + files)
+        used = int((group / "memory.current").read_text())
+        files = int((group / "memory.stat").read_text().split("inactive_file ")[1].split()[0])  # evicted when needed
+        return min(memory.available, int((group / "memory.max").read_text()) - used + files)
     except (OSError, IndexError, ValueError):  # no such group, or "max": no limit
-        return free
+        return memory.available
 
 
 def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
-    """Tell the system that part of a mapped file may leave memory; it is read again when touched again.
+    """Let the system evict part of a mapped file, which is read again when touched.
 
-    Pages shared with what lies beside the part stay. Does nothing where the system has no madvise (Windows).
+    Pages shared with the bytes beside that part stay. Does nothing on Windows, which has no madvise.
     """
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
@@ -59,20 +67,18 @@ def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
 
 
 def physical_cores() -> int:
-    """Cores that this process may run on, counting those that share one core's units (hyper-threads) once."""
+    """Cores that this process may run on. Hyper-threads of one core count once, a Mac's efficiency cores not at all."""
     if sys.platform == "darwin":
-        # Performance cores only, where there are two kinds: the slow ones would hold up the others.
-        for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
-            answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True).stdout.strip()
-            if answer.isdigit() and int(answer) > 0:
-                return int(answer)
-        return os.cpu_count() or 1
+        # Threads share work evenly: efficiency cores would delay the others.
+        answer = subprocess.run(["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True).stdout.strip()
+        if answer.isdigit() and int(answer) > 0:
+            return int(answer)
     if not hasattr(os, "sched_getaffinity"):
-        shared = platform.machine().lower() in ("amd64", "x86_64")  # Windows does not say; most of these have two threads
-        return max(1, (os.cpu_count() or 1) // (2 if shared else 1))
-    allowed = os.sched_getaffinity(0)
+        import psutil
+
+        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
     siblings = set()
-    for cpu in allowed:
+    for cpu in os.sched_getaffinity(0):
         try:
             siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
         except OSError:
@@ -81,7 +87,7 @@ def physical_cores() -> int:
 
 
 def _quota() -> int:
-    """Processors that a container's limit (cgroup 2) grants; a large number where there is none."""
+    """Processors that a container's limit (cgroup 2) grants; a large number without a limit."""
     try:
         most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, int(most) // int(period))

@@ -1,12 +1,12 @@
-"""How far long work has come. Who does it and who shows it do not know each other:
+"""Progress of long operations. The work and its display do not know each other:
 
-    advance = progress.meter(checkpoint.nbytes)         # whoever works, in the thread that was called
+    advance = progress.meter(checkpoint.nbytes)         # the work, in the thread that was called
     pool.map(lambda part: (pack(part), advance(part.nbytes)), parts)        # from any thread, in any order
 
-    with progress.reported(lambda done, total: ...):    # whoever shows it (a door: cli.Bar)
+    with progress.reported(lambda done, total: ...):    # the display (a door: cli.Bar)
         model = backend.load(checkpoint)
 
-Where nobody shows anything, `advance` does nothing.
+Without a display, `advance` does nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _report: ContextVar[Report | None] = ContextVar("report", default=None)
 
 @contextmanager
 def reported(report: Report) -> Iterator[None]:
-    """Inside, work that this thread starts is reported: report(done, total), in bytes, one call at a time."""
+    """Report the work that this thread starts inside: report(done, total), in bytes, one call at a time."""
     token = _report.set(report)
     try:
         yield
@@ -32,7 +32,7 @@ def reported(report: Report) -> Iterator[None]:
 
 
 def meter(total: int) -> Callable[[int], None]:
-    """The function that takes the bytes just done, out of `total`; any thread may call it."""
+    """A function that adds the bytes just done, out of `total`. Any thread may call it."""
     report = _report.get()
     if report is None:
         return lambda nbytes: None

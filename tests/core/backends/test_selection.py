@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from mlx_llama.core.backends import selection as backends
@@ -17,7 +21,7 @@ from mlx_llama.core.errors import BackendError
 def test_auto(system, machine, metal, driver, cuda, wanted, monkeypatch):
     monkeypatch.setattr(backends.platform, "system", lambda: system)
     monkeypatch.setattr(backends.platform, "machine", lambda: machine)
-    monkeypatch.setattr(backends, "_gpu_driver", lambda: driver)
+    monkeypatch.setattr(backends, "has_gpu_driver", lambda: driver)
     monkeypatch.setattr(backends, "_has_gpu", {"mlx": metal, "cuda": cuda}.get)
     assert backends.auto() == wanted
 
@@ -28,7 +32,7 @@ def test_a_broken_installation_is_passed_over_by_auto_and_named_when_asked_for(e
         raise error
 
     monkeypatch.setattr(backends, "missing", lambda name: "")
-    monkeypatch.setattr(backends, "_gpu_driver", lambda: True)
+    monkeypatch.setattr(backends, "has_gpu_driver", lambda: True)
     monkeypatch.setattr(backends.platform, "system", lambda: "Linux")
     monkeypatch.setattr(backends.importlib, "import_module", broken)
     assert backends.auto() == "cpu" and str(error) in capsys.readouterr().err
@@ -43,18 +47,19 @@ def test_a_gpu_that_is_not_there(backend):
         backends.select(backend.name, "gpu")
 
 
-@pytest.mark.parametrize("name, value", [("threads", 2), ("threads", "2"), ("activation_bits", 8), ("activation_bits", "16")])
-def test_what_only_the_cpu_backend_takes(name, value, backend):
-    if backend.name == "cpu":
-        assert backend.load_options(**{name: value}) == {name: int(value)}
-        return
-    with pytest.raises(BackendError, match=f"--{name.replace('_', '-')} {value}: is for the cpu backend"):
-        backend.load_options(**{name: value})
-
-
-@pytest.mark.parametrize("name, value", [("threads", 0), ("threads", -1), ("threads", 1025), ("threads", "1.5"),
-                                         ("threads", True), ("threads", "٣"), ("threads", 2.0), ("activation_bits", 4),
-                                         ("activation_bits", ""), ("activation_bits", "all")])
-def test_threads_and_activation_bits_that_are_none(name, value):
-    with pytest.raises(BackendError, match="must be a whole number"):
-        backends.select("cpu").load_options(**{name: value})
+@pytest.mark.parametrize("set_by_user, expected", [(None, "0"), ("1", "1")])
+def test_mlx_keeps_float32_products_unless_the_user_says_otherwise(set_by_user, expected):
+    """MLX reads MLX_ENABLE_TF32 at its first product: it stands once the device is picked, and no dtype changes it."""
+    pytest.importorskip("mlx.core")
+    code = """
+import os
+from mlx_llama.core.backends.selection import select
+backend = select("mlx", "cpu")
+found = os.environ.get("MLX_ENABLE_TF32")
+backend.runtime.pick_dtype("float32", "float32", backend.device)
+print(found, os.environ.get("MLX_ENABLE_TF32"))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
+    environment |= {} if set_by_user is None else {"MLX_ENABLE_TF32": set_by_user}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout.split() == [expected, expected], done.stderr

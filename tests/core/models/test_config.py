@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies
 from making import config_fields
 from transformers import LlamaConfig as TheirLlama, LlamaForCausalLM, MistralConfig as TheirMistral, MistralForCausalLM
 
@@ -302,3 +303,62 @@ def test_a_long_value_is_cut_in_the_message():
     with pytest.raises(ConfigError) as caught:
         LlamaConfig.from_dict(config_fields(hidden_act="x" * 10_000 + "\n"))
     assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+
+
+BAD = {
+    "vocab_size": -1, "hidden_size": None, "num_hidden_layers": "two", "num_attention_heads": 0, "num_key_value_heads": 0,
+    "head_dim": "x", "intermediate_size": 1.5, "rms_norm_eps": 7, "max_position_embeddings": 0, "attention_bias": 1,
+    "tie_word_embeddings": "yes", "hidden_act": "gelu", "rope_scaling": {"rope_type": "longrope"}, "eos_token_id": "end",
+    "bos_token_id": [1], "torch_dtype": "int8", "partial_rotary_factor": 0.5,
+    "quantization_config": {"quant_method": "gptq"},
+}
+
+
+def refused(fields):
+    with pytest.raises(ConfigError) as caught:
+        LlamaConfig.from_dict(fields)
+    return str(caught.value)
+
+
+def collected(fields):
+    errors = []
+    config = LlamaConfig.from_dict(fields, report=errors.append)
+    assert isinstance(config, LlamaConfig)
+    return [str(error) for error in errors]
+
+
+@settings(max_examples=60, deadline=None)
+@given(names=strategies.sets(strategies.sampled_from(sorted(BAD)), min_size=1))
+def test_every_bad_field_is_reported_once(names):
+    """With the error that it alone causes, and without errors that only the others cause."""
+    fields = config_fields()
+    wanted = {refused(fields | {name: BAD[name]}).split(", expected")[0] for name in names}
+    fields |= {name: BAD[name] for name in names}
+    assert sorted(error.split(", expected")[0] for error in collected(fields)) == sorted(wanted)
+    assert refused(fields).split(", expected")[0] in wanted
+
+
+@pytest.mark.parametrize("fields, expected", [
+    ({"num_key_value_heads": 3}, ["num_key_value_heads is 3"]),
+    ({"num_key_value_heads": 3, "hidden_act": "gelu"}, ["hidden_act", "num_key_value_heads is 3"]),
+    ({"num_attention_heads": "four"}, ["num_attention_heads"]),  # and no word about its divisors
+    ({"num_hidden_layers": 0, "layer_types": ["full_attention"] * 2}, ["num_hidden_layers"]),
+    ({"layer_types": 5, "vocab_size": 0}, ["vocab_size", "layer_types is 5"]),
+    ({"vocab_size": 0, "eos_token_id": 70_000}, ["vocab_size"]),
+    ({"head_dim": 3, "rms_norm_eps": 0}, ["head_dim is 3", "rms_norm_eps"]),
+])
+def test_checks_across_fields_among_bad_ones(fields, expected):
+    errors = collected(config_fields() | fields)
+    assert len(errors) == len(expected) and all(any(part in error for error in errors) for part in expected), errors
+
+
+def test_another_architecture_ends_the_reading():
+    errors = []
+    with pytest.raises(ConfigError, match="Gemma2"):
+        LlamaConfig.from_dict(config_fields(architectures=["Gemma2ForCausalLM"], vocab_size=0), report=errors.append)
+    assert errors == []
+
+
+def test_a_good_config_has_nothing_to_report():
+    fields = config_fields()
+    assert collected(fields) == [] and LlamaConfig.from_dict(fields, report=print) == LlamaConfig.from_dict(fields)

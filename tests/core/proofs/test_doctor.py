@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import re
-import stat
 import subprocess
 import sys
 import time
@@ -14,19 +11,18 @@ import time
 import gguf
 import pytest
 import torch
-from making import CHAT_TEMPLATE, config_fields, make_checkpoint, make_tokenizer
+from making import config_fields, make_checkpoint, make_tokenizer
 from making_gguf import add_config, add_sentencepiece, make_gguf
 from safetensors import safe_open
 from transformers import DynamicCache, LlamaConfig as TheirConfig, LlamaForCausalLM
 
 from core.files.test_hub import cache, put_in_cache  # noqa: F401
-from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.proofs import inventory
 from mlx_llama.core.proofs.doctor import diagnose
-from mlx_llama.core.system import machine
+
+from .looking import fit, found
 
 LLAMA_70B = dict(
     vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
@@ -34,15 +30,6 @@ LLAMA_70B = dict(
     rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                   "original_max_position_embeddings": 8192},
 )  # fmt: skip
-
-
-def found(diagnosis, level):
-    return [one.message for one in diagnosis.findings if one.level == level]
-
-
-def fit(diagnosis, name):
-    [one] = [one for one in diagnosis.fits if one.backend == name]
-    return one
 
 
 def sparse_checkpoint(folder, **fields):
@@ -164,44 +151,6 @@ def test_what_mlx_lm_quantises_is_named_with_its_groups(tmp_path):
     assert formats["attention"] == {"affine 4-bit, groups of 32": 8} and formats["norms"] == {"bfloat16": 5}
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K", "Q6_K"])
-def test_the_weights_take_what_the_backends_then_hold(kind, backend, tmp_path):
-    """Against what a loaded model holds: at least 95 % of the estimate, at most 5 % more; the cpu's is a peak."""
-    path = tmp_path / "m.gguf"
-    make_gguf(path, kinds=kind, hidden_size=512, intermediate_size=1024, vocab_size=4096, head_dim=64,
-              num_attention_heads=8)
-    estimate = fit(diagnose(path), backend.name).weights_bytes
-    before = 0
-    if backend.name == "mlx":
-        import mlx.core as mx
-
-        gc.collect()  # other tests' models
-        before = mx.get_active_memory()
-    model = backend.load(open_checkpoint(path))
-    if backend.name == "mlx":
-        held = mx.get_active_memory() - before
-    elif backend.name == "cuda":
-        held = sum(_torch_bytes(value, set()) for value in (model.embedding, model.blocks, model.norm, model.head))
-    else:
-        held = model.compiled.nbytes if model.compiled else open_checkpoint(path).nbytes
-        assert held <= estimate
-        return
-    assert 0.95 * estimate <= held <= 1.05 * estimate
-
-
-def _torch_bytes(value, seen):
-    """Of all tensors that an object leads to."""
-    if id(value) in seen:
-        return 0
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, (list, tuple)):
-        return sum(_torch_bytes(one, seen) for one in value)
-    inner = getattr(value, "__dict__", {}) if type(value).__module__.startswith("cuda_fallback") else {}
-    return sum(_torch_bytes(one, seen) for one in inner.values())
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="files with holes, and resident pages through /proc")
 @pytest.mark.parametrize("make", [sparse_checkpoint, sparse_gguf])
 def test_weights_are_not_read_and_no_framework_is_imported(make, tmp_path):
@@ -225,41 +174,6 @@ print(json.dumps([found.facts(), peak_memory(), sorted(frameworks), time.perf_co
     assert frameworks == [] and peak < 400e6
     assert facts["model"]["parameters"] == 70_553_706_496
     assert not [one for one in facts["findings"] if one["level"] == "error" and one["about"] != "memory"]
-
-
-def test_the_longest_context_is_bounded_by_memory_and_by_the_model(tmp_path, monkeypatch):
-    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)
-    monkeypatch.setattr(machine, "free_memory", lambda: 1 << 30)
-    diagnosis = diagnose(folder)
-    cpu = fit(diagnosis, "cpu")
-    per_position = cpu.cache_bytes_per_1000 / 1000
-    # keys and values twice, while they move into larger storage
-    assert cpu.weights_bytes + 2 * per_position * cpu.longest_context <= 1 << 30 or cpu.longest_context == 100_000
-    monkeypatch.setattr(machine, "free_memory", lambda: 30 << 20)
-    cpu = fit(diagnose(folder), "cpu")
-    assert cpu.longest_context < 100_000
-    assert cpu.weights_bytes + 2 * per_position * cpu.longest_context <= 30 << 20
-    assert cpu.weights_bytes + 2 * per_position * (cpu.longest_context + 1) > 30 << 20
-    monkeypatch.setattr(machine, "free_memory", lambda: None)
-    diagnosis = diagnose(folder)
-    assert diagnosis.ok and fit(diagnosis, "cpu").longest_context is None and fit(diagnosis, "cpu").fits is None
-
-
-def test_a_context_that_memory_is_said_to_hold_is_held(tmp_path, monkeypatch):
-    """The cpu's cache grows to the longest context, with what it holds taken off what is free."""
-    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)
-    monkeypatch.setattr(machine, "free_memory", lambda: 30 << 20)
-    cpu = fit(diagnose(folder), "cpu")
-    model = backends.select("cpu").load(open_checkpoint(folder))
-    cache = model.make_cache(cpu.longest_context)
-    monkeypatch.setattr(machine, "free_memory", lambda: (30 << 20) - cpu.weights_bytes - cache.nbytes)
-    while cache.length < cpu.longest_context:
-        count = min(4096, cpu.longest_context - cache.length)
-        cache.reserve(1, cache.length, count)  # raises ContextError where it does not fit
-        cache.length += count
-    cache = model.make_cache(4 * cpu.longest_context)
-    with pytest.raises(ContextError, match="of memory are free"):
-        cache.check_memory(1, 4 * cpu.longest_context)
 
 
 def test_rope_window_and_stretched_context(tmp_path):
@@ -290,135 +204,7 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     assert asked == [True] * 3
 
 
-# Tokenizer and template
-
-
-def chatty(folder, template=CHAT_TEMPLATE, kind="sentencepiece", generation=None, **fields):
-    settings = fields.pop("settings", {})
-    make_checkpoint(folder, tokenizer=False, **fields)
-    make_tokenizer(folder, kind, chat_template=template, **settings)
-    if generation is not None:
-        (folder / "generation_config.json").write_text(json.dumps(generation))
-    return folder
-
-
-TURN = "{% for message in messages %}{{ message['content'] }}END{% endfor %}"
-LLAMA3 = {"kind": "bytelevel", "bos_token_id": 379}
-
-
-def test_end_tokens_come_from_three_places(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>"), generation={"eos_token_id": [380]},
-                    eos_token_id=381, **LLAMA3)
-    diagnosis = diagnose(folder)
-    assert diagnosis.tokenizer["eos_of"] == {"config": [381], "generation_config": [380], "tokenizer": [383]}
-    assert diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == [380, 381, 383]
-    assert diagnosis.tokenizer["texts"][383] == "'<|eot_id|>'"
-    assert diagnosis.template["turn_end"] == 383 and found(diagnosis, "warning") == []
-
-
-def test_a_turn_that_ends_with_another_token_is_told_and_the_remedy_works(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>\n"), eos_token_id=380,
-                    settings={"eos_token": "<|end_of_text|>"}, **LLAMA3)
-    [warning] = found(diagnose(folder), "warning")
-    assert "ends a turn with '<|eot_id|>' (383)" in warning and "end tokens (380)" in warning
-    path = re.search(r"put 383 into eos_token_id of (\S+)$", warning)[1]
-    with open(path, "w") as file:
-        json.dump({"eos_token_id": [380, 383]}, file)
-    assert found(diagnose(folder), "warning") == []
-
-
-def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
-    path = tmp_path / "m.gguf"
-
-    def edit(writer):
-        writer.add_chat_template(TURN.replace("END", "<s>"))
-
-    make_gguf(path, edit=edit)
-    [warning] = found(diagnose(path), "warning")
-    command = re.search(r"gguf-set-metadata (\S+) (\S+) (\d+)$", warning)
-    assert command.groups() == (str(path), "tokenizer.ggml.eos_token_id", "1")
-    done = subprocess.run([sys.executable, "-m", "gguf.scripts.gguf_set_metadata", *command.groups(), "--force"],
-                          capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert found(diagnose(path), "warning") == []
-
-
-def test_a_turn_that_ends_with_plain_text(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "<|im_end|>"))
-    [warning] = found(diagnose(folder), "warning")
-    assert "'<|im_end|>', which is text and not a token" in warning and "--stop '<|im_end|>'" in warning
-
-
-def test_no_end_token_at_all(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "\n"), eos_token_id=None, settings={"eos_token": None},
-                    **LLAMA3)
-    diagnosis = diagnose(folder)
-    assert diagnosis.ok and diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == []
-    assert "names an end token" in found(diagnosis, "warning")[0]
-
-
-def test_an_end_token_that_is_ordinary_text(tmp_path):
-    """config.json without eos_token_id means 2 to transformers; in a byte-level vocabulary that is a sign."""
-    folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>"), **LLAMA3)
-    config = json.loads((folder / "config.json").read_text())
-    del config["eos_token_id"]
-    (folder / "config.json").write_text(json.dumps(config))
-    [warning] = found(diagnose(folder), "warning")
-    assert "no eos_token_id, and its default 2 is '#', not a special token" in warning
-
-
-@pytest.mark.parametrize("template, settings, expected", [
-    ("{{ bos_token }}" + TURN, {}, "writes BOS ('<s>'), which the tokenizer would add too; it stands once"),
-    ("{{ bos_token }}{{ bos_token }}" + TURN, {}, "begins a conversation with BOS ('<s>') 2 times"),
-    ("{{ bos_token }}" + TURN, {"add_bos_token": False}, None),
-    (TURN, {}, None),
-    (TURN, {"add_bos_token": False}, "writes no BOS ('<s>'), and the tokenizer adds none"),
-])
-def test_where_bos_comes_from(template, settings, expected, tmp_path):
-    folder = chatty(tmp_path / "m", template.replace("END", "</s>"), settings=settings)
-    diagnosis = diagnose(folder)
-    said = [message for message in found(diagnosis, "note") + found(diagnosis, "warning")]
-    assert len(said) == (expected is not None) and (expected is None or expected in said[0])
-    from mlx_llama.core.text.template import encode_messages
-
-    opened = open_checkpoint(folder)
-    ids = encode_messages(opened.tokenizer, opened.template, [{"role": "user", "content": "Hello"}])
-    assert diagnosis.template["bos_tokens"] == (2 if ids[1] == 1 else 1 if ids[0] == 1 else 0)
-
-
-def test_a_bos_that_the_config_has_otherwise(tmp_path):
-    said = found(diagnose(chatty(tmp_path / "m", bos_token_id=5)), "note")
-    assert any("bos_token_id is 5, the tokenizer's BOS is 1 ('<s>'); the tokenizer's is used" in one for one in said)
-
-
-def test_what_the_generation_config_asks_for_in_vain(tmp_path):
-    said = found(diagnose(chatty(tmp_path / "m", generation={"num_beams": 4})), "note")
-    assert any("num_beams=4" in one for one in said)
-
-
 # The machine
-
-
-def test_it_agrees_with_the_backends_here():
-    diagnosis = diagnose()
-    facts = {one.name: one for one in diagnosis.backends}
-    assert diagnosis.auto == backends.auto()
-    for name, one in facts.items():
-        assert one.available == (not backends.missing(name))
-        if one.available and one.gpu is not None:
-            runtime = backends.select(name, "gpu" if one.gpu else "cpu").runtime
-            assert runtime.has_gpu() is one.gpu
-    assert facts["cuda"].packages["torch"] == torch.__version__
-    target, _ = backends.select("cpu").runtime.compiled.find_target()
-    assert facts["cpu"].kernels == (target and target.name)
-
-
-def test_what_is_not_installed_comes_with_its_command(monkeypatch):
-    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setenv("MLX_LLAMA_CPU_TARGET", "numpy")
-    facts = {one.name: one for one in inventory.take_stock(inventory.Gpus())}
-    assert not facts["mlx"].available and "pip install mlx" in facts["mlx"].reason
-    assert not facts["cuda"].available and "pip install torch" in facts["cuda"].reason
 
 
 @pytest.mark.parametrize("wanted, available, expected", [
@@ -433,27 +219,11 @@ def test_compiled_kernels_or_why_not(wanted, available, expected, toy, monkeypat
         assert "--backend " in diagnosis.command and "--backend cpu" not in diagnosis.command
 
 
-@pytest.fixture
-def smi(tmp_path, monkeypatch):
-    """smi(script): a driver in sight, and a nvidia-smi that is this shell script."""
-
-    def install(script):
-        tool = tmp_path / "bin" / "nvidia-smi"
-        tool.parent.mkdir()
-        tool.write_text("#!/bin/sh\n" + script)
-        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setattr(backends, "_gpu_driver", lambda: True)
-        monkeypatch.setattr(inventory, "_torch_has_gpus", lambda: True)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    return install
-
-
 T4 = 'echo "Tesla T4, 14913, 7.5"'
+no_windows = pytest.mark.skipif(os.name == "nt", reason="a shell script stands in for nvidia-smi")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a shell script stands in for nvidia-smi")
+@no_windows
 def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
     smi(T4)
     diagnosis = diagnose(make_checkpoint(tmp_path / "m", dtype="bfloat16"))
@@ -463,16 +233,7 @@ def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
     assert diagnosis.machine["gpu"]["name"] == "Tesla T4" and "--backend" not in diagnosis.command
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a shell script stands in for nvidia-smi")
-def test_a_model_too_large_for_the_gpu_goes_to_the_cpu(smi, tmp_path):
-    smi('echo "Tiny, 0, 8.6"')
-    diagnosis = diagnose(make_checkpoint(tmp_path / "m"))
-    assert diagnosis.ok and diagnosis.auto == "cuda" and fit(diagnosis, "cuda").fits is False
-    assert not diagnosis.command.endswith("--backend cuda") and "--backend " in diagnosis.command
-    assert any("takes cuda, whose memory is too small" in one for one in found(diagnosis, "note"))
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a shell script stands in for nvidia-smi")
+@no_windows
 @pytest.mark.parametrize("script", ["sleep 30", "exit 9", "echo nonsense", 'echo "Tesla T4, [N/A], 7.5"'])
 def test_a_gpu_that_does_not_answer_is_unknown(script, smi, toy):
     smi(script)
@@ -482,43 +243,3 @@ def test_a_gpu_that_does_not_answer_is_unknown(script, smi, toy):
     [cuda] = [one for one in diagnosis.backends if one.name == "cuda"]
     assert cuda.gpu is None and cuda.memory_bytes is None and fit(diagnosis, "cuda").longest_context is None
     assert diagnosis.ok and diagnosis.auto == "cuda"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a shell script stands in for nvidia-smi")
-@pytest.mark.parametrize("visible, asked", [("", None), ("-1", None), ("1", "-i 1"), ("GPU-abc,2", "-i GPU-abc")])
-def test_which_gpu_is_visible(visible, asked, smi, tmp_path, monkeypatch):
-    smi(f'echo "$@" > {tmp_path}/asked\n{T4}')
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    gpus = inventory.Gpus()
-    if asked is None:
-        assert gpus.seen is False and gpus.first is None and not (tmp_path / "asked").exists()
-    else:
-        assert gpus.first[0] == "Tesla T4" and asked in (tmp_path / "asked").read_text()
-
-
-def test_torch_without_cuda_is_told_from_its_version_file(tmp_path, monkeypatch):
-    assert inventory._torch_has_gpus() is (torch.version.cuda is not None or torch.version.hip is not None)
-    fake = tmp_path / "torch"
-    fake.mkdir()
-    (fake / "__init__.py").write_text("")
-    for text, expected in (("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", True),
-                           ("cuda = None\nhip = '6.4'\n", True), ("cuda: Optional[str] = None\n", False),
-                           ("x = 1", True)):
-        (fake / "version.py").write_text(text)
-        spec = inventory.importlib.util.spec_from_file_location("torch", fake / "__init__.py")
-        monkeypatch.setattr(inventory.importlib.util, "find_spec", lambda name: spec)
-        assert inventory._torch_has_gpus() is expected
-
-
-@pytest.mark.parametrize("limit, total, expected", [
-    ("0", 16, 16 * 2 / 3), ("0", 64, 48), ("20480", 32, 20), ("", 8, 16 / 3)])
-def test_metals_share_of_a_macs_memory(limit, total, expected, monkeypatch):
-    answers = {"iogpu.wired_limit_mb": limit, "hw.memsize": str(total << 30)}
-    monkeypatch.setattr(inventory.platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(inventory.platform, "machine", lambda: "arm64")
-    monkeypatch.setattr(machine.sys, "platform", "darwin")
-    monkeypatch.setattr(subprocess, "run", lambda command, **kw: subprocess.CompletedProcess(
-        command, 0, answers[command[-1]] + "\n", ""))
-    mlx = inventory._mlx(inventory.Gpus())
-    assert mlx.gpu is True and mlx.memory_is == "an estimate"
-    assert mlx.memory_bytes == pytest.approx(expected * (1 << 30), rel=1e-6)

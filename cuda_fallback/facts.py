@@ -1,0 +1,60 @@
+"""The cuda backend as the doctor describes it. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts, WeightsPlan
+from mlx_llama.core.files.checkpoint import Tensor
+from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.system import machine
+from mlx_llama.core.system.gpus import Gpus
+
+DISTRIBUTIONS = ("torch", "triton")
+BFLOAT16_CAPABILITY = 8.0  # compute capability of the first NVIDIA GPUs with bfloat16 instructions
+
+
+def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
+    """This backend here. packages: versions of those `DISTRIBUTIONS` that are installed."""
+    reason = ""
+    if gpus.seen is False:
+        reason = gpus.absence
+    elif not _torch_has_gpus():
+        reason = "torch is built without CUDA: install the build for GPUs (https://pytorch.org/get-started)"
+    if reason:
+        return BackendFacts("cuda", True, f"no GPU: {reason}", packages, False, "torch's CPU device", ("--device cpu",),
+                            machine.free_memory(), "free")
+    if gpus.first is None:
+        return BackendFacts("cuda", True, "nvidia-smi does not name the GPU", packages, None, "a GPU, if torch sees one")
+    name, memory, capability = gpus.first
+    reason = "" if "triton" in packages else "without the package triton decoding is slow: pip install triton"
+    return BackendFacts("cuda", True, reason, packages, True, name, (), memory, "free", capability >= BFLOAT16_CAPABILITY)
+
+
+def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts) -> WeightsPlan:
+    """The weights on this machine's device. stored: the checkpoint's dtype."""
+    tensors = list(tensors)
+    dtype = "float16" if stored == "bfloat16" and not facts.has_bfloat16 else stored
+    low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
+    return WeightsPlan(dtype, dtype if low_bit else "", weights_nbytes(tensors, dtype, facts.gpu is not False))
+
+
+def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
+    """Bytes of all weights once packed: low-bit ones as in the file, others in `dtype`, the activations'."""
+    return sum(weight.nbytes if isinstance(weight, AffineWeight) else math.prod(weight.shape) * ITEMSIZE[dtype]
+               for weight in tensors)
+
+
+def _torch_has_gpus() -> bool:
+    """Whether torch was built for GPUs, by its version.py; True if that does not say."""
+    spec = importlib.util.find_spec("torch")
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except (OSError, TypeError, UnicodeDecodeError):
+        return True
+    values = re.findall(r"^(?:cuda|hip)\b[^=\n]*=\s*(.+)$", text, re.M)
+    return not values or any(value.strip() != "None" for value in values)

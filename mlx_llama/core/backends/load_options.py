@@ -1,0 +1,56 @@
+"""The options of `Backend.load`: each backend declares in its runtime which of them it takes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_llama.core.errors import BackendError
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Options that one backend takes, with their limits. Every backend takes `compile`.
+
+    dtypes: widths of activations that it computes in, and "auto". most_threads: limit of `threads`, 0 where it takes
+    none. activation_bits: widths of activations against low-bit weights, () where it takes none.
+    """
+
+    backend: str
+    dtypes: tuple[str, ...] = DTYPES
+    most_threads: int = 0
+    activation_bits: tuple[int, ...] = ()
+
+    def check(self, dtype: str = "auto", threads: int | str | None = None, activation_bits: int | str | None = None,
+              compile: bool | None = None) -> dict[str, Any]:
+        """The options that were given besides `dtype`, as keyword arguments of `Llama.load`; numbers as ints.
+
+        Raises BackendError for a value outside the limits, an option of another backend and a contradiction.
+        """
+        if dtype not in DTYPES:
+            raise BackendError(f"--dtype {dtype!r:.40} is not one of {', '.join(DTYPES)}")
+        if dtype not in self.dtypes:
+            raise BackendError(f"--dtype {dtype}: the {self.backend} backend computes in {' or '.join(self.dtypes[1:])}, "
+                               "whatever width the weights are stored in: leave it out, or choose --backend mlx or cuda")
+        limits = {"threads": range(1, self.most_threads + 1), "activation_bits": self.activation_bits}
+        given = {name: self._whole_number(name, value, limits[name])
+                 for name, value in (("threads", threads), ("activation_bits", activation_bits)) if value is not None}
+        if dtype == "float32" and given.get("activation_bits", 32) != 32:
+            raise BackendError(f"--activation-bits {given['activation_bits']} and --dtype float32, which asks for 32, "
+                               "contradict each other: leave one of them out")
+        if compile is False and given:
+            raise BackendError("--threads and --activation-bits are for compiled kernels: leave out --no-compile, or them")
+        return given if compile is None else given | {"compile": compile}
+
+    def _whole_number(self, name: str, value: int | str, allowed: range | tuple[int, ...]) -> int:
+        flag = f"--{name.replace('_', '-')}"
+        if not allowed:
+            raise BackendError(f"{flag} {value!s:.40}: is for the cpu backend, and this is {self.backend}: leave it out, or "
+                               "choose --backend cpu")
+        if not re.fullmatch(r"[0-9]{1,9}", str(value)) or int(value) not in allowed:
+            limits = f"1 to {allowed[-1]}" if isinstance(allowed, range) else f"one of {', '.join(map(str, allowed))}"
+            raise BackendError(f"{flag} {value!r:.40}: must be a whole number, {limits}")
+        return int(value)

@@ -1,0 +1,94 @@
+"""The ways of filling a cache, each compared with one call over all tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence as Several
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.backends.interface import Cache
+from mlx_llama.core.generation import options
+from mlx_llama.core.generation.engine import Completion, Engine
+from mlx_llama.core.generation.llm import LLM
+from mlx_llama.core.generation.session import Sequence
+
+from .differences import measure_difference
+from .parity import run_logits
+
+MIN_TOKENS = 8
+
+
+@dataclass
+class Way:
+    """Logits, or keys and values, after one way of filling the cache, beside a cold run's."""
+
+    name: str
+    relative: float
+    is_same_bits: bool
+    tolerance: float
+
+    @property
+    def is_within(self) -> bool:
+        return self.relative <= self.tolerance
+
+    def report(self) -> dict[str, Any]:
+        return {"way": self.name, "relative": self.relative, "same_bits": self.is_same_bits, "within": self.is_within}
+
+
+def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]:
+    """Every way in which a cache comes to hold `tokens`, at least MIN_TOKENS, against one call over all of them."""
+    model, T = llm.model, len(tokens)
+    half, room = T // 2, min(2 * T, llm.engine.context)
+
+    def run(cache: Cache, ids: list[int], sizes: Several[int]) -> np.ndarray:
+        parts, at = [], 0
+        for size in sizes:
+            parts.append(run_logits(llm.backend, model, ids[at:at + size], cache))
+            at += size
+        return np.concatenate(parts)
+
+    def judge(name: str, found: np.ndarray, wanted: np.ndarray) -> Way:
+        worst = measure_difference(name, found.reshape(len(found), -1), wanted.reshape(len(wanted), -1)).peak
+        return Way(name, worst, found.tobytes() == wanted.tobytes(), tolerance)
+
+    cold = run(model.make_cache(T), tokens, [T])
+    size = max(2, T // 5)
+    sizes = [*[size] * (T // size), *([T % size] if T % size else [])]
+    yield judge(f"in chunks of {size}", run(model.make_cache(T), tokens, sizes), cold)
+    yield judge("token by token", run(model.make_cache(T), tokens, [1] * T), cold)
+
+    cache = model.make_cache(room)
+    run(cache, tokens, [T])
+    cache.trim(half)
+    yield judge("after trim", run(cache, tokens[half:], [T - half]), cold[half:])
+
+    cache = model.make_cache(room)
+    run(cache, tokens[:half] + tokens[half - 1::-1], [half, half])  # leaves other rows in the place of the right ones
+    cache.trim(half)
+    yield judge("over rows of another text", run(cache, tokens[half:], [1] * (T - half)), cold[half:])
+
+    cache, other = model.make_cache(room), model.make_cache(room)
+    run(cache, tokens[:half], [half])
+    other.restore(cache.state())
+    yield judge("after save and load", run(other, tokens[half:], [T - half]), cold[half:])
+
+    # As in a conversation: an answer decoded, old turns dropped, the rest cached or computed anew.
+    resolved = options.resolve({"temperature": 0.0, "max_tokens": 4, "seed": 0})
+    for name, first, second in (("decoded by steps", tokens[:half], None),
+                                ("after dropping old turns", tokens, tokens[:2] + tokens[half:])):
+        engine = Engine(llm.backend, model, llm.tokenizer, frozenset(), min(2 * T + 8, llm.engine.context))
+        sequence = Sequence(engine)
+        for prompt in filter(None, (first, second)):
+            for _ in sequence.pieces(prompt, resolved, Completion()):
+                pass
+        alone = model.make_cache(len(sequence.held))
+        run(alone, sequence.held, [len(sequence.held)])
+        yield judge(name, _rows(sequence.cache.state()), _rows(alone.state()))
+
+
+def _rows(state: dict[str, np.ndarray]) -> np.ndarray:
+    """Keys and values of all layers by position: [T, n]."""
+    both = np.stack([state["keys"], state["values"]])[:, :, 0]  # [2, layers, G, T, D]
+    return np.moveaxis(both, 3, 0).reshape(both.shape[3], -1)

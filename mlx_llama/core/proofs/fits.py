@@ -1,0 +1,105 @@
+"""A model against each backend's memory, and the command to run next."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+
+from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts
+from mlx_llama.core.backends.positions import position_nbytes
+from mlx_llama.core.backends.selection import import_facts
+from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.models import rope
+
+from .diagnosis import Diagnosis, Fit, format_bytes
+
+LOADING_ROOM = 1.25  # memory over the size of a quantised model, so that every backend can load it
+USEFUL_CONTEXT = 2048  # positions; the automatic choice gives way to a backend that holds so many if it does not
+
+
+def fit_backends(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, wanted: int | None, is_default: bool) -> None:
+    """Add the model's fit on each backend, and the command to run next.
+
+    wanted: positions asked for, None for any. is_default: the model is the one that a command takes without --model.
+    """
+    longest = rope.longest(checkpoint.config)
+    for one in found.backends:
+        if not one.available:
+            continue
+        plan = import_facts(one.name).plan_weights(checkpoint.tensors.values(), checkpoint.dtype, one)
+        per_position = position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype])
+        most = fits = None
+        if one.memory_bytes is not None:
+            # Keys and values count twice: while their storage grows, the old one is still allocated.
+            most = max(0, min(longest, (one.memory_bytes - plan.nbytes) // (2 * per_position)))
+            fits = most >= (wanted or 1)
+        found.fits.append(Fit(one.name, plan.dtype, plan.low_bit_operand, plan.nbytes, 1000 * per_position, most, fits))
+    _choose(found, checkpoint, revision, wanted, is_default)
+
+
+def _choose(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, wanted: int | None,
+            is_default: bool) -> None:
+    """Add the command to run next, or the error that prevents it."""
+    facts = {one.name: one for one in found.backends}
+    made_for = checkpoint.config.max_position_embeddings
+
+    def rank(fit: Fit) -> tuple:
+        """Sort key: backends that hold enough, then the automatic choice, then those that need no flags."""
+        holds = fit.longest_context is None or fit.longest_context >= (wanted or min(made_for, USEFUL_CONTEXT))
+        return not holds, fit.backend != found.auto, bool(facts[fit.backend].flags), -(fit.longest_context or 0)
+
+    order = sorted(found.fits, key=rank)
+    chosen = next((fit for fit in order if fit.fits is not False), None)
+    if chosen is None:
+        best = max(order, key=lambda fit: fit.longest_context or 0, default=None)
+        room = ", ".join(f"{fit.backend} {format_bytes(facts[fit.backend].memory_bytes)}" for fit in order)
+        if best is None:
+            found.add("error", "machine", "no backend can be used here; the reason stands beside each")
+        elif best.longest_context and wanted:
+            found.add("error", "memory",
+                      f"--ctx-size {wanted}: memory has room for {best.longest_context} positions on "
+                      f"{best.backend}; ask for {best.longest_context} or fewer")
+        else:
+            found.add("error", "memory",
+                      f"{found.name}: the weights take {format_bytes(checkpoint.nbytes)}, and there is room for "
+                      f"{room}; {_remedy(found, checkpoint, facts)}")
+        return
+    if chosen.backend != found.auto:
+        found.add("note", "memory",
+                  f"--backend auto takes {found.auto}, whose memory is too small for it; {chosen.backend} has "
+                  "room")
+    arguments = [] if is_default else ["--model", shlex.quote(found.name)]
+    arguments += [] if revision is None else ["--revision", shlex.quote(revision)]
+    if chosen.backend != found.auto:
+        arguments += ["--backend", chosen.backend, *facts[chosen.backend].flags]
+    longest = chosen.longest_context
+    if wanted is not None:
+        arguments += ["--ctx-size", str(wanted)]
+    elif longest is not None and longest < made_for:
+        found.add("note", "memory",
+                  f"the model was made for {made_for} positions, and memory has room for {longest} on "
+                  f"{chosen.backend}; --ctx-size keeps within it")
+        arguments += ["--ctx-size", str(longest)]
+    chats = bool(found.template)
+    door = "chat" if chats else "generate"
+    prompt = [] if chats else ["-p", '"Once upon a time"']
+    if found.ok:
+        found.command = " ".join(["python -m mlx_llama." + door, *arguments, *prompt])
+
+
+def _remedy(found: Diagnosis, checkpoint: Checkpoint, facts: dict[str, BackendFacts]) -> str:
+    """The remedy for a model that is too large: a command that quantises it, if the result fits."""
+    config, tensors = checkpoint.config, checkpoint.tensors.values()
+    most = max((facts[fit.backend].memory_bytes or 0 for fit in found.fits), default=0)
+    low_bit = any(isinstance(tensor, AffineWeight) for tensor in tensors)
+    group = next((size for size in (64, 32) if not any(len(tensor.shape) == 2 and tensor.shape[1] % size
+                                                       for tensor in tensors)), None)
+    four_bit = sum(map(math.prod, config.tensor_shapes().values())) * (4 + 32 / (group or 64)) / 8
+    if low_bit or group is None or four_bit * LOADING_ROOM > most:
+        return "choose a smaller model, or close other programs"
+    flags = "" if group == 64 else f" --group-size {group}"
+    out = re.sub(r"\.gguf$", "", found.name.rstrip("/\\").replace("\\", "/").split("/")[-1].split(":")[-1]) + "-4bit"
+    found.command = f"python -m mlx_llama.quantize {shlex.quote(found.name)} {shlex.quote(out)} --bits 4{flags}"
+    return f"quantise it to {format_bytes(int(four_bit))}: {found.command}"

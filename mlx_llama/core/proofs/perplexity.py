@@ -1,0 +1,59 @@
+"""Perplexity of a text, by overlapping windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlx_llama.core.errors import ContextError
+from mlx_llama.core.generation.llm import LLM
+
+from .differences import log_softmax
+from .parity import run_logits
+
+CHUNK = 128  # positions whose logits are in memory at once
+
+
+@dataclass
+class Perplexity:
+    """value: exp of `nll`, the mean negative log likelihood of `count` tokens in nats."""
+
+    value: float
+    nll: float
+    count: int
+
+
+def measure_perplexity(llm: LLM, tokens: list[int], window: int, stride: int,
+                       progress: Callable[[int, int], None] = lambda done, total: None) -> Perplexity:
+    """Perplexity of `tokens` by windows of `window` tokens, one every `stride` tokens.
+
+    Each token but the first is scored once, after at least `window - stride` tokens if there are so many before it (as in
+    transformers' guide to perplexity). Raises ContextError for fewer than two tokens and for windows that do not fit.
+    """
+    if len(tokens) < 2:
+        raise ContextError(f"the text has {len(tokens)} tokens: a perplexity needs at least 2")
+    if not 2 <= window <= llm.engine.context:
+        raise ContextError(f"--ctx-size {window}: a window has 2 to {llm.engine.context} tokens here")
+    if not 1 <= stride < window:
+        raise ContextError(f"--stride {stride}: must be 1 to {window - 1}, below the window of {window} tokens")
+    total, scored = 0.0, 1  # nothing predicts the first token
+    for begin in range(0, len(tokens), stride):
+        end = min(begin + window, len(tokens))
+        cache = llm.model.make_cache(end - begin)
+        for start in range(begin, end, CHUNK):
+            stop = min(start + CHUNK, end)
+            logits = run_logits(llm.backend, llm.model, tokens[start:stop], cache)
+            # The logits of position i score token i + 1.
+            first, last = max(start, scored - 1), min(stop, end - 1)
+            if first < last:
+                rows = log_softmax(logits[first - start:last - start])
+                total -= float(rows[np.arange(last - first), tokens[first + 1:last + 1]].sum())
+        scored = end
+        progress(end, len(tokens))
+        if end == len(tokens):
+            break
+    count = len(tokens) - 1
+    return Perplexity(math.exp(min(total / count, 700)), total / count, count)

@@ -1,0 +1,65 @@
+"""GPUs, found without a framework: torch takes a second to import."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from functools import cached_property
+
+SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without its daemon
+
+
+def has_gpu_driver() -> bool:
+    """Whether a driver that torch calls cuda is installed: NVIDIA's or AMD's."""
+    if os.name == "nt":
+        return os.path.exists(os.path.expandvars(r"%SystemRoot%\System32\nvcuda.dll"))
+    # In turn: NVIDIA, NVIDIA inside WSL, NVIDIA Jetson, AMD's ROCm.
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu", "/dev/kfd")))
+
+
+class Gpus:
+    """The GPUs that nvidia-smi reports. It starts at once and is read later, at most `SMI_SECONDS` after its start."""
+
+    def __init__(self) -> None:
+        self.driver = has_gpu_driver()
+        self._due, self._process = time.monotonic() + SMI_SECONDS, None
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._hidden = visible is not None and visible.split(",")[0].strip() in ("", "-1")
+        tool = shutil.which("nvidia-smi") if self.driver and not self._hidden else None
+        if tool:
+            which = ["-i", visible.split(",")[0].strip()] if visible else []
+            query = [tool, *which, "--query-gpu=name,memory.free,compute_cap", "--format=csv,noheader,nounits"]
+            try:
+                self._process = subprocess.Popen(query, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                                 stderr=subprocess.DEVNULL, text=True)
+            except OSError:
+                pass
+
+    @cached_property
+    def first(self) -> tuple[str, int, float] | None:
+        """(name, bytes free, compute capability) of the GPU that CUDA takes; None: unknown."""
+        if self._process is None:
+            return None
+        try:
+            answer, _ = self._process.communicate(timeout=max(0.01, self._due - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # without a wait: a process in a hanging driver does not end
+            self._process.stdout.close()
+            return None
+        row = re.match(r"(.+), *(\d+), *(\d+\.\d+)\s*$", answer.split("\n")[0])
+        return (row[1], int(row[2]) << 20, float(row[3])) if row and self._process.returncode == 0 else None
+
+    @property
+    def seen(self) -> bool | None:
+        """Whether CUDA will find a GPU; None: unknown."""
+        if not self.driver or self._hidden:
+            return False
+        return True if self.first else None
+
+    @property
+    def absence(self) -> str:
+        """The reason why CUDA finds no GPU."""
+        return "CUDA_VISIBLE_DEVICES hides the GPUs" if self._hidden and self.driver else "no GPU driver is in sight"

@@ -1,0 +1,114 @@
+"""A parity run's checkpoint, tokens and backends, as the command line asks for them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from mlx_llama import cli
+from mlx_llama.core.backends import selection as backends
+from mlx_llama.core.errors import BackendError, ContextError, OptionsError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.generation.llm import LLM, context_size
+from mlx_llama.core.proofs import parity
+
+TOKENS = 64
+DECODED = 16  # most tokens that run one by one
+STEPS = 24  # greedy tokens to decode
+TEXT = ("The lighthouse keeper counted the ships that passed in the night, and wrote each one down: three from the north, two "
+        "with red sails, and one that carried no light at all. In the morning he read the list aloud to his cat. ")
+
+
+class Job:
+    """The parts that all modes share. Raises LlamaError for what is wrong with them, before any model is loaded."""
+
+    def __init__(self, given: argparse.Namespace):
+        self.given = given
+        self.opened = open_backends(given.backends, given.device)
+        for backend in self.opened:
+            backend.load_options(given.dtype, compile=given.compile)
+        self.checkpoint = open_checkpoint(given.model, given.revision)
+        self.is_low_bit = any(isinstance(weight, AffineWeight) for weight in self.checkpoint.tensors.values())
+        self.made_for = self.checkpoint.config.max_position_embeddings
+
+    def load(self, backend: backends.Backend) -> LLM:
+        """The model on a backend, as the command line asks for it."""
+        return self._load(backend, f"{backend.name} ({backend.device_name})", self.given.dtype, self.given.compile)
+
+    def load_reference(self) -> LLM:
+        """The float32 NumPy model that all are compared with."""
+        return self._load(backends.select("cpu"), "NumPy at float32", "float32", False)
+
+    def _load(self, backend: backends.Backend, name: str, dtype: str, compile: bool | None) -> LLM:
+        cli.say(f"running {self.checkpoint.name} on {name}")
+        model = backend.load(self.checkpoint, dtype, compile=compile)
+        return LLM(self.checkpoint, backend, model, self.checkpoint.template, context_size(self.checkpoint, None))
+
+    def tokens(self) -> tuple[list[int], int]:
+        """(ids, how many of them run one by one). Raises OptionsError, ContextError."""
+        given, tokenizer = self.given, self.checkpoint.tokenizer
+        count = number("--tokens", given.tokens, 2, self.made_for)
+        if given.prompt is not None:
+            tokens = tokenizer.encode(given.prompt, add_bos=True)
+            if len(tokens) < 2:
+                raise ContextError(f"--prompt: {len(tokens)} token is too few, at least 2 are compared: give a longer text")
+            tokens = tokens[:count]
+        else:
+            count = count or min(TOKENS, self.made_for)
+            text = tokenizer.encode(TEXT, add_bos=True)
+            tokens = (text * (count // len(text) + 1))[:count]
+        if len(tokens) > self.made_for:
+            raise ContextError(f"--prompt: {len(tokens)} tokens do not fit the context of {self.made_for}: give --tokens to "
+                               "run fewer")
+        return tokens, min(DECODED, len(tokens) // 2)
+
+    def steps(self, prompt: list[int]) -> int:
+        """Greedy tokens to decode after `prompt`."""
+        return min(STEPS, self.made_for - len(prompt))
+
+    def tolerance(self, llm: LLM) -> float:
+        return parity.tolerance_of(parity.dtype_of(llm), self.is_low_bit)
+
+    def facts(self, **more: Any) -> dict[str, Any]:
+        return {"model": self.checkpoint.name, **more}
+
+
+def number(flag: str, given: str | None, least: int, most: int) -> int | None:
+    """A flag's whole number, None without the flag. Raises OptionsError."""
+    if given is None:
+        return None
+    if not given.isascii() or not given.isdigit() or not least <= int(given[:12]) <= most:
+        raise OptionsError(f"{flag} {given!r:.40}: must be a whole number, {least} to {most}")
+    return int(given)
+
+
+def open_backends(names: str | None, device: str | None) -> list[backends.Backend]:
+    """The backends of --backends, or all that are installed, on their GPU if there is one.
+
+    Raises BackendError, OptionsError.
+    """
+    if names is not None:
+        wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+        if not wanted or not set(wanted) <= set(backends.PACKAGES):
+            raise OptionsError(f"--backends {names!r:.60}: must be some of {', '.join(backends.PACKAGES)}, with commas")
+        if wanted == ["cpu"]:
+            return [backends.select("cpu", device)]  # refuses a GPU
+        return [_open(name, device) for name in wanted]
+    found = []
+    for name in backends.PACKAGES:
+        try:
+            found.append(_open(name, device))
+        except BackendError as error:
+            cli.say(f"({name} is left out: {error})")
+    return found
+
+
+def _open(name: str, device: str | None) -> backends.Backend:
+    """A backend beside others: --device does not concern the cpu's."""
+    if name == "cpu" or device is not None:
+        return backends.select(name, None if name == "cpu" else device)
+    try:
+        return backends.select(name, "gpu")
+    except BackendError:
+        return backends.select(name, "cpu")

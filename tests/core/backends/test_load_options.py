@@ -1,0 +1,77 @@
+"""Options of a model's load, and the one line for each that a backend does not take."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlx_llama.core.backends import selection as backends
+from mlx_llama.core.backends.load_options import LoadOptions
+from mlx_llama.core.errors import BackendError
+
+
+def spelt(name):
+    """A pattern for the flag, or for the parameter of Python."""
+    return f"(--)?{name.replace('_', '[-_]')}"
+
+
+@pytest.mark.parametrize("name, value", [("threads", 2), ("threads", "2"), ("activation_bits", 8), ("activation_bits", "16")])
+def test_options_of_the_cpu_backend(name, value, backend):
+    """Numbers there; on the others one line that is the same but for the backend's name."""
+    if backend.name == "cpu":
+        assert backend.load_options(**{name: value}) == {name: int(value)}
+        return
+    with pytest.raises(BackendError, match=f"^{spelt(name)} {value}: is for the cpu backend, and this is {backend.name}: leave"):
+        backend.load_options(**{name: value})
+
+
+@pytest.mark.parametrize("name, value, limits", [
+    *(("threads", value, "1 to 1024") for value in (0, -1, 1025, "1.5", True, "٣", 2.0, "", "9" * 5000, [2])),
+    *(("activation_bits", value, "one of 8, 16, 32") for value in (4, "", "all", 0, 64, False))])
+def test_numbers_outside_the_limits(name, value, limits):
+    with pytest.raises(BackendError, match=f"^{spelt(name)} .*: must be a whole number, {limits}$") as error:
+        backends.select("cpu").load_options(**{name: value})
+    assert len(str(error.value)) < 120
+
+
+@pytest.mark.parametrize("dtype", ["int8", "", None, "float64", "Float32", "x" * 5000])
+def test_an_unknown_dtype_is_the_same_line_on_every_backend(dtype, backend):
+    with pytest.raises(BackendError, match="is not one of auto, float32, float16, bfloat16$") as error:
+        backend.load_options(dtype)
+    assert len(str(error.value)) < 120
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "float16", "bfloat16"])
+def test_dtypes_that_a_backend_takes_are_those_it_loads(dtype, backend, toy):
+    from mlx_llama.core.files.checkpoint import open_checkpoint
+
+    if backend.name == "cpu" and "16" in dtype:
+        with pytest.raises(BackendError, match=f"dtype.*{dtype}.*: the cpu backend computes in float32, .*mlx.* or cuda$"):
+            backend.load(open_checkpoint(toy), dtype)
+        return
+    model = backend.load(open_checkpoint(toy), dtype)
+    assert backend.runtime.dtype_name(model.dtype) == ("float32" if dtype == "auto" else dtype)
+
+
+def test_only_what_is_given_is_passed_on(backend):
+    assert backend.load_options() == {}
+    assert backend.load_options("float32", compile=False) == {"compile": False}
+    assert backend.load_options(compile=True) == {"compile": True}
+
+
+def test_contradictions():
+    cpu = backends.select("cpu")
+    with pytest.raises(BackendError, match="8 and .*float32.*, which asks for 32, contradict"):
+        cpu.load_options("float32", activation_bits=8)
+    assert cpu.load_options("float32", activation_bits="32") == {"activation_bits": 32}
+    for given in ({"threads": 1}, {"activation_bits": 8}):
+        with pytest.raises(BackendError, match="are for compiled kernels: leave out "):
+            cpu.load_options(compile=False, **given)
+
+
+def test_limits_are_the_backends_own():
+    options = LoadOptions("tpu", ("auto", "bfloat16"), most_threads=3)
+    assert options.check("bfloat16", threads=3) == {"threads": 3}
+    for given, expected in (({"dtype": "float16"}, "the tpu backend computes in bfloat16"), ({"threads": 4}, "1 to 3"),
+                            ({"activation_bits": 8}, "this is tpu")):
+        with pytest.raises(BackendError, match=expected):
+            options.check(**given)

@@ -1,0 +1,30 @@
+"""A diagnosis as data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlx_llama.core.proofs.diagnosis import Diagnosis, Fit, format_bytes
+
+
+def test_findings_are_one_line_each_and_stand_once():
+    diagnosis = Diagnosis({}, [], "cpu", "m")
+    diagnosis.add("warning", "weights", "two\nlines")
+    diagnosis.add("error", "config", ValueError("two lines"))
+    assert [one.message for one in diagnosis.findings] == ["two lines"] and diagnosis.ok
+    diagnosis.add("error", "config", "another")
+    assert not diagnosis.ok
+
+
+def test_it_is_json():
+    diagnosis = Diagnosis({"system": "any"}, [], "cpu", "m", fits=[Fit("cpu", "float32", "", 1, 2, None, None)])
+    facts = json.loads(json.dumps(diagnosis.facts()))
+    assert facts["ok"] is True and facts["fits"][0]["longest_context"] is None and facts["machine"] == {"system": "any"}
+
+
+@pytest.mark.parametrize("nbytes, expected", [
+    (None, "an unknown amount"), (0, "0.0 kB"), (999_999, "1000.0 kB"), (1_000_000, "1.0 MB"), (23_456_000_000, "23.5 GB")])
+def test_sizes(nbytes, expected):
+    assert format_bytes(nbytes) == expected

@@ -1,0 +1,86 @@
+"""A model against the memory of backends: what is said to fit does fit, and the command runs within it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from making import make_checkpoint
+
+from mlx_llama.core.backends import selection as backends
+from mlx_llama.core.backends.interface import BackendFacts
+from mlx_llama.core.errors import ContextError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.proofs.diagnosis import Diagnosis
+from mlx_llama.core.proofs.doctor import diagnose
+from mlx_llama.core.proofs.fits import fit_backends
+from mlx_llama.core.system import machine
+
+from .looking import fit, found
+
+
+def test_the_longest_context_is_bounded_by_memory_and_by_the_model(tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)
+    monkeypatch.setattr(machine, "free_memory", lambda: 1 << 30)
+    diagnosis = diagnose(folder)
+    cpu = fit(diagnosis, "cpu")
+    per_position = cpu.cache_bytes_per_1000 / 1000
+    # keys and values twice, while they move into larger storage
+    assert cpu.weights_bytes + 2 * per_position * cpu.longest_context <= 1 << 30 or cpu.longest_context == 100_000
+    monkeypatch.setattr(machine, "free_memory", lambda: 30 << 20)
+    cpu = fit(diagnose(folder), "cpu")
+    assert cpu.longest_context < 100_000
+    assert cpu.weights_bytes + 2 * per_position * cpu.longest_context <= 30 << 20
+    assert cpu.weights_bytes + 2 * per_position * (cpu.longest_context + 1) > 30 << 20
+    monkeypatch.setattr(machine, "free_memory", lambda: None)
+    diagnosis = diagnose(folder)
+    assert diagnosis.ok and fit(diagnosis, "cpu").longest_context is None and fit(diagnosis, "cpu").fits is None
+
+
+def test_a_context_that_memory_is_said_to_hold_is_held(tmp_path, monkeypatch):
+    """The cpu's cache grows to the longest context; free memory shrinks by the bytes that it holds."""
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)
+    monkeypatch.setattr(machine, "free_memory", lambda: 30 << 20)
+    cpu = fit(diagnose(folder), "cpu")
+    model = backends.select("cpu").load(open_checkpoint(folder))
+    filled = model.make_cache(cpu.longest_context)
+    monkeypatch.setattr(machine, "free_memory", lambda: (30 << 20) - cpu.weights_bytes - filled.nbytes)
+    while filled.length < cpu.longest_context:
+        count = min(4096, cpu.longest_context - filled.length)
+        filled.reserve(1, filled.length, count)  # raises ContextError where it does not fit
+        filled.length += count
+    filled = model.make_cache(4 * cpu.longest_context)
+    with pytest.raises(ContextError, match="of memory are free"):
+        filled.check_memory(1, 4 * cpu.longest_context)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script stands in for nvidia-smi")
+def test_a_model_too_large_for_the_gpu_goes_to_the_cpu(smi, tmp_path):
+    smi('echo "Tiny, 0, 8.6"')
+    diagnosis = diagnose(make_checkpoint(tmp_path / "m"))
+    assert diagnosis.ok and diagnosis.auto == "cuda" and fit(diagnosis, "cuda").fits is False
+    assert not diagnosis.command.endswith("--backend cuda") and "--backend " in diagnosis.command
+    assert any("takes cuda, whose memory is too small" in one for one in found(diagnosis, "note"))
+
+
+@pytest.mark.parametrize("memory, auto, expected", [
+    ({"mlx": 1 << 30, "cpu": 1 << 30, "cuda": 1 << 30}, "cuda", "chat --model toy"),
+    ({"mlx": 1 << 30, "cpu": 1 << 20, "cuda": 1 << 10}, "cuda", "chat --model toy --backend mlx"),
+    ({"mlx": None, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", "chat --model toy --backend mlx"),
+    ({"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 30}, "cpu", "chat --model toy --backend cuda --device cpu"),
+    ({"cuda": 1 << 30, "cpu": 1 << 10, "mlx": 1 << 30}, "cpu", "chat --model toy --backend mlx"),
+    ({"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", None)])
+def test_the_command_takes_a_backend_with_room(memory, auto, expected, toy):
+    facts = [BackendFacts(name, True, "", {}, flags=("--device cpu",) if name == "cuda" and auto != "cuda" else (),
+                          memory_bytes=memory[name]) for name in memory]
+    diagnosis = Diagnosis({}, facts, auto, "toy", template={"name": "any"})
+    fit_backends(diagnosis, open_checkpoint(toy), None, None, False)
+    assert diagnosis.command == (expected and f"python -m mlx_llama.{expected}")
+    assert diagnosis.ok is (expected is not None)
+    assert bool(found(diagnosis, "note")) is ("--backend" in (expected or ""))
+
+
+def test_a_backend_that_is_not_available_has_no_fit(toy):
+    diagnosis = Diagnosis({}, [BackendFacts("cpu", False, "why", {})], "cpu", "toy")
+    fit_backends(diagnosis, open_checkpoint(toy), None, None, False)
+    assert diagnosis.fits == [] and "no backend can be used here" in found(diagnosis, "error")[0]

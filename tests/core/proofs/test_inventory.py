@@ -1,0 +1,46 @@
+"""The backends as described without a framework, against the backends themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlx_llama.core.backends import selection as backends
+from mlx_llama.core.backends.interface import BackendFacts
+from mlx_llama.core.proofs import inventory
+from mlx_llama.core.system.gpus import Gpus
+
+
+def test_it_agrees_with_the_backends_here():
+    stock = inventory.take_stock(Gpus())
+    facts = {one.name: one for one in stock}
+    assert inventory.predict_auto(stock) == backends.auto()
+    for name, one in facts.items():
+        assert one.available == (not backends.missing(name))
+        if one.available and one.gpu is not None:
+            runtime = backends.select(name, "gpu" if one.gpu else "cpu").runtime
+            assert runtime.has_gpu() is one.gpu
+    assert facts["cuda"].packages["torch"] == torch.__version__
+    from cpu_fallback.kernels import find_target
+
+    target, _ = find_target()
+    assert facts["cpu"].kernels == (target and target.name)
+
+
+def test_what_is_not_installed_comes_with_its_command(monkeypatch):
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("MLX_LLAMA_CPU_TARGET", "numpy")
+    facts = {one.name: one for one in inventory.take_stock(Gpus())}
+    assert not facts["mlx"].available and "pip install mlx" in facts["mlx"].reason
+    assert not facts["cuda"].available and "pip install torch" in facts["cuda"].reason
+
+
+@pytest.mark.parametrize("system, machine, mlx, cuda, expected", [
+    ("Darwin", "arm64", True, False, "mlx"), ("Darwin", "arm64", False, False, "cpu"), ("Darwin", "x86_64", True, False, "cpu"),
+    ("Linux", "x86_64", True, True, "cuda"), ("Linux", "x86_64", True, None, "cuda"), ("Linux", "x86_64", True, False, "cpu")])
+def test_auto_is_predicted(system, machine, mlx, cuda, expected, monkeypatch):
+    """As backends.auto() chooses, where a GPU that is unknown is one."""
+    monkeypatch.setattr(inventory.platform, "system", lambda: system)
+    monkeypatch.setattr(inventory.platform, "machine", lambda: machine)
+    stock = [BackendFacts("mlx", mlx, "", {}), BackendFacts("cpu", True, "", {}), BackendFacts("cuda", True, "", {}, cuda)]
+    assert inventory.predict_auto(stock) == expected

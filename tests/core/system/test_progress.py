@@ -1,0 +1,59 @@
+"""Progress, from any thread to one display."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from mlx_llama.core.system import progress
+
+
+def test_every_part_is_reported_once_whatever_the_thread():
+    seen, alone = [], threading.Lock()
+
+    def report(done, total):
+        assert alone.acquire(blocking=False)  # one call at a time
+        seen.append((done, total))
+        alone.release()
+
+    sizes = list(range(1, 201))
+    with progress.reported(report):
+        advance = progress.meter(sum(sizes))
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(advance, sizes))
+    done = [one for one, _ in seen]
+    assert done == sorted(done) and done[-1] == sum(sizes) and len(set(done)) == len(sizes)
+    assert {total for _, total in seen} == {sum(sizes)}
+
+
+def test_without_a_display_nothing_is_reported():
+    seen = []
+    with progress.reported(lambda *given: seen.append(given)):
+        pass
+    progress.meter(10)(10)
+    assert seen == []
+
+
+def test_two_pieces_of_work_count_apart():
+    seen = []
+    with progress.reported(lambda *given: seen.append(given)):
+        first, second = progress.meter(10), progress.meter(20)
+        first(3), second(5), first(7)
+    assert seen == [(3, 10), (5, 20), (10, 10)]
+
+
+def test_a_display_that_fails_is_forgotten():
+    try:
+        with progress.reported(lambda *given: None):
+            raise KeyError
+    except KeyError:
+        pass
+    assert progress._report.get() is None
+
+
+def test_a_display_is_not_seen_by_other_threads():
+    """Work that another thread starts has its own display, or none."""
+    seen = []
+    with progress.reported(lambda *given: seen.append(given)), ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: progress.meter(1)(1)).result()
+    assert seen == []
