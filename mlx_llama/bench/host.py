@@ -15,7 +15,8 @@ from typing import Any
 
 from mlx_llama.core.backends.selection import Model
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.engine import Completion, Engine
+from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.engine import Engine
 
 from .measure import Loaded, random_tokens
 

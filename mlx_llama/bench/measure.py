@@ -18,7 +18,8 @@ from mlx_llama.core.backends.selection import Backend, Cache, Model
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantize import weight_format
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.engine import Completion, Engine
+from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.engine import Engine
 
 
 class HostMemory:

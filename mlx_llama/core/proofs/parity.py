@@ -352,8 +352,8 @@ def cache_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]:
         for prompt in filter(None, (first, second)):
             for _ in sequence.pieces(prompt, resolved, Completion()):
                 pass
-        alone = model.make_cache(len(sequence.held))
-        run(alone, sequence.held, [len(sequence.held)])
+        alone = model.make_cache(len(sequence.cached_tokens))
+        run(alone, sequence.cached_tokens, [len(sequence.cached_tokens)])
         yield judged(name, rows(sequence.cache.state()), rows(alone.state()))
 
 
