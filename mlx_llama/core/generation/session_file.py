@@ -110,5 +110,7 @@ def write_session(path: Path, **fields: Any) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
+    except ValidationError as error:
+        raise SessionError(f"{path}: cannot be written: {_describe_fault(error.errors()[0])}") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL, text that is not Unicode
         raise SessionError(f"{path}: cannot be written: {error}") from None
