@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +12,14 @@ import pytest
 from making import make_checkpoint
 
 from mlx_llama import cli
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C works here and in child processes, also where a shell started pytest in the background and ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import get_type_hints
+
 import numpy as np
 import pytest
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.options import FIELDS, GenerationOptions, from_generation_config, resolve
+from mlx_llama.core.generation.options import FIELDS, GenerationOptions, Options, from_generation_config, resolve
 
 
 def flags(*words: str) -> dict:
@@ -53,6 +56,14 @@ def test_every_option_has_a_flag_and_a_description():
     for name, field in FIELDS.items():
         assert field.description and field.json_schema_extra["flags"], name
     assert options.Parser(allow_abbrev=False).format_help()
+
+
+def test_type_checkers_see_the_one_table():
+    """Fields and types; wider where an option takes several forms of a value."""
+    wider = {"stop": str | Sequence[str], "logit_bias": Mapping[int, float] | Sequence[str]}
+    assert list(Options.__annotations__) == list(FIELDS) and not Options.__total__
+    for name, annotation in get_type_hints(Options).items():
+        assert annotation == (wider.get(name) or FIELDS[name].annotation) | None, name
 
 
 @pytest.mark.parametrize("name, value, allowed", [
