@@ -15,7 +15,7 @@ def parser() -> options.Parser:
     result.add_argument("--prompt", "-p", required=True, help="the prompt; - reads it from standard input")
     result.add_argument("--system-prompt", "-sys", default=None, help="instructions before the prompt")
     result.add_argument("--ignore-chat-template", action="store_true", help="continue the prompt as plain text")
-    result.add_argument("--jsonl", action="store_true", help="print one JSON object per piece and a last one with the receipt")
+    result.add_argument("--jsonl", action="store_true", help="print a JSON object per piece and a last one with the receipt")
     result.add_argument("--stats", action="store_true", help="speed and evaluations per token, on stderr")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     options.add_load_flags(result)

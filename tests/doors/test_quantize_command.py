@@ -96,41 +96,6 @@ print("fine")
     assert done.stdout == "fine\n", done.stderr
 
 
-# the progress bar
-
-WORK = """
-import sys, time
-from mlx_llama import cli
-from mlx_llama.core.system import progress
-with cli.Bar("loading [b]x[/b]", patience=float(sys.argv[1])):
-    advance = progress.meter(200_000_000)
-    for _ in range(4):
-        advance(50_000_000)
-        time.sleep(0.15)
-print("done")
-"""
-
-
-def test_a_terminal_shows_progress_and_then_no_more(terminal):
-    child = terminal("-c", WORK, "0")
-    child.expect("done")
-    child.expect_exact("\r\n")
-    seen = child.logfile_read.getvalue()
-    assert "loading [b]x[/b]" in seen and "100.0/200.0 MB" in seen and "200.0/200.0 MB" in seen
-    assert "\x1b[2K" in seen.split("200.0/200.0 MB")[-1]  # the line is cleared
-
-
-def test_work_that_is_soon_done_shows_nothing(terminal):
-    child = terminal("-c", WORK, "60")
-    child.expect("done")
-    assert child.logfile_read.getvalue().strip() == "done"
-
-
-def test_a_pipe_sees_no_progress():
-    done = subprocess.run([sys.executable, "-c", WORK, "0"], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("done\n", "")
-
-
 def test_loading_reports_every_byte(backend, tmp_path):
     """Every backend says how far it has come, to the last byte, whatever it does to the weights."""
     from mlx_llama.core.files.quantize import write_mlx

@@ -288,8 +288,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--threads", default=None, metavar="N",
                        help="threads of the cpu backend (default: one per physical core)")
     group.add_argument("--activation-bits", default=None, metavar="{8,16,32}",
-                       help="width of the activations that the cpu backend multiplies with low-bit weights (default: 16; 8 is "
-                            "faster and coarser, 32 exact and slower)")
+                       help="width of the activations that the cpu backend multiplies with low-bit weights (default: 16; 8 "
+                            "is faster and coarser, 32 exact and slower)")
     group.add_argument("--compile", default=None, action=argparse.BooleanOptionalAction,
                        help="run a step as one traced graph (mlx) or as compiled kernels (cpu); the tokens are the same "
                             "(default: yes; no for mlx on the CPU, where MLX calls a C++ compiler first)")
