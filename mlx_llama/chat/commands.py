@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_llama import cli
 from mlx_llama.core.errors import LlamaError, OptionsError, SessionError
-from mlx_llama.core.generation.options import FIELDS
+from mlx_llama.core.generation.options import ALIASES, FIELDS
 from mlx_llama.core.generation.session import Session, Stream
 from mlx_llama.core.generation.session_file import FORMAT
 
@@ -71,7 +71,7 @@ def split(line: str) -> tuple[str, str]:
 def option_name(text: str) -> str:
     """Name of the option that `text` names, by itself or by a flag, with or without dashes."""
     key = text.lstrip("-").replace("-", "_")
-    return _ALIASES.get(key, key)
+    return ALIASES.get(key, key)
 
 
 def option_value(session: Session, name: str) -> str:
@@ -215,6 +215,3 @@ COMMANDS = {
     "read": Command(_read, "FILE", "send the text of a file as a message"),
     "exit": Command(_exit, "", "leave"),
 }
-
-_ALIASES = {flag.lstrip("-").replace("-", "_"): name
-            for name, field in FIELDS.items() for flag in field.json_schema_extra["flags"]}

@@ -80,8 +80,8 @@ class Decode:
 
         Raises ContextError where memory has no room for the prompt.
         """
-        step = self.prefill()
-        while not self.is_finished:
+        step: Step | None = self.prefill()
+        while step and not self.is_finished:
             following = self.run_ahead(step)
             tokens = self.read(step)
             if self.backend.runs_ahead:  # the device works while the consumer looks at the tokens

@@ -20,11 +20,11 @@ from .stops import Stops
 class Engine:
     """One model on one backend, perhaps with a draft model. Holds no sequence state: that is the caller's cache."""
 
-    def __init__(self, backend: Backend, model: Model, tokenizer: Tokenizer, eos: frozenset[int], context: int,
+    def __init__(self, backend: Backend, model: Model, tokenizer: Tokenizer | None, eos: frozenset[int], context: int,
                  draft: Model | None = None):
         self.backend = backend
         self.model = model
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer  # None: tokens only, no text
         self.eos = eos
         self.context = context  # positions, prompt and answer together
         self.draft = draft

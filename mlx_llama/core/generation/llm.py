@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections import abc
+from typing import Any
 
 import numpy as np
 from typing_extensions import Unpack
@@ -20,7 +22,8 @@ from .options import Options, resolve
 from .session import Sequence, Session, Stream
 from .speculate import compare_vocabularies
 
-Prompt = str | list[dict[str, str]] | list[int]
+# A text, messages or token ids.
+Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
 
 
 class LLM:
@@ -79,14 +82,13 @@ class LLM:
         """Token ids of `prompt`, which is as for `stream`. Raises ContextError, TemplateError, TokenizerError."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_bos=True)
-        if isinstance(prompt, np.ndarray):
-            prompt = prompt.tolist()
-        if not isinstance(prompt, (list, tuple)) or len(prompt) == 0:
+        items: Any = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
+        if not isinstance(items, (list, tuple)) or len(items) == 0:
             raise ContextError(f"a prompt is a text, messages or token ids, not "
-                               f"{'nothing' if prompt == [] or prompt == () else type(prompt).__name__}")
-        if all(isinstance(token, (int, np.integer)) and not isinstance(token, bool) for token in prompt):
-            return [int(token) for token in prompt]
-        return encode_messages(self.tokenizer, self.require_template(), prompt)
+                               f"{'nothing' if items == [] or items == () else type(items).__name__}")
+        if all(isinstance(token, (int, np.integer)) and not isinstance(token, bool) for token in items):
+            return [int(token) for token in items]
+        return encode_messages(self.tokenizer, self.require_template(), items)
 
     def require_template(self) -> ChatTemplate:
         """The chat template. Raises TemplateError with the remedy if there is none."""
@@ -118,14 +120,13 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     checkpoint = open_checkpoint(model, revision)
     context = context_size(checkpoint, ctx_size)
     chat_template = load_builtin_template(template, checkpoint.tokenizer) if template else checkpoint.template
-    draft = None
-    if draft_model is not None:
-        draft = open_checkpoint(draft_model)
-        if difference := compare_vocabularies(draft, checkpoint):
-            raise OptionsError(f"--draft-model {draft.name}: its vocabulary is not that of {checkpoint.name}, {difference}: "
-                               f"choose a smaller model of the same family")
+    smaller = None if draft_model is None else open_checkpoint(draft_model)
+    if smaller and (difference := compare_vocabularies(smaller, checkpoint)):
+        raise OptionsError(f"--draft-model {smaller.name}: its vocabulary is not that of {checkpoint.name}, {difference}: "
+                           f"choose a smaller model of the same family")
     loaded = chosen.load(checkpoint, dtype, **how)
-    return LLM(checkpoint, chosen, loaded, chat_template, context, draft and chosen.load(draft, dtype, **how))
+    draft = chosen.load(smaller, dtype, **how) if smaller else None
+    return LLM(checkpoint, chosen, loaded, chat_template, context, draft)
 
 
 def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:

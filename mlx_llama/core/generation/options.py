@@ -123,6 +123,12 @@ class GenerationOptions(BaseModel):
 FIELDS = GenerationOptions.model_fields
 
 
+def option_flags(name: str) -> list[str]:
+    """Command-line flags of an option, the preferred one first."""
+    extra: Any = FIELDS[name].json_schema_extra
+    return extra["flags"]
+
+
 class Options(TypedDict, total=False):
     """Keyword arguments of `generate`, `stream`, `chat` and `send`, for type checkers. None: not given.
 
@@ -143,6 +149,10 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str] | None
     prefill_step_size: int | None
     speculate: Literal["none", "prompt", "model"] | None
+
+
+# Flags without dashes -> the options that they set.
+ALIASES = {flag.lstrip("-").replace("-", "_"): name for name in FIELDS for flag in option_flags(name)}
 
 
 @dataclass(frozen=True)
@@ -169,9 +179,7 @@ def validate(given: Mapping[str, Any], source: str = "") -> GenerationOptions:
 def _describe_fault(fault: Mapping[str, Any]) -> str:
     name = str(fault["loc"][0])
     if fault["type"] == "extra_forbidden":
-        flags = {flag.lstrip("-").replace("-", "_"): known for known, field in FIELDS.items()
-                 for flag in field.json_schema_extra["flags"]}
-        near = [flags[name]] if name in flags else difflib.get_close_matches(name, FIELDS, 1)
+        near = [ALIASES[name]] if name in ALIASES else difflib.get_close_matches(name, FIELDS, 1)
         return f"there is no option {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
     limits = _describe_limits(name)
     if limits and fault["type"].startswith(("greater_than", "less_than", "finite")):
@@ -244,7 +252,7 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     for name, field in FIELDS.items():
         repeats = name in ("stop", "logit_bias")
         default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
-        group.add_argument(*field.json_schema_extra["flags"], dest=f"option:{name}", default=argparse.SUPPRESS,
+        group.add_argument(*option_flags(name), dest=f"option:{name}", default=argparse.SUPPRESS,
                            action="append" if repeats else "store", metavar=name.split("_")[-1].upper(),
                            help=field.description.replace("%", "%%") + default)
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -14,7 +14,7 @@ from mlx_llama.core.errors import OptionsError, SessionError
 
 from .options import validate
 
-FORMAT = "mlx_llama session"
+FORMAT: Final = "mlx_llama session"
 ROLES = ("user", "assistant")
 
 

@@ -190,8 +190,9 @@ class Speculation:
         """
         correct = common_prefix(drafts, sampled)
         tokens = self._cut_after_eos(sampled[:correct + 1])
-        for token in tokens if self.drafter else ():
-            self.drafter.push(token)
+        if self.drafter:
+            for token in tokens:
+                self.drafter.push(token)
         if drafts:
             self.completion.drafted += len(drafts)
             self.completion.accepted += correct

@@ -54,7 +54,7 @@ def test_flags_are_the_options():
 
 def test_every_option_has_a_flag_and_a_description():
     for name, field in FIELDS.items():
-        assert field.description and field.json_schema_extra["flags"], name
+        assert field.description and options.option_flags(name), name
     assert options.Parser(allow_abbrev=False).format_help()
 
 
