@@ -1,4 +1,4 @@
-"""What a user sees of the package before calling it: dir(), help(), types."""
+"""The public names in dir(), help() and type checkers."""
 
 from __future__ import annotations
 

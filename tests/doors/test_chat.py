@@ -1,4 +1,4 @@
-"""The chat: commands, scripts, the terminal, and Markdown that loses nothing."""
+"""The chat: commands, scripts, the terminal, Markdown without loss."""
 
 import copy
 import io
@@ -30,7 +30,7 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>78]|\([A-Z
 
 
 def plain(text):
-    """What a terminal shows of `text`, roughly: escape sequences and carriage returns taken out."""
+    """`text` without escape sequences and carriage returns."""
     return ESCAPES.sub("", text).replace("\r", "")
 
 
@@ -41,7 +41,7 @@ def model(toy):
 
 @pytest.fixture
 def session(model):
-    """Two turns old."""
+    """A session after two turns."""
     session = model.chat(system="Be kind.", max_tokens=4)
     session.send("hello")
     session.send("once upon a time")
@@ -49,7 +49,7 @@ def session(model):
 
 
 def command(session, line):
-    """What a command says; an answer is generated to its end."""
+    """Run a command; generates an answer to its end."""
     outcome = chat_commands.run(session, line)
     return outcome.finish() if isinstance(outcome, Stream) else outcome
 
@@ -59,7 +59,7 @@ def state(session):
 
 
 def seen(session):
-    """The text the model has seen last."""
+    """The text in the cache."""
     return session.engine.tokenizer.decode(session.sequence.cached_tokens)
 
 
@@ -151,7 +151,7 @@ def test_regen_without_an_answer_and_regen_never_begun(session):
         command(session, "/regen")
 
 
-def test_stats_tell_what_the_model_says_of_itself(session, monkeypatch):
+def test_stats_have_the_notices_of_the_model(session, monkeypatch):
     monkeypatch.setattr(session.engine.model, "notices", ("a word about this model",))
     command(session, "/clear")
     assert "no answer yet\nnote: a word about this model\n" in command(session, "/stats")
@@ -185,7 +185,7 @@ def test_save_and_load(session, model, tmp_path):
     other = model.chat()
     assert command(other, f"/load {tmp_path}/a b.json") == "(loaded 4 messages, a system prompt, max_tokens = 4)"
     assert state(other) == state(session)
-    command(other, f"/save {tmp_path}/a b.json")  # over a saved session: yes
+    command(other, f"/save {tmp_path}/a b.json")  # replaces a saved session
     for precious in ("notes.txt", "other.json"):
         (tmp_path / precious).write_text('{"not": "a session"}')
         with pytest.raises(LlamaError, match="exists already"):
@@ -320,7 +320,7 @@ def test_ctrl_c_in_a_script_ends_it(roomy, door, monkeypatch):
 # Ctrl-C
 
 
-def test_ctrl_c_keeps_what_was_shown(session):
+def test_ctrl_c_keeps_the_text_so_far(session):
     shown = []
 
     class View(dialogue.Plain):
@@ -336,7 +336,7 @@ def test_ctrl_c_keeps_what_was_shown(session):
     assert session.messages[-2:] == [{"role": "user", "content": "hi"},
                                      {"role": "assistant", "content": "".join(shown)}]
     assert len(shown) == 2
-    # The cache is what a cold one would be: the next answer is the same.
+    # A cold cache gives the same next answer.
     session.options["max_tokens"] = 8
     warm = session.send("and then?").text
     cold = copy.copy(session)
@@ -403,7 +403,7 @@ def cut(text, sizes=(1,)):
 
 @settings(deadline=None)
 @given(MARKDOWN | st.text("-*`~ \n\t\rab1.|#>\u2028", max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=5))
-def test_blocks_are_the_text_however_it_comes(text, sizes):
+def test_blocks_of_any_pieces_are_the_text(text, sizes):
     finished, rest = cut(text, sizes)
     assert "".join(finished) + rest == text
     assert (finished, rest) == cut(text, [len(text) or 1])
@@ -444,7 +444,7 @@ def rendered(text, width=60):
 
 
 def on_screen(output, height=20):
-    """The lines that stay, scrolled ones too, after what MarkdownView writes; nothing else may be in it."""
+    """The final lines, scrolled ones too, of MarkdownView's output; fails for other control sequences."""
     lines, row = [""], 0
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\n|\r|[^\x1b\n\r]+", output):
         if part == "\n":
@@ -573,7 +573,7 @@ sys.exit(cli.run(repl.main))
 
 
 def leave(child):
-    """Ctrl-D; returns all that was on the screen."""
+    """Press Ctrl-D; returns all output."""
     child.sendcontrol("d")
     child.read()
     child.close()
@@ -627,7 +627,7 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     assert "xyzzy" not in leave(child)
     messages = json.loads((tmp_path / "saved.json").read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == ["hello", "second\nline\nthird", "pasted\nlines"]
-    assert messages[1]["content"]  # what was shown before Ctrl-C
+    assert messages[1]["content"]  # the text before Ctrl-C
 
 
 def test_keys_typed_during_an_answer_wait_for_the_prompt(terminal, toy, tmp_path):
@@ -672,7 +672,7 @@ def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
 
 
 @pytest.mark.parametrize("environment, markdown", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
-def test_markdown_in_a_terminal_and_plain_text_where_asked(terminal, toy, environment, markdown):
+def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environment, markdown):
     child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", **environment,
                      ANSWER="some **bold** text\x1b[2J\n\n- item\x07\n\nend.")
     child.expect_exact(PROMPT)

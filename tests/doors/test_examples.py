@@ -1,4 +1,4 @@
-"""Every example runs; what they print is what they promise."""
+"""Every example runs and prints plausible results."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def next_token(text: list[int]) -> int:
 
 
 def plain_decoding(count: int, eos: int) -> list[int]:
-    """The definition of what the loop generates."""
+    """The definition: one token after the other."""
     tokens: list[int] = []
     while len(tokens) < count and eos not in tokens:
         tokens.append(next_token(PROMPT + tokens))
@@ -52,7 +52,7 @@ class ToyCache:
 
 
 class ToyModel:
-    """Computes at once, as an eager backend does; the loop cannot see a token before it reads it."""
+    """Computes at once, as an eager backend does; the loop learns a token only by reading it."""
 
     config = SimpleNamespace(rope=SimpleNamespace(type="default"), max_position_embeddings=1000)
     verify_width = 16
@@ -93,7 +93,7 @@ class ToyBackend:
 
 
 class Guesses:
-    """Drafts from a list of guesses, right and wrong ones; it may be silent, and say so beforehand or not."""
+    """Drafts from a list of guesses, right or wrong, and none when the list is used up."""
 
     kind, max_drafts = "prompt", 8
 
@@ -127,7 +127,7 @@ def test_one_launch_and_one_read_per_token(count, eos, runs_ahead, chunk):
     for token in loop.tokens():
         seen.append(token)
         assert completion.tokens == seen
-        assert cache.text[:len(PROMPT) + len(seen) - 1] == (PROMPT + seen)[:-1]  # of which it may be ahead
+        assert cache.text[:len(PROMPT) + len(seen) - 1] == (PROMPT + seen)[:-1]  # the cache may be ahead
     assert seen == wanted
     assert completion.finish_reason == ("eos" if wanted[-1] == eos else "length")
     before, each = ["launch"] * ((len(PROMPT) - 1) // chunk + 1), ["launch", "read"]
@@ -143,7 +143,7 @@ def test_one_launch_and_one_read_per_token(count, eos, runs_ahead, chunk):
 @settings(deadline=None, max_examples=300)
 def test_drafts_change_the_number_of_steps_and_nothing_else(count, eos, runs_ahead, guesses, right):
     wanted = plain_decoding(count, eos)
-    if right:  # guesses that come true, for as long as they are asked for
+    if right:  # correct guesses only
         guesses = [plain_decoding(count + 9, -1)[n:n + 4] for n in reversed(range(1, count, 5))]
     drafter = Guesses([list(guess) for guess in guesses])
     loop, events = decode(count, eos, runs_ahead, drafter)

@@ -1,4 +1,4 @@
-"""Conversations: prefix reuse, growing out of the context, leaving at any point, saving and loading."""
+"""Conversations: prefix reuse, a full context, interruption at any point, saving and loading."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def rendered(llm, session, question):
     return llm.encode([*system, *session.messages, {"role": "user", "content": question}])
 
 
-def test_the_second_turn_prefills_only_what_is_new_and_says_so(llm):
+def test_the_second_turn_reuses_the_common_prefix(llm):
     chat = llm.chat(system="be kind", max_tokens=12)
     first = chat.send("hello")
     assert first.reused_tokens == 0 and first.prompt_tokens == len(rendered(llm, llm.chat(system="be kind"), "hello"))
-    held = chat.sequence.cached_tokens
+    cached = chat.sequence.cached_tokens
     prompt = rendered(llm, chat, "and then?")
-    common = next((i for i, (a, b) in enumerate(zip(held, prompt)) if a != b), min(len(held), len(prompt)))
+    common = next((i for i, (a, b) in enumerate(zip(cached, prompt)) if a != b), min(len(cached), len(prompt)))
     second = chat.send("and then?")
     assert second.reused_tokens == common > first.prompt_tokens - 5
     assert second.prompt_tokens == len(prompt)
@@ -53,7 +53,7 @@ def test_the_oldest_turns_leave_the_context_the_system_prompt_stays(llm):
         done = chat.send(f"question number {turn}, please answer", temperature=1.0, seed=turn)
         assert done.prompt_tokens < 512
         said = any("oldest" in notice and "system prompt stays" in notice for notice in done.notices)
-        # Random answers do not tokenise as they were generated; the turn before them is reused at least.
+        # Random answers tokenise differently from their generation; at least the turn before is reused.
         assert said or turn == 0 or done.reused_tokens > 60
         noticed += said
     assert 1 <= noticed <= 7 and chat.dropped > 0 and len(chat.messages) == 28
@@ -91,7 +91,7 @@ def test_leaving_after_any_piece_leaves_a_session_that_goes_on(steps, llm):
 
 @pytest.mark.parametrize("call", range(1, 8))
 def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(call, llm, monkeypatch):
-    """Ctrl-C while the n-th launch or read is under way."""
+    """Ctrl-C during the n-th launch or read."""
     chat = llm.chat(max_tokens=6, temperature=1.0, seed=2)
     chat.send("hello")
     runtime, count = llm.backend.runtime, [0]
@@ -195,12 +195,12 @@ def test_a_model_without_a_template_says_how_to_give_one(tmp_path, backend):
     assert load(folder, template="chatml", **options).chat().send("hi", max_tokens=2).tokens
 
 
-def consistent(session):
-    """Cache and bookkeeping agree, on the device's own record of the tokens."""
-    cache, held = session.sequence.cache, session.sequence.cached_tokens
-    assert cache.length == len(held)
-    if held:
-        assert cache.state()["tokens"].tolist() == [held]
+def check_consistency(session):
+    """Compare the bookkeeping with the device's record of the tokens."""
+    cache, tokens = session.sequence.cache, session.sequence.cached_tokens
+    assert cache.length == len(tokens)
+    if tokens:
+        assert cache.state()["tokens"].tolist() == [tokens]
 
 
 def test_a_new_question_ends_the_answer_that_is_still_coming(llm):
@@ -211,7 +211,7 @@ def test_a_new_question_ends_the_answer_that_is_still_coming(llm):
     assert list(first) == [] and first.completion.finish_reason == "interrupted"
     assert [m["content"] for m in chat.messages] == ["one", first.completion.text, "two", done.text]
     assert first.completion.text.startswith(shown)
-    consistent(chat)
+    check_consistency(chat)
     first.close()
     prompt = rendered(llm, chat, "three")
     assert chat.send("three", max_tokens=6).tokens == llm.generate(prompt, max_tokens=6, temperature=1.0, seed=3).tokens
@@ -229,7 +229,7 @@ def test_a_stream_begun_too_late_says_so(llm):
     with pytest.raises(SessionError, match="ask again"):
         again.finish()
     assert [m["content"] for m in chat.messages][::2] == ["chosen", "b"]
-    consistent(chat)
+    check_consistency(chat)
 
 
 def test_clear_and_load_during_an_answer(llm, tmp_path):

@@ -1,4 +1,4 @@
-"""The file of a conversation: what is written can be read, and each fault in it is named in one line."""
+"""The file of a conversation: a round trip, and one line for each fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafting, acceptance and giving up, without a model; the option, the flag and what they say when they cannot be."""
+"""Drafting, acceptance and giving up, without a model; the option, the flag and their errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ texts = st.lists(st.integers(0, 3), max_size=40)
 
 
 def looked_up(text: list[int], most: int) -> list[int]:
-    """The definition, by search: copy on from behind the last earlier place of the last three, or else two, tokens."""
+    """The definition, by search: copy the tokens after the latest earlier occurrence of the last three, or else two."""
     for n in (3, 2):
         for at in range(len(text) - 1, n - 1, -1):
             if len(text) > n and text[at - n:at] == text[-n:]:
@@ -55,7 +55,7 @@ def test_a_phrase_is_drafted_on_and_the_newest_place_counts():
 
 
 class Fixed:
-    """A drafter that always says the same and remembers what it was told."""
+    """A drafter of constant drafts that records its input."""
 
     kind, max_drafts = "prompt", MAX_LOOKUP_DRAFTS
 
@@ -74,8 +74,8 @@ class Fixed:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
 @settings(max_examples=300, deadline=None)
-def test_what_is_accepted_follows_from_the_text_alone(drafts, data):
-    """A plain decoder that says next[text so far]; `sampled` is what it says after each draft, right or wrong."""
+def test_accepted_tokens_depend_on_the_text_alone(drafts, data):
+    """A plain decoder maps text to token; `sampled` is its token after each draft, right or wrong."""
     says = {n: data.draw(st.integers(0, 3)) for n in range(9)}
     plain, wrong = [says[n] for n in range(9)], False
     sampled = []
@@ -130,7 +130,7 @@ def test_only_the_last_drafts_are_looked_back_at():
     assert (completion.drafted, completion.accepted, completion.speculation_ended) == (24, 0, 4)
 
 
-# ---- the option and the flag
+# The option and the flag
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_the_flag_is_the_option():
     assert options.load_arguments(parsed)["draft_model"] == "a/b"
 
 
-def test_which_kind_is_in_force_and_what_is_said(plain, drafting):
+def test_the_kind_in_force_and_its_notices(plain, drafting):
     def seen(llm, **given):
         done = llm.generate([5, 6, 7, 8] * 5, max_tokens=12, **given)
         return done.options["speculate"], [notice for notice in done.notices if "draft" in notice or "specul" in notice]
@@ -211,7 +211,7 @@ def test_the_notice_of_a_session_comes_once_and_when_the_option_changes(drafting
         False, True, False, False, True]
 
 
-def test_a_saved_session_keeps_the_option_and_names_what_is_missing(plain, drafting, tmp_path):
+def test_a_saved_session_keeps_the_option_and_asks_for_the_draft_model(plain, drafting, tmp_path):
     chat = plain.chat(max_tokens=3, speculate="prompt")
     chat.send("hello")
     chat.save(tmp_path / "a.json")

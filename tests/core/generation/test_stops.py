@@ -1,4 +1,4 @@
-"""Stop strings, however the text is split into pieces."""
+"""Stop strings in text that is split into any pieces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ text = st.text("ab<|", max_size=30)
 
 @given(st.lists(text, max_size=8), st.lists(st.text("ab<|", min_size=1, max_size=4), max_size=3))
 @settings(max_examples=500, deadline=None)
-def test_stops_cut_before_the_earliest_stop_string_however_the_text_is_split(pieces, stops):
+def test_any_split_is_cut_before_the_earliest_stop_string(pieces, stops):
     matcher, shown = Stops(tuple(stops)), ""
     for piece in pieces:
         shown += matcher.push(piece)
