@@ -1,4 +1,4 @@
-"""Continue a text, piece by piece as it is generated.
+"""Continue a text, printing each piece as it is generated.
 
     python examples/continue_text.py "Once upon a time" --model DIR_OR_HUB_ID
 """

@@ -1,4 +1,4 @@
-"""Hold a conversation: each turn processes only what is new.
+"""Hold a conversation; each turn reuses the common prefix.
 
     python examples/conversation.py --model DIR_OR_HUB_ID
 """

@@ -1,4 +1,4 @@
-"""Look at the logits: what does the model expect to come next, and how surprised is it by a text?
+"""Read the logits: the likeliest next tokens of a text, and its perplexity.
 
     python examples/next_token.py "The capital of France is" --model DIR_OR_HUB_ID
 """

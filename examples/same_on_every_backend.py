@@ -1,4 +1,4 @@
-"""The same checkpoint, options and seed give the same tokens on every backend at float32.
+"""Compare backends: the same checkpoint, options and seed give the same tokens at float32.
 
     python examples/same_on_every_backend.py --model DIR_OR_HUB_ID
 """
@@ -19,7 +19,7 @@ def main() -> None:
         try:
             llm = load(given.model, backend=backend, device="cpu", dtype="float32")
         except LlamaError as error:
-            print(f"{backend:5} not here: {error}")
+            print(f"{backend:5} unavailable here: {error}")
             continue
         answer = llm.generate("Once upon a time", max_tokens=30, temperature=0.8, seed=7)
         print(f"{backend:5} {answer.tokens[:8]}... {answer.text!r}")

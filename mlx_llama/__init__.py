@@ -12,20 +12,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core.errors import LlamaError
-    from .core.generation.engine import Completion
+    from .core.errors import (
+        BackendError,
+        CheckpointError,
+        ConfigError,
+        ContextError,
+        LlamaError,
+        OptionsError,
+        SessionError,
+        TemplateError,
+        TokenizerError,
+        TraceError,
+    )
+    from .core.generation.completion import Completion
     from .core.generation.llm import LLM, load
     from .core.generation.session import Session, Stream
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "LlamaError", "Session", "Stream", "load"]
+__all__ = ["load", "LLM", "Session", "Stream", "Completion", "LlamaError", "BackendError", "CheckpointError", "ConfigError",
+           "ContextError", "OptionsError", "SessionError", "TemplateError", "TokenizerError", "TraceError"]
 
-_HOMES = {"load": "generation.llm", "LLM": "generation.llm", "Completion": "generation.engine", "LlamaError": "errors",
+_HOMES = {"load": "generation.llm", "LLM": "generation.llm", "Completion": "generation.completion",
           "Session": "generation.session", "Stream": "generation.session"}
 
 
 def __getattr__(name: str) -> Any:
-    # Names are imported when first used: `import mlx_llama` itself stays in the milliseconds.
-    if name in _HOMES:
-        return getattr(importlib.import_module(f".core.{_HOMES[name]}", __name__), name)
+    # Import names at their first use, so that `import mlx_llama` takes milliseconds.
+    if name in __all__:
+        return getattr(importlib.import_module(f".core.{_HOMES.get(name, 'errors')}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,4 +1,4 @@
-"""What every door shares: one-line errors, exit codes, and streams that stand what people do to them.
+"""Shared by every door: errors in one line, exit codes, robust standard streams, progress bars.
 
 Exit codes: 0 done, 2 a user error (one line on stderr), 130 interrupted, 1 anything else.
 """
@@ -13,19 +13,24 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from .core.errors import LlamaError
+from .core.errors import LlamaError, spelled_as_flags
 from .core.system import progress
 
 
 def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> int:
-    """Call a door's `main` and turn what goes wrong into a line and an exit code; `--debug` shows the traceback."""
+    """Call a door's `main`; turn errors into a line and an exit code. `--debug` shows the traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    with spelled_as_flags():
+        return _run(main, arguments)
+
+
+def _run(main: Callable[[list[str]], int | None], arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
-        # A model may write any character. A file or pipe takes UTF-8; a terminal that has no sign for it an escape.
+        # A model may write any character: UTF-8 into a file or pipe, an escape where a terminal cannot show it.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace", **({} if stream.isatty() else {"encoding": "utf-8"}))
     if sys.stdout is None:
-        say("error: standard output is closed: the answer has nowhere to go")
+        say("error: standard output is closed: open it to receive the answer")
         return 2
     try:
         return main(arguments) or 0
@@ -37,7 +42,7 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has gone (`| head`): point stdout at nothing, or Python complains again when it closes it.
+        # The reader has gone (`| head`). Redirect stdout, or Python complains again when it closes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -49,21 +54,24 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
 
 
 def say(text: str) -> None:
-    """A line for the user on stderr, where it is never part of an answer."""
+    """Print a line for the user on stderr, apart from the answer."""
     if sys.stderr is not None:
         print(" ".join(text.split("\n")) if text.startswith("error: ") else text, file=sys.stderr, flush=True)
 
 
 class Bar:
-    """A progress bar for what core.progress hears of inside: on a terminal's stderr only, and only for work that takes
-    longer than `patience` seconds. It is gone when the work is done."""
+    """A progress bar of the work inside (core.system.progress), on a terminal's stderr.
+
+    Appears after `patience` seconds and disappears when the work is done.
+    """
 
     def __init__(self, label: str, patience: float = 1.0):
         self.label = label
         self.patience = patience
 
     def __enter__(self) -> Bar:
-        self._stack, self._show = ExitStack(), None
+        self._stack = ExitStack()
+        self._show: Callable[[int], Any] | None = None
         self._due = time.monotonic() + self.patience
         if sys.stderr is not None and sys.stderr.isatty():
             self._stack.enter_context(progress.reported(self._report))
@@ -92,7 +100,7 @@ class Bar:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or of standard input for "-". Raises LlamaError when it cannot be read or is not UTF-8."""
+    """The text of a file, or of standard input for "-". Raises LlamaError if it is unreadable or not UTF-8."""
     try:
         if path == "-":
             if sys.stdin is None:

@@ -1,4 +1,4 @@
-"""python -m mlx_llama.generate: one prompt, one answer. The answer goes to stdout and nothing else does."""
+"""python -m mlx_llama.generate: one prompt, one answer. Only the answer goes to stdout."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def parser() -> options.Parser:
     """The command line. Names follow mlx_lm.generate's."""
     result = options.Parser(prog="python -m mlx_llama.generate", description=__doc__, allow_abbrev=False)
     result.add_argument("--prompt", "-p", required=True, help="the prompt; - reads it from standard input")
-    result.add_argument("--system-prompt", "-sys", default=None, help="instructions that stand before the prompt")
-    result.add_argument("--ignore-chat-template", action="store_true", help="continue the prompt as it is")
-    result.add_argument("--jsonl", action="store_true", help="one JSON object per piece, and a last one with the receipt")
+    result.add_argument("--system-prompt", "-sys", default=None, help="instructions before the prompt")
+    result.add_argument("--ignore-chat-template", action="store_true", help="continue the prompt as plain text")
+    result.add_argument("--jsonl", action="store_true", help="print a JSON object per piece and a last one with the receipt")
     result.add_argument("--stats", action="store_true", help="speed and evaluations per token, on stderr")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     options.add_load_flags(result)
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     """Run the door; returns the exit code. Raises LlamaError."""
     given = parser().parse_args(arguments)
     wanted = options.given_flags(given)
-    options.validated(wanted)  # before the model is loaded
+    options.validate(wanted)  # before loading the model
     prompt = cli.read_text("-") if given.prompt == "-" else given.prompt
 
     from .core.errors import OptionsError
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         raise OptionsError("--system-prompt needs a chat template: give one with --template, or leave it out "
                            "with --ignore-chat-template")
     elif llm.template is None and not given.ignore_chat_template:
-        cli.say("(the model has no chat template: the prompt is continued as it is; --template gives one)")
+        cli.say("(the model has no chat template: the prompt is continued as plain text; --template names one)")
     stream = llm.stream(prompt, **wanted)
     for notice in stream.completion.notices:
         cli.say(f"({notice})")

@@ -1,4 +1,4 @@
-"""python -m mlx_llama.quantize: write a model anew with low-bit weights, for MLX or as a GGUF file."""
+"""python -m mlx_llama.quantize: write a copy of a model with low-bit weights, for MLX or as a GGUF file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parser() -> options.Parser:
 def main(arguments: list[str]) -> int:
     """Run the door; returns the exit code. Raises LlamaError."""
     given = parser().parse_args(arguments)
-    scheme = checked_scheme(given.format, given.bits, given.group_size)
+    scheme = parse_scheme(given.format, given.bits, given.group_size)
     if given.format == "mlx" and given.out.endswith(".gguf"):
         raise OptionsError(f"{given.out}: --format mlx writes a folder; for a GGUF file add --format gguf:Q4_0 or gguf:Q8_0")
 
@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def checked_scheme(format: str, bits: str | None, group_size: str | None) -> tuple:
-    """What write_mlx (bits, group size) or write_gguf (the type) takes. Raises OptionsError."""
+def parse_scheme(format: str, bits: str | None, group_size: str | None) -> tuple[int, int] | tuple[str]:
+    """Arguments of write_mlx (bits, group size) or of write_gguf (the type). Raises OptionsError."""
     from .core.files import gguf_export, quantize
 
     kinds = ["mlx", *(GGUF + name for name in gguf_export.TYPES)]
@@ -62,7 +62,7 @@ def checked_scheme(format: str, bits: str | None, group_size: str | None) -> tup
     if format != "mlx":
         for flag, value in (("--bits", bits), ("--group-size", group_size)):
             if value is not None:
-                raise OptionsError(f"{flag} {value}: is for --format mlx, and {format} has its own: leave it out")
+                raise OptionsError(f"{flag} {value}: is for --format mlx, and {format} fixes it: leave it out")
         return (format.removeprefix(GGUF),)
     chosen = []
     for flag, value, default, allowed in (("--bits", bits, 4, quantize.BITS),

@@ -118,7 +118,8 @@ def test_greedy_tokens(backend, files):
         theirs.eval(theirs_tokens[-1:])
     model = backend.load(open_checkpoint(path), "float32")
     from mlx_llama.core.generation import options
-    from mlx_llama.core.generation.engine import Completion, Engine
+    from mlx_llama.core.generation.completion import Completion
+    from mlx_llama.core.generation.engine import Engine
 
     engine = Engine(backend, model, None, frozenset(), 256)
     resolved = options.resolve({"max_tokens": 24, "temperature": 0.0})

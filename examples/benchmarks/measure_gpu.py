@@ -492,7 +492,8 @@ class Ours(Program):
 
     def _run(self, model: Any, tokens: list[int], count: int, **given: Any) -> tuple[Clocked, Any]:
         from mlx_llama.core.generation import options
-        from mlx_llama.core.generation.engine import Completion, Engine
+        from mlx_llama.core.generation.completion import Completion
+        from mlx_llama.core.generation.engine import Engine
 
         clocked, completion = Clocked(self.backend, model), Completion(prompt_tokens=len(tokens))
         capacity = len(tokens) + count

@@ -43,7 +43,7 @@ class Engined:
     def _run(self, tokens: list[int], count: int, ahead: int = 0) -> Any:
         """The completion after `count` tokens of an answer limited to `count` + `ahead`."""
         from mlx_llama.core.generation import options
-        from mlx_llama.core.generation.engine import Completion
+        from mlx_llama.core.generation.completion import Completion
 
         resolved = options.resolve({"max_tokens": count + ahead, "temperature": 0.0, "prefill_step_size": CHUNK})
         completion = Completion(prompt_tokens=len(tokens))

@@ -1,12 +1,12 @@
 """python -m mlx_llama.bench: speed and memory of one model on one backend.
 
-Decoding one token reads every weight once and computes little, so its bound is the memory: the bytes a token must read
-(weight matrices, one row of the embedding, the cache so far) over the bandwidth. For one prompt and its answer that
-bandwidth is measured in the same run, between tokens where possible, as it drifts on shared machines, and the report
-says which share of it decoding reached. A prompt reuses each weight for all its tokens, and arithmetic bounds it.
+Decoding a token reads every weight once and computes little, so memory bounds it: the bytes of a token (weight matrices,
+one row of the embedding, the cache so far) over the bandwidth. For one prompt and its answer the bandwidth is measured
+in the same run, between tokens where possible, since it drifts on shared machines; the report gives the share of it
+that decoding reached. A prompt reuses each weight for all its tokens, so arithmetic bounds it.
 
-Several lengths or depths make a table, its rows named as in llama-bench: pp512 is a prompt of 512 tokens, tg32 @ d1024
-are 32 tokens decoded after 1024 others.
+Several lengths or depths make a table with llama-bench's row names: pp512 is a prompt of 512 tokens, tg32 @ d1024 are
+32 tokens decoded after 1024 others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .host import measure_host
 from .measure import Case, load, measure, measure_rows
 
 PLOT_DEPTHS = 9
-PLOT_REACH = 4096  # tokens that a picture without --depth spans, where the context is longer
+PLOT_REACH = 4096  # most tokens on the axis of a picture without --depth
 
 
 def parser() -> options.Parser:
@@ -36,26 +36,26 @@ def parser() -> options.Parser:
     result = options.Parser(prog="python -m mlx_llama.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
     many = dict(action="append", metavar="N[,N...]", default=None)
     result.add_argument("--prompt-tokens", "-p", help="lengths of the prompt (default: 128)", **many)
-    result.add_argument("--generate-tokens", "-n", help="how many tokens to decode (default: 64)", **many)
-    result.add_argument("--depth", "-d", help="tokens in the cache before the clock starts (default: 0)", **many)
+    result.add_argument("--generate-tokens", "-n", help="tokens to decode (default: 64)", **many)
+    result.add_argument("--depth", "-d", help="tokens in the cache before the measurement (default: 0)", **many)
     result.add_argument("--repetitions", "-r", default="3", metavar="N",
                         help="timed runs; medians are printed with the slowest and the fastest (default: 3)")
     result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
-                        help="positions the context may hold (default: what the model was made for)")
+                        help="positions of the context (default: as many as the model was trained for)")
     result.add_argument("--output", "-o", choices=report.FORMATS, default=None,
-                        help="how to print the figures (default: text)")
-    result.add_argument("--json", action="store_true", help="the same as -o json")
+                        help="format of the figures (default: text)")
+    result.add_argument("--json", action="store_true", help="same as -o json")
     result.add_argument("--plot", metavar="FILE", default=None,
                         help="draw the decode time per token over the context (.png, .svg or .pdf; needs matplotlib)")
     result.add_argument("--host", action="store_true",
-                        help="measure the host's own time per token, and on mlx the primitives of a step's graph")
+                        help="measure the host's time per token, and on mlx the primitives of a step's graph")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     options.add_model_flags(result)
     return result
 
 
-def numbers(flag: str, given: str | list[str] | None, default: int, least: int) -> list[int]:
-    """Whole numbers of at least `least` from the texts of a flag, each a list with commas, in order and once each.
+def parse_numbers(flag: str, given: str | list[str] | None, default: int, least: int) -> list[int]:
+    """Parse the texts of a flag, lists with commas, into distinct whole numbers of at least `least`, in order.
 
     Raises OptionsError that names the flag.
     """
@@ -72,8 +72,10 @@ def numbers(flag: str, given: str | list[str] | None, default: int, least: int) 
 
 
 def plan(prompts: list[int], generates: list[int], depths: list[int] | None, room: int | None = None) -> list[Case]:
-    """The table's rows: at each depth every prompt, then every answer. Without depths, answers are spread over `room`
-    positions (None: they are not) and prompts are at depth 0."""
+    """Rows of the table: at each depth every prompt, then every answer.
+
+    Without depths prompts are at depth 0, and answers are spread over `room` positions, None: at depth 0.
+    """
     spread = depths
     if depths is None:
         depths = spread = [0]
@@ -87,10 +89,10 @@ def plan(prompts: list[int], generates: list[int], depths: list[int] | None, roo
 def main(arguments: list[str]) -> int:
     """Run the door; returns the exit code. Raises LlamaError."""
     given = parser().parse_args(arguments)
-    prompts = numbers("--prompt-tokens", given.prompt_tokens, 128, 1)
-    generates = numbers("--generate-tokens", given.generate_tokens, 64, 2)
-    depths = None if given.depth is None else numbers("--depth", given.depth, 0, 0)
-    [repetitions, *more] = numbers("--repetitions", given.repetitions, 3, 1)
+    prompts = parse_numbers("--prompt-tokens", given.prompt_tokens, 128, 1)
+    generates = parse_numbers("--generate-tokens", given.generate_tokens, 64, 2)
+    depths = None if given.depth is None else parse_numbers("--depth", given.depth, 0, 0)
+    [repetitions, *more] = parse_numbers("--repetitions", given.repetitions, 3, 1)
     if more:
         raise OptionsError(f"--repetitions {given.repetitions}: must be one number")
     if given.json and given.output not in (None, "json"):
@@ -108,11 +110,11 @@ def main(arguments: list[str]) -> int:
     asked = [(case.name, case.positions) for case in cases]
     if is_single:
         asked = [(f"a prompt of {prompts[0]} and {generates[0]} more tokens", prompts[0] + generates[0])]
-    for what, positions in asked:
+    for name, positions in asked:
         if positions > context:
             remedy = "" if given.ctx_size is None else ", or raise --ctx-size"
             raise ContextError(
-                f"{what} needs {positions} positions and the context of {checkpoint.name} has {context}: "
+                f"{name} needs {positions} positions and the context of {checkpoint.name} has {context}: "
                 f"lower --prompt-tokens, --generate-tokens or --depth{remedy}")
     loaded = load(checkpoint, backend, given.dtype, **load_options)
     host = {"host": measure_host(loaded, context)} if given.host else {}
@@ -120,8 +122,8 @@ def main(arguments: list[str]) -> int:
         figures = measure(loaded, prompts[0], generates[0], repetitions) | host
         print(report.as_json(figures) if output == "json" else report.single(figures))
         return 0
-    shows = sys.stderr is not None and sys.stderr.isatty()
-    rows = measure_rows(loaded, cases, repetitions, lambda name: cli.say(f"measuring {name}") if shows else None)
+    is_watched = sys.stderr is not None and sys.stderr.isatty()
+    rows = measure_rows(loaded, cases, repetitions, lambda name: cli.say(f"measuring {name}") if is_watched else None)
     figures = loaded.facts() | {"repetitions": repetitions, "peak_memory_bytes": loaded.peak_memory(),
                                 "rows": [row.figures() for row in rows]} | host
     print(report.table(figures, output))

@@ -1,8 +1,8 @@
-"""The host's own time per decoded token: what no device, however fast, takes away.
+"""The host's time per decoded token, which no faster device reduces.
 
-On a device of its own the host builds a token's graph and hands it over, and the device waits for it unless that is
-faster than the computing. The engine's loop is measured as it is, with clocks around the two calls, except that no step
-runs ahead: a host that waits for a full queue would be counted as one that works.
+The host builds a token's graph and launches it; the device waits unless that is faster than its computing. The decode
+loop is measured itself, with clocks around the two calls. Only running ahead is off, since waiting for a full queue
+would count as work.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Any
 
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.engine import Completion, Engine
+from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.engine import Engine
 
 from .measure import Loaded, random_tokens
 
-SKIPPED = 4  # first tokens, in which a step may be traced or storage grow
+SKIPPED = 4  # first tokens, during which steps are traced and storage grows
 PROMPT = 2
-TOKENS = 64  # that count
+TOKENS = 64  # measured tokens
 
 
 class Clocked:
-    """A model that notes what each of its steps took on the host."""
+    """A model that records the host's time of each step."""
 
     def __init__(self, model: Model):
         self._model = model
@@ -42,12 +43,12 @@ class Clocked:
 
 
 def measure_host(loaded: Loaded, context: int) -> dict[str, Any]:
-    """Medians over the tokens after the first few, in microseconds; `context` positions are there.
+    """Medians over the tokens after the first few, in microseconds. context: positions available.
 
-    step_us, launch_us: by the clock, Model.step and handing its graph over. thread_us: processor time of the calling
-    thread in both, without waiting (MLX's CPU device makes a launch wait for a place in its queue); None where the host
-    computes the step itself, on several threads. host_computes: True there. primitives: operations in the graph of
-    one step, None on a backend that has no graph.
+    step_us, launch_us: wall time of Model.step and of the launch. thread_us: processor time of the calling thread in
+    both, without waiting (on MLX's CPU device a launch waits for a place in the queue); None where the host computes
+    the step itself, on several threads. host_computes: True there. primitives: operations in the graph of one step,
+    None on a backend without graphs.
     """
     backend, model = loaded.backend, Clocked(loaded.model)
     launches: list[tuple[float, float]] = []

@@ -1,4 +1,4 @@
-"""What `python -m mlx_llama.bench` measures: one prompt and its answer, or rows of lengths and depths."""
+"""Measurements of `python -m mlx_llama.bench`: one prompt and its answer, or rows of lengths and depths."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from mlx_llama.core.backends.interface import Cache, Model
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.engine import Completion, Engine
+from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.engine import Engine
 
 
 class HostMemory:
-    """Measures how fast all cores together read from memory: passes over `nbytes`, far more than the caches hold."""
+    """Memory bandwidth of all cores together, by passes over `nbytes`, far more than the caches hold."""
 
     def __init__(self, nbytes: int = 256 << 20):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.whole = np.ones(nbytes // 4, np.float32)
         self.parts = np.array_split(self.whole, cores)
         self.pool = ThreadPoolExecutor(cores)
-        # A BLAS with threads of its own reads faster alone than beside ours, one without them needs ours.
+        # A BLAS with its own threads reads faster alone; one without needs ours.
         ways = (lambda: np.dot(self.whole, self.whole),
                 lambda: list(self.pool.map(lambda part: np.dot(part, part), self.parts)))
         self.read = max(ways, key=lambda way: max(self._rate(way) for _ in range(4)))
 
     def bandwidth(self) -> float:
-        """Bytes per second: the best of a few passes, since the first after other work finds no page tables cached."""
+        """Bytes per second: the best of a few passes, since the first one after other work misses cached page tables."""
         return max(self._rate(self.read) for _ in range(4))
 
     def _rate(self, read: Callable[[], object]) -> float:
@@ -45,10 +46,10 @@ class HostMemory:
 
 
 def bytes_per_token(checkpoint: Checkpoint, model: Model, position: int, width: int | None = None) -> int:
-    """What decoding the token at `position` must read: every matrix, one row of the embedding, keys and values.
+    """Bytes that decoding the token at `position` reads: every matrix, one row of the embedding, keys and values.
 
-    Low-bit weights count what they take in the file. width: bytes per value of the other tensors on a backend that
-    changes them while loading; None as in the file.
+    Low-bit weights count their bytes in the file. width: bytes per value of the other tensors on a backend that
+    converts them while loading; None: as in the file.
     """
     c, needed = checkpoint.config, 0
     for name, tensor in checkpoint.tensors.items():
@@ -65,8 +66,8 @@ def itemsize(model: Model) -> int:
     return model.dtype.itemsize if hasattr(model.dtype, "itemsize") else model.dtype.size
 
 
-def stored(checkpoint: Checkpoint) -> str:
-    """The formats of the matrices, the one with most weights first: "Q4_K, Q6_K"."""
+def describe_formats(checkpoint: Checkpoint) -> str:
+    """Formats of the matrices, by descending number of weights: "Q4_K, Q6_K"."""
     sizes: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
         if len(tensor.shape) == 2:
@@ -76,13 +77,13 @@ def stored(checkpoint: Checkpoint) -> str:
 
 
 def random_tokens(count: int, vocabulary: int) -> list[int]:
-    """`count` token ids, the same ones every time."""
+    """`count` token ids, the same in every call."""
     return np.random.default_rng(0).integers(0, vocabulary, count).tolist()
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to be measured. seconds: what loading it took."""
+    """A loaded model. seconds: time of loading."""
 
     checkpoint: Checkpoint
     backend: Backend
@@ -90,10 +91,10 @@ class Loaded:
     seconds: float
 
     def facts(self) -> dict[str, Any]:
-        """What every figure depends on, by name."""
+        """Model, backend, device and notices, by name."""
         return {
             "model": self.checkpoint.name, "backend": self.backend.name, "device": self.backend.device_name,
-            "dtype": str(self.model.dtype).split(".")[-1], "stored": stored(self.checkpoint),
+            "dtype": str(self.model.dtype).split(".")[-1], "stored": describe_formats(self.checkpoint),
             "weights_bytes": self.checkpoint.nbytes, "load_seconds": self.seconds, "notices": list(self.model.notices),
         }
 
@@ -122,8 +123,8 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
     def once(probe: Callable[[], float] | None = None) -> tuple[Completion, list[float]]:
         completion, bandwidths = Completion(prompt_tokens=prompt), []
         for count, _ in enumerate(engine.tokens(tokens, model.make_cache(prompt + generate), resolved, completion)):
-            # Where nothing runs ahead, memory is probed between tokens: its speed drifts within a run. The engine does
-            # not count the time its consumer takes.
+            # Probe memory between tokens where nothing runs ahead: its speed drifts within a run. The engine does not
+            # count its consumer's time.
             if probe and not backend.runs_ahead and count % 8 == 0:
                 bandwidths.append(probe())
         return completion, bandwidths
@@ -156,8 +157,7 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
 
 @dataclass(frozen=True)
 class Case:
-    """llama-bench's tests: "pp", a prompt of `length` tokens at once, or "tg", `length` tokens one after the other; the
-    cache already holds `depth` tokens."""
+    """A test of llama-bench: "pp", a prompt of `length` tokens, or "tg", `length` decoded tokens, after `depth` others."""
 
     kind: str
     length: int
@@ -165,24 +165,24 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As llama-bench writes it: "tg32 @ d1024"."""
+        """llama-bench's spelling: "tg32 @ d1024"."""
         return f"{self.kind}{self.length}" + (f" @ d{self.depth}" if self.depth else "")
 
     @property
     def positions(self) -> int:
-        """What the cache must hold at the end."""
+        """Positions in the cache at the end."""
         return self.depth + self.length
 
 
 @dataclass(frozen=True)
 class Row:
-    """A case and its repetitions. per_token: of each repetition, the seconds of each token (of a prompt as a whole)."""
+    """A case and its repetitions. per_token: seconds of each token, or of the whole prompt, for each repetition."""
 
     case: Case
     per_token: list[list[float]]
 
     def figures(self) -> dict[str, Any]:
-        """By name; rates in tokens per second, the median, the slowest and the fastest repetition."""
+        """Figures by name; rates in tokens per second: median, slowest and fastest repetition."""
         seconds = [sum(run) for run in self.per_token]
         rates = [self.case.length / taken for taken in seconds]
         return {
@@ -195,14 +195,14 @@ class Row:
 
 def measure_rows(loaded: Loaded, cases: list[Case], repetitions: int,
                  advance: Callable[[str], None] = lambda name: None) -> list[Row]:
-    """A row per case, in their order. advance(name) is called before each.
+    """Measure a row per case, in their order; calls advance(name) before each.
 
-    Each case is run once untimed. Storage is then as large as the case needs and no larger: an attention over storage
-    of a fixed shape, as in MLX's traced step, pays for all of it.
+    Each case runs once untimed. Storage is then as large as the case needs and no larger: attention over storage of a
+    fixed shape, as in MLX's traced step, pays for all of it.
     """
     model, vocabulary = loaded.model, loaded.checkpoint.config.vocab_size
     most = max(case.positions for case in cases)
-    engine = Engine(loaded.backend, model, None, frozenset(), most + 1)  # the last token is shown, not stored
+    engine = Engine(loaded.backend, model, None, frozenset(), most + 1)  # the last token is not stored
     tokens = random_tokens(most, vocabulary)
     rows: dict[Case, Row] = {}
     cache, reached = None, 0
@@ -217,17 +217,17 @@ def measure_rows(loaded: Loaded, cases: list[Case], repetitions: int,
 
 
 def _fill(engine: Engine, tokens: list[int], cache: Cache, depth: int) -> None:
-    """Make the cache hold the first `depth` tokens, of which it holds the beginning."""
+    """Extend the cache, which holds the beginning of `tokens`, to its first `depth` tokens."""
     cache.trim(min(depth, cache.length))
     if cache.length < depth:
         resolved = options.resolve({"max_tokens": 1, "temperature": 0.0})
-        # A token is read, or the device would still be at it when the clock starts.
+        # Read a token, so that the device is idle when the clock starts.
         for _ in engine.tokens(tokens[cache.length:depth], cache, resolved, Completion()):
             pass
 
 
 def _run(engine: Engine, tokens: list[int], cache: Cache, case: Case) -> list[float]:
-    """Seconds of each token (of the prompt as a whole), from the depth on; the cache is left at the depth."""
+    """Seconds of each token, or of the whole prompt, after the depth; leaves the cache at the depth."""
     is_prompt = case.kind == "pp"
     completion = Completion()
     resolved = options.resolve({"max_tokens": 1 if is_prompt else case.length, "temperature": 0.0})

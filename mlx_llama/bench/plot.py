@@ -1,4 +1,4 @@
-"""The bench's picture: how long a token takes to decode over how many tokens stand before it."""
+"""The bench's picture: decode time per token over the tokens in the cache."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mlx_llama.core.errors import OptionsError
 from .measure import Row
 
 ENDINGS = (".png", ".svg", ".pdf")
-POINTS = 40  # along the axis at most: fewer tokens per point would show the machine's noise
+POINTS = 40  # at most, along the axis; with fewer tokens per point the machine's noise shows
 
 
 def check(file: str) -> None:
-    """Raises OptionsError when there is no matplotlib, or `file` has another ending or no folder to lie in."""
+    """Raises OptionsError without matplotlib, for another ending of `file`, and for a folder that is missing."""
     path = Path(os.path.expanduser(file))
     if path.suffix.lower() not in ENDINGS:
         raise OptionsError(f"--plot {file}: the name must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
@@ -31,8 +31,7 @@ def check(file: str) -> None:
 
 
 def curve(rows: list[Row]) -> np.ndarray:
-    """The decode rows as points [points, 4] by context: tokens in the cache, then milliseconds per token: 10th
-    percentile, median, 90th percentile."""
+    """Points [points, 4] of the decode rows: tokens in the cache; milliseconds per token: 10th percentile, median, 90th."""
     rows = [row for row in rows if row.case.kind == "tg"]
     span = max(row.case.positions for row in rows) - min(row.case.depth for row in rows)
     points = []
@@ -46,7 +45,7 @@ def curve(rows: list[Row]) -> np.ndarray:
 
 
 def draw(figures: dict[str, Any], rows: list[Row], file: str) -> None:
-    """Write the picture to `file`, 1200 by 750 pixels where it has pixels. Raises OptionsError when that fails."""
+    """Write the picture to `file`, a .png of 1200 by 750 pixels. Raises OptionsError if that fails."""
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
     from matplotlib.ticker import MaxNLocator
 
@@ -59,7 +58,7 @@ def draw(figures: dict[str, Any], rows: list[Row], file: str) -> None:
     axes.set_ylim(0, 1.15 * high.max())
     axes.set_xlabel("context: tokens already in the cache")
     axes.set_ylabel("decode time per token (ms)")
-    # A dollar sign in a name would begin a formula.
+    # Escape dollar signs, which begin a formula.
     axes.set_title(f"{os.path.basename(figures['model'])}, {figures['stored']} weights\n{figures['backend']}: "
                    f"{figures['device']}, {figures['dtype']}".replace("$", r"\$"), fontsize=11)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -15,7 +15,7 @@ HOST = ("step_us", "launch_us", "thread_us", "primitives")
 
 
 def single(figures: dict[str, Any]) -> str:
-    """The figures of one prompt and its answer (bench_measure.measure) for people."""
+    """Lines of text for one prompt and its answer (measure.measure)."""
     f = figures
     low, high = f["decode_tps_range"]
     return "\n".join([
@@ -37,17 +37,17 @@ def single(figures: dict[str, Any]) -> str:
 
 
 def table(figures: dict[str, Any], kind: str) -> str:
-    """Many rows (`figures["rows"]`), with the facts that all of them share, as one of FORMATS."""
+    """The rows `figures["rows"]` and their common facts, in one of FORMATS."""
     return {"text": _text, "md": _markdown, "csv": _csv, "json": as_json}[kind](figures)
 
 
 def as_json(figures: dict[str, Any]) -> str:
-    """One object."""
+    """The figures as one JSON object."""
     return json.dumps(figures, indent=1)
 
 
 def host_line(host: dict[str, Any]) -> str:
-    """The host's figures (bench_host.measure_host) for people."""
+    """A line of text for the host's figures (host.measure_host)."""
     if host["host_computes"]:
         return f"host                 {host['step_us']:8.0f} us per token: the host computes the step itself"
     graph = "" if host["primitives"] is None else f"; {host['primitives']} primitives in a step's graph"
@@ -82,7 +82,7 @@ def _text(f: dict[str, Any]) -> str:
 
 def _markdown(f: dict[str, Any]) -> str:
     header, *rows = _cells(f)
-    # The name may come from a file, and a bar would begin a column.
+    # Escape bars, which begin a column; a name may come from a file.
     facts = [f[name].replace("|", "\\|") for name in ("model", "backend", "stored")]
     lines = [("model", "backend", "weights", *header), ("---",) * 4 + ("---:",) * 4, *((*facts, *row) for row in rows)]
     remarks = [f"{_title(f)}; medians of {f['repetitions']} repetitions", *_remarks(f)]

@@ -1,4 +1,4 @@
-"""The REPL's commands: what a line that begins with a slash does. They know the session and nothing of the terminal."""
+"""The REPL's commands, lines that begin with a slash. They know the session and not the terminal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 
 from mlx_llama import cli
 from mlx_llama.core.errors import LlamaError, OptionsError, SessionError
-from mlx_llama.core.generation.options import FIELDS
-from mlx_llama.core.generation.session import FORMAT, Session, Stream
+from mlx_llama.core.generation.options import ALIASES, FIELDS
+from mlx_llama.core.generation.session import Session, Stream
+from mlx_llama.core.generation.session_file import FORMAT
 
 KEYS = """\
 Enter sends; Alt-Enter, or a backslash at the end of a line, begins a new line.
@@ -22,19 +23,19 @@ Ctrl-R search the history. // sends a text that begins with /."""
 
 
 class CommandError(LlamaError):
-    """A command that does not exist or was not given what it needs."""
+    """An unknown command, or a wrong argument."""
 
 
 class Leave(Exception):
-    """The user wants to go."""
+    """Raised to end the REPL."""
 
 
-Outcome = str | Stream  # something to say, or an answer to show
+Outcome = str | Stream  # a message to print, or an answer to show
 
 
 @dataclass(frozen=True)
 class Command:
-    """run: takes the session and what stands after the name. argument: as in /help, [..] where it may be left out."""
+    """run: takes the session and the text after the name. argument: as in /help, in brackets if it is optional."""
 
     run: Callable[[Session, str], Outcome]
     argument: str
@@ -42,12 +43,12 @@ class Command:
 
 
 def is_command(text: str) -> bool:
-    """Whether `text` is for the REPL. Two slashes begin a message."""
+    """True for a line that begins with one slash; two begin a message."""
     return text.startswith("/") and not text.startswith("//")
 
 
 def run(session: Session, line: str) -> Outcome:
-    """Do what `line` says. Raises LlamaError, with nothing changed, and Leave."""
+    """Run the command in `line`. Raises LlamaError, with nothing changed, and Leave."""
     name, argument = split(line)
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
@@ -62,24 +63,24 @@ def run(session: Session, line: str) -> Outcome:
 
 
 def split(line: str) -> tuple[str, str]:
-    """A command line as (name without the slash, the rest)."""
+    """Split a command line into its name, without the slash, and its argument."""
     name, *rest = line.removeprefix("/").split(maxsplit=1) or [""]
     return name, rest[0].strip() if rest else ""
 
 
 def option_name(text: str) -> str:
-    """The option that `text` means: its name, or one of its flags with or without dashes."""
+    """Name of the option that `text` names, by itself or by a flag, with or without dashes."""
     key = text.lstrip("-").replace("-", "_")
-    return _ALIASES.get(key, key)
+    return ALIASES.get(key, key)
 
 
 def option_value(session: Session, name: str) -> str:
-    """An option's value in force, as /set would take it."""
-    value = getattr(session.resolved().options, name)
+    """The option's value in force, in the form that /set takes."""
+    value = getattr(session.resolve().options, name)
     if name == "seed" and "seed" not in session.options:
         return "random"
     if name == "stop":
-        return " ".join(shlex.quote(_escaped(text)) for text in value)
+        return " ".join(shlex.quote(_escape(text)) for text in value)
     if name == "logit_bias":
         return " ".join(f"{token}={bias:g}" for token, bias in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -97,7 +98,7 @@ def _clear(session: Session, argument: str) -> str:
 
 def _regen(session: Session, argument: str) -> Stream:
     stream = session.regenerate()
-    if session.resolved().options.temperature == 0 or "seed" in session.options:
+    if session.resolve().options.temperature == 0 or "seed" in session.options:
         stream.completion.notices.append("these options give the same answer again: see /set temperature and /set seed")
     return stream
 
@@ -111,23 +112,23 @@ def _system(session: Session, argument: str) -> str:
 
 def _set(session: Session, argument: str) -> str:
     if not argument:
-        origins = session.resolved().origins
+        origins = session.resolve().origins
         return "\n".join(f"  {name:<24} {option_value(session, name) or '-':<12} {origins[name]}" for name in FIELDS)
     typed, *rest = argument.split(maxsplit=1)
     name = option_name(typed)
     if name not in FIELDS:
-        session.resolved(**{name: ""})  # says so, and what was meant
+        session.resolve(**{name: ""})  # raises, and suggests a name
     if rest and rest[0] == "default":
         session.options.pop(name, None)
     elif rest:
-        chosen = session.resolved(**{name: _parsed(name, rest[0])})
+        chosen = session.resolve(**{name: _parse_value(name, rest[0])})
         session.options[name] = getattr(chosen.options, name)
-    origin = session.resolved().origins[name]
+    origin = session.resolve().origins[name]
     help = "" if rest else f": {FIELDS[name].description}"
     return f"{name} = {option_value(session, name) or '-'} ({origin}){help}"
 
 
-def _parsed(name: str, text: str) -> Any:
+def _parse_value(name: str, text: str) -> Any:
     if name not in ("stop", "logit_bias"):
         return text
     try:
@@ -137,28 +138,28 @@ def _parsed(name: str, text: str) -> Any:
     return words if name == "logit_bias" else [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\n", r"\n").replace("\t", r"\t")
 
 
 def _save(session: Session, argument: str) -> str:
     path = file_path(argument)
     if os.path.lexists(path) and not _is_saved_session(path):
-        raise SessionError(f"{path}: is there already and is not a saved session: choose another name")
+        raise SessionError(f"{path}: exists already and is not a saved session: choose another name")
     session.save(path)
     return f"(saved {len(session.messages)} messages to {path})"
 
 
 def _is_saved_session(path: str) -> bool:
     try:
-        content = json.loads(cli.read_text(_regular(path)))
+        content = json.loads(cli.read_text(_require_file(path)))
     except (LlamaError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and content.get("format") == FORMAT
 
 
 def _load(session: Session, argument: str) -> str:
-    path = _regular(file_path(argument))
+    path = _require_file(file_path(argument))
     notices = session.load(path)
     rest = [f"{len(session.messages)} messages", *(["a system prompt"] if session.system else []),
             *(f"{name} = {option_value(session, name)}" for name in session.options)]
@@ -168,14 +169,14 @@ def _load(session: Session, argument: str) -> str:
 def _stats(session: Session, argument: str) -> str:
     cache = session.sequence.cache
     dropped = f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
-    notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)  # a summary has them among its own
+    notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)  # a summary lists them itself
     return (f"{session.last.summary() if session.last else f'no answer yet{notes}'}\n"
-            f"context: {cache.length} of {session.engine.context} tokens held, cache {cache.nbytes / 2**20:.2f} MiB\n"
+            f"context: {cache.length} of {session.engine.context} tokens cached, {cache.nbytes / 2**20:.2f} MiB\n"
             f"conversation: {len(session.messages)} messages{dropped}")
 
 
 def _read(session: Session, argument: str) -> Stream:
-    path = _regular(file_path(argument))
+    path = _require_file(file_path(argument))
     text = cli.read_text(path).removeprefix("\ufeff")
     if not text.strip():
         raise CommandError(f"{path}: is empty")
@@ -187,7 +188,7 @@ def _exit(session: Session, argument: str) -> Outcome:
 
 
 def file_path(text: str) -> str:
-    """The absolute path that a user typed; quotes around it and ~ are understood. Raises CommandError."""
+    """The absolute path in `text`; removes quotes and expands ~. Raises CommandError."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
     if not text or "\0" in text:
@@ -195,8 +196,8 @@ def file_path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
-def _regular(path: str) -> str:
-    # A pipe or a device might never end.
+def _require_file(path: str) -> str:
+    # Reading a pipe or a device might never end.
     if os.path.exists(path) and not os.path.isfile(path):
         raise CommandError(f"{path}: is not a file")
     return path
@@ -204,16 +205,13 @@ def _regular(path: str) -> str:
 
 COMMANDS = {
     "help": Command(_help, "", "this list"),
-    "clear": Command(_clear, "", "begin anew; system prompt and options stay"),
+    "clear": Command(_clear, "", "begin a new conversation; system prompt and options stay"),
     "regen": Command(_regen, "", "answer the last message again"),
     "system": Command(_system, "[TEXT]", "show the system prompt, or set it; none: remove it"),
     "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
     "save": Command(_save, "FILE", "save the conversation"),
-    "load": Command(_load, "FILE", "go on with a saved conversation"),
-    "stats": Command(_stats, "", "speed, reuse, evaluations per token; the context"),
-    "read": Command(_read, "FILE", "send a file's text as a message"),
+    "load": Command(_load, "FILE", "continue a saved conversation"),
+    "stats": Command(_stats, "", "speed, reuse and evaluations per token; use of the context"),
+    "read": Command(_read, "FILE", "send the text of a file as a message"),
     "exit": Command(_exit, "", "leave"),
 }
-
-_ALIASES = {flag.lstrip("-").replace("-", "_"): name
-            for name, field in FIELDS.items() for flag in field.json_schema_extra["flags"]}

@@ -1,6 +1,6 @@
-"""Markdown as it streams: finished blocks are printed for good, the last one is drawn again and again until it is done.
+"""Streamed Markdown: prints finished blocks once and redraws the last one until it is finished.
 
-So an answer may be longer than the screen, and nothing that was shown is ever drawn over or lost.
+So an answer may be longer than the screen, and no printed text is overwritten or lost.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _FRAMES_PER_SECOND = 15
 class Blocks:
     """Cuts streamed Markdown between top-level blocks; finished blocks and `rest` together are the text.
 
-    Decides on whole lines, and in doubt does not cut: a list, a code fence or whatever is indented stays in one piece.
+    Decides on whole lines. In doubt it does not cut: a list, a code fence or indented text stays in one piece.
     """
 
     def __init__(self):
-        self.rest = ""  # of the text, not yet part of a finished block
-        self._scanned = 0  # characters of `rest` in lines that were looked at
+        self.rest = ""  # the text after the last finished block
+        self._scanned = 0  # characters of `rest` in lines that were examined
         self._fence: tuple[str, int] | None = None  # the open code fence and its column
-        self._list = False  # the block holds a list
-        self._blank = False  # the last line was empty
-        self._doubt = False  # where code ends is not certain: no more cuts
+        self._has_list = False  # the block contains a list
+        self._is_blank = False  # the last line was empty
+        self._is_doubtful = False  # the end of a code block is uncertain: no more cuts
 
     def push(self, piece: str) -> list[str]:
-        """Blocks that `piece` finished."""
+        """Append `piece`; returns the blocks that it finished."""
         self.rest += piece
         blocks = []
         while (end := self.rest.find("\n", self._scanned) + 1) > 0:
@@ -54,38 +54,38 @@ class Blocks:
         return blocks
 
     def _begins_block(self, line: str) -> bool:
-        blank, self._blank = self._blank, not self._fence and not line.strip()
-        return (blank and not self._blank and not line[0].isspace() and not (self._list and _ITEM.match(line))
-                and not self._doubt and bool(self.rest[:self._scanned].strip()))
+        blank, self._is_blank = self._is_blank, not self._fence and not line.strip()
+        return (blank and not self._is_blank and not line[0].isspace() and not (self._has_list and _ITEM.match(line))
+                and not self._is_doubtful and bool(self.rest[:self._scanned].strip()))
 
     def _ends_block(self, line: str) -> bool:
-        """Looks at a line's fence and list signs; true for the closing fence of a top-level block."""
+        """Track a line's fence and list markers; True at the closing fence of a top-level block."""
         bare = line.strip()
         if self._fence:
             mark, column = self._fence
             indent = len(line) - len(line.lstrip())
-            if self._list and bare and indent < column:
-                self._doubt = True  # perhaps the list ended here, and the fence with it
+            if self._has_list and bare and indent < column:
+                self._is_doubtful = True  # the list may have ended here, and the fence with it
             if bare[:1] == mark[0] and not bare.strip(mark[0]) and len(bare) >= len(mark):
                 if indent <= max(3, column):
                     self._fence = None
-                    return not self._list and not self._doubt
-                self._doubt = self._doubt or self._list
+                    return not self._has_list and not self._is_doubtful
+                self._is_doubtful = self._is_doubtful or self._has_list
             return False
-        self._list = self._list or bool(_ITEM.match(line))
+        self._has_list = self._has_list or bool(_ITEM.match(line))
         found = _FENCE.match(line.rstrip("\n"))
-        if found and (self._list or len(found[1]) <= 3):
+        if found and (self._has_list or len(found[1]) <= 3):
             self._fence = found[2], len(found[1])
         return False
 
     def _cut(self, at: int) -> str:
         block, self.rest = self.rest[:at], self.rest[at:]
-        self._scanned, self._list, self._blank = 0, False, False
+        self._scanned, self._has_list, self._is_blank = 0, False, False
         return block
 
 
 class _Table(markdown.TableElement):
-    """rich's table, with long words folded where rich cuts them off."""
+    """rich's table with long words folded; rich would truncate them."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for table in super().__rich_console__(console, options):
@@ -96,22 +96,22 @@ class _Table(markdown.TableElement):
 
 
 class _Markdown(markdown.Markdown):
-    """rich's Markdown, showing what it leaves out: HTML, images' and references' addresses, line breaks."""
+    """rich's Markdown with the parts that rich omits: HTML, addresses of images and references, line breaks."""
 
     elements = {**markdown.Markdown.elements, "table_open": _Table}
     parser = MarkdownIt("commonmark", {"html": False})
     parser.enable(["strikethrough", "table"]).disable(["reference", "image"])
 
     def __init__(self, text: str):
-        # Without hyperlinks an address is printed: no invisible escape sequence carries what a model wrote.
+        # Print addresses: a hyperlink would carry a model's text in an invisible escape sequence.
         super().__init__("", hyperlinks=False)
         self.parsed = self.parser.parse(text)
-        # Letters that must appear: all but the names of code's languages, links' titles and &names;
-        self.letters = _letters(text) - sum(map(_letters, _ENTITY.findall(text)))
+        # Letters that must appear: all but names of code languages, titles of links and &entities;
+        self.letters = _count_letters(text) - sum(map(_count_letters, _ENTITY.findall(text)))
         for token in self.parsed:
-            self.letters -= _letters(token.info)
+            self.letters -= _count_letters(token.info)
             for leaf in token.children or []:
-                self.letters -= _letters(str(leaf.attrs.get("title", "")))
+                self.letters -= _count_letters(str(leaf.attrs.get("title", "")))
                 if leaf.type == "softbreak":
                     leaf.type = "hardbreak"
 
@@ -138,14 +138,14 @@ class Rendered:
         try:
             shown = _Markdown(self.text)
             lines = console.render_lines(shown, options, pad=False)
-        except Exception:  # whatever Markdown a model makes up, and whatever the libraries think of it: show the text
-            complete = False
+        except Exception:  # the libraries may fail on odd Markdown; show its plain text
+            is_complete = False
         else:
-            # Too narrow a screen makes rich leave out columns, too deep a nesting the parser whole sentences.
-            complete = sum(_letters(segment.text) for line in lines for segment in line) >= shown.letters
-        if not complete:
+            # rich omits columns on a narrow screen, the parser whole sentences in deep nesting.
+            is_complete = sum(_count_letters(segment.text) for line in lines for segment in line) >= shown.letters
+        if not is_complete:
             lines = console.render_lines(Text(self.text.strip("\n")), options, pad=False)
-        lines = [_trimmed(line) for line in lines]
+        lines = [_trim(line) for line in lines]
         while lines and not lines[-1]:
             lines.pop()
         while lines and not lines[0]:
@@ -153,8 +153,8 @@ class Rendered:
         return lines
 
 
-def _trimmed(line: list[Segment]) -> list[Segment]:
-    """A line without control characters and without padding at its end, other than a coloured background."""
+def _trim(line: list[Segment]) -> list[Segment]:
+    """Remove control characters, and padding at the end unless it has a background colour."""
     line = [Segment(text.translate(CONTROLS), style) for text, style, control in line if not control]
     while line and not (line[-1].style and line[-1].style.bgcolor):
         text, style, _ = line.pop()
@@ -164,7 +164,7 @@ def _trimmed(line: list[Segment]) -> list[Segment]:
     return line
 
 
-def _letters(text: str) -> int:
+def _count_letters(text: str) -> int:
     return sum(map(str.isalpha, text))
 
 
@@ -174,8 +174,8 @@ class MarkdownView:
     def __init__(self, console: Console):
         self.console = console
         self.blocks = Blocks()
-        self.gap = False  # something was printed for good
-        self.due = 0.0  # when to draw again
+        self.gap = False  # a block was printed: separate the next one
+        self.due = 0.0  # time of the next frame
         self.live = Live(Text("…", style="dim"), console=console, auto_refresh=False, transient=True,
                          redirect_stdout=False, redirect_stderr=False)
 
@@ -191,8 +191,8 @@ class MarkdownView:
                     self._print(block)
         now = time.monotonic()
         if now >= self.due:
-            self.live.update(self._drawn(self.blocks.rest), refresh=True)
-            # A long block takes long to draw: drawing may cost a quarter of the time, not all of it.
+            self.live.update(self._draw(self.blocks.rest), refresh=True)
+            # A long block takes long to draw; spend at most a quarter of the time on drawing.
             self.due = now + max(1 / _FRAMES_PER_SECOND, 4 * (time.monotonic() - now))
 
     def __exit__(self, *error: object) -> None:
@@ -201,7 +201,7 @@ class MarkdownView:
             self.live.stop()
             self._print(self.blocks.rest)
 
-    def _drawn(self, text: str) -> Rendered | Text:
+    def _draw(self, text: str) -> Rendered | Text:
         return Rendered(text, self.gap, tail=True) if text.strip() else Text("")
 
     def _print(self, block: str) -> None:

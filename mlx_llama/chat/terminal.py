@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from platformdirs import user_state_path
 from prompt_toolkit import PromptSession
@@ -25,18 +25,16 @@ from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.generation.session import Session
 
 from .commands import COMMANDS, Leave, option_name, option_value
+from .dialogue import Chat
 from .markdown import MarkdownView
 from .view import Plain, View
 
-if TYPE_CHECKING:
-    from .repl import Chat
-
 
 def talk(chat: Chat, screen: TextIO) -> int:
-    """Ask and answer until the user leaves; nothing that goes wrong ends the conversation."""
-    chat.view = _view
+    """Ask and answer until the user leaves. Errors do not end the conversation."""
+    chat.view = _choose_view
     prompt = make_prompt(chat.session, screen)
-    with _quiet():
+    with _no_echo():
         while True:
             try:
                 text = prompt.prompt().rstrip()
@@ -53,15 +51,15 @@ def _take(chat: Chat, text: str) -> None:
     try:
         chat.take(text)
     except KeyboardInterrupt:
-        pass  # said already
+        pass  # reported already
     except Leave:
         raise
-    except Exception as error:  # the conversation is worth more than a clean crash
+    except Exception as error:  # a bug must not lose the conversation
         chat.complain(error)
 
 
-def _view() -> View:
-    """Markdown where it can be drawn, else the text."""
+def _choose_view() -> View:
+    """Markdown where the terminal can draw it, else plain text."""
     terminal = sys.stdout.isatty()
     if terminal and os.environ.get("TERM") not in (None, "dumb", "unknown") and not os.environ.get("NO_COLOR"):
         return MarkdownView(Console(file=sys.stdout, highlight=False))
@@ -72,12 +70,12 @@ def make_prompt(session: Session, screen: TextIO) -> PromptSession[str]:
     """The line editor."""
     return PromptSession(
         [("class:prompt", ">>> ")], output=create_output(screen), history=History(history_path()), multiline=True,
-        prompt_continuation="... ", key_bindings=_keys(), completer=CommandCompleter(session),
+        prompt_continuation="... ", key_bindings=_bind_keys(), completer=CommandCompleter(session),
         complete_while_typing=True, reserve_space_for_menu=6, enable_suspend=True, enable_open_in_editor=True,
         style=Style.from_dict({"prompt": "bold ansigreen"}))
 
 
-def _keys() -> KeyBindings:
+def _bind_keys() -> KeyBindings:
     """Enter sends, Alt-Enter and a trailing backslash begin a line, Tab completes, Ctrl-C clears."""
     keys = KeyBindings()
 
@@ -85,7 +83,7 @@ def _keys() -> KeyBindings:
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.complete_state and buffer.complete_state.current_completion:
-            buffer.complete_state = None  # takes the completion; the next Enter sends
+            buffer.complete_state = None  # accept the completion; the next Enter sends
         elif buffer.document.is_cursor_at_the_end and buffer.text.endswith("\\"):
             buffer.delete_before_cursor()
             buffer.insert_text("\n")
@@ -94,7 +92,7 @@ def _keys() -> KeyBindings:
 
     @keys.add("tab", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
-        # prompt_toolkit's own Tab is lost while it is still looking for completions: fast typists notice.
+        # prompt_toolkit loses its own Tab while it computes completions, as fast typists notice.
         buffer = event.current_buffer
         found = list(buffer.completer.get_completions(buffer.document, CompleteEvent(completion_requested=True)))
         if buffer.complete_state:
@@ -119,14 +117,14 @@ def _keys() -> KeyBindings:
 
 
 class CommandCompleter(Completer):
-    """Commands; after /set options and their values; after /save, /load and /read files."""
+    """Completes commands, options and values after /set, files after /save, /load and /read."""
 
     def __init__(self, session: Session):
         self.session = session
         self.paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """What may stand at the cursor."""
+        """Completions at the cursor."""
         text = document.text_before_cursor
         if not text.startswith("/") or "\n" in text:
             return
@@ -138,7 +136,7 @@ class CommandCompleter(Completer):
             if not space:
                 yield from _matching(option, {name: field.description for name, field in FIELDS.items()})
             elif (option := option_name(option)) in FIELDS:
-                values = {option_value(self.session, option): "the value now", "default": "not set by you"}
+                values = {option_value(self.session, option): "current value", "default": "reset the option"}
                 yield from _matching(value, {word: about for word, about in values.items() if word})
         elif COMMANDS.get(name) and COMMANDS[name].argument == "FILE":
             yield from self.paths.get_completions(Document(rest.lstrip()), complete_event)
@@ -160,42 +158,42 @@ def history_path() -> Path:
 
 
 class History(FileHistory):
-    """A file only its owner can read. Where that is not possible: this run's lines only, and the user is told."""
+    """Lines in a file that only its owner can read. Without one: this run's lines, and one message to the user."""
 
     def __init__(self, path: Path):
         super().__init__(str(path))
-        self.working = True
-        with self._told():
+        self.is_writable = True
+        with self._report_once():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))
 
     def load_history_strings(self) -> Iterable[str]:
         """Newest first."""
         lines: list[str] = []
-        with self._told():
+        with self._report_once():
             lines = list(super().load_history_strings())
         return lines
 
     def store_string(self, string: str) -> None:
         """Append a line to the file."""
-        if self.working:
-            with self._told():
+        if self.is_writable:
+            with self._report_once():
                 super().store_string(string)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _report_once(self) -> Iterator[None]:
         try:
             yield
         except (OSError, UnicodeError) as error:
-            if self.working:
+            if self.is_writable:
                 reason = getattr(error, "strerror", error)
                 cli.say(f"(the history is kept for this run only: {self.filename}: {reason})")
-            self.working = False
+            self.is_writable = False
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keys typed during an answer wait, as they are, for the next prompt instead of appearing in the middle of it."""
+def _no_echo() -> Iterator[None]:
+    """Keep keys typed during an answer, unechoed, for the next prompt."""
     try:
         import termios
     except ImportError:  # Windows

@@ -1,17 +1,56 @@
-"""Errors that a user can cause or mend. Every message says what was found, what was expected and what to do."""
+"""Errors for users. Every message says what was found, what was expected and what to do.
+
+Messages name options by their flags, as in "--ctx-size 0: ...". `str` spells them as a user of Python does, "ctx_size
+0: ...", except inside `spelled_as_flags`, where a command runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NoReturn
+
+# Flags that are parameters in Python: those of `load`, and of functions that raise errors about theirs.
+PARAMETERS = ("model", "backend", "device", "dtype", "revision", "ctx_size", "template", "threads", "activation_bits",
+              "compile", "draft_model", "prefill_step_size", "max_tokens", "stop", "stride", "bits", "group_size")
+_FLAG = re.compile(rf"(?<![\w-])--(no-)?({'|'.join(PARAMETERS).replace('_', '-')})(?![\w-])"
+                   r"( (?:auto|mlx|cpu|cuda|gpu|float32|float16|bfloat16)\b)?")
+_as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)
+
+
+@contextmanager
+def spelled_as_flags() -> Iterator[None]:
+    """Inside, errors name options by their flags."""
+    token = _as_flags.set(True)
+    try:
+        yield
+    finally:
+        _as_flags.reset(token)
+
+
+def spell_parameters(text: str) -> str:
+    """Replace flags by Python's spelling: "--ctx-size" by "ctx_size", "--device cpu" by "device='cpu'"."""
+
+    def spell(found: re.Match[str]) -> str:
+        no, name, value = found.groups()
+        name = name.replace("-", "_")
+        return f"{name}=False" if no else f"{name}={value.strip()!r}" if value else name
+
+    return _FLAG.sub(spell, text)
 
 
 class LlamaError(Exception):
     """Base of every error that a user can cause or mend; a door prints it in one line and exits with 2."""
 
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if _as_flags.get() else spell_parameters(text)
+
 
 class ConfigError(LlamaError):
-    """config.json is missing, malformed, absurd, or names something that is not supported."""
+    """config.json is missing, malformed or absurd, or asks for something unsupported."""
 
 
 class CheckpointError(LlamaError):
@@ -23,7 +62,7 @@ class TokenizerError(LlamaError):
 
 
 class TemplateError(LlamaError):
-    """A chat template is missing, refused a conversation, or tried what the sandbox forbids."""
+    """A chat template is missing, refused a conversation, or broke the sandbox's rules."""
 
 
 class OptionsError(LlamaError):
@@ -46,7 +85,7 @@ class OutOfMemoryError(BackendError):
 
 
 class ContextError(LlamaError):
-    """A prompt does not fit the context, is empty, or holds token ids outside the vocabulary."""
+    """A prompt does not fit the context, is empty, or contains token ids outside the vocabulary."""
 
 
 class SessionError(LlamaError):
@@ -57,9 +96,9 @@ class TraceError(LlamaError):
     """A golden trace is damaged, or belongs to another model."""
 
 
-Report = Callable[[LlamaError], None]  # takes an error where a check can go on without what is wrong
+Report = Callable[[LlamaError], None]  # receives an error where a check can continue
 
 
 def refuse(error: LlamaError) -> NoReturn:
-    """The `Report` that stops at the first error: it raises it."""
+    """The `Report` that raises the first error."""
     raise error

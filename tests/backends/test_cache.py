@@ -10,7 +10,8 @@ from backends.conftest import relative_error
 from mlx_llama import load as load_llm
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.engine import Completion, Engine
+from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.options import resolve
 
 
@@ -222,7 +223,7 @@ def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, 
     with pytest.raises(ContextError, match=r"of 22528 positions take 0.01 GB, and 0.01 GB of memory are free"):
         cache.check_memory(1, 20_481)
     cache.check_memory(1, 20_480)
-    with pytest.raises(ContextError, match="lower --ctx-size"):
+    with pytest.raises(ContextError, match="lower ctx_size"):
         model.forward(ids(20_500), 20, cache)
     assert (cache.nbytes, cache.length) == (before, 20)
     model.forward(ids(5), 20, cache)  # and it goes on
@@ -246,4 +247,4 @@ def test_the_remedy_for_a_full_context_is_one_that_helps(toy):
         llm = load_llm(toy, backend="cpu", ctx_size=size)
         with pytest.raises(ContextError, match="answer included: shorten the prompt") as caught:
             llm.generate("a llama " * llm.engine.context)
-        assert ("raise --ctx-size" in str(caught.value)) is (size is not None)
+        assert ("raise ctx_size" in str(caught.value)) is (size is not None)

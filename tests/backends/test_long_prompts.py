@@ -22,7 +22,8 @@ from mlx_llama.core.generation import options
 from mlx_llama.core.system import machine
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.engine import Completion, Engine
+from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.engine import Engine
 
 folder, name, device, length = *sys.argv[1:4], int(sys.argv[4])
 backend = select(name, device)

@@ -239,15 +239,15 @@ def chatting(llm, kind):
 
 
 def consistent(session):
-    cache, held = session.sequence.cache, session.sequence.held
+    cache, held = session.sequence.cache, session.sequence.cached_tokens
     assert cache.length == len(held)
     if held:
         assert cache.state()["tokens"].tolist() == [held]
     if session.sequence.drafts:
         drafts = session.sequence.drafts
-        known = min(drafts.cache.length, len(drafts.held))
+        known = min(drafts.cache.length, len(drafts.tokens))
         if known:
-            assert drafts.cache.state()["tokens"][0, :known].tolist() == drafts.held[:known]
+            assert drafts.cache.state()["tokens"][0, :known].tolist() == drafts.tokens[:known]
 
 
 def rendered(llm, session, question):

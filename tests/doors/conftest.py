@@ -1,9 +1,10 @@
-"""Doors are tested as users meet them: through `main`, through a pipe, and in a pseudo-terminal."""
+"""Doors are tested through `main`, through a pipe, and in a pseudo-terminal."""
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -13,9 +14,17 @@ from making import make_checkpoint
 from mlx_llama import cli
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Restore Ctrl-C, here and for child processes: a shell ignores SIGINT in its background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="session")
 def roomy(tmp_path_factory):
-    """A toy whose context holds more than any test waits for: its answers end when they are stopped."""
+    """A toy with a large context, so that its answers last until they are stopped."""
     return make_checkpoint(tmp_path_factory.mktemp("roomy") / "roomy", max_position_embeddings=100_000)
 
 

@@ -1,4 +1,4 @@
-"""What users have on their disks: each damaged model ends in one line naming the file and the field, exit code 2."""
+"""Damaged models: each ends in one line that names the file and the field, with exit code 2."""
 
 from __future__ import annotations
 

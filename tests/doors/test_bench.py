@@ -1,4 +1,4 @@
-"""The bench runs on every backend and its figures hang together; how fast it is, is not a test."""
+"""The bench runs on every backend with consistent figures; speed itself is not tested."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_figures(loaded):
     assert "1 per token (1 launched, 1 waited for, 4 bytes read)" in bench_report.single(figures)
 
 
-def test_low_bit_weights_count_what_they_take_in_the_file(backend, tmp_path):
+def test_low_bit_weights_count_their_bytes_in_the_file(backend, tmp_path):
     from mlx_llama.core.files.gguf_export import write_gguf
 
     write_gguf(open_checkpoint(make_checkpoint(tmp_path / "m")), tmp_path / "m.gguf", "Q4_0")
@@ -62,7 +62,7 @@ def test_low_bit_weights_count_what_they_take_in_the_file(backend, tmp_path):
     assert figures["bytes_per_token"] == sum(rows.values()) + norms * kept + cache * width
 
 
-def test_what_a_model_says_of_itself_is_reported(loaded):
+def test_notices_of_the_model_are_reported(loaded):
     figures = measure(loaded, 8, 4, 1)
     assert isinstance(figures["notices"], list)
     assert bench_report.single(figures | {"notices": ["a word"]}).endswith("\nnote: a word")
@@ -72,8 +72,8 @@ CASES = [Case("pp", 9), Case("pp", 9, 30), Case("tg", 5), Case("tg", 5, 30)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_row_computes_what_its_name_says(case, loaded, monkeypatch):
-    """At which position the model was asked for how many tokens, and how often the framework waited."""
+def test_a_row_runs_the_steps_of_its_name(case, loaded, monkeypatch):
+    """Positions and numbers of tokens of each step, and the framework's waits."""
     asked, step = [], loaded.model.step
 
     def noted(tokens, index_pos, *rest):
@@ -94,7 +94,7 @@ def test_a_row_computes_what_its_name_says(case, loaded, monkeypatch):
 
 
 def test_storage_grows_with_the_rows_only(loaded, monkeypatch):
-    """A row at a depth is not measured with the storage of a longer one that came before."""
+    """Measure a row without the storage of a longer one before it."""
     made = []
     monkeypatch.setattr(loaded.model, "make_cache",
                         lambda capacity, make=loaded.model.make_cache: made.append(make(capacity)) or made[-1])
@@ -159,7 +159,7 @@ def test_host(loaded, monkeypatch):
     monkeypatch.setattr(loaded.model, "step", lambda *rest: (order.append("step"), step(*rest))[1])
     monkeypatch.setattr(loaded.backend.runtime, "read", lambda token: (order.append("read"), read(token))[1])
     host = bench_host.measure_host(loaded, 256)
-    assert order == ["step", "read"] * (len(order) // 2)  # or a launch would wait for the step before
+    assert order == ["step", "read"] * (len(order) // 2)  # a step ahead would make launches wait
     assert host["step_us"] > 0 and host["tokens"] == bench_host.TOKENS
     assert host["host_computes"] == (loaded.backend.name == "cpu" or str(loaded.backend.device) == "cpu")
     line = bench_report.host_line(host)
@@ -168,7 +168,7 @@ def test_host(loaded, monkeypatch):
     else:
         assert host["primitives"] is None and "primitives" not in line
         assert ("computes the step itself" in line) == (host["thread_us"] is None) == host["host_computes"]
-    assert bench_host.measure_host(loaded, 8)["tokens"] == 2  # a small context is not left
+    assert bench_host.measure_host(loaded, 8)["tokens"] == 2  # within a small context
 
 
 def test_primitives_are_those_of_one_step(tmp_path):
@@ -182,7 +182,7 @@ def test_primitives_are_those_of_one_step(tmp_path):
     mx.export_function(lambda part: found.append(part["name"]) if part["type"] == "primitive" else None, function, x)
     assert runtime.primitives(function(x)) == len(found) > 3
     assert runtime.primitives(x) == 0
-    # Each layer adds the same number, and none is counted for the tokens before.
+    # Each layer adds the same number; earlier tokens add none.
     backend = bench.select("mlx", "cpu")
     counts = []
     for layers in (1, 2, 4):
@@ -211,7 +211,7 @@ def test_plot(door, toy, tmp_path):
     assert picture.size == (1200, 750)
     shades = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     assert (shades == (0x2a, 0x6f, 0x97)).all(axis=1).sum() > 300  # the curve's own color
-    # Nine depths from 0 to what the context of 256 leaves.
+    # Nine depths, from 0 to the end of the context of 256.
     assert re.findall(r"^tg6(?: @ d(\d+))?", done.out, re.M) == ["", *(str(250 * i // 8) for i in range(1, 9))]
     for ending in ("svg", "pdf"):
         assert door(bench.main, "--model", toy, "--backend", "cpu", *"-p 4 -n 6 -d 0,9 -r 1 --plot".split(),
@@ -249,14 +249,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments", WRONG)
-def test_what_cannot_be_is_refused_before_loading(arguments, door, toy, monkeypatch):
+def test_impossible_lengths_are_refused_before_loading(arguments, door, toy, monkeypatch):
     monkeypatch.setattr(bench, "load", lambda *rest: pytest.fail("loaded"))
     done = door(bench.main, "--model", toy, "--backend", "cpu", *arguments.split())
     assert done.code == 2 and done.out == "" and len(done.err.splitlines()) == 1, done.err
     assert WRONG[arguments] in done.err
 
 
-def test_what_just_fits_runs(door, toy):
+def test_lengths_that_just_fit_run(door, toy):
     for arguments in ("-p 200 -n 56", "-p 8 -n 64 -d 192", "-p 8 -n 8 -d 0,192 -c 200"):
         assert door(bench.main, "--model", toy, "--backend", "cpu", "-r", "1", *arguments.split()).code == 0
 

@@ -1,4 +1,4 @@
-"""The chat: commands, scripts, the terminal, and Markdown that loses nothing."""
+"""The chat: commands, scripts, the terminal, Markdown without loss."""
 
 import copy
 import io
@@ -19,10 +19,10 @@ from prompt_toolkit.document import Document
 from rich.console import Console
 
 from mlx_llama import load
-from mlx_llama.chat import commands as chat_commands, repl as chat, terminal as chat_terminal, view as chat_view
+from mlx_llama.chat import commands as chat_commands, dialogue, repl, terminal as chat_terminal, view as chat_view
 from mlx_llama.chat.markdown import Blocks, MarkdownView, Rendered
 from mlx_llama.core.errors import LlamaError
-from mlx_llama.core.generation.engine import Completion
+from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.session import Stream
 
 PROMPT = ">>> "
@@ -30,7 +30,7 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>78]|\([A-Z
 
 
 def plain(text):
-    """What a terminal shows of `text`, roughly: escape sequences and carriage returns taken out."""
+    """`text` without escape sequences and carriage returns."""
     return ESCAPES.sub("", text).replace("\r", "")
 
 
@@ -41,7 +41,7 @@ def model(toy):
 
 @pytest.fixture
 def session(model):
-    """Two turns old."""
+    """A session after two turns."""
     session = model.chat(system="Be kind.", max_tokens=4)
     session.send("hello")
     session.send("once upon a time")
@@ -49,7 +49,7 @@ def session(model):
 
 
 def command(session, line):
-    """What a command says; an answer is generated to its end."""
+    """Run a command; generates an answer to its end."""
     outcome = chat_commands.run(session, line)
     return outcome.finish() if isinstance(outcome, Stream) else outcome
 
@@ -59,8 +59,8 @@ def state(session):
 
 
 def seen(session):
-    """The text the model has seen last."""
-    return session.engine.tokenizer.decode(session.sequence.held)
+    """The text in the cache."""
+    return session.engine.tokenizer.decode(session.sequence.cached_tokens)
 
 
 # Commands
@@ -103,15 +103,15 @@ def test_set_shows_sets_and_resets(session):
     assert re.search(r"max_tokens +4 +user", everything) and re.search(r"seed +random +default", everything)
     assert command(session, "/set temp") == "temperature = 0 (default): softmax temperature; 0 is greedy"
     assert command(session, "/set temp 0.7") == "temperature = 0.7 (user)"
-    assert session.resolved().options.temperature == 0.7
+    assert session.resolve().options.temperature == 0.7
     assert command(session, "/set --temp default") == "temperature = 0 (default)"
     assert command(session, "/set n 9") == "max_tokens = 9 (user)"
     assert command(session, "/set seed 5") == "seed = 5 (user)"
     assert command(session, r"/set stop 'a b' \n") == r"stop = 'a b' n (user)"
     assert command(session, r"/set stop '\n\n' User:") == r"stop = '\n\n' User: (user)"
-    assert session.resolved().options.stop == ("\n\n", "User:")
+    assert session.resolve().options.stop == ("\n\n", "User:")
     assert command(session, "/set logit_bias 5=-2 7+1") == "logit_bias = 5=-2 7=1 (user)"
-    assert session.resolved().options.logit_bias == {5: -2, 7: 1}
+    assert session.resolve().options.logit_bias == {5: -2, 7: 1}
 
 
 def test_system_is_seen_by_the_model(session):
@@ -151,7 +151,7 @@ def test_regen_without_an_answer_and_regen_never_begun(session):
         command(session, "/regen")
 
 
-def test_stats_tell_what_the_model_says_of_itself(session, monkeypatch):
+def test_stats_have_the_notices_of_the_model(session, monkeypatch):
     monkeypatch.setattr(session.engine.model, "notices", ("a word about this model",))
     command(session, "/clear")
     assert "no answer yet\nnote: a word about this model\n" in command(session, "/stats")
@@ -161,7 +161,7 @@ def test_stats_tell_what_the_model_says_of_itself(session, monkeypatch):
 
 def test_stats_tell_speed_reuse_and_evaluations(session):
     text = command(session, "/stats")
-    for words in ("tokens/s", "reused", "evaluations per token: 1 ", f"of {session.engine.context} tokens held", "MiB",
+    for words in ("tokens/s", "reused", "evaluations per token: 1 ", f"of {session.engine.context} tokens cached", "MiB",
                   "4 messages"):
         assert words in text
     assert int(re.search(r"(\d+) reused", text)[1]) > 0
@@ -185,10 +185,10 @@ def test_save_and_load(session, model, tmp_path):
     other = model.chat()
     assert command(other, f"/load {tmp_path}/a b.json") == "(loaded 4 messages, a system prompt, max_tokens = 4)"
     assert state(other) == state(session)
-    command(other, f"/save {tmp_path}/a b.json")  # over a saved session: yes
+    command(other, f"/save {tmp_path}/a b.json")  # replaces a saved session
     for precious in ("notes.txt", "other.json"):
         (tmp_path / precious).write_text('{"not": "a session"}')
-        with pytest.raises(LlamaError, match="is there already"):
+        with pytest.raises(LlamaError, match="exists already"):
             command(session, f"/save {tmp_path / precious}")
         assert (tmp_path / precious).read_text() == '{"not": "a session"}'
 
@@ -249,7 +249,7 @@ def test_a_script_prints_answers_and_nothing_else(toy, model, door, tmp_path):
     saved = tmp_path / "saved.json"
     lines = ["\ufeffhello", "/system Be kind.", "", "two\\", "lines", "//usr", f"/save {saved}", "/exit", "never"]
     stdin = "\r\n".join(lines).encode()
-    result = door(chat.main, "--model", toy, "--backend", "cpu", "-m", "6", "--stats", stdin=stdin)
+    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "6", "--stats", stdin=stdin)
     session = model.chat(max_tokens=6)
     answers = [session.send("hello").text]
     session.system = "Be kind."
@@ -264,7 +264,7 @@ def test_a_script_prints_answers_and_nothing_else(toy, model, door, tmp_path):
 def test_a_failing_line_is_told_and_the_rest_still_runs(toy, door):
     long = "once upon a time " * 100
     stdin = f"/frob\n/load /nowhere\n{long}\nhello\\".encode()
-    result = door(chat.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=stdin)
+    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=stdin)
     errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
     assert [error.partition(":")[2].partition(":")[0] for error in errors] == [" line 1", " line 2", " line 3"]
     assert "the context holds 256" in errors[2]
@@ -280,7 +280,7 @@ def test_a_failing_line_is_told_and_the_rest_still_runs(toy, door):
     (["--model", "/nowhere"], b"", "/nowhere"),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(toy, door, arguments, stdin, words):
-    result = door(chat.main, "--model", toy, "--backend", "cpu", "-m", "2", *arguments, stdin=stdin)
+    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "2", *arguments, stdin=stdin)
     *_, last = result.err.splitlines()
     assert last.startswith("error: ") and words in last
     assert result.err.count("error: ") == 1 and "Traceback" not in result.err
@@ -290,13 +290,13 @@ def test_bad_input_is_one_line_and_exit_code_2(toy, door, arguments, stdin, word
 def test_a_model_without_template_is_told_before_anything_is_asked(door, tmp_path):
     make_checkpoint(tmp_path / "bare")
     os.remove(tmp_path / "bare" / "tokenizer_config.json")
-    result = door(chat.main, "--model", tmp_path / "bare", "--backend", "cpu", stdin=b"hello\n")
+    result = door(repl.main, "--model", tmp_path / "bare", "--backend", "cpu", stdin=b"hello\n")
     assert (result.code, result.out) == (2, "")
     assert "no chat template" in result.err and "--template" in result.err and result.err.count("\n") == 1
 
 
 def test_a_pipe_needs_neither_prompt_toolkit_nor_rich(toy):
-    program = ("import sys; from mlx_llama import cli; from mlx_llama.chat import repl as chat; code = cli.run(chat.main);"
+    program = ("import sys; from mlx_llama import cli; from mlx_llama.chat import repl; code = cli.run(repl.main);"
                "sys.exit(code or sum(name in sys.modules for name in ('rich', 'prompt_toolkit')))")
     result = subprocess.run([sys.executable, "-c", program, "--model", toy, "--backend", "cpu", "-m", "2"],
                             input=b"hello\n", capture_output=True, timeout=60)
@@ -311,8 +311,8 @@ def test_ctrl_c_in_a_script_ends_it(roomy, door, monkeypatch):
         if len(shown) == 3:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(chat.Plain, "push", push)
-    result = door(chat.main, "--model", roomy, "--backend", "cpu", "-m", "90000", stdin=b"hello\nagain\n")
+    monkeypatch.setattr(dialogue.Plain, "push", push)
+    result = door(repl.main, "--model", roomy, "--backend", "cpu", "-m", "90000", stdin=b"hello\nagain\n")
     assert result.code == 130 and len(shown) == 3
     assert result.err.splitlines() == ["(stopped)"]
 
@@ -320,10 +320,10 @@ def test_ctrl_c_in_a_script_ends_it(roomy, door, monkeypatch):
 # Ctrl-C
 
 
-def test_ctrl_c_keeps_what_was_shown(session):
+def test_ctrl_c_keeps_the_text_so_far(session):
     shown = []
 
-    class View(chat.Plain):
+    class View(dialogue.Plain):
         def push(self, piece):
             shown.append(piece)
             if len(shown) == 2:
@@ -332,11 +332,11 @@ def test_ctrl_c_keeps_what_was_shown(session):
     session.options["max_tokens"] = 100
     stream = session.stream("hi")
     with pytest.raises(KeyboardInterrupt):
-        chat.Chat(session, View).show(stream)
+        dialogue.Chat(session, View).show(stream)
     assert session.messages[-2:] == [{"role": "user", "content": "hi"},
                                      {"role": "assistant", "content": "".join(shown)}]
     assert len(shown) == 2
-    # The cache is what a cold one would be: the next answer is the same.
+    # A cold cache gives the same next answer.
     session.options["max_tokens"] = 8
     warm = session.send("and then?").text
     cold = copy.copy(session)
@@ -352,7 +352,7 @@ def test_ctrl_c_before_the_first_piece_raises_at_once(session, capsys):
         yield "never shown"
 
     with pytest.raises(KeyboardInterrupt):
-        chat.Chat(session).show(Stream(pieces(), Completion()))
+        dialogue.Chat(session).show(Stream(pieces(), Completion()))
     assert capsys.readouterr() == ("", "(stopped)\n")
     assert state(session) == before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -366,7 +366,7 @@ def test_ctrl_c_between_pieces_lets_the_model_finish_its_step(session, capsys):
         yield ", never shown"
 
     with pytest.raises(KeyboardInterrupt):
-        chat.Chat(session).show(Stream(pieces(), Completion()))
+        dialogue.Chat(session).show(Stream(pieces(), Completion()))
     assert capsys.readouterr() == ("shown, whole\n", "(stopped)\n")
 
 
@@ -378,7 +378,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_piece(session, capsys):
         yield "never shown"
 
     with pytest.raises(KeyboardInterrupt):
-        chat.Chat(session).show(Stream(pieces(), Completion()))
+        dialogue.Chat(session).show(Stream(pieces(), Completion()))
     assert capsys.readouterr() == ("shown\n", "(stopped)\n")
 
 
@@ -403,7 +403,7 @@ def cut(text, sizes=(1,)):
 
 @settings(deadline=None)
 @given(MARKDOWN | st.text("-*`~ \n\t\rab1.|#>\u2028", max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=5))
-def test_blocks_are_the_text_however_it_comes(text, sizes):
+def test_blocks_of_any_pieces_are_the_text(text, sizes):
     finished, rest = cut(text, sizes)
     assert "".join(finished) + rest == text
     assert (finished, rest) == cut(text, [len(text) or 1])
@@ -444,7 +444,7 @@ def rendered(text, width=60):
 
 
 def on_screen(output, height=20):
-    """The lines that stay, scrolled ones too, after what MarkdownView writes; nothing else may be in it."""
+    """The final lines, scrolled ones too, of MarkdownView's output; fails for other control sequences."""
     lines, row = [""], 0
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\n|\r|[^\x1b\n\r]+", output):
         if part == "\n":
@@ -557,7 +557,7 @@ def test_a_frame_is_drawn_while_the_block_is_unfinished():
 PARROT = """
 import os, sys, time
 from mlx_llama import cli
-from mlx_llama.chat import repl as chat
+from mlx_llama.chat import repl
 from mlx_llama.core.generation.engine import Engine
 
 def pieces(self, prompt, cache, resolved, completion, starts_text, drafter):
@@ -568,12 +568,12 @@ def pieces(self, prompt, cache, resolved, completion, starts_text, drafter):
     completion.finish_reason = "eos"
 
 Engine.pieces = pieces
-sys.exit(cli.run(chat.main))
+sys.exit(cli.run(repl.main))
 """
 
 
 def leave(child):
-    """Ctrl-D; returns all that was on the screen."""
+    """Press Ctrl-D; returns all output."""
     child.sendcontrol("d")
     child.read()
     child.close()
@@ -627,7 +627,7 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     assert "xyzzy" not in leave(child)
     messages = json.loads((tmp_path / "saved.json").read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == ["hello", "second\nline\nthird", "pasted\nlines"]
-    assert messages[1]["content"]  # what was shown before Ctrl-C
+    assert messages[1]["content"]  # the text before Ctrl-C
 
 
 def test_keys_typed_during_an_answer_wait_for_the_prompt(terminal, toy, tmp_path):
@@ -684,7 +684,7 @@ def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
 
 
 @pytest.mark.parametrize("environment, markdown", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
-def test_markdown_in_a_terminal_and_plain_text_where_asked(terminal, toy, environment, markdown):
+def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environment, markdown):
     child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", **environment,
                      ANSWER="some **bold** text\x1b[2J\n\n- item\x07\n\nend.")
     child.expect_exact(PROMPT)

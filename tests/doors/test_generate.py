@@ -1,4 +1,4 @@
-"""python -m mlx_llama.generate as a user runs it: what is on stdout, what on stderr, which exit code."""
+"""python -m mlx_llama.generate from outside: stdout, stderr, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that ships: golden texts equal on all backends, its size, its score, and that it is an ordinary folder."""
+"""The model in the package: golden texts equal on all backends, size, score, an ordinary Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlx_llama import load
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
-# Greedy tokens are transformers' own; sampled ones were written by the NumPy path and must be everybody's.
+# Greedy tokens are transformers' own; sampled ones come from the NumPy path and are the same on all backends.
 GOLDEN = json.loads((ROOT / "tests" / "golden_guide.json").read_text(encoding="utf-8"))
 
 
@@ -64,7 +64,7 @@ def eight_bits(backend, guide_q8):
 
 
 def test_at_eight_bits_it_answers_the_same(eight_bits, guide_q8):
-    """Most golden texts word for word, nearly every golden token where all before it are given; all backends alike."""
+    """Most golden texts word for word, and nearly every golden token after its golden prefix; all backends agree."""
     reference = load(guide_q8, backend="cpu", dtype="float32")
     same, agreed, total = 0, 0, 0
     for case in GOLDEN["greedy"]:
@@ -88,7 +88,7 @@ def test_it_is_small_and_has_grouped_heads():
 
 
 def test_the_card_quotes_the_score_and_the_score_holds():
-    """At least 80 % of the questions kept out of training hold the right fact, and the card says what the command says."""
+    """At least 80 % of the held-out questions get the right fact, and the card quotes the command's output."""
     done = subprocess.run([sys.executable, "examples/training/train_guide.py", "--evaluate", "--backend", "cpu"], cwd=ROOT,
                           capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]

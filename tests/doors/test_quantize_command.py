@@ -1,4 +1,4 @@
-"""python -m mlx_llama.quantize as a user runs it, and what can be done with what it writes."""
+"""python -m mlx_llama.quantize from outside; its models load and answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
     ((), "out", "affine"), (("--bits", "8", "--group-size", "32"), "out", "affine"),
     (("--format", "gguf:Q8_0"), "out.gguf", "Q8_0"), (("--format", "gguf:Q4_0"), "out.gguf", "Q4_0"),
 ])
-def test_what_is_written_answers(arguments, name, bits, backend, toy, tmp_path, door):
+def test_written_models_answer(arguments, name, bits, backend, toy, tmp_path, door):
     out = tmp_path / name
     done = door(quantize.main, toy, out, *arguments)
     assert done.code == 0 and done.out == "", done.err
@@ -36,7 +36,7 @@ def test_four_bits_in_groups_of_64_are_the_default(toy, tmp_path, door):
     assert (weight.bits, weight.group_size) == (4, 64)
 
 
-def test_what_stays_as_it_is_is_said(toy, tmp_path, door):
+def test_matrices_kept_at_full_width_are_named(toy, tmp_path, door):
     done = door(quantize.main, toy, tmp_path / "out")
     assert ("(2 matrices (such as model.layers.0.mlp.down_proj.weight) are kept at float32: groups of 64 do not divide "
             "rows of 96)\n") in done.err
@@ -96,43 +96,8 @@ print("fine")
     assert done.stdout == "fine\n", done.stderr
 
 
-# the progress bar
-
-WORK = """
-import sys, time
-from mlx_llama import cli
-from mlx_llama.core.system import progress
-with cli.Bar("loading [b]x[/b]", patience=float(sys.argv[1])):
-    advance = progress.meter(200_000_000)
-    for _ in range(4):
-        advance(50_000_000)
-        time.sleep(0.15)
-print("done")
-"""
-
-
-def test_a_terminal_shows_progress_and_then_no_more(terminal):
-    child = terminal("-c", WORK, "0")
-    child.expect("done")
-    child.expect_exact("\r\n")
-    seen = child.logfile_read.getvalue()
-    assert "loading [b]x[/b]" in seen and "100.0/200.0 MB" in seen and "200.0/200.0 MB" in seen
-    assert "\x1b[2K" in seen.split("200.0/200.0 MB")[-1]  # the line is cleared
-
-
-def test_work_that_is_soon_done_shows_nothing(terminal):
-    child = terminal("-c", WORK, "60")
-    child.expect("done")
-    assert child.logfile_read.getvalue().strip() == "done"
-
-
-def test_a_pipe_sees_no_progress():
-    done = subprocess.run([sys.executable, "-c", WORK, "0"], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("done\n", "")
-
-
 def test_loading_reports_every_byte(backend, tmp_path):
-    """Every backend says how far it has come, to the last byte, whatever it does to the weights."""
+    """Every backend reports progress to the last byte."""
     from mlx_llama.core.files.quantize import write_mlx
     from mlx_llama.core.system import progress
 
@@ -143,6 +108,6 @@ def test_loading_reports_every_byte(backend, tmp_path):
         with progress.reported(lambda done, total: seen.append((done, total))):
             backend.load(open_checkpoint(path))
         assert all(done <= total for done, total in seen)
-        if seen:  # a backend may run from the mapped file as it is
+        if seen:  # a backend may compute from the mapped file
             assert seen[-1][0] == seen[-1][1]
     assert seen, "low-bit weights are repacked everywhere"

@@ -1,4 +1,4 @@
-"""The README's promises that a machine can check."""
+"""Commands, files and flags in the README exist; its script runs."""
 
 from __future__ import annotations
 

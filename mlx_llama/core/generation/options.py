@@ -1,7 +1,7 @@
-"""ONE table of generation options: command-line flags, Python arguments and HTTP fields all come from it.
+"""ONE table of generation options: the source of command-line flags, Python arguments and HTTP fields.
 
-Names follow mlx-lm's, with llama.cpp's as aliases where they are free. Precedence: what the user gave, then the
-checkpoint's generation_config.json, then the default; `Resolved.origins` says which it was.
+Names follow mlx-lm's, with llama.cpp's as aliases where they are free. Precedence: the user's value, the checkpoint's
+generation_config.json, the default; `Resolved.origins` names the source of each value.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import argparse
 import difflib
 import re
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Mapping, NoReturn
+from typing import Any, Literal, NoReturn, TypedDict
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -24,7 +25,7 @@ def _option(default, help: str, *flags: str, **limits):
 
 
 class GenerationOptions(BaseModel):
-    """How to generate. Every field is a flag, a Python argument and a receipt entry."""
+    """Generation options, complete and checked. Every field is a flag, a Python argument and a receipt entry."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -40,7 +41,7 @@ class GenerationOptions(BaseModel):
         1.0, "divide (multiply, if negative) the logits of recent tokens by this; 1: off",
         "--repetition-penalty", "--repeat-penalty", ge=0.01, le=100)
     repetition_context_size: int = _option(
-        20, "how many recent tokens, prompt included, the three penalties look at",
+        20, "recent tokens that the three penalties look at, prompt included",
         "--repetition-context-size", "--repeat-last-n", ge=0, le=65536)
     presence_penalty: float = _option(
         0.0, "subtract from the logits of tokens seen recently; 0: off", "--presence-penalty", ge=-100, le=100)
@@ -49,49 +50,49 @@ class GenerationOptions(BaseModel):
     logit_bias: dict[int, float] = _option(
         {}, "TOKEN_ID=BIAS to add to a token's logit; repeat the flag for more", "--logit-bias")
     seed: int | None = _option(
-        None, "seed of the random numbers; the same seed gives the same tokens (default: a new one each time)",
+        None, "seed of the random numbers; the same seed gives the same tokens (default: drawn anew each time)",
         "--seed", "-s", ge=0, lt=2**64)
     stop: tuple[str, ...] = _option(
         (), "end before this text; repeat the flag for more", "--stop", "-r", "--reverse-prompt")
     prefill_step_size: int = _option(
         512, "tokens of the prompt processed at once", "--prefill-step-size", "--ubatch-size", ge=1, le=65536)
     speculate: Literal["none", "prompt", "model"] | None = _option(
-        None, "guess tokens ahead, for the same text sooner: prompt, from what the text already says; model, by the draft "
-        "model; none (default: model where a draft model is loaded, else none)", "--speculate")
+        None, "guess tokens ahead, for the same text sooner: prompt, from the text so far; model, by the draft model; none "
+        "(default: model where a draft model is loaded, else none)", "--speculate")
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_bool(cls, value, info):
-        # Python's bool is an int; `temperature=True` is a slip, not 1.0.
+    def _refuse_bool(cls, value, info):
+        # Python's bool is an int, but `temperature=True` is a slip, not 1.0.
         if isinstance(value, (bool, np.bool_)) and info.field_name != "speculate":
             raise ValueError("a number, not true or false")
-        # pydantic would take a NumPy integer through float and lose its lower bits.
+        # pydantic converts NumPy integers through float and loses their lower bits.
         return int(value) if isinstance(value, np.integer) else value
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _one_stop(cls, value):
+    def _list_one_stop(cls, value):
         return (value,) if isinstance(value, str) else value
 
     @field_validator("temperature")
     @classmethod
-    def _no_tiny_temperature(cls, value):
-        if 0 < value < 1e-4:  # logits divided by it would leave float32
+    def _refuse_tiny_temperature(cls, value):
+        if 0 < value < 1e-4:  # the quotient with logits would overflow float32
             raise ValueError("0 (greedy) or at least 0.0001")
         return value
 
     @field_validator("stop")
     @classmethod
-    def _good_stops(cls, value):
+    def _check_stops(cls, value):
         if any(not text for text in value):
-            raise ValueError("texts with a character at least: an empty one would end every answer at once")
+            raise ValueError("texts of one character or more: an empty one would end every answer at once")
         if any(0xD800 <= ord(character) < 0xE000 for text in value for character in text):
-            raise ValueError("valid Unicode: what was given is not UTF-8 and would never match")
+            raise ValueError("valid Unicode: this text is not UTF-8 and would never match")
         return value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
-    def _bias_pairs(cls, value):
+    def _parse_biases(cls, value):
         pairs = [value] if isinstance(value, str) else value
         if isinstance(pairs, Mapping):
             return dict(pairs)
@@ -99,7 +100,7 @@ class GenerationOptions(BaseModel):
             raise ValueError("TOKEN_ID=BIAS, or a mapping of token ids to biases")
         biases: dict[str, str] = {}
         for pair in map(str, pairs):
-            # llama.cpp writes 15043+1 and 15043-1, we also take 15043=-1.
+            # llama.cpp writes 15043+1 and 15043-1; 15043=-1 works too.
             name, sign, number = re.fullmatch(r"(\d*)([=+-]?)(.*)", pair, re.S).groups()
             if not (name and sign and number):
                 raise ValueError(f"TOKEN_ID=BIAS, not {pair!r:.40}")
@@ -111,7 +112,7 @@ class GenerationOptions(BaseModel):
 
     @field_validator("logit_bias")
     @classmethod
-    def _bias_limits(cls, value):
+    def _check_biases(cls, value):
         if any(token < 0 for token in value):
             raise ValueError("for token ids that are not negative")
         if any(abs(bias) > 1e6 for bias in value.values()):
@@ -122,54 +123,84 @@ class GenerationOptions(BaseModel):
 FIELDS = GenerationOptions.model_fields
 
 
+def option_flags(name: str) -> list[str]:
+    """Command-line flags of an option, the preferred one first."""
+    extra: Any = FIELDS[name].json_schema_extra
+    return extra["flags"]
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `generate`, `stream`, `chat` and `send`, for type checkers. None: not given.
+
+    GenerationOptions states meanings, limits and defaults.
+    """
+
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    repetition_context_size: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | Sequence[str] | None  # token ids to biases, or "TOKEN_ID=BIAS" each
+    seed: int | None
+    stop: str | Sequence[str] | None
+    prefill_step_size: int | None
+    speculate: Literal["none", "prompt", "model"] | None
+
+
+# Flags without dashes -> the options that they set.
+ALIASES = {flag.lstrip("-").replace("-", "_"): name for name in FIELDS for flag in option_flags(name)}
+
+
 @dataclass(frozen=True)
 class Resolved:
-    """Complete options and, per field, where its value came from: "user", "checkpoint" or "default"."""
+    """Complete options and, per field, the source of its value: "user", "checkpoint" or "default"."""
 
     options: GenerationOptions
     origins: dict[str, str]
-    notices: tuple[str, ...] = ()  # what the checkpoint asks for and does not get
+    notices: tuple[str, ...] = ()  # the checkpoint's settings that have no counterpart
 
 
-def validated(given: Mapping[str, Any], source: str = "") -> GenerationOptions:
-    """`GenerationOptions` from a mapping of names to values (text is converted).
+def validate(given: Mapping[str, Any], source: str = "") -> GenerationOptions:
+    """Build `GenerationOptions` from names and values; converts text.
 
-    Raises OptionsError naming every bad option with its value and what is allowed; `source` names a file, if any.
+    Raises OptionsError that lists every bad option with its value and its limits; `source` names a file, if any.
     """
     try:
         return GenerationOptions(**given)
     except ValidationError as error:
-        faults = list(dict.fromkeys(_fault(fault) for fault in error.errors()))
+        faults = list(dict.fromkeys(map(_describe_fault, error.errors())))
         raise OptionsError((f"{source}: " if source else "") + "; ".join(faults)) from None
 
 
-def _fault(fault) -> str:
+def _describe_fault(fault: Mapping[str, Any]) -> str:
     name = str(fault["loc"][0])
     if fault["type"] == "extra_forbidden":
-        flags = {flag.lstrip("-").replace("-", "_"): known for known, field in FIELDS.items()
-                 for flag in field.json_schema_extra["flags"]}
-        near = [flags[name]] if name in flags else difflib.get_close_matches(name, FIELDS, 1)
+        near = [ALIASES[name]] if name in ALIASES else difflib.get_close_matches(name, FIELDS, 1)
         return f"there is no option {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
-    limits = _limits(name)
+    limits = _describe_limits(name)
     if limits and fault["type"].startswith(("greater_than", "less_than", "finite")):
         return f"option {name}: {fault['input']!r} is not allowed, it must be a finite number, {limits}"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return f"option {name}: {fault['input']!r} is not allowed, it must be {message}" + (f" ({limits})" if limits else "")
 
 
-def _limits(name: str) -> str:
+def _describe_limits(name: str) -> str:
     signs = {"Ge": ("ge", "at least"), "Gt": ("gt", "above"), "Le": ("le", "at most"), "Lt": ("lt", "below")}
     return ", ".join(f"{words} {getattr(rule, key)}" for rule in FIELDS[name].metadata
                      for kind, (key, words) in signs.items() if type(rule).__name__ == kind)
 
 
-# transformers' names for the same things, where they differ.
+# transformers' name of an option -> ours.
 _GENERATION_CONFIG = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
     "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens", "stop_strings": "stop",
 }
-# What would change the text in transformers and has no counterpart here, with the values that mean "off".
-_NOT_DONE = {
+# Settings that change the text in transformers and have no counterpart here, with their values for "off".
+_UNSUPPORTED = {
     "num_beams": (1,), "num_beam_groups": (1,), "penalty_alpha": (0.0,), "typical_p": (1.0,), "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,), "top_h": (), "encoder_repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,),
     "bad_words_ids": (), "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "sequence_bias": (),
@@ -179,8 +210,8 @@ _NOT_DONE = {
 
 
 def from_generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a generation_config.json sets. Without `do_sample` it asks for greedy decoding, as in
-    transformers, and its temperature and filters do not apply."""
+    """Options set by a generation_config.json. Without `do_sample` decoding is greedy, as in transformers, and its
+    temperature and filters do not apply."""
     found = {ours: raw[theirs] for theirs, ours in _GENERATION_CONFIG.items() if raw.get(theirs) is not None}
     if not raw.get("do_sample", False):
         for name in ("temperature", "top_k", "top_p", "min_p"):
@@ -191,66 +222,66 @@ def from_generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(given: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None, source: str = "") -> Resolved:
-    """Options by precedence. `given` holds only what the user gave (None means not given).
+    """Merge options by precedence. given: the user's; None means not given. source: the generation config's path.
 
-    A missing seed is drawn here, so that the receipt can name it. Raises OptionsError.
+    Draws a missing seed, so that the receipt can name it. Raises OptionsError.
     """
     given = {name: value for name, value in given.items() if value is not None}
     from_checkpoint = from_generation_config(generation_config or {})
-    validated(from_checkpoint, source or "generation_config.json")
-    validated(given)
+    validate(from_checkpoint, source or "generation_config.json")
+    validate(given)
     merged = {**from_checkpoint, **given}
     origins = {name: "user" if name in given else "checkpoint" if name in merged else "default" for name in FIELDS}
     merged.setdefault("seed", secrets.randbits(32))
-    asked = [f"{name}={value!r:.40}" for name, value in (generation_config or {}).items()
-             if name in _NOT_DONE and value is not None and value not in _NOT_DONE[name]]
-    notices = (f"generation_config.json asks for {', '.join(asked)}, which is not done here",) if asked else ()
-    return Resolved(validated(merged), origins, notices)
+    unsupported = [f"{name}={value!r:.40}" for name, value in (generation_config or {}).items()
+                   if name in _UNSUPPORTED and value is not None and value not in _UNSUPPORTED[name]]
+    notices = (f"generation_config.json asks for {', '.join(unsupported)}: not supported",) if unsupported else ()
+    return Resolved(validate(merged), origins, notices)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that reports through OptionsError, so that every door prints its errors in the same one line."""
+    """argparse that raises OptionsError, so that every door prints errors in the same one line."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionsError(f"{message} (see --help)")
 
 
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per option. Values stay text until `resolve`, which reports all bad ones at once."""
+    """Add a flag per option. Values stay text until `resolve`, which reports all bad ones at once."""
     group = parser.add_argument_group("generation options")
     for name, field in FIELDS.items():
-        many = name in ("stop", "logit_bias")
+        repeats = name in ("stop", "logit_bias")
         default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
-        group.add_argument(*field.json_schema_extra["flags"], dest=f"option:{name}", default=argparse.SUPPRESS,
-                           action="append" if many else "store", metavar=name.split("_")[-1].upper(),
+        group.add_argument(*option_flags(name), dest=f"option:{name}", default=argparse.SUPPRESS,
+                           action="append" if repeats else "store", metavar=name.split("_")[-1].upper(),
                            help=field.description.replace("%", "%%") + default)
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the user typed of `add_generation_flags`, by option name."""
+    """Values of the flags of `add_generation_flags` on the command line, by option name."""
     return {name.removeprefix("option:"): value for name, value in vars(arguments).items() if name.startswith("option:")}
 
 
 def sampling_key(options: GenerationOptions) -> tuple:
-    """What of the options is written into a compiled step: all that sampling looks at but the seed."""
+    """The options that a compiled step holds as constants: all of sampling's but the seed."""
     o = options
     return (o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty, o.repetition_context_size, o.presence_penalty,
             o.frequency_penalty, *o.logit_bias.items())
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `mlx_llama.load`, shared by every door that loads a model to talk to."""
+    """Add the flags of `mlx_llama.load`, for doors that generate."""
     group = add_model_flags(parser)
     group.add_argument("--ctx-size", "-c", "--max-kv-size", default=None, metavar="TOKENS",
-                       help="positions the context may hold (default: what the model was made for)")
+                       help="positions of the context (default: as many as the model was trained for)")
     group.add_argument("--draft-model", default=None, metavar="MODEL",
-                       help="a smaller model with the same vocabulary that guesses tokens ahead: the same text, sooner")
+                       help="a smaller model with the same vocabulary, to guess tokens ahead: the same text, sooner")
     group.add_argument("--template", default=None, metavar="NAME_OR_FILE",
                        help="chat template to use instead of the checkpoint's")
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Which model, and how it is computed; numbers stay text until Backend.load_options."""
+    """Add flags for a model and its backend; numbers stay text until Backend.load_options."""
     group = parser.add_argument_group("model")
     group.add_argument("--model", metavar="MODEL", default=None,
                        help="a folder, a .gguf file, a Hugging Face hub id or hub id:file.gguf (default: the small guide "
@@ -265,11 +296,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--threads", default=None, metavar="N",
                        help="threads of the cpu backend (default: one per physical core)")
     group.add_argument("--activation-bits", default=None, metavar="{8,16,32}",
-                       help="width of what the cpu backend multiplies low-bit weights with (default: 16; 8 is faster and "
-                            "coarser, 32 exact and slower)")
+                       help="width of the activations that the cpu backend multiplies with low-bit weights (default: 16; 8 "
+                            "is faster and coarser, 32 exact and slower)")
     group.add_argument("--compile", default=None, action=argparse.BooleanOptionalAction,
-                       help="a token as one traced graph (mlx) or compiled kernels (cpu), with the same tokens as without "
-                            "(default: yes; not for mlx on the CPU, where MLX would call a C++ compiler first)")
+                       help="run a step as one traced graph (mlx) or as compiled kernels (cpu); the tokens are the same "
+                            "(default: yes; no for mlx on the CPU, where MLX calls a C++ compiler first)")
     return group
 
 

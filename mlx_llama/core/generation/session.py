@@ -1,31 +1,31 @@
-"""A conversation: its messages, and the cache that makes each turn prefill only what is new."""
+"""A conversation: its messages, and a cache from which each turn reuses the common prefix."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
+
+from typing_extensions import Unpack
 
 from mlx_llama.core.backends.interface import Cache
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.models.rope import length_dependent
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 
-from . import speculate
-from .engine import Completion, Engine
-from .options import GenerationOptions, Resolved, resolve, validated
-
-FORMAT = "mlx_llama session"
-VERSION = 1
+from .completion import Completion
+from .engine import Engine
+from .options import GenerationOptions, Options, Resolved, resolve, validate
+from .prefixes import common_prefix
+from .session_file import expand_path, read_session, write_session
+from .speculate import Drafter, ModelDrafts, PromptLookup
 
 
 class Stream:
-    """Pieces of text as they are generated; `completion` fills up while they come, and is final after the last."""
+    """Pieces of text as they are generated; `completion` grows with them and is final after the last."""
 
-    def __init__(self, pieces: Iterator[str], completion: Completion):
+    def __init__(self, pieces: Generator[str, None, None], completion: Completion):
         self._pieces = pieces
         self.completion = completion
 
@@ -36,7 +36,7 @@ class Stream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Stop generating; what was shown stays."""
+        """Stop generating; the text so far stays in the conversation."""
         self._pieces.close()
 
     def finish(self) -> Completion:
@@ -47,103 +47,106 @@ class Stream:
 
 
 class Sequence:
-    """One cache and the tokens it holds: continues any prompt from the longest common prefix. A draft model's cache is
-    kept beside it."""
+    """One cache and the ids of its tokens; continues any prompt from the longest common prefix.
+
+    A draft model has a cache of its own beside it.
+    """
 
     def __init__(self, engine: Engine):
         self.engine = engine
         self.cache: Cache = engine.model.make_cache(engine.context)
-        self.held: list[int] = []
-        self.drafts = speculate.ModelDrafts(engine.draft, engine.context) if engine.draft else None
+        self.cached_tokens: list[int] = []
+        self.drafts = ModelDrafts(engine.draft, engine.context) if engine.draft else None
 
     def pieces(self, prompt: list[int], resolved: Resolved, completion: Completion,
-               starts_text: bool = True) -> Iterator[str]:
-        """Text that follows `prompt` (see Engine.pieces). However it ends, cache and `held` agree afterwards."""
+               starts_text: bool = True) -> Generator[str, None, None]:
+        """Text after `prompt`, as Engine.pieces. `cached_tokens` matches the cache on every exit."""
         self.engine.check_prompt(prompt)
-        reused = self._reusable(prompt)
+        reused = self._count_reusable(prompt)
         self.cache.trim(reused)
-        self.held = self.held[:reused]
+        self.cached_tokens = self.cached_tokens[:reused]
         completion.prompt_tokens, completion.reused_tokens = len(prompt), reused
-        drafter = self._drafter(prompt, resolved.options)
+        drafter = self._make_drafter(prompt, resolved.options)
         try:
             yield from self.engine.pieces(prompt[reused:], self.cache, resolved, completion, starts_text, drafter)
         finally:
-            # A step may have run ahead of the last token shown, or have been cut short: keep what is known.
-            known = prompt + completion.tokens
-            self.cache.trim(min(self.cache.length, len(known)))
-            self.held = known[:self.cache.length]
+            # A step may have run ahead of the last token, or prefill may have been cut short.
+            tokens = prompt + completion.tokens
+            self.cache.trim(min(self.cache.length, len(tokens)))
+            self.cached_tokens = tokens[:self.cache.length]
 
-    def _drafter(self, prompt: list[int], options: GenerationOptions) -> speculate.Drafter | None:
-        kind, _ = self.engine.speculation(options)
+    def _make_drafter(self, prompt: list[int], options: GenerationOptions) -> Drafter | None:
+        kind, _ = self.engine.choose_speculation(options)
         if kind == "none":
             return None
         if kind == "prompt":
-            return speculate.PromptLookup(prompt)
+            return PromptLookup(prompt)
         self.drafts.begin(prompt, self.engine.backend.sampler(options), options.prefill_step_size)
         return self.drafts
 
-    def _reusable(self, prompt: list[int]) -> int:
-        common = 0
-        for held, wanted in zip(self.held, prompt):
-            if held != wanted:
-                break
-            common += 1
+    def _count_reusable(self, prompt: list[int]) -> int:
         config = self.engine.model.config
-        longest = max(len(prompt), len(self.held))
+        longest = max(len(prompt), len(self.cached_tokens))
         if length_dependent(config) and longest > config.max_position_embeddings:
-            return 0  # keys were rotated for a sequence of another length
-        return min(common, len(prompt) - 1)  # the last token must run again to give logits
+            return 0  # the cached keys were rotated for another length
+        return min(common_prefix(self.cached_tokens, prompt), len(prompt) - 1)  # the last token must give logits
 
 
 class Session:
-    """A chat with one model. `messages` is the whole conversation; old turns leave the context, never this list."""
+    """A chat with one model.
+
+    messages: the whole conversation; old turns leave the context, never this list. options: the user's, by name.
+    """
 
     def __init__(self, engine: Engine, template: ChatTemplate, generation_config: dict[str, Any], model: str,
-                 system: str | None = None, options: dict[str, Any] | None = None):
+                 system: str | None = None, options: Mapping[str, Any] | None = None):
         self.engine = engine
         self.template = template
         self.generation_config = generation_config
         self.model = model
         self.system = system
-        # What the user gave; each call may add to it. None means not given.
         self.options = {name: value for name, value in (options or {}).items() if value is not None}
         self.messages: list[dict[str, str]] = []
         self.dropped = 0  # messages at the front that no longer fit the context
         self.last: Completion | None = None
         self.sequence = Sequence(engine)
-        self._turn = 0  # counts what changes the conversation
+        self._turn = 0  # counts changes of the conversation
         self._open: Stream | None = None  # the newest stream
-        self._begun = False  # whether it is giving an answer now
-        self._speculate: str | None = None  # as the newest answer's options had it
-        self.resolved()  # bad options are an error now, not at the first question
+        self._is_answering = False  # the newest stream has begun and not ended
+        self._speculate: str | None = None  # the option of the newest answer
+        self.resolve()  # report bad options now, not at the first question
 
-    def resolved(self, **options: Any) -> Resolved:
-        """The options in force. Raises OptionsError."""
+    def __repr__(self) -> str:
+        used = f"{self.sequence.cache.length} of {self.engine.context} positions"
+        return f"Session({self.model!r}, {len(self.messages)} messages, {used})"
+
+    def resolve(self, **options: Any) -> Resolved:
+        """The options in force, `options` added. Raises OptionsError."""
         resolved = resolve({**self.options, **options}, self.generation_config)
         self.engine.check_options(resolved.options)
         return resolved
 
-    def send(self, text: str, **options: Any) -> Completion:
+    def send(self, text: str, **options: Unpack[Options]) -> Completion:
         """Ask and wait for the whole answer. Raises as `stream`."""
         return self.stream(text, **options).finish()
 
-    def stream(self, text: str, **options: Any) -> Stream:
-        """Ask; the answer comes in pieces. The turn joins `messages` when the stream ends or is left.
+    def stream(self, text: str, **options: Unpack[Options]) -> Stream:
+        """Ask; the answer comes in pieces. The turn joins `messages` when the stream ends or is closed.
 
-        A session gives one answer at a time: one that is still coming ends here, and what it showed stays; one that
-        was never begun raises SessionError when it is. Raises OptionsError, TemplateError or ContextError before
-        anything is computed.
+        A session gives one answer at a time. A new question ends an unfinished answer, whose text stays; a stream that
+        was not begun by then raises SessionError later. Raises OptionsError, TemplateError or ContextError before
+        any computing.
         """
-        resolved = self.resolved(**options)
+        resolved = self.resolve(**options)
         self._settle()
         return self._ask(self.messages, text, resolved)
 
-    def regenerate(self, **options: Any) -> Stream:
-        """Answer the last question again, in place of its answer, which stays until the new one has begun.
+    def regenerate(self, **options: Unpack[Options]) -> Stream:
+        """Answer the last question again. The old answer stays until the new one has begun.
 
-        Raises SessionError when there is none, and what `stream` raises.
+        Raises SessionError without a question, and as `stream`.
         """
-        resolved = self.resolved(**options)
+        resolved = self.resolve(**options)
         self._settle()
         if not self.messages:
             raise SessionError("there is no answer to generate again: ask something first")
@@ -154,7 +157,7 @@ class Session:
         prompt, dropped = self._fit([*before, question], resolved)
         completion = Completion(notices=[] if self.last else list(resolved.notices))
         if not self.last or self._speculate != resolved.options.speculate:
-            completion.notices += self.engine.speculation(resolved.options)[1]
+            completion.notices += self.engine.choose_speculation(resolved.options)[1]
         self._speculate = resolved.options.speculate
         if dropped > self.dropped:
             completion.notices.append(
@@ -164,24 +167,24 @@ class Session:
         return self._open
 
     def _run(self, turn: int, asked: list[dict[str, str]], prompt: list[int], dropped: int, resolved: Resolved,
-             completion: Completion) -> Iterator[str]:
+             completion: Completion) -> Generator[str, None, None]:
         if turn != self._turn:
             raise SessionError("the conversation went on before this answer was begun: ask again")
-        self._begun = True
+        self._is_answering = True
         try:
             yield from self.sequence.pieces(prompt, resolved, completion)
         finally:
-            self._begun = False
+            self._is_answering = False
             self._turn += 1
-            # An answer cut off before its first character leaves the conversation as it was.
+            # An answer interrupted before its first character does not change the conversation.
             if completion.text or completion.finish_reason != "interrupted":
                 self.messages = [*asked, {"role": "assistant", "content": completion.text}]
                 self.dropped = dropped
             self.last = completion
 
     def _settle(self) -> None:
-        """End the answer that is still coming, and outdate those that were never begun."""
-        if self._begun:
+        """End an unfinished answer and invalidate streams that were not begun."""
+        if self._is_answering:
             self._open.close()
         self._turn += 1
 
@@ -192,98 +195,39 @@ class Session:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the conversation as JSON, whole or not at all. Raises SessionError."""
-        path = _path(path)
-        content = {"format": FORMAT, "version": VERSION, "model": self.model, "system": self.system,
-                   "options": _plain(self.options), "dropped": self.dropped, "messages": self.messages}
-        try:
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump(content, file, ensure_ascii=False, indent=1)
-                os.replace(temporary, path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
-        except (OSError, ValueError) as error:  # ValueError: a name with a NUL, text that is not Unicode
-            raise SessionError(f"{path}: cannot be written: {error}") from None
+        options = json.loads(validate(self.options).model_dump_json(include=set(self.options)))
+        write_session(expand_path(path), model=self.model, system=self.system, options=options, messages=self.messages,
+                      dropped=self.dropped)
 
     def load(self, path: str | os.PathLike) -> list[str]:
-        """Take over a saved conversation; returns notices for the user. Raises SessionError, and then nothing of the
-        current conversation has changed."""
-        content = _read(_path(path))
-        options = content["options"]
+        """Continue a saved conversation; returns notices. Raises SessionError, and then changes nothing."""
+        saved = read_session(expand_path(path))
         try:
-            self.engine.check_options(resolve(options, self.generation_config).options)
+            self.engine.check_options(resolve(saved.options, self.generation_config).options)
         except OptionsError as error:
             raise SessionError(f"{path}: {error}") from None
         notices = []
-        if content["model"] != self.model:
-            notices.append(f"this conversation was held with {content['model']!r}, it goes on with {self.model!r}")
+        if saved.model != self.model:
+            notices.append(f"this conversation was held with {saved.model!r}, it goes on with {self.model!r}")
         self._settle()
-        self.messages, self.dropped = content["messages"], content["dropped"]
-        self.system, self.options, self.last = content["system"], options, None
+        self.messages, self.dropped = [message.model_dump() for message in saved.messages], saved.dropped
+        self.system, self.options, self.last = saved.system, saved.options, None
         return notices
 
     def _fit(self, messages: list[dict[str, str]], resolved: Resolved) -> tuple[list[int], int]:
-        """The prompt's tokens and how many of the oldest messages had to be left out of it."""
-        # A quarter of the context stays free for the answer, less if a shorter answer was asked for.
+        """Drop the oldest turns until the prompt fits; returns its tokens and the number of dropped messages."""
+        # Keep a quarter of the context free for the answer, or max_tokens if that is less.
         room = self.engine.context - max(1, min(resolved.options.max_tokens, self.engine.context // 4))
         first = self.dropped if self.dropped < len(messages) else 0
         system = [{"role": "system", "content": self.system}] if self.system else []
         for dropped in range(first, len(messages), 2):
             prompt = encode_messages(self.engine.tokenizer, self.template, system + messages[dropped:])
-            # When turns must go, some more go with them: each time, all that stays is processed anew.
+            # Drop to three quarters at once: after each drop, all remaining turns are prefilled again.
             if len(prompt) <= (room if dropped == first else room * 3 // 4):
                 return prompt, dropped
-        # The newest question alone may use the room kept for the answer, as long as one token is left.
+        # The newest question alone may use the answer's room but for one token.
         if len(prompt) >= self.engine.context:
             raise ContextError(f"this message makes a prompt of {len(prompt)} tokens and the context holds "
-                               f"{self.engine.context}, answer included: shorten it{self.engine.more_context()}")
+                               f"{self.engine.context}, answer included: shorten it{self.engine.suggest_context()}")
         return prompt, dropped
 
-
-def _path(path: str | os.PathLike) -> Path:
-    return Path(os.path.expanduser(path))  # Path.expanduser raises where there is no such user
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as JSON can hold them."""
-    return json.loads(validated(options).model_dump_json(include=set(options)))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a saved session, every field checked. Raises SessionError."""
-    try:
-        raw = path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        raise SessionError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
-    try:
-        content = json.loads(raw.decode("utf-8"))
-        json.dumps(content, ensure_ascii=False).encode()  # lone surrogates are no text: no tokenizer takes them
-    except (ValueError, RecursionError) as error:
-        raise SessionError(f"{path}: is not a saved session (not JSON in UTF-8: {error})") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise SessionError(f"{path}: is not a saved session (no \"format\": {FORMAT!r})")
-    if content.get("version") != VERSION:
-        raise SessionError(f"{path}: version is {content.get('version')!r}, this program reads {VERSION}")
-    messages = content.get("messages")
-    if not isinstance(messages, list) or len(messages) % 2:
-        raise SessionError(f"{path}: messages must be a list of questions and answers in turn")
-    for i, message in enumerate(messages):
-        role = ("user", "assistant")[i % 2]
-        if not isinstance(message, dict) or message.get("role") != role or not isinstance(message.get("content"), str):
-            raise SessionError(f"{path}: messages[{i}] must have the role {role!r} and a text as content")
-    dropped = content.get("dropped", 0)
-    if type(dropped) is not int or not 0 <= dropped <= max(0, len(messages) - 2) or dropped % 2:
-        raise SessionError(f"{path}: dropped is {dropped!r}, it must be even and leave the last turn of the "
-                           f"{len(messages)} messages")
-    for name, kind in (("system", (str, type(None))), ("model", str), ("options", dict)):
-        if not isinstance(content.get(name), kind):
-            raise SessionError(f"{path}: {name} is {content.get(name)!r:.40}, which is not a "
-                               f"{'text' if name != 'options' else 'table'}")
-    try:
-        validated(content["options"], str(path))
-    except OptionsError as error:
-        raise SessionError(str(error)) from None
-    messages = [{"role": message["role"], "content": message["content"]} for message in messages]
-    return {**content, "messages": messages, "dropped": dropped}

@@ -48,9 +48,9 @@ def length_dependent(config: LlamaConfig) -> bool:
     return config.rope.type == "dynamic"
 
 
-def longest(config: LlamaConfig) -> int:
-    """Positions that a context may have at most. Types "dynamic" and "linear" stretch what a model was trained for, and its
-    max_position_embeddings may be from before."""
+def max_context(config: LlamaConfig) -> int:
+    """Most positions of a context. Types "dynamic" and "linear" stretch the trained positions, and
+    max_position_embeddings may be the number before."""
     stretched = config.rope.type in ("dynamic", "linear")
     return int(config.max_position_embeddings * (config.rope.factor or 1)) if stretched else config.max_position_embeddings
 

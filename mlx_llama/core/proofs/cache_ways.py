@@ -10,7 +10,8 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Cache
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.engine import Completion, Engine
+from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.session import Sequence
 
@@ -83,8 +84,8 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
         for prompt in filter(None, (first, second)):
             for _ in sequence.pieces(prompt, resolved, Completion()):
                 pass
-        alone = model.make_cache(len(sequence.held))
-        run(alone, sequence.held, [len(sequence.held)])
+        alone = model.make_cache(len(sequence.cached_tokens))
+        run(alone, sequence.cached_tokens, [len(sequence.cached_tokens)])
         yield judge(name, _rows(sequence.cache.state()), _rows(alone.state()))
 
 

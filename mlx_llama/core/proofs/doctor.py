@@ -178,7 +178,7 @@ def _describe(found: Diagnosis, opened: OpenedModel) -> None:
         "key_value_heads": config.num_key_value_heads, "head_dim": config.head_dim,
         "intermediate_size": config.intermediate_size, "vocab_size": config.vocab_size,
         "rope_type": config.rope.type, "rope_theta": config.rope.theta, "rope_factor": config.rope.factor,
-        "context_length": config.max_position_embeddings, "longest_context": rope.longest(config),
+        "context_length": config.max_position_embeddings, "longest_context": rope.max_context(config),
         "sliding_window": config.sliding_window, "tied_embeddings": config.tie_word_embeddings,
         "attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias,
     }  # fmt: skip

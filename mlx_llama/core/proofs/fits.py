@@ -24,7 +24,7 @@ def fit_backends(found: Diagnosis, checkpoint: Checkpoint, revision: str | None,
 
     wanted: positions asked for, None for any. is_default: the model is the one that a command takes without --model.
     """
-    longest = rope.longest(checkpoint.config)
+    longest = rope.max_context(checkpoint.config)
     for one in found.backends:
         if not one.available:
             continue

@@ -18,7 +18,8 @@ from mlx_llama.core.backends.interface import Cache, Model, Probe
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.engine import Completion, Engine
+from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.models.config import LlamaConfig
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import get_type_hints
+
 import numpy as np
 import pytest
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.options import FIELDS, GenerationOptions, from_generation_config, resolve
+from mlx_llama.core.generation.options import FIELDS, GenerationOptions, Options, from_generation_config, resolve
 
 
 def flags(*words: str) -> dict:
@@ -26,7 +29,7 @@ def test_precedence_is_user_then_checkpoint_then_default():
     assert o.seed is not None
 
 
-def test_a_generation_config_means_what_it_means_in_transformers():
+def test_a_generation_config_means_the_same_as_in_transformers():
     """do_sample decides between greedy and sampling (GenerationConfig.get_generation_mode)."""
     from transformers import GenerationConfig
 
@@ -51,8 +54,15 @@ def test_flags_are_the_options():
 
 def test_every_option_has_a_flag_and_a_description():
     for name, field in FIELDS.items():
-        assert field.description and field.json_schema_extra["flags"], name
-    assert options.Parser(allow_abbrev=False).format_help()
+        assert field.description and options.option_flags(name), name
+
+
+def test_type_checkers_see_the_one_table():
+    """Fields and types; wider for options that take several forms of a value."""
+    wider = {"stop": str | Sequence[str], "logit_bias": Mapping[int, float] | Sequence[str]}
+    assert list(Options.__annotations__) == list(FIELDS) and not Options.__total__
+    for name, annotation in get_type_hints(Options).items():
+        assert annotation == (wider.get(name) or FIELDS[name].annotation) | None, name
 
 
 @pytest.mark.parametrize("name, value, allowed", [
@@ -95,7 +105,7 @@ def test_numpy_integers_keep_every_bit():
     assert resolve({"seed": np.uint64(2**64 - 1), "top_k": np.int32(5)}).options.seed == 2**64 - 1
 
 
-def test_what_a_checkpoint_asks_for_and_does_not_get_is_said():
+def test_unsupported_settings_of_a_checkpoint_are_a_notice():
     assert resolve({}, {"stop_strings": ["User:"], "do_sample": True}).options.stop == ("User:",)
     quiet = {"num_beams": 1, "min_length": 0, "bos_token_id": 1, "transformers_version": "5", "typical_p": None}
     assert resolve({}, quiet).notices == ()

@@ -1,4 +1,4 @@
-"""The random numbers' definition, against published test vectors and the distribution it claims."""
+"""The generator against published test vectors, the noise against its distribution."""
 
 from __future__ import annotations
 

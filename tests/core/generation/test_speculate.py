@@ -1,4 +1,4 @@
-"""Drafting, acceptance and giving up, without a model; the option, the flag and what they say when they cannot be."""
+"""Drafting, acceptance and giving up, without a model; the option, the flag and their errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from making import make_checkpoint
 from mlx_llama import cli, generate, load
 from mlx_llama.core.errors import OptionsError, SessionError
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.engine import Completion
-from mlx_llama.core.generation.speculate import LEAST, LOOKED_UP, WATCHED, Pace, PromptLookup, Speculation
+from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.speculate import (
+    MAX_LOOKUP_DRAFTS,
+    MIN_ACCEPTANCE,
+    RATED_DRAFTS,
+    Pace,
+    PromptLookup,
+    Speculation,
+)
 
 texts = st.lists(st.integers(0, 3), max_size=40)
 
 
 def looked_up(text: list[int], most: int) -> list[int]:
-    """The definition, by search: copy on from behind the last earlier place of the last three, or else two, tokens."""
+    """The definition, by search: copy the tokens after the latest earlier occurrence of the last three, or else two."""
     for n in (3, 2):
         for at in range(len(text) - 1, n - 1, -1):
             if len(text) > n and text[at - n:at] == text[-n:]:
@@ -37,7 +44,7 @@ def test_the_lookup_is_its_definition_by_search(prompt, answer, most):
         lookup.push(token)
     text = prompt + answer
     assert lookup.draft(most) == looked_up(text, most)
-    assert lookup.may_follow() == any(looked_up([*text, token], 1) for token in range(4))
+    assert lookup.may_draft_next() == any(looked_up([*text, token], 1) for token in range(4))
 
 
 def test_a_phrase_is_drafted_on_and_the_newest_place_counts():
@@ -48,9 +55,9 @@ def test_a_phrase_is_drafted_on_and_the_newest_place_counts():
 
 
 class Fixed:
-    """A drafter that always says the same and remembers what it was told."""
+    """A drafter of constant drafts that records its input."""
 
-    kind, most = "prompt", LOOKED_UP
+    kind, max_drafts = "prompt", MAX_LOOKUP_DRAFTS
 
     def __init__(self, drafts=()):
         self.drafts, self.heard = list(drafts), []
@@ -58,7 +65,7 @@ class Fixed:
     def push(self, token):
         self.heard.append(token)
 
-    def may_follow(self):
+    def may_draft_next(self):
         return True
 
     def draft(self, most, steps):
@@ -67,8 +74,8 @@ class Fixed:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
 @settings(max_examples=300, deadline=None)
-def test_what_is_accepted_follows_from_the_text_alone(drafts, data):
-    """A plain decoder that says next[text so far]; `sampled` is what it says after each draft, right or wrong."""
+def test_accepted_tokens_depend_on_the_text_alone(drafts, data):
+    """A plain decoder maps text to token; `sampled` is its token after each draft, right or wrong."""
     says = {n: data.draw(st.integers(0, 3)) for n in range(9)}
     plain, wrong = [says[n] for n in range(9)], False
     sampled = []
@@ -76,7 +83,7 @@ def test_what_is_accepted_follows_from_the_text_alone(drafts, data):
         sampled.append(data.draw(st.integers(0, 3)) if wrong else says[n])
         wrong = wrong or n < len(drafts) and drafts[n] != says[n]
     drafter, completion = Fixed(), Completion()
-    fresh = Speculation(drafter, frozenset({3}), completion).accepted(drafts, sampled)
+    fresh = Speculation(drafter, frozenset({3}), completion).accept(drafts, sampled)
     right = next((n for n in range(len(drafts)) if drafts[n] != plain[n]), len(drafts))
     until = plain.index(3) + 1 if 3 in plain else 9
     assert fresh == plain[:min(right + 1, until)] == drafter.heard
@@ -92,17 +99,17 @@ def test_drafts_keep_to_the_room_and_end_with_an_end_token():
 def test_the_pace_quickens_and_slackens():
     pace = Pace(8)
     for drafted, right, following in ((4, 4, 8), (8, 8, 8), (8, 3, 4), (4, 0, 2), (2, 1, 2), (2, 2, 4), (4, 4, 8)):
-        assert pace.next == drafted and pace.count(drafted, right) is None
+        assert pace.next == drafted and pace.update(drafted, right) is None
         assert pace.next == following
     assert Pace(3).next == 3
 
 
 @pytest.mark.parametrize("right, given_up", [(7, True), (8, False)])
 def test_drafting_is_given_up_below_the_least_share(right, given_up):
-    assert (7 < LEAST * WATCHED < 8) and WATCHED == 24
+    assert (7 < MIN_ACCEPTANCE * RATED_DRAFTS < 8) and RATED_DRAFTS == 24
     pace, reasons = Pace(8), []
     for number in range(12):
-        reasons.append(pace.count(2, 1 if number < right else 0))
+        reasons.append(pace.update(2, 1 if number < right else 0))
     assert reasons[:11] == [None] * 11
     said = "speculation was switched off: 7 of the last 24 drafted tokens were right"
     assert reasons[11] == (said if given_up else None)
@@ -111,19 +118,19 @@ def test_drafting_is_given_up_below_the_least_share(right, given_up):
 def test_only_the_last_drafts_are_looked_back_at():
     pace = Pace(8)
     for _ in range(100):
-        assert pace.count(8, 8) is None
-    reasons = [pace.count(2, 0) for _ in range(12)]
+        assert pace.update(8, 8) is None
+    reasons = [pace.update(2, 0) for _ in range(12)]
     assert next(number for number, reason in enumerate(reasons) if reason) == 9  # of 8 + 20 drafted 8 were right: 28.6 %
     completion = Completion(tokens=[1, 2, 3])
     speculation = Speculation(Fixed(), frozenset(), completion)
     for _ in range(6):
-        speculation.accepted([5, 5, 5, 5], [4, 0, 0, 0, 0])
-    assert speculation.drafter is None and not speculation.may_follow() and speculation.draft(9, None) == []
+        speculation.accept([5, 5, 5, 5], [4, 0, 0, 0, 0])
+    assert speculation.drafter is None and not speculation.may_draft_next() and speculation.draft(9, None) == []
     assert completion.notices == ["speculation was switched off: 0 of the last 24 drafted tokens were right"]
     assert (completion.drafted, completion.accepted, completion.speculation_ended) == (24, 0, 4)
 
 
-# ---- the option and the flag
+# The option and the flag
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +159,7 @@ def test_the_flag_is_the_option():
     assert options.load_arguments(parsed)["draft_model"] == "a/b"
 
 
-def test_which_kind_is_in_force_and_what_is_said(plain, drafting):
+def test_the_kind_in_force_and_its_notices(plain, drafting):
     def seen(llm, **given):
         done = llm.generate([5, 6, 7, 8] * 5, max_tokens=12, **given)
         return done.options["speculate"], [notice for notice in done.notices if "draft" in notice or "specul" in notice]
@@ -162,7 +169,7 @@ def test_which_kind_is_in_force_and_what_is_said(plain, drafting):
     assert seen(drafting) == seen(drafting, speculate="model") == ("model", [])
     assert seen(drafting, speculate="prompt") == (
         "prompt", ["the draft model is not used: the option speculate asks for 'prompt'"])
-    with pytest.raises(OptionsError, match="'model' needs a draft model: load one with --draft-model"):
+    with pytest.raises(OptionsError, match="'model' needs a draft model: load one with draft_model"):
         plain.stream("x", speculate="model")
     with pytest.raises(OptionsError, match="needs a draft model"):
         plain.chat(speculate="model")
@@ -190,7 +197,7 @@ def test_another_vocabulary_is_refused_before_the_weights_are_read(fields, words
     from mlx_llama.core.backends.selection import Backend
 
     monkeypatch.setattr(Backend, "load", lambda *a, **k: pytest.fail("weights were read"))
-    with pytest.raises(OptionsError, match=f"^--draft-model .*stranger: its vocabulary is not that of .*toy, {words}.*: "
+    with pytest.raises(OptionsError, match=f"^draft_model .*stranger: its vocabulary is not that of .*toy, {words}.*: "
                                            f"choose a smaller model of the same family$") as caught:
         load(toy, backend="cpu", draft_model=other)
     assert "\n" not in str(caught.value)
@@ -204,13 +211,13 @@ def test_the_notice_of_a_session_comes_once_and_when_the_option_changes(drafting
         False, True, False, False, True]
 
 
-def test_a_saved_session_keeps_the_option_and_names_what_is_missing(plain, drafting, tmp_path):
+def test_a_saved_session_keeps_the_option_and_asks_for_the_draft_model(plain, drafting, tmp_path):
     chat = plain.chat(max_tokens=3, speculate="prompt")
     chat.send("hello")
     chat.save(tmp_path / "a.json")
     other = drafting.chat()
     other.load(tmp_path / "a.json")
-    assert other.resolved().options.speculate == "prompt"
+    assert other.resolve().options.speculate == "prompt"
     other.options["speculate"] = "model"
     other.save(tmp_path / "b.json")
     with pytest.raises(SessionError, match="needs a draft model"):

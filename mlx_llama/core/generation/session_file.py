@@ -1,0 +1,116 @@
+"""The file of a saved conversation: JSON, checked by field when it is read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+from mlx_llama.core.errors import OptionsError, SessionError
+
+from .options import validate
+
+FORMAT: Final = "mlx_llama session"
+ROLES = ("user", "assistant")
+
+
+class Message(BaseModel):
+    """A question or an answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+class SavedSession(BaseModel):
+    """Content of the file."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal["mlx_llama session"]
+    version: Literal[1]
+    model: str
+    system: str | None = None
+    options: dict[str, Any]  # of GenerationOptions, as JSON
+    messages: list[Message]  # questions and answers in turn
+    dropped: int = 0  # messages at the front that no longer fit the context
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, value):
+        validate(value)
+        return value
+
+    @field_validator("messages")
+    @classmethod
+    def _check_turns(cls, value):
+        if len(value) % 2:
+            raise ValueError("questions and answers in turn, ending with an answer")
+        for i, message in enumerate(value):
+            if message.role != ROLES[i % 2]:
+                raise ValueError(f"questions and answers in turn: messages[{i}] needs the role {ROLES[i % 2]!r}")
+        return value
+
+    @field_validator("dropped")
+    @classmethod
+    def _check_dropped(cls, value, info: ValidationInfo):
+        count = len(info.data.get("messages", ()))
+        if not 0 <= value <= max(0, count - 2) or value % 2:
+            raise ValueError(f"even, and leave the last turn of the {count} messages")
+        return value
+
+
+def expand_path(path: str | os.PathLike) -> Path:
+    """`path` with ~ expanded; an unknown user's stays as it is, where Path.expanduser raises."""
+    return Path(os.path.expanduser(path))
+
+
+def read_session(path: Path) -> SavedSession:
+    """Read and check a saved session. Raises SessionError."""
+    try:
+        raw = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        raise SessionError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    try:
+        return SavedSession.model_validate_json(raw)
+    except OptionsError as error:
+        raise SessionError(f"{path}: {error}") from None
+    except ValidationError as error:
+        raise SessionError(f"{path}: {_describe_fault(error.errors()[0])}") from None  # the first in the order of fields
+
+
+def _describe_fault(fault: Mapping[str, Any]) -> str:
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if fault["type"] == "json_invalid":
+        return f"is not a saved session (not JSON: {message.removeprefix('Invalid JSON: ')})"
+    if place in ("", "format"):
+        return f"is not a saved session (no \"format\": {FORMAT!r})"
+    if fault["type"] == "missing":
+        return f"{place} is missing"
+    if place == "version":
+        return f"version is {fault['input']!r:.40}, this program reads 1"
+    return f"{place} is {fault['input']!r:.40}, it must be {message}"
+
+
+def write_session(path: Path, **fields: Any) -> None:
+    """Write a SavedSession of `fields`, whole or not at all. Raises SessionError."""
+    try:
+        text = SavedSession(format=FORMAT, version=1, **fields).model_dump_json(indent=1)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except ValidationError as error:
+        raise SessionError(f"{path}: cannot be written: {_describe_fault(error.errors()[0])}") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL, text that is not Unicode
+        raise SessionError(f"{path}: cannot be written: {error}") from None

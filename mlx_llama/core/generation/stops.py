@@ -1,0 +1,29 @@
+"""Stop strings in streamed text."""
+
+from __future__ import annotations
+
+
+class Stops:
+    """Finds stop strings in a stream and withholds text that may begin one."""
+
+    def __init__(self, stops: tuple[str, ...]):
+        self.stops = stops
+        self.withheld = ""
+        self.matched: str | None = None
+
+    def push(self, piece: str) -> str:
+        """Append `piece`; returns text that is safe to show. After a match: the text before the earliest stop string."""
+        text = self.withheld + piece
+        found = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
+            at, self.matched = min(found)
+            self.withheld = ""
+            return text[:at]
+        keep = max((n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+        self.withheld = text[len(text) - keep:]
+        return text[:len(text) - keep]
+
+    def finish(self) -> str:
+        """End the stream; returns the text that was still withheld."""
+        text, self.withheld = self.withheld, ""
+        return text

@@ -1,0 +1,47 @@
+"""Rates, receipt, summary and repr of a completion."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlx_llama import load
+from mlx_llama.core.generation.completion import Completion
+
+
+@pytest.fixture(scope="module")
+def llm(toy):
+    return load(toy, backend="cpu")
+
+
+def test_the_receipt_names_seed_options_and_origins(llm):
+    done = llm.generate("Once", max_tokens=3, temperature=0.5)
+    again = llm.generate("Once", max_tokens=3, temperature=0.5, seed=done.seed)
+    assert again.tokens == done.tokens
+    receipt = done.receipt()
+    assert receipt["origins"]["temperature"] == "user" and receipt["origins"]["top_p"] == "default"
+    assert receipt["options"]["max_tokens"] == 3 and receipt["evaluations_per_token"] == 1.0
+    assert receipt["backend"] == "cpu" and "text" not in receipt
+    assert json.loads(json.dumps(receipt))["tokens"] == done.tokens
+
+
+def test_rates():
+    done = Completion(tokens=[1] * 11, prompt_tokens=30, reused_tokens=10, prefill_seconds=0.5, decode_seconds=2.0, waits=11,
+                      read_bytes=44)
+    assert (done.prompt_tps, done.decode_tps, done.evaluations_per_token, done.bytes_per_token) == (40.0, 5.0, 1.0, 4.0)
+    empty = Completion()
+    assert empty.prompt_tps == empty.decode_tps == empty.evaluations_per_token == empty.bytes_per_token == 0.0
+
+
+def test_a_summary_has_speculation_and_notices_where_there_are_any():
+    done = Completion(tokens=[1], options={"speculate": "prompt"}, drafted=9, accepted=4, speculation_ended=7, notices=["a word"])
+    assert "speculation (prompt): 4 of 9 drafted tokens accepted, switched off after 7 tokens\n" in done.summary()
+    assert done.summary().endswith("\nnote: a word")
+    assert "speculation" not in Completion(options={"speculate": "none"}).summary()
+
+
+def test_a_repr_is_one_short_line():
+    assert repr(Completion("Hi\nyou", [1, 2], "eos")) == r"Completion('Hi\nyou', tokens=2, finish_reason='eos')"
+    shown = repr(Completion("word " * 100, [1] * 200, "length"))
+    assert len(shown) < 100 and "..." in shown and str(Completion("text")) == "text"

@@ -1,0 +1,16 @@
+"""Common prefixes, against os.path.commonprefix."""
+
+from __future__ import annotations
+
+import os.path
+
+from hypothesis import given, strategies as st
+
+from mlx_llama.core.generation.prefixes import common_prefix
+
+tokens = st.lists(st.integers(0, 2), max_size=8)
+
+
+@given(tokens, tokens)
+def test_the_length_is_that_of_the_common_prefix(one, other):
+    assert common_prefix(one, other) == len(os.path.commonprefix([one, other]))

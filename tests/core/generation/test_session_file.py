@@ -1,0 +1,68 @@
+"""The file of a conversation: a round trip, and one line for each fault."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlx_llama.core.errors import SessionError
+from mlx_llama.core.generation.session_file import read_session, write_session
+
+TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+GOOD = {"format": "mlx_llama session", "version": 1, "model": "m", "system": None, "options": {}, "dropped": 0,
+        "messages": TURN}
+
+
+def test_a_written_session_is_read_again(tmp_path):
+    fields = {"model": "m", "system": "Sei nett \U0001f999", "options": {"temperature": 0.5}, "messages": TURN * 3, "dropped": 4}
+    write_session(tmp_path / "s.json", **fields)
+    assert read_session(tmp_path / "s.json").model_dump(exclude={"format", "version"}) == fields
+    assert json.loads((tmp_path / "s.json").read_bytes()) == GOOD | fields
+    assert [path.name for path in tmp_path.iterdir()] == ["s.json"]
+
+
+def test_fields_that_may_be_missing(tmp_path):
+    (tmp_path / "s.json").write_text(json.dumps({name: GOOD[name] for name in GOOD if name not in ("system", "dropped")}))
+    saved = read_session(tmp_path / "s.json")
+    assert (saved.system, saved.dropped) == (None, 0)
+
+
+@pytest.mark.parametrize("name", ["format", "version", "model", "options", "messages"])
+def test_a_missing_field_is_named(name, tmp_path):
+    (tmp_path / "s.json").write_text(json.dumps({key: value for key, value in GOOD.items() if key != name}))
+    with pytest.raises(SessionError, match=f'no "{name}"|{name} is missing'):
+        read_session(tmp_path / "s.json")
+
+
+@pytest.mark.parametrize("damage, message", [
+    (b"", "not JSON"), (b"\xff\xfe", "not"), (b"[]", "not a saved session"), (b"[" * 100000, "not JSON"),
+    ({"format": "other"}, "not a saved session"), ({"version": 2}, "version is 2"), ({"version": None}, "version"),
+    ({"messages": "x"}, "messages is 'x'"), ({"messages": [1, 2]}, r"messages\[0\]"),
+    ({"messages": [{"role": "user", "content": "a"}]}, "questions and answers"),
+    ({"messages": [{"role": "system", "content": "a"}, {"role": "assistant", "content": "b"}]}, "'user' or 'assistant'"),
+    ({"messages": [{"role": "user", "content": 3}, {"role": "assistant", "content": "b"}]}, r"messages\[0\].content is 3"),
+    ({"dropped": 1}, "dropped is 1"), ({"dropped": 99}, "dropped"), ({"dropped": "x"}, "dropped"),
+    ({"system": 5}, "system is 5"), ({"options": []}, "options"), ({"options": {"top_p": 9}}, "top_p"),
+    ({"options": {"nope": 9}}, "no option 'nope'"), ({"model": None}, "model is None"), ({"system": "\ud800"}, "not JSON"),
+    ({"messages": TURN[::-1]}, "needs the role 'user'"), ({"dropped": True}, "dropped is True"),
+])
+def test_a_fault_is_named_in_one_line(damage, message, tmp_path):
+    file = tmp_path / "bad.json"
+    file.write_bytes(damage if isinstance(damage, bytes) else json.dumps(GOOD | damage).encode())
+    with pytest.raises(SessionError, match=message) as caught:
+        read_session(file)
+    assert str(caught.value).startswith(f"{file}: ") and str(caught.value).isprintable()
+    assert len(str(caught.value)) < 250 + len(str(file))
+
+
+@pytest.mark.parametrize("fields", [{"messages": TURN[:1]}, {"messages": [object(), object()]}, {"system": "\ud800"}])
+def test_a_failed_write_leaves_the_old_file(fields, tmp_path):
+    file = tmp_path / "s.json"
+    kept = {name: GOOD[name] for name in ("model", "system", "options", "messages", "dropped")}
+    write_session(file, **kept)
+    old = file.read_bytes()
+    with pytest.raises(SessionError, match="cannot be written") as caught:
+        write_session(file, **kept | fields)
+    assert "\n" not in str(caught.value)
+    assert file.read_bytes() == old and list(tmp_path.iterdir()) == [file]

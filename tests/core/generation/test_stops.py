@@ -1,0 +1,38 @@
+"""Stop strings in text that is split into any pieces."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings, strategies as st
+
+from mlx_llama.core.generation.stops import Stops
+
+text = st.text("ab<|", max_size=30)
+
+
+@given(st.lists(text, max_size=8), st.lists(st.text("ab<|", min_size=1, max_size=4), max_size=3))
+@settings(max_examples=500, deadline=None)
+def test_any_split_is_cut_before_the_earliest_stop_string(pieces, stops):
+    matcher, shown = Stops(tuple(stops)), ""
+    for piece in pieces:
+        shown += matcher.push(piece)
+        assert not any(stop in shown for stop in stops)
+        if matcher.matched:
+            break
+    else:
+        shown += matcher.finish()
+    whole = "".join(pieces)
+    cuts = [whole.find(stop) for stop in stops if stop in whole]
+    if matcher.matched:
+        assert matcher.matched in stops and whole.startswith(shown + matcher.matched)
+    else:
+        assert shown == whole and not cuts
+    if len(pieces) == 1:
+        assert shown == whole[:min(cuts, default=len(whole))]
+
+
+def test_text_is_withheld_no_longer_than_needed():
+    matcher = Stops(("<|end|>",))
+    assert matcher.push("hello <") == "hello "
+    assert matcher.push("|e") == ""
+    assert matcher.push("x") == "<|ex"
+    assert matcher.push("<|end") + matcher.finish() == "<|end"

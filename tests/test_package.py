@@ -1,0 +1,69 @@
+"""The public names in dir(), help() and type checkers."""
+
+from __future__ import annotations
+
+import importlib.util
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mlx_llama
+from mlx_llama.core import errors
+
+ROOT = Path(mlx_llama.__file__).resolve().parents[1]
+NAMES = {"load", "LLM", "Session", "Stream", "Completion"}
+NAMES |= {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.LlamaError)}
+
+
+def test_public_names_are_listed_and_there():
+    assert set(mlx_llama.__all__) == NAMES == set(dir(mlx_llama)) - {"__version__"}
+    for name in NAMES:
+        assert getattr(mlx_llama, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        mlx_llama.lod
+
+
+def test_dir_and_completion_import_nothing():
+    code = "import sys, mlx_llama, rlcompleter; dir(mlx_llama); print(sorted(n for n in sys.modules if n.startswith('mlx_llama')))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "['mlx_llama']\n"
+
+
+def test_help_shows_them():
+    shown = pydoc.plain(pydoc.render_doc(mlx_llama))
+    for name in NAMES - {"load"}:
+        assert f"\n    class {name}" in shown, name
+    assert "\n    load(model:" in shown and "Load a model." in shown and "generate(self, prompt:" in shown
+
+
+SNIPPET = """
+from mlx_llama import ContextError, load
+
+llm = load("x", threads=2)
+text: str = llm.generate("Once", max_tokens=3, stop=["a"], temperature=0.5, logit_bias={5: 1.0}, seed=None).text
+chat = llm.chat(system="x", max_tokens=3)
+tokens: list[int] = chat.send("hi", top_p=0.5).tokens
+for piece in llm.stream("Once", speculate="prompt"):
+    print(piece + "!")
+"""
+SLIPS = ['llm.generate("x", max_tokenz=3)', 'llm.stream("x", temperature="hot")', 'llm.chat(sytem="x")',
+         'chat.send("x", speculate="maybe")', 'load("x", ctx=5)']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
+def test_a_type_checker_sees_slips_and_only_these(tmp_path):
+    (tmp_path / "snippet.py").write_text(SNIPPET + "\n".join(SLIPS) + "\n")
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"),
+               "--no-error-summary", str(tmp_path / "snippet.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    found = [line.split("snippet.py:")[1] for line in done.stdout.splitlines() if ": error: " in line]
+    first = SNIPPET.count("\n") + 1
+    assert [int(line.split(":")[0]) for line in found] == list(range(first, first + len(SLIPS))), done.stdout + done.stderr
+    assert 'Unexpected keyword argument "max_tokenz"' in found[0] and 'did you mean "max_tokens"' in found[0]
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (ROOT / "mlx_llama" / "py.typed").is_file()
