@@ -76,8 +76,8 @@ def logits(backend, path: Path, dtype: str) -> np.ndarray:
     """Our logits float32 [T, V] after each of TOKENS: a prompt, then the rest one by one."""
     model = backend.load(open_checkpoint(path), dtype)
     cache, first = model.make_cache(len(TOKENS)), len(TOKENS) - 4
-    parts = [model.forward([TOKENS[:first]], 0, cache, every=True)]
-    parts += [model.forward([[token]], first + i, cache, every=True) for i, token in enumerate(TOKENS[first:])]
+    parts = [model.forward([TOKENS[:first]], 0, cache, all_positions=True)]
+    parts += [model.forward([[token]], first + i, cache, all_positions=True) for i, token in enumerate(TOKENS[first:])]
     return np.concatenate([backend.runtime.to_numpy(part)[0] for part in parts])
 
 

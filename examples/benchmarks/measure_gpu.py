@@ -387,9 +387,9 @@ class Ours(Program):
     def logits(self, model: Any, tokens: Sequence[int]) -> np.ndarray:
         """float32 [T, V]: all but 8 tokens as a prompt, these one by one, as decoding does it."""
         cache, start = model.make_cache(len(tokens)), len(tokens) - 8
-        parts = [model.forward(np.array([tokens[:start]], np.int32), 0, cache, every=True)]
+        parts = [model.forward(np.array([tokens[:start]], np.int32), 0, cache, all_positions=True)]
         for at in range(start, len(tokens)):
-            parts.append(model.forward(np.array([tokens[at:at + 1]], np.int32), at, cache, every=True))
+            parts.append(model.forward(np.array([tokens[at:at + 1]], np.int32), at, cache, all_positions=True))
         return np.concatenate([self._numpy(part)[0] for part in parts])
 
     def logit_error(self, checkpoint: Checkpoint, dtype: str, judge: Checkpoint | None = None) -> tuple[float, bool]:
@@ -400,7 +400,7 @@ class Ours(Program):
         tokens = prompt_tokens(48, checkpoint.config.vocab_size)
         reference = select("cpu")
         exact = reference.load(judge or checkpoint, "float32", compile=False)
-        right = exact.forward(np.array([tokens], np.int32), 0, exact.make_cache(len(tokens)), every=True)
+        right = exact.forward(np.array([tokens], np.int32), 0, exact.make_cache(len(tokens)), all_positions=True)
         right = reference.runtime.to_numpy(right)[0].astype(np.float64)
         model = self.backend.load(checkpoint, dtype)
         first, second = self.logits(model, tokens), self.logits(model, tokens)

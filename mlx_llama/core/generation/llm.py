@@ -67,7 +67,7 @@ class LLM:
         if len(tokens) > self.engine.context:
             raise ContextError(f"{len(tokens)} tokens do not fit the context of {self.engine.context}")
         cache = self.model.make_cache(len(tokens))
-        return self.backend.runtime.to_numpy(self.model.forward([list(tokens)], 0, cache, every=True))[0]
+        return self.backend.runtime.to_numpy(self.model.forward([list(tokens)], 0, cache, all_positions=True))[0]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt as `stream` understands it. Raises as `stream`."""

@@ -64,8 +64,8 @@ def collect(backend: Backend, model: Model, tokens: Several[int], decoded: int) 
     start = len(tokens) - decoded
     cache, other = model.make_cache(len(tokens)), model.make_cache(len(tokens))
     for at, end in ((0, start), *((i, i + 1) for i in range(start, len(tokens)))):
-        model.forward([list(tokens[at:end])], at, cache, every=True, probe=probe)
-        probe(AS_RUN, model.forward([list(tokens[at:end])], at, other, every=True))
+        model.forward([list(tokens[at:end])], at, cache, all_positions=True, probe=probe)
+        probe(AS_RUN, model.forward([list(tokens[at:end])], at, other, all_positions=True))
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
@@ -311,7 +311,7 @@ def cache_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]:
     def run(cache: Any, ids: list[int], sizes: Several[int]) -> np.ndarray:
         parts, at = [], 0
         for size in sizes:
-            parts.append(numpy(model.forward([ids[at:at + size]], cache.length, cache, every=True))[0])
+            parts.append(numpy(model.forward([ids[at:at + size]], cache.length, cache, all_positions=True))[0])
             at += size
         return np.concatenate(parts)
 
@@ -412,7 +412,7 @@ def perplexity(llm: LLM, tokens: list[int], window: int, stride: int,
         cache = llm.model.make_cache(end - begin)
         for start in range(begin, end, CHUNK):
             stop = min(start + CHUNK, end)
-            logits = llm.model.forward([tokens[start:stop]], start - begin, cache, every=True)
+            logits = llm.model.forward([tokens[start:stop]], start - begin, cache, all_positions=True)
             # logits of position i score token i + 1
             first, last = max(start, scored - 1), min(stop, end - 1)
             if first < last:

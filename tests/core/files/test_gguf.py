@@ -62,7 +62,7 @@ def theirs(path, **fields) -> LlamaForCausalLM:
 
 def logits(name) -> np.ndarray:
     model = Llama.load(open_checkpoint(name), "float32")
-    return np.asarray(model.forward(TOKENS, 0, model.make_cache(16), every=True))
+    return np.asarray(model.forward(TOKENS, 0, model.make_cache(16), all_positions=True))
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *LOW_BIT])
