@@ -15,7 +15,6 @@ group, so that a thread reads sixteen bytes of neighbouring words, and each word
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,29 +39,12 @@ _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 21}  # weights that torch's own operation
 _SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
 
 
-def alike(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
+def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
     """Whether two weights can be one tensor or one QuantizedMatrix, rows on rows."""
     if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
         return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
     fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
     return all(getattr(first, name) == getattr(second, name) for name in fields)
-
-
-@functools.cache
-def find_kernels(device: torch.device) -> tuple[ModuleType | None, tuple[str, ...]]:
-    """The module of Triton kernels for packed weights, None where Triton does not run, and what a user should know."""
-    if device.type == "cpu":
-        return None, ()
-    try:
-        from .kernels import decode as fused, packed as kernels
-
-        kernels.try_out(device)
-        fused.try_out(device)
-    except Exception as error:  # noqa: BLE001: no triton, no C compiler for its launcher, a GPU it does not know ...
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        return None, (f"decoding is not captured, and low-bit weights are dequantised for every product, which is slow: "
-                      f"Triton's kernels do not run here ({reason[0]}): pip install triton, and a C compiler",)
-    return kernels, ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +78,7 @@ class QuantizedMatrix:
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: torch.dtype, device: torch.device,
              kernels: ModuleType | None = None) -> QuantizedMatrix:
-        """Rows on rows of `weights`, which are `alike`; slab by slab, each weight's pages released when it is done."""
+        """Rows on rows of `weights`, which `can_concatenate`; slab by slab, each weight's pages released when it is done."""
         first, K = weights[0], weights[0].shape[1]
         N = sum(weight.shape[0] for weight in weights)
         widths = PLANES[first.bits]

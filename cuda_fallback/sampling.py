@@ -9,7 +9,7 @@ import torch
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
 
-from . import runtime
+from . import kernels, runtime
 
 
 def _signed(word: int) -> int:
@@ -59,13 +59,12 @@ class Sampler:
         """
         return self.draw(logits, position, recent, self.options.seed)
 
-    def draw(self, logits: torch.Tensor, position: int, recent: torch.Tensor | None, seed: int) -> torch.Tensor:
-        """The same with another seed."""
+    def draw(self, logits: torch.Tensor, position: int | torch.Tensor, recent: torch.Tensor | None,
+             seed: int | torch.Tensor) -> torch.Tensor:
+        """The same with another seed. position, seed: on the host, or as a StateView has them on the device."""
         scores = self.processed(logits[0].float(), recent)
         if self.options.temperature > 0:
-            if self._indices is None:
-                self._indices = torch.arange(len(scores), dtype=torch.int32, device=self.device)
-            scores = scores + gumbel(seed, position, self._table, self._indices)
+            scores = self._add_noise(scores, position, seed)
         return torch.argmax(scores).int().reshape(1, 1)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
@@ -90,6 +89,13 @@ class Sampler:
         if o.min_p > 0:
             scores = scores.masked_fill(scores < scores.max() + math.log(o.min_p), -math.inf)
         return scores
+
+    def _add_noise(self, scores: torch.Tensor, position: int | torch.Tensor, seed: int | torch.Tensor) -> torch.Tensor:
+        if isinstance(position, torch.Tensor):
+            return kernels.find_kernels(scores.device).decode.add_noise(scores, self._table, position, seed)
+        if self._indices is None:
+            self._indices = torch.arange(len(scores), dtype=torch.int32, device=self.device)
+        return scores + gumbel(seed, position, self._table, self._indices)
 
     def _penalised(self, scores: torch.Tensor, recent: torch.Tensor) -> torch.Tensor:
         o = self.options
