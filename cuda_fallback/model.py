@@ -41,8 +41,8 @@ def _on_device(method: Callable) -> Callable:
         if on_gpu:
             with contextlib.suppress(RuntimeError):  # after a capture that failed
                 torch.cuda.empty_cache()
-        raise BackendError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: shorten "
-                           "the prompt, lower --prefill-step-size or --ctx-size, or close other programs")
+        raise BackendError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: "
+                           "shorten the prompt, lower --prefill-step-size or --ctx-size, or close other programs")
 
     return guarded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -33,7 +33,8 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device):
         self.config, self.tensors, self.device = checkpoint.config, checkpoint.tensors, device
         self.dtype = runtime.pick_dtype(dtype, checkpoint.dtype, device)
-        self.nbytes = sum(stored.nbytes if isinstance(stored, AffineWeight) else math.prod(stored.shape) * self.dtype.itemsize
+        itemsize = self.dtype.itemsize
+        self.nbytes = sum(stored.nbytes if isinstance(stored, AffineWeight) else math.prod(stored.shape) * itemsize
                           for stored in self.tensors.values())
         self._check_memory()
         self.notices: tuple[str, ...] = ()
@@ -42,7 +43,7 @@ class Weights:
                             f"{str(self.dtype).removeprefix('torch.')}",)
         self._read: dict[tuple[str, ...], ops.Matrix | tuple[ops.Matrix, ...]] = {}  # by names
         self._advance = progress.meter(checkpoint.nbytes)
-        self._upload = torch.Tensor.copy_ if device.type == "cpu" else Upload(device)
+        self._upload: Callable[[torch.Tensor, torch.Tensor], object] | None = None  # made when it is needed
 
     def linear(self, *names: str) -> Linear:
         """The modules' matrices as one, rows on rows, and their biases where they have any."""
@@ -94,6 +95,8 @@ class Weights:
     def _dense(self, run: Sequence[Tensor]) -> torch.Tensor:
         if len(run) == 1 and self.device.type == "cpu" and run[0].dtype == str(self.dtype).removeprefix("torch."):
             return _mapped(run[0])
+        if self._upload is None:
+            self._upload = torch.Tensor.copy_ if self.device.type == "cpu" else Upload(self.device)
         rows = [stored.shape[0] for stored in run]
         block = torch.empty((sum(rows), *run[0].shape[1:]), dtype=self.dtype, device=self.device)
         for target, stored in zip(block.split(rows), run):
