@@ -29,7 +29,7 @@ class Cache(Positions):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything and give the storage back."""
+        """Forget everything and release the storage."""
         self.version += 1
         self.length = 0
         self.allocated = 0
@@ -49,7 +49,7 @@ class Cache(Positions):
         return runtime.free_memory(self.device)
 
     def arrays(self) -> list[torch.Tensor]:
-        """All that the next call depends on: what to launch after a chunk of the prompt."""
+        """All arrays that the next call depends on: to launch after a chunk of the prompt."""
         return [*self.keys, *self.values] + ([] if self.tokens is None else [self.tokens])
 
     def view(self, tokens: torch.Tensor, index_pos: int) -> View:

@@ -1,4 +1,4 @@
-"""Logits to token: penalties, temperature, filters, Gumbel noise, argmax; all on the device, nothing waits."""
+"""Logits to token: penalties, temperature, filters, Gumbel noise, argmax; on the device, without waiting."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gumbel(seed: int, position: int, table: torch.Tensor, indices: torch.Tensor)
 
 
 class Sampler:
-    """Draws one token per call; all it knows of the past comes with the call.
+    """Draws one token per call, from the call's arguments alone.
 
     The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of the logits plus
     core.rng's noise, which draws from their softmax. Everything in float32.
@@ -61,7 +61,7 @@ class Sampler:
 
     def draw(self, logits: torch.Tensor, position: int | torch.Tensor, recent: torch.Tensor | None,
              seed: int | torch.Tensor) -> torch.Tensor:
-        """The same with another seed. position, seed: on the host, or as a StateView has them on the device."""
+        """Draw with another seed. position, seed: on the host, or a StateView's, on the device. Returns int32 [1, 1]."""
         scores = self.processed(logits[0].float(), recent)
         if self.options.temperature > 0:
             scores = self._add_noise(scores, position, seed)

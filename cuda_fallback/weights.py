@@ -55,7 +55,7 @@ class Weights:
         return name and RMSNorm(self._matrix(f"{name}.weight"), self.config.rms_norm_eps)
 
     def embedding(self, name: str) -> Embedding:
-        """The embedding, as wide as a matrix of the same name."""
+        """The embedding; shares its matrix with a tied head."""
         return Embedding(self._matrix(f"{name}.weight"))
 
     def _check_memory(self) -> None:
@@ -77,11 +77,8 @@ class Weights:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-            else:
-                self._read[names] = blocks[0] if len(blocks) == 1 else tuple(blocks)
-        if names not in self._read:  # outside of the handler, which refers to the tensors that were made
-            self._read.clear()
-            raise OutOfMemoryError.of(self.nbytes, None, runtime.device_name(self.device))
+                raise OutOfMemoryError.of(self.nbytes, None, runtime.device_name(self.device)) from None
+            self._read[names] = blocks[0] if len(blocks) == 1 else tuple(blocks)
         return self._read[names]
 
     def _block(self, run: Sequence[Tensor | AffineWeight]) -> ops.Matrix:
@@ -106,8 +103,8 @@ class Weights:
 
 
 class Upload:
-    """Copies into tensors of the device, converting; to a GPU through two pinned buffers, so that the copy of one part
-    runs while the next is read from the file."""
+    """Copies into tensors of the device, converting; to a GPU through two pinned buffers, so that one part is copied
+    while the next is read from the file."""
 
     def __init__(self, device: torch.device, nbytes: int = _BUFFER):
         self.on_gpu = device.type == "cuda"

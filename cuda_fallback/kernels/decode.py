@@ -33,7 +33,7 @@ _BLOCK = 1024  # elements of one program of the kernels that take element by ele
 
 @triton.jit
 def _address(state, index, like):
-    """What state[index] points to, as elements of `like`'s type; PyTorch's storage lies at multiples of 16 bytes."""
+    """The pointer in state[index], to elements of `like`'s type; PyTorch aligns storage to 16 bytes."""
     found = tl.load(state + index).to(tl.pointer_type(like.dtype.element_ty))
     return tl.multiple_of(found, 16)
 
@@ -404,13 +404,13 @@ def read_keys(state: torch.Tensor, layer: int, G: int, D: int, dtype: torch.dtyp
 
 
 def try_heads(H: int, G: int, D: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compile and launch `attend` for a model's heads. Raises whatever Triton raises where it cannot."""
+    """Compile and launch `attend` for a model's heads. Raises Triton's errors."""
     row = torch.zeros((G, 1, D), dtype=dtype, device=device)
     state = pack_state(0, allocated=1, layers=(row, row)).to(device)
     attend(state, 0, torch.zeros((1, H, 1, D), dtype=dtype, device=device), G, None, 1.0)
 
 
 def try_out(device: torch.device) -> None:
-    """Compile and launch a kernel. Raises whatever Triton raises where it cannot."""
+    """Compile and launch a small `multiply`. Raises Triton's errors."""
     x = torch.zeros((1, 32), dtype=torch.float16, device=device)
     multiply(x, x)

@@ -75,7 +75,7 @@ def dequantised(weights, ids: list[int], kind: str) -> tuple[np.ndarray, np.ndar
     matrix = packed(weights)
     N = matrix.shape[0]
     rows = matrix.rows(torch.tensor([ids], dtype=getattr(torch, kind), device=DEVICE))
-    return matrix.dequantized(slice(1, N - 1), torch.float32).cpu().numpy(), rows[0].cpu().numpy()
+    return matrix.dequantize(slice(1, N - 1), torch.float32).cpu().numpy(), rows[0].cpu().numpy()
 
 
 def check_products(results, wanted: np.ndarray, bound: float = 1e-6) -> None:
