@@ -1,4 +1,4 @@
-"""The one owner of sequence state: keys, values and tokens so far, rope tables and the mask of the current call."""
+"""Cache: the one owner of sequence state. View: the part of it that one forward sees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Mapping
 import numpy as np
 import torch
 
-from mlx_llama.core.backends.positions import Positions
+from mlx_llama.core.backends.positions import CallView, Positions
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
@@ -25,20 +25,19 @@ class Cache(Positions):
         super().__init__(config, capacity, dtype.itemsize)
         self.dtype = dtype
         self.device = device
-        self._changes = 0  # times that something was written, or the storage replaced
+        self.version = 0  # counts writes and changes of the storage
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything and give the storage back."""
-        self._changes += 1
+        """Forget everything and release the storage."""
+        self.version += 1
         self.length = 0
         self.allocated = 0
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.tokens: torch.Tensor | None = None
-        self._tokens: torch.Tensor | None = None  # the same, and one position more
-        self.rope: tuple[torch.Tensor, torch.Tensor] | None = None  # of the current call's positions
-        self.mask: torch.Tensor | str | None = None  # of the current call
+        self._tokens: torch.Tensor | None = None  # the same with one more position
+        self.tables: tuple[torch.Tensor, torch.Tensor] | None = None  # cosines and sines of all positions
 
     @property
     def nbytes(self) -> int:
@@ -50,37 +49,12 @@ class Cache(Positions):
         return runtime.free_memory(self.device)
 
     def arrays(self) -> list[torch.Tensor]:
-        """All that the next call depends on: what to launch after a chunk of the prompt."""
+        """All arrays that the next call depends on: to launch after a chunk of the prompt."""
         return [*self.keys, *self.values] + ([] if self.tokens is None else [self.tokens])
 
-    def begin(self, tokens: torch.Tensor, index_pos: int) -> None:
-        """Make room for `tokens` [B, T] at `index_pos` and prepare their rope table and mask. Raises ContextError."""
-        B, T = tokens.shape
-        self.reserve(B, index_pos, T)
-        self._changes += 1
-        if rope.length_dependent(self.config):
-            self.rope = self._tables(index_pos, T, index_pos + T)
-        else:
-            self.rope = tuple(part[index_pos:index_pos + T] for part in self.tables)
-        self.tokens[:, index_pos:index_pos + T] = tokens
-        if T == 1:
-            self.mask = None
-        elif not (self.config.sliding_window and self.config.sliding_window < index_pos + T):
-            self.mask = "causal"
-        else:
-            self.mask = self._visible_on_device(index_pos, T)
-        self._end = index_pos + T
-
-    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new rows [B, G, T, D] of a layer; returns its visible keys and values [B, G, L, D], new ones last."""
-        first, start, end = self.first_visible(self.length), self.length, self._end
-        self.keys[layer][:, :, start:end] = key
-        self.values[layer][:, :, start:end] = value
-        return self.keys[layer][:, :, first:end], self.values[layer][:, :, first:end]
-
-    def end(self) -> None:
-        """Count the rows that `append` stored in every layer. Before this a failed call has changed nothing."""
-        self.length = self._end
+    def view(self, tokens: torch.Tensor, index_pos: int) -> View:
+        """Make room for `tokens` [B, T] at `index_pos` and note them. Raises ContextError."""
+        return View(self, tokens, index_pos)
 
     def recent(self, window: int, length: int | None = None) -> torch.Tensor:
         """The last `window` tokens of the first `length` (None: of all), int32 [B, window], filled with -1 in front where
@@ -90,7 +64,7 @@ class Cache(Positions):
         return torch.nn.functional.pad(tokens, (window - tokens.shape[1], 0), value=-1)
 
     def _token_after(self, index_pos: int) -> torch.Tensor:
-        """Where a captured step at `index_pos` leaves the token that follows: int32 [1, 1], a view."""
+        """The slot in which a step by kernels at `index_pos` stores the next token: int32 [1, 1], a view."""
         return self._tokens[:, index_pos + 1:index_pos + 2]
 
     def trim(self, length: int) -> None:
@@ -126,34 +100,74 @@ class Cache(Positions):
         cosines, sines = rope.tables(self.config, start, count, seq_len)
         return runtime._sent(cosines, self.device), runtime._sent(sines, self.device)
 
-    def _visible_on_device(self, index_pos: int, count: int) -> torch.Tensor:
-        """Positions.visible without a copy from the host."""
-        rows = torch.arange(index_pos, index_pos + count, device=self.device)[:, None]
-        columns = torch.arange(self.first_visible(index_pos), index_pos + count, device=self.device)[None, :]
-        mask = columns <= rows
-        if self.config.sliding_window:
-            mask &= columns > rows - self.config.sliding_window
-        return mask
-
     def _grow(self, batch: int, allocated: int) -> None:
         c = self.config
         shape = (batch, c.num_key_value_heads, allocated, c.head_dim)
 
-        def grown(new, old):
+        def grown(old):
+            new = torch.zeros(shape, dtype=self.dtype, device=self.device)
             if old is not None:
                 new[..., :self.length, :] = old[..., :self.length, :]
             return new
 
         held = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
-        keys = [grown(torch.zeros(shape, dtype=self.dtype, device=self.device), old) for old, _ in held]
-        values = [grown(torch.zeros(shape, dtype=self.dtype, device=self.device), old) for _, old in held]
-        # One more than there are positions: a captured step leaves the token here that follows the last.
-        every = torch.zeros((batch, allocated + 1), dtype=torch.int32, device=self.device)
-        tokens = every[:, :allocated]
+        keys, values = [grown(old) for old, _ in held], [grown(old) for _, old in held]
+        # One position more than allocated: the step at the last one stores its token there.
+        longer = torch.zeros((batch, allocated + 1), dtype=torch.int32, device=self.device)
+        tokens = longer[:, :allocated]
         if self.tokens is not None:
             tokens[:, :self.length] = self.tokens[:, :self.length]
         tables = self._tables(0, allocated, None)
         # All at once: an interrupt before this line has changed nothing.
-        self._changes += 1
-        (self.keys, self.values, self.tokens, self._tokens, self.tables,
-         self.allocated) = keys, values, tokens, every, tables, allocated
+        self.version += 1
+        self.keys, self.values, self.tokens, self._tokens = keys, values, tokens, longer
+        self.tables, self.allocated = tables, allocated
+
+
+class View(CallView):
+    """What one forward sees of a cache, and where it stores new keys and values.
+
+    keys, values: the cache's own at the time of the call. tables: cosines and sines of the new positions, float32
+    [T, D/2].
+    """
+
+    def __init__(self, cache: Cache, tokens: torch.Tensor, index_pos: int):
+        super().__init__(cache, *tokens.shape, index_pos)
+        cache.version += 1
+        if rope.length_dependent(self.config):
+            self.tables = cache._tables(index_pos, self.count, self.end)
+        else:
+            self.tables = tuple(part[index_pos:self.end] for part in cache.tables)
+        cache.tokens[:, index_pos:self.end] = tokens
+        self.keys, self.values = cache.keys, cache.values
+        self._masks: dict[int, torch.Tensor] = {}  # by window
+
+    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store new rows [B, G, T, D] of a layer."""
+        self.keys[layer][:, :, self.index_pos:self.end] = key
+        self.values[layer][:, :, self.index_pos:self.end] = value
+
+    def stored(self, layer: int, window: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values that the new queries see: [B, G, end - first_visible, D] each, the new ones last."""
+        first = self.first_visible(window)
+        return self.keys[layer][:, :, first:self.end], self.values[layer][:, :, first:self.end]
+
+    def new_keys(self, layer: int) -> torch.Tensor:
+        """Keys that this call stored in a layer, [B, G, T, D]."""
+        return self.keys[layer][:, :, self.index_pos:self.end]
+
+    def mask(self, window: int | None = None) -> torch.Tensor | str | None:
+        """Which of the `stored` rows each query sees: bool [T, end - first_visible], "causal", or None for all."""
+        if self.count == 1:
+            return None
+        if not window or window >= self.end:
+            return "causal"
+        if window not in self._masks:
+            self._masks[window] = self._visible_on_device(window)
+        return self._masks[window]
+
+    def _visible_on_device(self, window: int) -> torch.Tensor:
+        """CallView.visible without a copy from the host."""
+        rows = torch.arange(self.index_pos, self.end, device=self.cache.device)[:, None]
+        columns = torch.arange(self.first_visible(window), self.end, device=self.cache.device)[None, :]
+        return (columns <= rows) & (columns > rows - window)

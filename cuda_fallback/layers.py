@@ -1,4 +1,7 @@
-"""The layers of a Llama: each holds its weights and calls ops."""
+"""The layers of a Llama: each holds its weights and calls ops.
+
+x and every other array is [B, T, ...] in the model's dtype; a captured decoded token is the same code over a StateView.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,28 @@ from dataclasses import dataclass
 
 import torch
 
-from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import LayerSpec
 
 from . import ops
-from .cache import Cache
-from .quantized import QuantizedMatrix
+from .cache import View
+from .kernels.state import StateView
 
 
 @dataclass(frozen=True)
 class Embedding:
     """weight: [V, E]."""
 
-    weight: torch.Tensor | QuantizedMatrix
+    weight: ops.Matrix
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        return ops.embed(self.weight, tokens)
+        return ops.embed(tokens, self.weight)
 
 
 @dataclass(frozen=True)
 class Linear:
     """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None."""
 
-    weight: torch.Tensor | QuantizedMatrix | tuple[torch.Tensor | QuantizedMatrix, ...]
+    weight: ops.Matrix | tuple[ops.Matrix, ...]
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -41,40 +44,38 @@ class RMSNorm:
     weight: torch.Tensor
     eps: float
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.rms_norm(x, self.weight, self.eps)
+    def __call__(self, x: torch.Tensor, delta: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + delta, its norm); delta None for zero."""
+        return ops.add_rms_norm(x, delta, self.weight, self.eps)
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G) D, E]; out: [E, H D]."""
+    """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G) D, E]; out: [E, H D];
+    query_norm, key_norm: [D] or None."""
 
-    config: LlamaConfig
-    layer: int
+    spec: LayerSpec
     qkv: Linear
     out: Linear
+    query_norm: RMSNorm | None = None
+    key_norm: RMSNorm | None = None
 
-    def __call__(self, x: torch.Tensor, cache: Cache, probe=None, last: bool = False) -> torch.Tensor:
-        """x: [B, T, E]. last: of the last position only; all keys and values are stored."""
-        B, T, _ = x.shape
-        H, G, D = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
-        heads = self.qkv(x).reshape(B, T, H + 2 * G, D).transpose(1, 2)  # [B, H + 2 G, T, D]
-        query, key, value = heads[:, :H], heads[:, H:H + G], heads[:, H + G:]
+    def __call__(self, x: torch.Tensor, view: View | StateView, probe=None, last_only: bool = False) -> torch.Tensor:
+        """x: [B, T, E]. last_only: the output of the last position alone; all keys and values are stored."""
+        spec, i = self.spec, self.spec.index
+        heads = self.qkv(x)
+        if self.query_norm is not None:
+            heads = ops.norm_heads(heads, self.query_norm.weight, self.key_norm.weight, spec)
         if probe:
-            probe(f"{self.layer}.query", query)
-            probe(f"{self.layer}.key", key)
-            probe(f"{self.layer}.value", value)
-        query = ops.rope(query, cache.rope)
-        key = ops.rope(key, cache.rope)
+            for name, part in zip(("query", "key", "value"), ops.split_heads(heads, spec)):
+                probe(f"{i}.{name}", part)
+        query = ops.rope_and_store(heads, view, spec)
         if probe:
-            probe(f"{self.layer}.query_rope", query)
-            probe(f"{self.layer}.key_rope", key)
-        keys, values = cache.append(self.layer, key, value)
-        mask = cache.mask
-        if last:
-            query, mask, T = query[:, :, -1:], mask[-1:] if isinstance(mask, torch.Tensor) else None, 1
-        mixed = ops.attention(query, keys, values, D**-0.5, mask)
-        return self.out(mixed.transpose(1, 2).reshape(B, T, H * D))
+            probe(f"{i}.query_rope", query)
+            probe(f"{i}.key_rope", view.new_keys(i))
+        if last_only:
+            query = ops.last_position(query)
+        return self.out(ops.attend(query, view, spec))
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class MLP:
     down: Linear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(ops.swiglu(self.gate_up(x)))
+        return self.down(ops.gated_linear(x, self.gate_up.weight, self.gate_up.bias))
 
 
 @dataclass(frozen=True)
@@ -97,18 +98,21 @@ class Block:
     ffn_norm: RMSNorm
     mlp: MLP
 
-    def __call__(self, x: torch.Tensor, cache: Cache, probe=None, last: bool = False) -> torch.Tensor:
-        i = self.attention.layer
-        normed = self.attention_norm(x)
-        attended = self.attention(normed, cache, probe, last)
-        x = (x[:, -1:] if last else x) + attended
-        ffn_normed = self.ffn_norm(x)
+    def __call__(self, x: torch.Tensor, delta: torch.Tensor | None, view: View | StateView, probe=None,
+                 last_only: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: the stream [B, T, E]; delta: what is still to be added to it. Returns both anew: the next norm adds them."""
+        i = self.attention.spec.index
+        x, normed = self.attention_norm(x, delta)
+        if probe and delta is not None:
+            probe(f"{i - 1}.block", x)
+        attended = self.attention(normed, view, probe, last_only)
+        if last_only:
+            x = ops.last_position(x)
+        x, ffn_normed = self.ffn_norm(x, attended)
         ffn = self.mlp(ffn_normed)
-        x = x + ffn
         if probe:
             probe(f"{i}.attention_norm", normed)
             probe(f"{i}.attention", attended)
             probe(f"{i}.ffn_norm", ffn_normed)
             probe(f"{i}.ffn", ffn)
-            probe(f"{i}.block", x)
-        return x
+        return x, ffn

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
-from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
-from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.models import rope
+from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system import progress
+from mlx_llama.core.models.spec import LayerSpec
 
-from . import runtime
-from .cache import Cache
-from .kernels.cuda_graph import Capture, Steps
-from .layers import MLP, Attention, Block, Embedding, Linear, RMSNorm
-from .loading import Upload, check_memory
-from .quantized import QuantizedMatrix, alike, find_kernels
+from . import kernels, runtime
+from .cache import Cache, View
+from .kernels.cuda_graph import Capture, Runner
+from .kernels.state import StateView
+from .layers import MLP, Attention, Block
 from .sampling import Sampler
+from .weights import Weights, is_out_of_memory
 
 
 def _on_device(method: Callable) -> Callable:
-    """Without gradients, on the model's device. Out of memory is a BackendError, which leaves the cache as it was."""
+    """Run a method without gradients, on the model's device. Out of memory is a BackendError; the cache is as it was."""
 
     @functools.wraps(method)
     def guarded(self: Llama, *given: Any, **named: Any) -> Any:
@@ -38,15 +34,15 @@ def _on_device(method: Callable) -> Callable:
             with torch.inference_mode(), torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext():
                 return method(self, *given, **named)
         except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            if not is_out_of_memory(error):
                 raise
             reason = str(error).split(". ")[0]
-        # Out here nothing refers to the failed call's tensors any more.
+        # Out here no frame refers to the failed call's tensors.
         if on_gpu:
             with contextlib.suppress(RuntimeError):  # after a capture that failed
                 torch.cuda.empty_cache()
-        raise BackendError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: shorten "
-                           "the prompt, lower --prefill-step-size or --ctx-size, or close other programs")
+        raise BackendError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: "
+                           "shorten the prompt, lower --prefill-step-size or --ctx-size, or close other programs")
 
     return guarded
 
@@ -54,27 +50,23 @@ def _on_device(method: Callable) -> Callable:
 class Llama:
     """Embedding, blocks, final norm and projection to the vocabulary. Immutable once loaded."""
 
-    def __init__(self, config: LlamaConfig, embedding: Embedding, blocks: tuple[Block, ...], norm: RMSNorm,
-                 head: Linear, dtype: torch.dtype, device: torch.device = torch.device("cpu"),
+    def __init__(self, config: LlamaConfig, weights: Weights, dtype: torch.dtype, device: torch.device = torch.device("cpu"),
                  notices: tuple[str, ...] = ()):
-        self.config = config
-        self.embedding = embedding
-        self.blocks = blocks
-        self.norm = norm
-        self.head = head
-        self.dtype = dtype
-        self.device = device
-        self.notices = notices
-        self._steps: Steps | None = None  # decode steps of few kernels; None: as forward does it
+        """Take all weights from `weights`."""
+        self.config, self.dtype, self.device, self._notices = config, dtype, device, notices
+        self.embedding = weights.embedding("model.embed_tokens")
+        self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
+        self.norm = weights.norm("model.norm")
+        self.head = weights.linear(config.head_name)
+        self._runner: Runner | None = None  # runs single tokens by kernels; None: torch's own operations
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu"),
              threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None) -> Llama:
-        """Build the model; weights keep their stored width. compile: capture decoded tokens as a CUDA graph, or not (None:
-        where that can be).
+        """Build the model; weights keep their stored width.
 
-        Raises BackendError for what it cannot honour (a dtype, threads, activation_bits, compile), and for weights that
-        do not fit the GPU's memory.
+        compile: capture decoded tokens as a CUDA graph, or not (None: where that can be). Raises BackendError for what
+        it cannot honour (a dtype, threads, activation_bits, compile), OutOfMemoryError.
         """
         for flag, value in (("--threads", threads), ("--activation-bits", activation_bits)):
             if value is not None:
@@ -82,82 +74,18 @@ class Llama:
                                    "--backend cpu")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        config, tensors = checkpoint.config, checkpoint.tensors
-        activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
-        check_memory(tensors.values(), activations, device)
-        kernels, notices = find_kernels(device)
-        steps_by_kernels = kernels is not None and not rope.length_dependent(config)
-        if steps_by_kernels:
-            from .kernels import decode as fused
-
-            try:  # at this model's sizes, for which a GPU may have too little shared memory
-                fused.try_heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, activations, device)
-            except Exception as error:  # noqa: BLE001: Triton's, which derive from Exception alone
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                steps_by_kernels, notices = False, (f"decoding is not captured: attention's kernel does not run here ({reason})",)
-        captures, reason = _captures(config, device, compile, notices)
-        if reason and not notices:
-            notices = (f"decoding is not captured: {reason}",)
-        if dtype == "auto" and activations != getattr(torch, checkpoint.dtype):
-            notices += (f"{runtime.device_name(device)} has no {checkpoint.dtype}: computing in "
-                        f"{str(activations).removeprefix('torch.')}",)
-        advance = progress.meter(checkpoint.nbytes)
-        upload = Upload(device) if device.type != "cpu" else torch.Tensor.copy_
-
-        def tensor(stored: Tensor) -> torch.Tensor:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to weights
-                bits = torch.from_numpy(np.require(stored.bits, requirements="A"))
-            return bits.view(torch.bfloat16) if stored.dtype == "bfloat16" else bits
-
-        def array(parts: Sequence[Tensor]) -> torch.Tensor:
-            if len(parts) == 1 and device.type == "cpu" and parts[0].dtype == str(activations).removeprefix("torch."):
-                return tensor(parts[0])  # mapped, not copied
-            rows = [part.shape[0] for part in parts]
-            fused = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=activations, device=device)
-            for target, part in zip(fused.split(rows), parts):
-                upload(target, tensor(part))
-                part.release()
-            return fused
-
-        def matrix(*names: str) -> torch.Tensor | QuantizedMatrix | tuple[torch.Tensor | QuantizedMatrix, ...]:
-            """Rows on rows, as few blocks as the formats allow."""
-            runs: list[list[Tensor | AffineWeight]] = []
-            for weight in map(tensors.__getitem__, names):
-                if runs and alike(runs[-1][0], weight):
-                    runs[-1].append(weight)
-                else:
-                    runs.append([weight])
-            blocks = []
-            for run in runs:
-                is_low_bit = isinstance(run[0], AffineWeight)
-                blocks.append(QuantizedMatrix.pack(run, activations, device, kernels) if is_low_bit else array(run))
-                advance(sum(weight.nbytes for weight in run))
-            return blocks[0] if len(blocks) == 1 else tuple(blocks)
-
-        def linear(prefix: str, *names: str) -> Linear:
-            biases = [key for name in names if (key := f"{prefix}{name}.bias") in tensors]
-            return Linear(matrix(*(f"{prefix}{name}.weight" for name in names)), matrix(*biases) if biases else None)
-
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(matrix(f"{name}.weight"), config.rms_norm_eps)
-
-        blocks = []
-        for i in range(config.num_hidden_layers):
-            layer = f"model.layers.{i}."
-            blocks.append(Block(
-                norm(f"{layer}input_layernorm"),
-                Attention(config, i, linear(f"{layer}self_attn.", "q_proj", "k_proj", "v_proj"),
-                          linear(f"{layer}self_attn.", "o_proj")),
-                norm(f"{layer}post_attention_layernorm"),
-                MLP(linear(f"{layer}mlp.", "gate_proj", "up_proj"), linear(f"{layer}mlp.", "down_proj")),
-            ))
-        embedding = Embedding(matrix("model.embed_tokens.weight"))
-        head = Linear(embedding.weight) if config.tie_word_embeddings else linear("", "lm_head")
-        model = cls(config, embedding, tuple(blocks), norm("model.norm"), head, activations, device, notices)
-        if steps_by_kernels:
-            model._steps = Steps(model, fused, Capture(device) if captures else None)
+        config, weights = checkpoint.config, Weights(checkpoint, dtype, device)
+        decoding = kernels.plan_decoding(config, weights.dtype, device, compile)
+        model = cls(config, weights, weights.dtype, device, decoding.notices + weights.notices)
+        if decoding.kernels:
+            view = StateView(config, model.dtype, device, decoding.kernels)
+            model._runner = Runner(model._compute, view, Capture(device) if decoding.is_captured else None)
         return model
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Notices about precision and captured steps, a line each."""
+        return self._notices + (self._runner.notices if self._runner else ())
 
     @property
     def verify_width(self) -> int:
@@ -169,33 +97,42 @@ class Llama:
         return Cache(self.config, capacity, self.dtype, self.device)
 
     @_on_device
-    def forward(self, tokens: torch.Tensor, index_pos: int, cache: Cache, *, every: bool = False, probe=None) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, index_pos: int, cache: Cache, *, all_positions: bool = False,
+                probe=None) -> torch.Tensor:
         """Logits after `tokens`, whose keys and values are appended to the cache.
 
         tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to
-        cache.length. Returns logits [B, V] of the last position, with `every` [B, T, V]. probe(name, array) is called at
-        every checkpoint of the model. Raises ContextError when the call does not continue the cache or does not fit.
+        cache.length. Returns logits [B, V] of the last position, with `all_positions` [B, T, V]. probe(name, array) is
+        called at every checkpoint of the model, with all positions. Raises ContextError when the call does not continue
+        the cache or does not fit; the cache is then as it was.
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
-        if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
-            tokens = runtime._sent(tokens, self.device)
-        cache.begin(tokens, index_pos)
-        x = self.embedding(tokens)
+        if self._runner and tokens.shape == (1, 1):
+            logits = self._runner.forward(tokens, index_pos, cache, probe)
+        else:
+            if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
+                tokens = runtime._sent(tokens, self.device)
+            with cache.view(tokens, index_pos) as view:
+                logits = self._compute(tokens, view, all_positions, probe)
+        return logits if all_positions else logits[:, -1]
+
+    def _compute(self, tokens: torch.Tensor, view: View | StateView, all_positions: bool, probe=None) -> torch.Tensor:
+        """Logits [B, T, V], or [B, 1, V] where only the last position is asked for."""
+        x, delta = self.embedding(tokens), None
         if probe:
             probe("embedding", x)
-        # Of the last layer only what is asked for: all keys and values, but one position's output.
-        narrow = x.shape[1] > 1 and not every and not probe
+        # The last layer stores all keys and values, but computes the output of the positions that are asked for alone.
+        narrow = view.count > 1 and not all_positions and not probe
         for block in self.blocks:
-            x = block(x, cache, probe, last=narrow and block is self.blocks[-1])
-        cache.end()
-        if not every:
-            x = x[:, -1:]
-        x = self.norm(x)
-        logits = self.head(x)
+            x, delta = block(x, delta, view, probe, last_only=narrow and block is self.blocks[-1])
+        x, normed = self.norm(x, delta)
         if probe:
-            probe("norm", x)
+            probe(f"{len(self.blocks) - 1}.block", x)
+        logits = self.head(normed)
+        if probe:
+            probe("norm", normed)
             probe("logits", logits)
-        return logits if every else logits[:, -1]
+        return logits
 
     @_on_device
     def step(self, token: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
@@ -205,8 +142,8 @@ class Llama:
         """
         if len(token) != 1:
             raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
-        if self._steps and len(token[0]) == 1:
-            return self._steps(token, index_pos, cache, sampler)
+        if self._runner and len(token[0]) == 1:
+            return self._runner.step(token, index_pos, cache, sampler)
         logits = self.forward(token, index_pos, cache)
         return sampler(logits, cache.length, cache.recent(sampler.window) if sampler.window else None)
 
@@ -220,7 +157,7 @@ class Llama:
         """
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
-        logits = self.forward(tokens, index_pos, cache, every=True)
+        logits = self.forward(tokens, index_pos, cache, all_positions=True)
         drawn = []
         for i, position in enumerate(range(index_pos + 1, cache.length + 1)):
             recent = cache.recent(sampler.window, position) if sampler.window else None
@@ -228,20 +165,8 @@ class Llama:
         return torch.cat(drawn, dim=1)
 
 
-def _captures(config: LlamaConfig, device: torch.device, wanted: bool | None,
-              notices: tuple[str, ...]) -> tuple[bool, str]:
-    """Whether steps are captured, and on a GPU why not. Raises BackendError where that is wanted and cannot be.
-
-    notices: why there are no kernels, empty where they run.
-    """
-    if wanted is False:
-        return False, "--no-compile asks for it" if device.type != "cpu" else ""
-    if device.type == "cpu":
-        reason = "CUDA graphs are for a GPU, and this is torch's CPU device"
-    elif rope.length_dependent(config):
-        reason = "dynamic rope turns by angles that depend on the length"
-    else:
-        reason = notices[0] if notices else ""
-    if wanted and reason:
-        raise BackendError(f"--compile: {reason}: leave it out")
-    return not reason, reason if device.type != "cpu" else ""
+def _build_block(spec: LayerSpec, weights: Weights) -> Block:
+    attention = Attention(spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
+                          weights.norm(spec.key_norm))
+    mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down))
+    return Block(weights.norm(spec.attention_norm), attention, weights.norm(spec.ffn_norm), mlp)

@@ -1,4 +1,8 @@
-"""The arithmetic of a Llama, one function each, in torch's own operations; on a GPU Triton's kernels where these fuse."""
+"""The arithmetic of a Llama: one vocabulary of words that layers.py calls.
+
+Each word is written here in torch's own operations. Where Triton runs, its kernels take the place of those for a single
+row, for rotations and for gates (kernels.find_kernels decides). A `StateView` always stands for kernels.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,90 @@ import torch
 import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
-from .quantized import QuantizedMatrix, find_kernels
+from mlx_llama.core.models.spec import LayerSpec
+
+from . import kernels
+from .cache import View
+from .kernels.state import StateView
+from .quantized import QuantizedMatrix
+
+Matrix = torch.Tensor | QuantizedMatrix
 
 
-def embed(weight: torch.Tensor | QuantizedMatrix, tokens: torch.Tensor) -> torch.Tensor:
-    """Rows of the embedding. weight: [V, E]; tokens: int32 [B, T]; returns [B, T, E]."""
+def embed(tokens: torch.Tensor, weight: Matrix) -> torch.Tensor:
+    """Rows of the embedding. tokens: int32 or int64 [B, T]; weight: [V, E]; returns [B, T, E]."""
     return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else F.embedding(tokens, weight)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor | QuantizedMatrix | tuple,
-           bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None) -> torch.Tensor:
     """x @ weight.T + bias. x: [..., K]; weight: [N, K] or a tuple of its row blocks; bias: [N]; returns [..., N]."""
     if isinstance(weight, torch.Tensor):
-        return F.linear(x, weight, bias)
+        by_kernel = _row_kernels(x)
+        return by_kernel.multiply(x, weight, bias) if by_kernel else F.linear(x, weight, bias)
     if isinstance(weight, QuantizedMatrix):
         product = weight.matmul(x)
     else:
         product = torch.cat([linear(x, block) for block in weight], dim=-1)
     return product if bias is None else product + bias
+
+
+def gated_linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None) -> torch.Tensor:
+    """swiglu(linear(x, weight, bias)). x: [..., K]; weight: [2 F, K], the gate's rows first; returns [..., F]."""
+    if isinstance(weight, torch.Tensor) and (by_kernel := _row_kernels(x)):
+        return by_kernel.multiply_gated(x, weight, bias)
+    return swiglu(linear(x, weight, bias))
+
+
+def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor,
+                 eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x + delta, its RMS norm times weight). x, delta: [..., E], delta None for zero; weight: [E]."""
+    if by_kernel := _row_kernels(x):
+        return by_kernel.add_rms_norm(x, delta, weight, eps)
+    total = x if delta is None else x + delta
+    return total, rms_norm(total, weight, eps)
+
+
+def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
+    """RMS norm over each head of query and key (Qwen3). heads: [B, T, (H + 2 G) D]: queries, keys, values; weights: [D]."""
+    H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
+    if by_kernel := _row_kernels(heads):
+        return by_kernel.norm_heads(heads, query_weight, key_weight, H, G, D, spec.eps)
+    query, key, value = heads.unflatten(-1, (H + 2 * G, D)).split((H, G, G), dim=-2)
+    query, key = rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps)
+    return torch.cat([query, key, value], dim=-2).flatten(-2)
+
+
+def split_heads(heads: torch.Tensor, spec: LayerSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]."""
+    H, G = spec.heads, spec.key_value_heads
+    return heads.unflatten(-1, (H + 2 * G, spec.head_dim)).transpose(1, 2).split((H, G, G), dim=1)
+
+
+def rope_and_store(heads: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torch.Tensor:
+    """Rotate queries and keys, store keys and values. heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D]."""
+    if isinstance(view, StateView):
+        return view.kernels.store_rotated(view.state, spec.index, heads, spec.heads, spec.key_value_heads, spec.head_dim,
+                                          spec.rotates)
+    query, key, value = split_heads(heads, spec)
+    if spec.rotates:
+        query, key = rope(query, view.tables), rope(key, view.tables)
+    view.append(spec.index, key, value)
+    return query
+
+
+def attend(query: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torch.Tensor:
+    """Attention to what the view holds. query: [B, H, T, D], of all new positions or of the last; returns [B, T, H D]."""
+    if isinstance(view, StateView):
+        return view.kernels.attend(view.state, spec.index, query, spec.key_value_heads, spec.window, spec.scale)
+    keys, values = view.stored(spec.index, spec.window)
+    mask = view.mask(spec.window)
+    mask = mask[-query.shape[2]:] if isinstance(mask, torch.Tensor) else mask
+    return attention(query, keys, values, spec.scale, mask).transpose(1, 2).flatten(-2)
+
+
+def last_position(x: torch.Tensor) -> torch.Tensor:
+    """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1, D]."""
+    return x[..., -1:, :]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -39,8 +109,8 @@ def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Ten
     x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2]; returns [B, H, T, D] in x's dtype.
     """
     cosine, sine = table
-    if fused := _fused(x):
-        return fused.rotate(x, cosine, sine)
+    if by_kernel := kernels.find_kernels(x.device).decode:
+        return by_kernel.rotate(x, cosine, sine)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
@@ -53,6 +123,8 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
     the last query is at the last key. Returns [B, H, T, D].
     """
     T, L = query.shape[2], keys.shape[2]
+    if isinstance(mask, str) and T == 1:
+        mask = None
     grouped, is_causal = query.shape[1] != keys.shape[1], isinstance(mask, str)
     if query.is_cuda and (mask is None or is_causal) and query.shape[-1] % 8 == 0 and can_use_flash_attention(
             SDPAParams(query, keys, values, None, 0.0, False, grouped)):
@@ -73,16 +145,12 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; returns [..., F]."""
-    if fused := _fused(gate_up):
-        return fused.gate(gate_up)
+    if by_kernel := kernels.find_kernels(gate_up.device).decode:
+        return by_kernel.gate(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-def _fused(x: torch.Tensor) -> ModuleType | None:
-    """The module of fused kernels where they run."""
-    if not x.is_cuda or find_kernels(x.device)[0] is None:
-        return None
-    from .kernels import decode as fused
-
-    return fused
+def _row_kernels(x: torch.Tensor) -> ModuleType | None:
+    """Triton's kernels where they run and x is a single row: for more rows torch's products are faster."""
+    return kernels.find_kernels(x.device).decode if x.numel() == x.shape[-1] else None

@@ -1,4 +1,4 @@
-"""QuantizedMatrix: a low-bit matrix at its own width. Plain torch here; on a GPU, Triton's kernels where there are any.
+"""QuantizedMatrix: a low-bit matrix at its own width, for torch's own operations or for Triton's kernels (packed.py).
 
 A code of `bits` bits is held as digits in one or two planes whose widths divide a byte: 2, 4 and 8 bits are one digit,
 3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. A plane is a tensor of words [N, K / P], P digits to the word. A row is cut into
@@ -15,7 +15,6 @@ group, so that a thread reads sixteen bytes of neighbouring words, and each word
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,29 +39,12 @@ _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 21}  # weights that torch's own operation
 _SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
 
 
-def alike(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
+def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
     """Whether two weights can be one tensor or one QuantizedMatrix, rows on rows."""
     if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
         return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
     fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
     return all(getattr(first, name) == getattr(second, name) for name in fields)
-
-
-@functools.cache
-def find_kernels(device: torch.device) -> tuple[ModuleType | None, tuple[str, ...]]:
-    """The module of Triton kernels for packed weights, None where Triton does not run, and what a user should know."""
-    if device.type == "cpu":
-        return None, ()
-    try:
-        from .kernels import decode as fused, packed as kernels
-
-        kernels.try_out(device)
-        fused.try_out(device)
-    except Exception as error:  # noqa: BLE001: no triton, no C compiler for its launcher, a GPU it does not know ...
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        return None, (f"decoding is not captured, and low-bit weights are dequantised for every product, which is slow: "
-                      f"Triton's kernels do not run here ({reason[0]}): pip install triton, and a C compiler",)
-    return kernels, ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +78,10 @@ class QuantizedMatrix:
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: torch.dtype, device: torch.device,
              kernels: ModuleType | None = None) -> QuantizedMatrix:
-        """Rows on rows of `weights`, which are `alike`; slab by slab, each weight's pages released when it is done."""
+        """Concatenate the rows of `weights`, which `can_concatenate`. Works slab by slab; releases each weight's pages.
+
+        device: of the result. kernels: packed.py, None for the layout of torch's own operations.
+        """
         first, K = weights[0], weights[0].shape[1]
         N = sum(weight.shape[0] for weight in weights)
         widths = PLANES[first.bits]
@@ -136,7 +121,7 @@ class QuantizedMatrix:
         shift = 0
         for plane, width in zip((self.low, self.high), PLANES[self.bits]):
             if width:
-                plane[target] = _packed((codes >> shift) & ((1 << width) - 1), width, plane, self._chunk(plane))
+                plane[target] = _pack_digits((codes >> shift) & ((1 << width) - 1), width, plane, self._chunk(plane))
             shift += width
         if weight.two_level:
             stored = (rows.sub_scales, rows.sub_biases, rows.super_scales, rows.super_biases)
@@ -148,7 +133,7 @@ class QuantizedMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: codes and everything that scales them."""
+        """Bytes of codes, scales and biases."""
         parts = (self.low, self.high, self.scales, self.biases, self.super_scales, self.super_biases)
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -166,16 +151,16 @@ class QuantizedMatrix:
         out = torch.empty((len(flat), N), dtype=flat.dtype, device=x.device)
         step = max(1, (_SCRATCH // flat.itemsize if self.kernels else _BLOCK[x.device.type]) // K)
         for start in range(0, N, step):
-            block = self.dequantized(slice(start, min(start + step, N)), flat.dtype)
+            block = self.dequantize(slice(start, min(start + step, N)), flat.dtype)
             torch.mm(flat, block.T, out=out[:, start:start + step])
         return out.to(x.dtype).reshape(*x.shape[:-1], N)
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows by index, dequantised. tokens: int32 or int64, any shape; returns [*tokens.shape, K] in `dtype`."""
-        return self.dequantized(tokens.reshape(-1), self.dtype).reshape(*tokens.shape, self.shape[1])
+        return self.dequantize(tokens.reshape(-1), self.dtype).reshape(*tokens.shape, self.shape[1])
 
-    def dequantized(self, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Some rows as [n, K] in `dtype`, computed in float32: a slice of them, or int indices [n]."""
+    def dequantize(self, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows as [n, K] in `dtype`, computed in float32. which: a slice of them, or int indices [n]."""
         if self.kernels:
             return self.kernels.dequantize(self, which, dtype)
 
@@ -188,9 +173,9 @@ class QuantizedMatrix:
                 part = part.view(len(part), -1, SUPER_GROUP // self.group_size) * pick(above).float()[:, :, None]
             return part.view(len(part), -1, 1)
 
-        codes = _digits(pick(self.low), PLANES[self.bits][0], self.shape[1], self._chunk(self.low))
+        codes = _unpack_digits(pick(self.low), PLANES[self.bits][0], self.shape[1], self._chunk(self.low))
         if self.high is not None:
-            high = _digits(pick(self.high), PLANES[self.bits][1], self.shape[1], self._chunk(self.high))
+            high = _unpack_digits(pick(self.high), PLANES[self.bits][1], self.shape[1], self._chunk(self.high))
             codes |= high << PLANES[self.bits][0]
         values = codes.view(len(codes), -1, self.group_size).float()
         if self.offset:
@@ -212,8 +197,8 @@ def _layout(width: int, columns: int, group_size: int, kernels: ModuleType | Non
     return 32 // width, min(4, group_size * width // 32)
 
 
-def _packed(digits: torch.Tensor, width: int, plane: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Words [n, K / P] like those of `plane` from digits uint8 [n, K]."""
+def _pack_digits(digits: torch.Tensor, width: int, plane: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Pack digits uint8 [n, K] as words [n, K / P] like those of `plane`."""
     n, K = digits.shape
     spans = digits.view(n, -1, K // plane.shape[1], chunk)
     words = spans[:, :, 0].to(plane.dtype)
@@ -222,8 +207,8 @@ def _packed(digits: torch.Tensor, width: int, plane: torch.Tensor, chunk: int) -
     return words.reshape(n, -1)
 
 
-def _digits(words: torch.Tensor, width: int, columns: int, chunk: int) -> torch.Tensor:
-    """Digits uint8 [n, columns] of words [n, columns / P]."""
+def _unpack_digits(words: torch.Tensor, width: int, columns: int, chunk: int) -> torch.Tensor:
+    """Unpack words [n, columns / P] to digits uint8 [n, columns]."""
     n, per_word = len(words), columns // words.shape[1]
     words = words.view(n, -1, chunk)
     digits = torch.empty((n, words.shape[1], per_word, chunk), dtype=torch.uint8, device=words.device)

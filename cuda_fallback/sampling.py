@@ -1,4 +1,4 @@
-"""Logits to token: penalties, temperature, filters, Gumbel noise, argmax; all on the device, nothing waits."""
+"""Logits to token: penalties, temperature, filters, Gumbel noise, argmax; on the device, without waiting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
 
-from . import runtime
+from . import kernels, runtime
 
 
 def _signed(word: int) -> int:
@@ -36,7 +36,7 @@ def gumbel(seed: int, position: int, table: torch.Tensor, indices: torch.Tensor)
 
 
 class Sampler:
-    """Draws one token per call; all it knows of the past comes with the call.
+    """Draws one token per call, from the call's arguments alone.
 
     The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of the logits plus
     core.rng's noise, which draws from their softmax. Everything in float32.
@@ -59,13 +59,12 @@ class Sampler:
         """
         return self.draw(logits, position, recent, self.options.seed)
 
-    def draw(self, logits: torch.Tensor, position: int, recent: torch.Tensor | None, seed: int) -> torch.Tensor:
-        """The same with another seed."""
+    def draw(self, logits: torch.Tensor, position: int | torch.Tensor, recent: torch.Tensor | None,
+             seed: int | torch.Tensor) -> torch.Tensor:
+        """Draw with another seed. position, seed: on the host, or a StateView's, on the device. Returns int32 [1, 1]."""
         scores = self.processed(logits[0].float(), recent)
         if self.options.temperature > 0:
-            if self._indices is None:
-                self._indices = torch.arange(len(scores), dtype=torch.int32, device=self.device)
-            scores = scores + gumbel(seed, position, self._table, self._indices)
+            scores = self._add_noise(scores, position, seed)
         return torch.argmax(scores).int().reshape(1, 1)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
@@ -90,6 +89,13 @@ class Sampler:
         if o.min_p > 0:
             scores = scores.masked_fill(scores < scores.max() + math.log(o.min_p), -math.inf)
         return scores
+
+    def _add_noise(self, scores: torch.Tensor, position: int | torch.Tensor, seed: int | torch.Tensor) -> torch.Tensor:
+        if isinstance(position, torch.Tensor):
+            return kernels.find_kernels(scores.device).decode.add_noise(scores, self._table, position, seed)
+        if self._indices is None:
+            self._indices = torch.arange(len(scores), dtype=torch.int32, device=self.device)
+        return scores + gumbel(seed, position, self._table, self._indices)
 
     def _penalised(self, scores: torch.Tensor, recent: torch.Tensor) -> torch.Tensor:
         o = self.options

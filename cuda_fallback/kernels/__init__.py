@@ -1,1 +1,83 @@
-"""Triton kernels and the CUDA graph of a decoded token."""
+"""Triton kernels and the CUDA graph of a decoded token: where they run, and why not."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+from mlx_llama.core.errors import BackendError
+from mlx_llama.core.models import rope
+from mlx_llama.core.models.config import LlamaConfig
+
+
+class Kernels(NamedTuple):
+    """Triton's kernels: decode.py's for dense weights and decoded tokens, packed.py's for low-bit weights.
+
+    Both None where Triton does not run; notices then say why, except on the CPU device.
+    """
+
+    decode: ModuleType | None = None
+    packed: ModuleType | None = None
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens are decoded. kernels: decode.py, or None for the plain forward. is_captured: as a CUDA graph."""
+
+    kernels: ModuleType | None
+    is_captured: bool
+    notices: tuple[str, ...]
+
+
+@functools.cache
+def find_kernels(device: torch.device) -> Kernels:
+    """The kernels that run on a device. Compiles and launches two of them the first time."""
+    if device.type == "cpu":
+        return Kernels()
+    try:
+        from . import decode, packed
+
+        packed.try_out(device)
+        decode.try_out(device)
+    except Exception as error:  # noqa: BLE001: no triton, no C compiler for its launcher, a GPU it does not know ...
+        return Kernels(notices=(
+            f"decoding is not captured, and low-bit weights are dequantised for every product, which is slow: Triton's "
+            f"kernels do not run here ({first_line(error)}): pip install triton, and a C compiler",))
+    return Kernels(decode, packed)
+
+
+def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device, compile: bool | None) -> Decoding:
+    """Find how a model's tokens can be decoded. compile: capture them as a CUDA graph, or not (None: where that can be).
+
+    Raises BackendError where `compile` asks for a graph and there can be none.
+    """
+    decode, _, notices = find_kernels(device)
+    reason = notices[0] if notices else ""
+    if rope.length_dependent(config):
+        decode, reason = None, reason or "dynamic rope turns by angles that depend on the length"
+    elif decode:
+        try:  # at this model's sizes, for which a GPU may have too little shared memory
+            decode.try_heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, dtype, device)
+        except Exception as error:  # noqa: BLE001: Triton's, which derive from Exception alone
+            decode, reason = None, f"attention's kernel does not run here ({first_line(error)})"
+    if device.type == "cpu":
+        if compile:
+            raise BackendError("--compile: CUDA graphs are for a GPU, and this is torch's CPU device: leave it out")
+        return Decoding(decode, False, ())
+    if compile and reason:
+        raise BackendError(f"--compile: {reason}: leave it out")
+    if compile is False:
+        reason = "--no-compile asks for it"
+    if reason and not notices:
+        notices = (f"decoding is not captured: {reason}",)
+    return Decoding(decode, not reason, notices)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type's name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

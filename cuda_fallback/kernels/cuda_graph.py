@@ -1,10 +1,10 @@
 """A decoded token as one CUDA graph: captured once for each kind of sampling, replayed for every token of any cache.
 
-The graph knows no address of a cache: its kernels find keys, values, tokens and tables through `state` in the device's
-memory, with the position, the token and the seed, and the graph's last kernel advances them. So a step that goes on
-where the last one ended needs nothing from the host, a cache may grow without another capture, and the sessions of one
-model, on several threads, share its graphs in turn: who steps after somebody else sets the state first. The first
-step of a kind runs as it is, which compiles its kernels; the second is captured.
+The graph is the model's forward over a StateView, and the sampling. It knows no address of a cache: its kernels find keys,
+values, tokens and tables through the state, with the position, the token and the seed, and its last kernel advances them.
+So a step that goes on where the last one ended needs nothing from the host, and a cache may grow without another capture.
+The sessions of one model, on several threads, share its graphs in turn: a session that steps after another one sets the
+state first. The first step of a kind runs uncaptured, which compiles its kernels; the second is captured.
 """
 
 from __future__ import annotations
@@ -16,198 +16,158 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 import torch
 
-from cuda_fallback import runtime
-from cuda_fallback.cache import Cache
-from cuda_fallback.layers import Linear
-from cuda_fallback.sampling import Sampler
-from mlx_llama.core.backends.positions import checked_tokens
-from mlx_llama.core.generation import rng
+from mlx_llama.core.backends.positions import CallView
 from mlx_llama.core.generation.options import sampling_key
 
-if TYPE_CHECKING:
-    from cuda_fallback.model import Llama
+from ..cache import Cache
+from ..sampling import Sampler
+from . import first_line
+from .state import StateView
 
 KEPT = 8  # graphs per model, one for each kind of sampling
 
 
 class Capture:
-    """CUDA graphs of functions that take and return nothing. They share the memory of what lives within one of them."""
+    """CUDA graphs of functions that take and return nothing. They share one pool for their intermediate results."""
 
-    _one_at_a_time = threading.Lock()  # of all models: what begins a capture waits for the device, which ends another one
+    _one_at_a_time = threading.Lock()  # of all models: a capture begins by a wait for the device, which ends another one
 
     def __init__(self, device: torch.device):
         self.device = device
         self._pool = self._stream = None
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Capture what `function` does, without doing it; the replay."""
+        """Capture the work of `function` without doing it; returns the replay."""
         with self._one_at_a_time:
             if self._pool is None:
                 self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
             graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
             gc.collect()
             collects = gc.isenabled()
-            gc.disable()  # a dead model's graphs must not be destroyed in the middle
+            gc.disable()  # a dead model's graphs must not be destroyed during a capture
             try:
-                # thread_local: what other threads do meanwhile is not this capture's business
+                # thread_local: other threads may use the device meanwhile
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                     function()
             finally:
-                torch.cuda.set_stream(current)  # which torch leaves as it was when a capture ends with an error
+                torch.cuda.set_stream(current)  # torch does not go back to it when a capture fails
                 if collects:
                     gc.enable()
             return graph.replay
 
 
 @dataclass
-class _Kind:
-    """A step for one kind of sampling."""
+class _Step:
+    """A step for one kind of sampling. function: the step uncaptured, which holds all tensors that its graph reads; run:
+    the function, or its graph's replay."""
 
-    written: Callable[[], None]  # holds what a graph of it reads
-    run: Callable[[], None]  # this or its graph's replay
+    function: Callable[[], None]
+    run: Callable[[], None]
     is_tried: bool = False
     is_captured: bool = False
 
 
 @dataclass(frozen=True)
-class _Held:
-    """Where the state stands: ready for `token` at `index_pos` of a cache that nobody else has written to since."""
+class _Ready:
+    """The call that the state is ready for: `token` at `index_pos` of a cache that nothing has written to since."""
 
     cache: weakref.ref[Cache]
-    changes: int
+    version: int
     index_pos: int
     token: torch.Tensor
     seed: int
 
 
-class Steps:
-    """A model's decode steps by kind of sampling. capture: None to run every step as it is.
+class Runner:
+    """Runs single tokens through a model's forward by kernels, decode steps as graphs.
 
-    fused: the module of kernels (fused.py).
+    compute: (tokens, view, all_positions, probe) -> logits, the model's forward. view: of its config and device.
+    capture: None to run every step uncaptured. notices: about the captures so far.
     """
 
-    def __init__(self, model: Llama, fused: ModuleType, capture: Callable[[Callable], Callable] | None):
-        self.model, self.fused, self.capture = model, fused, capture
-        self._notices = model.notices
-        self._known: OrderedDict[tuple, _Kind] = OrderedDict()
+    def __init__(self, compute: Callable[..., torch.Tensor], view: StateView,
+                 capture: Callable[[Callable[[], None]], Callable[[], None]] | None):
+        self.compute, self.view, self.capture = compute, view, capture
+        self.notices: tuple[str, ...] = ()
+        self.device = view.state.device
+        self._steps: OrderedDict[tuple, _Step] = OrderedDict()  # by kind of sampling, the last used last
         self._lock = threading.Lock()
-        self._held: _Held | None = None
-        self._stream: object = None
-        count = fused.LAYERS + 2 * model.config.num_hidden_layers
-        self._state = torch.zeros(count, dtype=torch.int64, device=model.device)
-        self._table: torch.Tensor | None = None  # of the noise
+        self._ready: _Ready | None = None
+        self._stream: torch.cuda.Stream | None = None
 
-    def __call__(self, token: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
+    def forward(self, token: torch.Tensor, index_pos: int, cache: Cache, probe=None) -> torch.Tensor:
+        """Logits [1, 1, V] after `token` [1, 1], uncaptured. Raises ContextError."""
+        with self._lock:
+            self._follow_streams()
+            with CallView(cache, 1, 1, index_pos):
+                self._ready = None
+                cache.version += 1
+                self.view.point(cache, token, index_pos, 0)
+                return self.compute(self.view.tokens, self.view, True, probe)
+
+    def step(self, token: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
         """The next token, int32 [1, 1]: a view of the cache's tokens. Raises ContextError."""
         with self._lock:
             self._follow_streams()
-            cache.reserve(1, index_pos, 1)
-            held, self._held = self._held, None  # what is interrupted here is set anew
-            seed = sampler.options.seed
-            if not (held and held.cache() is cache and held.changes == cache._changes and held.index_pos == index_pos
-                    and held.token is token and held.seed == seed):
-                self._set(token, index_pos, cache, seed)
-            kind = self._step(sampler)
-            kind.run()
-            kind.is_tried = True
-            cache.length = index_pos + 1
-            cache._changes += 1
+            with CallView(cache, 1, 1, index_pos):
+                ready, self._ready = self._ready, None  # a step that is interrupted sets the state anew
+                seed = sampler.options.seed
+                if not (ready and ready.cache() is cache and ready.version == cache.version and ready.token is token
+                        and ready.index_pos == index_pos and ready.seed == seed):
+                    self.view.point(cache, token, index_pos, seed)
+                step = self._find_step(sampler)
+                step.run()
+                step.is_tried = True
+            cache.version += 1
             following = cache._token_after(index_pos)
-            self._held = _Held(weakref.ref(cache), cache._changes, index_pos + 1, following, seed)
+            self._ready = _Ready(weakref.ref(cache), cache.version, index_pos + 1, following, seed)
             return following
 
     def _follow_streams(self) -> None:
-        """Put this step behind the last one where a thread works on a stream of its own."""
-        if self.model.device.type != "cuda":
+        """Order this step behind the last one, which another thread may have queued on a stream of its own."""
+        if self.device.type != "cuda":
             return
-        current = torch.cuda.current_stream(self.model.device)
+        current = torch.cuda.current_stream(self.device)
         if self._stream is not None and current != self._stream:
             current.wait_stream(self._stream)
         self._stream = current
 
-    def _set(self, token: torch.Tensor, index_pos: int, cache: Cache, seed: int) -> None:
-        on_device = isinstance(token, torch.Tensor)
-        known = 0 if on_device else int(checked_tokens(token, self.model.config.vocab_size)[0, 0])
-        arrays = [part for layer in zip(cache.keys, cache.values) for part in layer]
-        state = torch.tensor([index_pos, known, *rng.split_seed(seed), cache.allocated, cache.tokens.data_ptr(),
-                              *(table.data_ptr() for table in cache.tables), *(array.data_ptr() for array in arrays)])
-        self._state.copy_(runtime._sent(state, self._state.device))
-        if on_device:
-            self._state[self.fused.TOKEN].copy_(token[0, 0])
-        cache.tokens[0, index_pos].copy_(self._state[self.fused.TOKEN])
-
-    def _step(self, sampler: Sampler) -> _Kind:
+    def _find_step(self, sampler: Sampler) -> _Step:
         key = sampling_key(sampler.options)
-        kind = self._known.pop(key, None)
-        if kind is None:
-            kind = self._written(sampler)
-        elif self.capture and not kind.is_captured and kind.is_tried:
-            self._captured(kind)
-        self._known[key] = kind
-        while len(self._known) > KEPT:
-            self._known.popitem(last=False)
-        return kind
+        step = self._steps.pop(key, None)
+        if step is None:
+            step = self._build_step(sampler)
+        elif self.capture and not step.is_captured and step.is_tried:
+            self._capture_step(step)
+        self._steps[key] = step
+        while len(self._steps) > KEPT:
+            self._steps.popitem(last=False)
+        return step
 
-    def _captured(self, kind: _Kind) -> None:
+    def _build_step(self, sampler: Sampler) -> _Step:
+        view = self.view
+
+        def function() -> None:
+            logits = self.compute(view.tokens, view, True)
+            recent = view.recent(sampler.window) if sampler.window else None
+            view.advance(sampler.draw(logits[:, -1], view.next_position, recent, view.seed))
+
+        return _Step(function, function)
+
+    def _capture_step(self, step: _Step) -> None:
         started = time.perf_counter()
         try:
-            kind.run = self.capture(kind.written)
-            kind.is_captured = True
+            step.run = self.capture(step.function)
+            step.is_captured = True
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # a driver or an operation that captures nothing: the step runs as it is
+        except RuntimeError as error:  # a driver or an operation that cannot be captured: steps run uncaptured
             self.capture = None
-            while isinstance(error.__context__, Exception):  # what torch says last is that something was said before
+            while isinstance(error.__context__, Exception):  # torch's last error only says that there was another
                 error = error.__context__
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self._note(f"decoding is not captured: {reason}")
+            self.notices = (f"decoding is not captured: {first_line(error)}",)
             return
-        self._note(f"a decoded token was captured as a CUDA graph in {time.perf_counter() - started:.2f} s")
-
-    def _note(self, notice: str) -> None:
-        self.model.notices = (*self._notices, notice)
-
-    def _written(self, sampler: Sampler) -> _Kind:
-        model, fused, state = self.model, self.fused, self._state
-        c = model.config
-        H, G, D = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        following = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
-        if sampler.options.temperature > 0 and self._table is None:
-            self._table = runtime._sent(rng.gumbel_table(), model.device)
-
-        def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
-            weight = linear.weight
-            if isinstance(weight, torch.Tensor):
-                return fused.multiply(x, weight, linear.bias)
-            return linear(x)  # packed
-
-        def gated(x: torch.Tensor, linear: Linear) -> torch.Tensor:
-            if isinstance(linear.weight, torch.Tensor):
-                return fused.multiply_gated(x, linear.weight, linear.bias)
-            return fused.gate(linear(x))
-
-        def run() -> None:
-            x, delta = model.embedding(state[fused.TOKEN:fused.TOKEN + 1]), None  # [1, E]
-            for i, block in enumerate(model.blocks):
-                x, normed = fused.add_rms_norm(x, delta, block.attention_norm.weight, block.attention_norm.eps)
-                heads = product(normed, block.attention.qkv)  # [1, (H + 2 G) D]
-                query = fused.store_rotated(state, i, heads, H, G, D)
-                mixed = fused.attend(state, i, query, G, c.sliding_window, D**-0.5)
-                delta = product(mixed, block.attention.out)
-                x, normed = fused.add_rms_norm(x, delta, block.ffn_norm.weight, block.ffn_norm.eps)
-                delta = product(gated(normed, block.mlp.gate_up), block.mlp.down)
-            x, normed = fused.add_rms_norm(x, delta, model.norm.weight, model.norm.eps)
-            logits = product(normed, model.head)
-            seen = fused.recent(state, sampler.window) if sampler.window else None
-            scores = sampler.processed(logits[0].float(), seen)
-            if sampler.options.temperature > 0:
-                scores = fused.add_noise(state, scores, self._table)
-            following.copy_(torch.argmax(scores))
-            fused.advance(state, following)
-
-        return _Kind(run, run)
+        self.notices = (f"a decoded token was captured as a CUDA graph in {time.perf_counter() - started:.2f} s",)

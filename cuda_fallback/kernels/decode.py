@@ -1,13 +1,13 @@
-"""Triton kernels of a decoded token, for weights that are not packed, and of a prompt's rotations and gates. Imported
-where there is a GPU, since it needs the package triton.
+"""Triton kernels of a decoded token, for weights that are not packed, and of a prompt's rotations and gates.
 
-What changes from token to token is read from the device's memory (`state`, see below), so that a captured step needs nothing from
-the host. Each function does what plain torch does elsewhere, which is its test:
+Importing it needs the package triton. Numbers that change from token to token are read from the device's memory (state.py),
+so that a captured step needs nothing from the host. Each function's test is its plain twin:
 
-    add_rms_norm   x + delta, then ops.rms_norm     multiply, multiply_gated   ops.linear, ops.swiglu(ops.linear(..))
-    rotate         ops.rope                         gate                       ops.swiglu
-    store_rotated  ops.rope, Cache.append           attend                     ops.attention over what Cache.append gives
+    add_rms_norm   ops.add_rms_norm                 multiply, multiply_gated   ops.linear, ops.gated_linear
+    norm_heads     ops.norm_heads                   rotate, gate               ops.rope, ops.swiglu
+    store_rotated  ops.rope_and_store               attend                     ops.attend
     recent         Cache.recent                     add_noise                  sampling.gumbel added to the scores
+    read_keys      View.new_keys
 
 All sums are made in float32, in an order that depends on the sizes and the position alone: the same bits in every run
 and at every capacity of the cache.
@@ -21,10 +21,8 @@ import triton.language as tl
 
 from mlx_llama.core.generation import rng
 
-from . import packed as kernels
-
-# Where `state`, int64, holds what. Addresses are of the cache's storage; a layer has its keys', then its values'.
-POSITION, TOKEN, SEED_LOW, SEED_HIGH, ALLOCATED, TOKENS, COSINES, SINES, LAYERS = range(9)
+from . import packed
+from .state import ALLOCATED, COSINES, LAYERS, TOKENS, pack_state
 
 _ROWS = 2  # of a matrix, of one program of `multiply`: small programs fill the last wave of a small matrix
 _COLUMNS = 1024  # that a program multiplies at a time: each of its threads loads 16 bytes of each row
@@ -35,7 +33,7 @@ _BLOCK = 1024  # elements of one program of the kernels that take element by ele
 
 @triton.jit
 def _address(state, index, like):
-    """What state[index] points to, as elements of `like`'s type; PyTorch's storage lies at multiples of 16 bytes."""
+    """The pointer in state[index], to elements of `like`'s type; PyTorch aligns storage to 16 bytes."""
     found = tl.load(state + index).to(tl.pointer_type(like.dtype.element_ty))
     return tl.multiple_of(found, 16)
 
@@ -59,6 +57,24 @@ def _add_rms_norm(x, delta, weight, total, normed, eps, E: tl.constexpr, BLOCK: 
     scale = 1 / tl.sqrt_rn(tl.sum(value * value, axis=0) / E + eps)
     by = tl.load(weight + e, mask=inside, other=0).to(tl.float32)
     tl.store(normed + row * E + e, (value * scale * by).to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_heads(heads, query_weight, key_weight, out, eps, H, G, D: tl.constexpr, BLOCK: tl.constexpr):
+    """One head of a row: norms of queries and keys, copies of values."""
+    h = tl.program_id(0)
+    at = tl.program_id(1).to(tl.int64) * (H + 2 * G) * D + h * D
+    d = tl.arange(0, BLOCK)
+    inside = d < D
+    value = tl.load(heads + at + d, mask=inside, other=0)
+    if h < H + G:
+        weight = query_weight
+        if h >= H:
+            weight = key_weight
+        wide = value.to(tl.float32)
+        scale = 1 / tl.sqrt_rn(tl.sum(wide * wide, axis=0) / D + eps)
+        value = (wide * scale * tl.load(weight + d, mask=inside, other=0).to(tl.float32)).to(value.dtype)
+    tl.store(out + at + d, value, mask=inside)
 
 
 @triton.jit
@@ -104,19 +120,20 @@ def _rotate(x, cosines, sines, out, H, T, batch_stride, head_stride, row_stride,
 
 @triton.jit(do_not_specialize=["layer"])
 def _store_rotated(state, layer, heads, query, table, H, G, HALF: tl.constexpr, BLOCK: tl.constexpr,
-                   COSINES: tl.constexpr, ALLOCATED: tl.constexpr, LAYERS: tl.constexpr):
+                   ROTATES: tl.constexpr, COSINES: tl.constexpr, ALLOCATED: tl.constexpr, LAYERS: tl.constexpr):
     h = tl.program_id(0)
     position, allocated = tl.load(state), tl.load(state + ALLOCATED)
     d = tl.arange(0, BLOCK)
     inside = d < HALF
     first = tl.load(heads + h * 2 * HALF + d, mask=inside, other=0)
     second = tl.load(heads + h * 2 * HALF + HALF + d, mask=inside, other=0)
-    if h < H + G:
-        cosine = tl.load(_address(state, COSINES, table) + position * HALF + d, mask=inside, other=0)
-        sine = tl.load(_address(state, COSINES + 1, table) + position * HALF + d, mask=inside, other=0)
-        one, two = first.to(tl.float32), second.to(tl.float32)
-        first = (one * cosine - two * sine).to(first.dtype)
-        second = (two * cosine + one * sine).to(first.dtype)
+    if ROTATES:
+        if h < H + G:
+            cosine = tl.load(_address(state, COSINES, table) + position * HALF + d, mask=inside, other=0)
+            sine = tl.load(_address(state, COSINES + 1, table) + position * HALF + d, mask=inside, other=0)
+            one, two = first.to(tl.float32), second.to(tl.float32)
+            first = (one * cosine - two * sine).to(first.dtype)
+            second = (two * cosine + one * sine).to(first.dtype)
     if h < H:
         target = query + h * 2 * HALF
     elif h < H + G:
@@ -221,15 +238,15 @@ def _four_rounds(x0, x1, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: t
 
 
 @triton.jit
-def _add_noise(state, scores, table, out, V, SEED: tl.constexpr, PARITY: tl.constexpr, SHIFT: tl.constexpr,
-               OFFSET: tl.constexpr, BLOCK: tl.constexpr):
-    """core.rng's noise of the token at position + 1, see its threefry2x32."""
+def _add_noise(position, seed, scores, table, out, V, PARITY: tl.constexpr, SHIFT: tl.constexpr, OFFSET: tl.constexpr,
+               BLOCK: tl.constexpr):
+    """core.rng's noise of the token at a position, see its threefry2x32."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    low = tl.load(state + SEED).to(tl.uint32)
-    high = tl.load(state + SEED + 1).to(tl.uint32)
+    low = tl.load(seed).to(tl.uint32)
+    high = tl.load(seed + 1).to(tl.uint32)
     third = low ^ high ^ PARITY
     x0 = i.to(tl.uint32) + low
-    x1 = tl.zeros((BLOCK,), tl.uint32) + ((tl.load(state) + 1).to(tl.uint32) + high)
+    x1 = tl.zeros((BLOCK,), tl.uint32) + (tl.load(position).to(tl.uint32) + high)
     for group in tl.static_range(5):
         if group % 2 == 0:
             x0, x1 = _four_rounds(x0, x1, 13, 15, 26, 6)
@@ -254,8 +271,17 @@ def _add_noise(state, scores, table, out, V, SEED: tl.constexpr, PARITY: tl.cons
 def _advance(state, token, like, TOKENS: tl.constexpr):
     position, following = tl.load(state) + 1, tl.load(token)
     tl.store(_address(state, TOKENS, like) + position, following)
-    tl.store(state + 1, following.to(tl.int64))
+    tl.store(state + 2, following.to(tl.int64))
+    tl.store(state + 1, position + 1)
     tl.store(state, position)
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _read_keys(state, layer, like, out, D: tl.constexpr, BLOCK: tl.constexpr, ALLOCATED: tl.constexpr,
+               LAYERS: tl.constexpr):
+    g, d = tl.program_id(0), tl.arange(0, BLOCK)
+    keys = _address(state, LAYERS + 2 * layer, like) + (g * tl.load(state + ALLOCATED) + tl.load(state)) * D
+    tl.store(out + g * D + d, tl.load(keys + d, mask=d < D, other=0), mask=d < D)
 
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor,
@@ -264,61 +290,74 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tens
     E = x.shape[-1]
     total, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
     block = triton.next_power_of_2(E)
-    kernels.run(_add_rms_norm, (x.numel() // E,), x, delta, weight, total, normed, eps, E, block,
-         num_warps=min(16, max(1, block // 512)))
+    packed.run(_add_rms_norm, (x.numel() // E,), x, delta, weight, total, normed, eps, E, block,
+               num_warps=min(16, max(1, block // 512)))
     return total, normed
 
 
+def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, H: int, G: int, D: int,
+               eps: float) -> torch.Tensor:
+    """RMS norm over each head of query and key. heads: [..., (H + 2 G) D]: queries, keys, values; weights: [D]."""
+    heads = heads.contiguous()
+    out, block = torch.empty_like(heads), triton.next_power_of_2(D)
+    packed.run(_norm_heads, (H + 2 * G, heads.numel() // heads.shape[-1]), heads, query_weight, key_weight, out, eps, H, G,
+               D, block, num_warps=max(1, block // 512))
+    return out
+
+
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias, summed in float32. x: [1, K]; weight: [N, K]; bias: [N]; returns [1, N] in x's dtype."""
+    """x @ weight.T + bias, summed in float32. x: [..., K], one row; weight: [N, K]; bias: [N]; returns [..., N] in x's
+    dtype."""
     return _product(x, weight, bias, len(weight), False)
 
 
 def multiply_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(gate) * up, rounded once. x: [1, K]; weight: [2 F, K], the gate's rows first; returns [1, F]."""
+    """silu(gate) * up, rounded once. x: [..., K], one row; weight: [2 F, K], the gate's rows first; returns [..., F]."""
     return _product(x, weight, bias, len(weight) // 2, True)
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int, gated: bool) -> torch.Tensor:
     K = weight.shape[1]
     rows, columns = _ROWS // 2 if gated else _ROWS, min(_COLUMNS, max(32, triton.next_power_of_2(K)))
-    out = torch.empty((1, N), dtype=x.dtype, device=x.device)
-    kernels.run(_multiply, (triton.cdiv(N, rows),), x, weight, bias, out, N, K, gated, rows, columns,
-         num_warps=max(1, columns // 256))
+    x, out = x.contiguous(), torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)
+    packed.run(_multiply, (triton.cdiv(N, rows),), x, weight, bias, out, N, K, gated, rows, columns,
+               num_warps=max(1, columns // 256))
     return out
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Pairs (i, i + D/2) of each head turned by their position's angle. x: [B, H, T, D], the last axis contiguous;
+    """Rotate pairs (i, i + D/2) of each head by their position's angle. x: [B, H, T, D], the last axis contiguous;
     cosines, sines: float32 [T, D/2]; returns [B, H, T, D], contiguous."""
     B, H, T, D = x.shape
     out = torch.empty((B, H, T, D), dtype=x.dtype, device=x.device)
-    kernels.run(_rotate, (T, H, B), x, cosines.contiguous(), sines.contiguous(), out, H, T, *x.stride()[:3], D // 2,
-         triton.next_power_of_2(D // 2), num_warps=1)
+    packed.run(_rotate, (T, H, B), x, cosines.contiguous(), sines.contiguous(), out, H, T, *x.stride()[:3], D // 2,
+               triton.next_power_of_2(D // 2), num_warps=1)
     return out
 
 
-def store_rotated(state: torch.Tensor, layer: int, heads: torch.Tensor, H: int, G: int, D: int) -> torch.Tensor:
-    """Queries and keys turned for the state's position; keys and values stored there. heads: [1, (H + 2 G) D]: queries,
-    keys, values; returns the queries [H, D]."""
-    query = torch.empty((H, D), dtype=heads.dtype, device=heads.device)
+def store_rotated(state: torch.Tensor, layer: int, heads: torch.Tensor, H: int, G: int, D: int,
+                  rotates: bool = True) -> torch.Tensor:
+    """Rotate queries and keys for the state's position, store keys and values there. heads: [.., (H + 2 G) D]: queries,
+    keys, values of one position; rotates: False to store them as they are; returns the queries [1, H, 1, D]."""
+    query = torch.empty((1, H, 1, D), dtype=heads.dtype, device=heads.device)
     table = torch.empty(0, dtype=torch.float32, device=heads.device)
-    kernels.run(_store_rotated, (H + 2 * G,), state, layer, heads, query, table, H, G, D // 2, triton.next_power_of_2(D // 2),
-         COSINES, ALLOCATED, LAYERS, num_warps=1)
+    packed.run(_store_rotated, (H + 2 * G,), state, layer, heads, query, table, H, G, D // 2, triton.next_power_of_2(D // 2),
+               rotates, COSINES, ALLOCATED, LAYERS, num_warps=1)
     return query
 
 
 def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window: int | None, scale: float) -> torch.Tensor:
-    """Attention of the token at the state's position to what the cache holds up to it. query: [H, D]; returns [1, H D]."""
-    H, D = query.shape
+    """Attention of the token at the state's position to what the cache holds up to it. query: [1, H, 1, D]; returns
+    [1, 1, H D]."""
+    _, H, _, D = query.shape
     width = max(16, triton.next_power_of_2(D))  # the least that tl.dot takes
     keys = keys_at_a_time(D, query.itemsize)
     sums, tops = torch.empty((2, H, _PIECES), dtype=torch.float32, device=query.device)
     parts = torch.empty((H, _PIECES, D), dtype=torch.float32, device=query.device)
-    out = torch.empty((1, H * D), dtype=query.dtype, device=query.device)
-    kernels.run(_attend, (G, _PIECES), state, layer, query, sums, tops, parts, scale, window or 0, G, ALLOCATED, LAYERS, H // G, D,
-         max(16, triton.next_power_of_2(H // G)), width, _PIECES, keys, num_warps=4)
-    kernels.run(_join, (H,), state, sums, tops, parts, out, window or 0, D, width, _PIECES, keys, num_warps=4)
+    out = torch.empty((1, 1, H * D), dtype=query.dtype, device=query.device)
+    packed.run(_attend, (G, _PIECES), state, layer, query, sums, tops, parts, scale, window or 0, G, ALLOCATED, LAYERS, H // G,
+               D, max(16, triton.next_power_of_2(H // G)), width, _PIECES, keys, num_warps=4)
+    packed.run(_join, (H,), state, sums, tops, parts, out, window or 0, D, width, _PIECES, keys, num_warps=4)
     return out
 
 
@@ -332,39 +371,46 @@ def gate(gate_up: torch.Tensor) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     F = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], F), dtype=gate_up.dtype, device=gate_up.device)
-    kernels.run(_gate, (out.numel() // F, triton.cdiv(F, _BLOCK)), gate_up, out, F, _BLOCK, num_warps=4)
+    packed.run(_gate, (out.numel() // F, triton.cdiv(F, _BLOCK)), gate_up, out, F, _BLOCK, num_warps=4)
     return out
 
 
 def recent(state: torch.Tensor, window: int) -> torch.Tensor:
     """The last `window` tokens up to the state's position, int32 [1, window], -1 in front where there are fewer."""
     out = torch.empty((1, window), dtype=torch.int32, device=state.device)
-    kernels.run(_recent, (1,), state, out, out, window, triton.next_power_of_2(window), TOKENS, num_warps=4)
+    packed.run(_recent, (1,), state, out, out, window, triton.next_power_of_2(window), TOKENS, num_warps=4)
     return out
 
 
-def add_noise(state: torch.Tensor, scores: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """scores plus core.rng's Gumbel noise for the token after the state's position. scores: float32 [V]; table: its
-    gumbel_table on the device; returns float32 [V]."""
+def add_noise(scores: torch.Tensor, table: torch.Tensor, position: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+    """scores plus core.rng's Gumbel noise for the token at `position`. scores: float32 [V]; table: its gumbel_table on the
+    device; position: int64 []; seed: int64 [2], low and high word; returns float32 [V]."""
     out = torch.empty_like(scores)
-    kernels.run(_add_noise, (triton.cdiv(len(scores), _BLOCK),), state, scores, table, out, len(scores), SEED_LOW, rng.PARITY,
-         rng.TABLE_SHIFT, rng.TABLE_OFFSET, _BLOCK, num_warps=4)
+    packed.run(_add_noise, (triton.cdiv(len(scores), _BLOCK),), position, seed, scores, table, out, len(scores), rng.PARITY,
+               rng.TABLE_SHIFT, rng.TABLE_OFFSET, _BLOCK, num_warps=4)
     return out
 
 
 def advance(state: torch.Tensor, token: torch.Tensor) -> None:
     """Make `token`, int32 [1, 1], the state's token and the next position its position, and note it in the cache."""
-    kernels.run(_advance, (1,), state, token, token, TOKENS, num_warps=1)
+    packed.run(_advance, (1,), state, token, token, TOKENS, num_warps=1)
+
+
+def read_keys(state: torch.Tensor, layer: int, G: int, D: int, dtype: torch.dtype) -> torch.Tensor:
+    """A layer's keys at the state's position, as they are stored: [1, G, 1, D]."""
+    out = torch.empty((1, G, 1, D), dtype=dtype, device=state.device)
+    packed.run(_read_keys, (G,), state, layer, out, out, D, triton.next_power_of_2(D), ALLOCATED, LAYERS, num_warps=1)
+    return out
 
 
 def try_heads(H: int, G: int, D: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compile and launch `attend` for a model's heads. Raises whatever Triton raises where it cannot."""
+    """Compile and launch `attend` for a model's heads. Raises Triton's errors."""
     row = torch.zeros((G, 1, D), dtype=dtype, device=device)
-    state = torch.tensor([0, 0, 0, 0, 1, 0, 0, 0, row.data_ptr(), row.data_ptr()]).to(device)
-    attend(state, 0, torch.zeros((H, D), dtype=dtype, device=device), G, None, 1.0)
+    state = pack_state(0, allocated=1, layers=(row, row)).to(device)
+    attend(state, 0, torch.zeros((1, H, 1, D), dtype=dtype, device=device), G, None, 1.0)
 
 
 def try_out(device: torch.device) -> None:
-    """Compile and launch a kernel. Raises whatever Triton raises where it cannot."""
+    """Compile and launch a small `multiply`. Raises Triton's errors."""
     x = torch.zeros((1, 32), dtype=torch.float16, device=device)
     multiply(x, x)

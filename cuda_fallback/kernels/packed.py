@@ -1,7 +1,7 @@
-"""Triton kernels that read a QuantizedMatrix packed. Imported where there is a GPU, since it needs the package triton.
+"""Triton kernels that read a QuantizedMatrix packed. Importing it needs the package triton.
 
 `multiply` is bound by the memory: every word of the weights is loaded once, sixteen bytes to a thread, and unpacked in
-registers. A program takes ROWS rows of the matrix, which share what it loads of x, and UNITS of their words at a time.
+registers. A program takes ROWS rows of the matrix, which share its loads of x, and UNITS of their words at a time.
 Codes are multiplied as they are and scaled once for each word, which lies within a group:
 
     sum over a word of w x  =  scale * sum(code x)  +  (bias - scale * offset) * sum(x)
@@ -108,7 +108,7 @@ def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, *
 
 
 def try_out(device: torch.device) -> None:
-    """Compile and launch a small `multiply`. Raises whatever Triton raises where it cannot."""
+    """Compile and launch a small `multiply`. Raises Triton's errors."""
     low = torch.zeros((1, 2), dtype=torch.int32, device=device)
     scales = torch.zeros((1, 1), dtype=torch.float16, device=device)
     matrix = QuantizedMatrix((1, 16), 4, 16, 8, 8, 2, low, None, scales, None, None, None, torch.float16)
@@ -133,7 +133,7 @@ def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
 
 
 def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Some rows as [n, K] in `dtype`, rounded as torch's own operations round: a slice, or int indices [n]."""
+    """Rows as [n, K] in `dtype`, rounded as torch's own operations round. which: a slice of them, or int indices [n]."""
     rows, start = (None, which.start) if isinstance(which, slice) else (which.contiguous(), 0)
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
@@ -148,5 +148,5 @@ def _parts(matrix: QuantizedMatrix) -> tuple[torch.Tensor | None, ...]:
 
 
 def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
-    """What a kernel is compiled for: LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, CHUNK."""
+    """Constants of a kernel: LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, CHUNK."""
     return *PLANES[matrix.bits], matrix.group_size, matrix.offset, SUPER_GROUP, matrix.digits, matrix.chunk

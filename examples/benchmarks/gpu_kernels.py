@@ -54,7 +54,8 @@ def _errors(dtype: Any) -> dict[str, float]:
     import torch
     import torch.nn.functional as F
 
-    from cuda_fallback.kernels import decode as fused
+    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.state import pack_state
 
     def silu_gated(both: Any) -> Any:
         gate, up = both.double().chunk(2, dim=-1)
@@ -62,18 +63,23 @@ def _errors(dtype: Any) -> dict[str, float]:
 
     found: dict[str, float] = {}
     x, delta, weight = (_normal(shape, dtype) for shape in ((3, 4096), (3, 4096), (4096,)))
-    total, normed = fused.add_rms_norm(x, delta, weight, 1e-5)
+    total, normed = decode.add_rms_norm(x, delta, weight, 1e-5)
     exact = total.double()
     found["sum"] = _error(total, x.double() + delta.double())
     found["norm"] = _error(normed, exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double())
     for name, (N, K) in PRODUCTS.items():
         x, weight, bias = _normal((1, K), dtype), _normal((min(N, 2048), K), dtype, K**-0.5), _normal((min(N, 2048),), dtype)
         right = x.double() @ weight.double().T + bias.double()
-        found[f"product {name}"] = _error(fused.multiply(x, weight, bias), right)
-        found[f"gated product {name}"] = _error(fused.multiply_gated(x, weight, bias), silu_gated(right))
+        found[f"product {name}"] = _error(decode.multiply(x, weight, bias), right)
+        found[f"gated product {name}"] = _error(decode.multiply_gated(x, weight, bias), silu_gated(right))
     both = _normal((5, 2 * 14336), dtype)
-    found["gate"] = _error(fused.gate(both), silu_gated(both))
+    found["gate"] = _error(decode.gate(both), silu_gated(both))
     H, G, D = HEADS
+    heads, query_weight, key_weight = (_normal(shape, dtype) for shape in ((1, (H + 2 * G) * D), (D,), (D,)))
+    split = heads.double().view(H + 2 * G, D)
+    right = split / (split.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    right = torch.cat([right[:H] * query_weight.double(), right[H:H + G] * key_weight.double(), split[H + G:]])
+    found["norm of heads"] = _error(decode.norm_heads(heads, query_weight, key_weight, H, G, D, 1e-5).view_as(right), right)
     cosines, sines = torch.rand((2, ROOM, D // 2), device=DEVICE) * 2 - 1
 
     def turned(heads: Any, start: int) -> Any:
@@ -83,36 +89,36 @@ def _errors(dtype: Any) -> dict[str, float]:
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
     heads = _normal((1, 7, H, D), dtype).transpose(1, 2)
-    found["rotation"] = _error(fused.rotate(heads, cosines[:7], sines[:7]), turned(heads, 0))
+    found["rotation"] = _error(decode.rotate(heads, cosines[:7], sines[:7]), turned(heads, 0))
     for position in POSITIONS:
         for window in (None, 1000):
             keys, values = _normal((1, G, ROOM, D), dtype), _normal((1, G, ROOM, D), dtype)
-            addresses = [array.data_ptr() for array in (cosines, sines, keys, values)]
-            state = torch.tensor([position, 0, 0, 0, ROOM, 0, *addresses], device=DEVICE)
+            state = pack_state(position, allocated=ROOM, tables=(cosines, sines), layers=(keys, values)).to(DEVICE)
             heads = _normal((1, (H + 2 * G) * D), dtype)
-            query = fused.store_rotated(state, 0, heads, H, G, D)
+            query = decode.store_rotated(state, 0, heads, H, G, D)
             split = heads.view(H + 2 * G, 1, D)
             right = turned(split[:H + G], position)[:, 0]
-            stored = torch.cat([query, keys[0, :, position], values[0, :, position]])
+            stored = torch.cat([query[0, :, 0], keys[0, :, position], values[0, :, position]])
             found[f"row {position}"] = _error(stored, torch.cat([right, split[H + G:, 0].double()]))
             first = max(0, position + 1 - window) if window else 0
             seen = [part[0, :, first:position + 1].double().repeat_interleave(H // G, 0) for part in (keys, values)]
-            shares = torch.softmax((seen[0] @ query.double()[:, :, None])[..., 0] * D**-0.5, dim=-1)
-            right = (shares[:, None] @ seen[1]).reshape(1, -1)
-            found[f"attention {position} {window}"] = _error(fused.attend(state, 0, query, G, window, D**-0.5), right)
+            shares = torch.softmax((seen[0] @ query.double()[0].mT)[..., 0] * D**-0.5, dim=-1)
+            right = (shares[:, None] @ seen[1]).reshape(1, 1, -1)
+            found[f"attention {position} {window}"] = _error(decode.attend(state, 0, query, G, window, D**-0.5), right)
     return found
 
 
 def _noise_is_right() -> bool:
     import torch
 
-    from cuda_fallback.kernels import decode as fused
+    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.state import NEXT, SEED_HIGH, SEED_LOW, pack_state
     from mlx_llama.core.generation import rng
 
     seed, position = 2**63 + 12345, 77
-    state = torch.tensor([position, 0, *rng.split_seed(seed)], device=DEVICE)
-    table = torch.tensor(rng.gumbel_table(), device=DEVICE)
-    found = fused.add_noise(state, torch.zeros(VOCABULARY, device=DEVICE), table)
+    state = pack_state(position, seed=seed).to(DEVICE)
+    table, zeros = torch.tensor(rng.gumbel_table(), device=DEVICE), torch.zeros(VOCABULARY, device=DEVICE)
+    found = decode.add_noise(zeros, table, state[NEXT], state[SEED_LOW:SEED_HIGH + 1])
     return bool(np.array_equal(found.cpu().numpy(), rng.gumbel(seed, position + 1, VOCABULARY)))
 
 
@@ -121,8 +127,9 @@ def rates() -> dict[str, dict[str, float]]:
     import torch
     import torch.nn.functional as F
 
-    from cuda_fallback.kernels import decode as fused
-    from cuda_fallback.quantized import QuantizedMatrix, find_kernels
+    from cuda_fallback.kernels import decode, find_kernels
+    from cuda_fallback.kernels.state import pack_state
+    from cuda_fallback.quantized import QuantizedMatrix
 
     found: dict[str, dict[str, float]] = {}
     device = torch.empty(0, device=DEVICE).device
@@ -131,7 +138,7 @@ def rates() -> dict[str, dict[str, float]]:
             nbytes = 2 * N * K
             weights = [_normal((N, K), torch.bfloat16, K**-0.5) for _ in range(APART // nbytes + 2)]
             x = _normal((1, K), torch.bfloat16)
-            ours = fused.multiply_gated if name == "gate, up" else fused.multiply
+            ours = decode.multiply_gated if name == "gate, up" else decode.multiply
             found[name] = {"ours": nbytes / _seconds([lambda w=w: ours(x, w) for w in weights]),
                            "torch": nbytes / _seconds([lambda w=w: F.linear(x, w) for w in weights])}
             del weights
@@ -139,19 +146,18 @@ def rates() -> dict[str, dict[str, float]]:
 
         for kind in ("affine 4/64", "Q8_0"):
             weight = random_weight(kind, *LOW_BIT)
-            matrix = QuantizedMatrix.pack([weight], torch.float16, device, find_kernels(device)[0])
+            matrix = QuantizedMatrix.pack([weight], torch.float16, device, find_kernels(device).packed)
             x = _normal((1, LOW_BIT[1]), torch.float16)
             copies = [_copied(matrix) for _ in range(APART // matrix.nbytes + 2)]
             found[kind] = {"ours": matrix.nbytes / _seconds([lambda m=m: m.matmul(x) for m in copies])}
             del copies
         H, G, D = HEADS
         caches = [_normal((2, 1, G, LENGTH, D), torch.bfloat16) for _ in range(APART // (4 * G * LENGTH * D) + 2)]
-        states = [torch.tensor([LENGTH - 1, 0, 0, 0, LENGTH, 0, 0, 0, keys.data_ptr(), values.data_ptr()], device=DEVICE)
-                  for keys, values in caches]
-        query = _normal((H, D), torch.bfloat16)
+        states = [pack_state(LENGTH - 1, allocated=LENGTH, layers=(keys, values)).to(DEVICE) for keys, values in caches]
+        query = _normal((1, H, 1, D), torch.bfloat16)
         nbytes = 4 * G * LENGTH * D
-        ours = [lambda state=state: fused.attend(state, 0, query, G, None, D**-0.5) for state in states]
-        torchs = [lambda kv=kv: F.scaled_dot_product_attention(query[None, :, None], kv[0], kv[1], enable_gqa=True)
+        ours = [lambda state=state: decode.attend(state, 0, query, G, None, D**-0.5) for state in states]
+        torchs = [lambda kv=kv: F.scaled_dot_product_attention(query, kv[0], kv[1], enable_gqa=True)
                   for kv in caches]
         found["attention"] = {"ours": nbytes / _seconds(ours), "torch": nbytes / _seconds(torchs)}
     return found

@@ -294,11 +294,11 @@ class Ours(Program):
         versions = {"python": platform.python_version(), PACKAGES[self.name]: _version(PACKAGES[self.name])}
         notice = ""
         if self.name == "cuda":
-            from cuda_fallback.quantized import find_kernels
+            from cuda_fallback.kernels import find_kernels
 
-            kernels, notices = find_kernels(self.device)
+            found = find_kernels(self.device)
             versions["triton"] = _version("triton")
-            notice = "" if kernels else (notices or ("torch's own operations on the CPU device",))[0]
+            notice = "" if found.packed else (found.notices or ("torch's own operations on the CPU device",))[0]
         return {"device": self.backend.device_name, "versions": versions, "no_kernels": notice}
 
     def op_free_bytes(self) -> dict[str, Any]:
@@ -360,7 +360,11 @@ class Ours(Program):
         dtype, weight = dtype or judge.dtype, weight or judge
         chosen = self.backend.runtime.pick_dtype(dtype, dtype, self.device)
         quantized = importlib.import_module(self.backend.model.__package__ + ".quantized")
-        extra = (quantized.find_kernels(self.device)[0],) if self.name == "cuda" else ()
+        extra = ()
+        if self.name == "cuda":
+            from cuda_fallback.kernels import find_kernels
+
+            extra = (find_kernels(self.device).packed,)
         matrix = quantized.QuantizedMatrix.pack([weight], chosen, self.device, *extra)
         dense, rng, errors = judge.float32().astype(np.float64), np.random.default_rng(2), []
         for count in (1, 5, 40):

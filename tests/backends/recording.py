@@ -1,4 +1,4 @@
-"""A CUDA graph's stand-in for the CPU: what a function does, recorded once and done again with the same arguments.
+"""A CUDA graph's stand-in for the CPU: the work of a function, recorded once and repeated with the same arguments.
 
 Like a graph it keeps every Python number, address and size of the time of recording, so that a step which takes its
 position, its token or its cache from the host goes wrong when replayed.
@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from cuda_fallback.kernels import packed as kernels
+from cuda_fallback.kernels import packed
 
 
 def place(tensor: torch.Tensor) -> int:
@@ -29,34 +29,38 @@ class _Recorder(TorchDispatchMode):
 
 
 class Recording:
-    """In place of captured.Capture. Records while the state points to another cache than the one that is stepped: a
-    capture computes nothing, and no address of a cache may be kept."""
+    """In place of cuda_graph.Capture. Records while the state points to another cache than the one that is stepped: a
+    capture computes nothing, and no address of a cache may be kept.
+
+    launched: names of the kernels of the last recording, in order."""
 
     def __init__(self, model):
         self.model = model
         self.replays = 0
         self.recorded = 0
+        self.launched: list[str] = []
 
     def __call__(self, function):
-        steps, scratch, done = self.model._steps, self.model.make_cache(8), []
-        saved = steps._state.clone()
+        view, scratch, done = self.model._runner.view, self.model.make_cache(8), []
+        saved = view.state.clone()
         scratch.reserve(1, 0, 1)
-        steps._set([[1]], 0, scratch, 5)
-        launch = kernels.run
+        view.point(scratch, [[1]], 0, 5)
+        launch = packed.run
 
         def run(kernel, grid, *arguments, **given):
             with _disable_current_modes():
                 launch(kernel, grid, *arguments, **given)
             done.append((kernel, grid, arguments, given))
 
-        kernels.run = run
+        packed.run = run
         try:
             with _Recorder(done):
                 function()
         finally:
-            kernels.run = launch
-        steps._state.copy_(saved)
+            packed.run = launch
+        view.state.copy_(saved)
         self.recorded += 1
+        self.launched = [one[0].__name__ for one in done if not isinstance(one[0], torch._ops.OpOverload)]
 
         def replay():
             self.replays += 1

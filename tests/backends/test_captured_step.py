@@ -1,10 +1,11 @@
-"""The torch backend's step of few kernels: on a GPU where there is one, captured; else in Triton's interpreter, recorded.
+"""The torch backend's step by kernels: on a GPU where there is one, captured; else in Triton's interpreter, recorded.
 
 The interpreter must be chosen before triton is imported, so a process of its own runs it (as in test_triton.py).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tempfile
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import make_checkpoint
+from making import config_fields, make_checkpoint, random_tensors
 from making_gguf import make_gguf
 
 from backends.conftest import relative_error
@@ -20,7 +21,7 @@ from mlx_llama.core.generation import options
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE, HAS_GPU, call, compile_call  # noqa: E402, F401
+from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computing  # noqa: E402, F401
 
 EVERYTHING = dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
                   frequency_penalty=0.1, logit_bias={5: 1.0}, seed=3)
@@ -31,8 +32,14 @@ MODELS = {
     "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
     "biases": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "heads": dict(hidden_size=72, num_attention_heads=6, num_key_value_heads=2, head_dim=20),
+    "qwen2": dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=20, num_attention_heads=6, num_key_value_heads=2),
+    "qwen3 float16": dict(architectures=["Qwen3ForCausalLM"], head_dim=16, dtype="float16", tie_word_embeddings=True),
     "low-bit": dict(kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K"),
 }
+
+
+SHAPES = [(4, 4, 16), (6, 2, 20), (8, 1, 64)]  # heads, key heads, width of a head
 
 
 # The kernels
@@ -47,74 +54,94 @@ def made(*shape: int, dtype=torch.float32, seed: int = 0):
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32)).to(DEVICE, dtype)
 
 
+def rms_normed(x, weight):
+    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+
 def rows_and_products(dtype) -> dict[str, float]:
+    from torch.nn import functional as F
+
     from cuda_fallback import ops
-    from cuda_fallback.kernels import decode as fused
+    from cuda_fallback.kernels import decode
+
+    def gated(both):
+        gate, up = both.chunk(2, dim=-1)
+        return F.silu(gate) * up
 
     found = {}
     for E in (7, 64, 1000):
         x, delta, weight = made(3, E, dtype=dtype), made(3, E, dtype=dtype, seed=1), made(E, dtype=dtype, seed=2)
-        total, normed = fused.add_rms_norm(x, delta, weight, 1e-5)
+        total, normed = decode.add_rms_norm(x, delta, weight, 1e-5)
         found[f"sum {E}"] = worst(total, x + delta)
-        found[f"norm {E}"] = worst(normed, ops.rms_norm(x + delta, weight, 1e-5))
-        same, alone = fused.add_rms_norm(x, None, weight, 1e-5)
+        found[f"norm {E}"] = worst(normed, rms_normed((x + delta).double(), weight.double()))
+        same, alone = decode.add_rms_norm(x, None, weight, 1e-5)
         assert same is x
-        found[f"norm alone {E}"] = worst(alone, ops.rms_norm(x, weight, 1e-5))
+        found[f"norm alone {E}"] = worst(alone, rms_normed(x.double(), weight.double()))
     for N, K in ((1, 16), (7, 100), (130, 1024), (6, 2500)):
         x, weight, bias = made(1, K, dtype=dtype), made(N, K, dtype=dtype, seed=1), made(N, dtype=dtype, seed=2)
-        found[f"product {N} {K}"] = worst(fused.multiply(x, weight), ops.linear(x.double(), weight.double()))
-        found[f"with bias {N} {K}"] = worst(fused.multiply(x, weight, bias),
-                                            ops.linear(x.double(), weight.double(), bias.double()))
+        found[f"product {N} {K}"] = worst(decode.multiply(x, weight), F.linear(x.double(), weight.double()))
+        found[f"with bias {N} {K}"] = worst(decode.multiply(x, weight, bias),
+                                            F.linear(x.double(), weight.double(), bias.double()))
         both = made(2 * N, K, dtype=dtype, seed=3) * 0.1
-        wanted = ops.swiglu(ops.linear(x.double(), both.double(), made(2 * N, seed=4).double()))
-        found[f"gated {N} {K}"] = worst(fused.multiply_gated(x, both, made(2 * N, dtype=dtype, seed=4)), wanted)
+        wanted = gated(F.linear(x.double(), both.double(), made(2 * N, seed=4).double()))
+        found[f"gated {N} {K}"] = worst(decode.multiply_gated(x, both, made(2 * N, dtype=dtype, seed=4)), wanted)
     for shape in ((1, 2, 6), (2, 3, 2600)):
-        found[f"gate {shape}"] = worst(fused.gate(made(*shape, dtype=dtype)), ops.swiglu(made(*shape).to(dtype).double()))
+        found[f"gate {shape}"] = worst(decode.gate(made(*shape, dtype=dtype)), gated(made(*shape).to(dtype).double()))
     x = made(2, 5, 3, 24, dtype=dtype).transpose(1, 2)
     table = made(5, 12, seed=1), made(5, 12, seed=2)
-    found["rotated"] = worst(fused.rotate(x, *table), ops.rope(x.float(), table))
+    with computing(by_kernels=False):
+        found["rotated"] = worst(decode.rotate(x, *table), ops.rope(x.float(), table))
+    for H, G, D in SHAPES:
+        heads = made(2, 3, (H + 2 * G) * D, dtype=dtype)
+        query, key = made(D, dtype=dtype, seed=1), made(D, dtype=dtype, seed=2)
+        parts = heads.double().unflatten(-1, (H + 2 * G, D))
+        wanted = torch.cat([rms_normed(parts[:, :, :H], query.double()), rms_normed(parts[:, :, H:H + G], key.double()),
+                            parts[:, :, H + G:]], dim=2)
+        found[f"heads {D}"] = worst(decode.norm_heads(heads, query, key, H, G, D, 1e-5), wanted.flatten(2))
     return found
 
 
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-6), (torch.float16, 2e-3)], ids=["float32", "float16"])
 def test_norms_products_gates_and_rotations(dtype, bound, call):
     found = call(rows_and_products, dtype)
-    assert len(found) == 24 and max(found.values()) < bound, found
-
-
-SHAPES = [(4, 4, 16), (6, 2, 20), (8, 1, 64)]  # heads, key heads, width of a head
+    assert len(found) == 27 and max(found.values()) < bound, found
 
 
 def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
     """Errors of a stored row and of attention over it, at positions at the ends of blocks and pieces."""
     from cuda_fallback import ops
-    from cuda_fallback.kernels import decode as fused
+    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.state import pack_state
 
     room, found = 4200, []
-    cosines, sines = made(2, room, D // 2)
-    heads = made(1, (H + 2 * G) * D, dtype=dtype, seed=3)
+    tables = cosines, sines = tuple(made(2, room, D // 2))
+    heads = made(1, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
+    split = heads.view(1, 1, H + 2 * G, D).transpose(1, 2)
     for position, window in ((0, None), (1, None), (63, None), (64, None), (130, None), (4095, None), (4096, None),
                              (4199, None), (300, 100), (20, 100), (100, 100)):
         keys, values = made(2, 1, G, room, D, dtype=dtype, seed=4)
-        arrays = [torch.zeros(0), torch.zeros(0), keys, values]
-        state = torch.tensor([position, 0, 0, 0, room, 0, cosines.data_ptr(), sines.data_ptr(),
-                              *(array.data_ptr() for array in arrays)], device=DEVICE)
+        other = torch.zeros(0)
+        state = pack_state(position, allocated=room, tables=tables, layers=(other, other, keys, values)).to(DEVICE)
         before = keys.clone(), values.clone()
-        query = fused.store_rotated(state, 1, heads, H, G, D)
-        split = heads.view(1, 1, H + 2 * G, D).transpose(1, 2)
-        turned = ops.rope(split[:, :H + G].float(), (cosines[position:position + 1], sines[position:position + 1]))
-        found.append(("query", worst(query, turned[0, :H, 0])))
-        found.append(("key", worst(keys[0, :, position], turned[0, H:, 0])))
+        query = decode.store_rotated(state, 1, heads, H, G, D)
+        with computing(by_kernels=False):
+            turned = ops.rope(split[:, :H + G].float(), (cosines[position:position + 1], sines[position:position + 1]))
+        found.append(("query", worst(query, turned[:, :H])))
+        found.append(("key", worst(keys[:, :, position:position + 1], turned[:, H:])))
         assert torch.equal(values[0, :, position], split[0, H + G:, 0])
+        assert torch.equal(decode.read_keys(state, 1, G, D, dtype), keys[:, :, position:position + 1])
         for now, then in zip((keys, values), before):  # nothing else is written
             now = now.clone()
             now[:, :, position] = then[:, :, position]
             assert torch.equal(now, then)
         first = max(0, position + 1 - window) if window else 0
-        wanted = ops.attention(query.double()[None, :, None], keys.double()[:, :, first:position + 1],
+        wanted = ops.attention(query.double(), keys.double()[:, :, first:position + 1],
                                values.double()[:, :, first:position + 1], D**-0.5)
-        out = fused.attend(state, 1, query, G, window, D**-0.5)
-        found.append((f"attention {position} {window}", worst(out.view(H, D), wanted[0, :, 0])))
+        out = decode.attend(state, 1, query, G, window, D**-0.5)
+        assert out.shape == (1, 1, H * D)
+        found.append((f"attention {position} {window}", worst(out.view(1, H, 1, D), wanted)))
+        as_it_is = decode.store_rotated(state, 1, heads, H, G, D, rotates=False)
+        assert torch.equal(as_it_is, split[:, :H]) and torch.equal(keys[:, :, position:position + 1], split[:, H:H + G])
     return found
 
 
@@ -126,18 +153,20 @@ def test_rows_are_stored_and_attended_to(dtype, bound, shape, call):
 
 
 def noise_and_tokens() -> tuple[list, list, list]:
-    from cuda_fallback.kernels import decode as fused
+    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.state import NEXT, POSITION, SEED_HIGH, SEED_LOW, TOKEN, pack_state
     from mlx_llama.core.generation import rng
 
     table, noise = torch.tensor(rng.gumbel_table(), device=DEVICE), []
     tokens = torch.arange(100, 200, dtype=torch.int32, device=DEVICE)[None].contiguous()
     for seed, position in ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2)):
-        state = torch.tensor([position, 7, *rng.split_seed(seed), 99, tokens.data_ptr(), 0, 0], device=DEVICE)
-        noise.append(fused.add_noise(state, torch.zeros(3000, device=DEVICE), table).cpu().numpy())
-    state[0] = 3
-    recent = [fused.recent(state, window)[0].tolist() for window in (2, 4, 7)]
-    fused.advance(state, torch.tensor([[55]], dtype=torch.int32, device=DEVICE))
-    return noise, recent, [state[:2].tolist(), tokens[0, :6].tolist()]
+        state = pack_state(position, seed=seed).to(DEVICE)
+        found = decode.add_noise(torch.zeros(3000, device=DEVICE), table, state[NEXT], state[SEED_LOW:SEED_HIGH + 1])
+        noise.append(found.cpu().numpy())
+    state = pack_state(3, token=7, tokens=tokens).to(DEVICE)
+    recent = [decode.recent(state, window)[0].tolist() for window in (2, 4, 7)]
+    decode.advance(state, torch.tensor([[55]], dtype=torch.int32, device=DEVICE))
+    return noise, recent, [state[[POSITION, NEXT, TOKEN]].tolist(), tokens[0, :6].tolist()]
 
 
 def test_noise_recent_tokens_and_the_next_position(call):
@@ -147,10 +176,111 @@ def test_noise_recent_tokens_and_the_next_position(call):
     for got, (seed, position) in zip(noise, ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2))):
         np.testing.assert_array_equal(got, rng.gumbel(seed, position + 1, 3000))
     assert recent == [[102, 103], [100, 101, 102, 103], [-1, -1, -1, 100, 101, 102, 103]]
-    assert after == [[4, 55], [100, 101, 102, 103, 55, 105]]
+    assert after == [[4, 5, 55], [100, 101, 102, 103, 55, 105]]
+
+
+# The words of ops
+
+
+def by_state(llama, cache, token: int):
+    """A view by kernels of the next position of a cache, and torch's own view of a copy of that cache."""
+    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.state import StateView
+
+    copy = llama.make_cache(cache.capacity)
+    copy.restore(cache.state())
+    at, view = cache.length, StateView(llama.config, llama.dtype, DEVICE, decode)
+    cache.reserve(1, at, 1)
+    view.point(cache, [[token]], at, seed=3)
+    return view, copy.view(torch.tensor([[token]], device=DEVICE), at)
+
+
+@torch.inference_mode()
+def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[str]]]:
+    """Of each word, by kernels and by torch's own operations, for a decoded token: the largest difference and value;
+    and the kernels it launched."""
+    from cuda_fallback import ops
+    from cuda_fallback.kernels import packed
+
+    found, launched, launch = {}, {}, packed.run
+
+    def both(name: str, word) -> None:
+        names = []
+        with computing(by_kernels=True), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(packed, "run", lambda kernel, *given, **named: (
+                names.append(kernel.__name__), launch(kernel, *given, **named)))
+            one = word()
+            launched[name] = list(names)
+        with computing(by_kernels=False):
+            other = word()
+        pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
+        for i, (ours, plain) in enumerate(pairs):
+            assert ours.shape == plain.shape and ours.dtype == plain.dtype, name
+            found[f"{name} {i}"] = float((ours.double() - plain.double()).abs().max()), float(plain.abs().max())
+
+    with computing(by_kernels=False):
+        llama = loaded(path, False)
+        cache = llama.make_cache(40)
+        llama.forward([[3, 4, 5, 6, 7, 8, 9, 10, 11]], 0, cache)
+    x, delta = made(1, 1, 64, seed=1), made(1, 1, 64, seed=2)
+    block = llama.blocks[1]
+    down, gate_up, spec = block.mlp.down.weight, block.mlp.gate_up.weight, block.attention.spec
+    H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
+    bias, heads = made(64, seed=3), made(1, 1, (H + 2 * G) * D, seed=4)
+    ffn = made(1, 1, down.shape[1], seed=5)
+    both("embed", lambda: ops.embed(torch.tensor([[7]], device=DEVICE), llama.embedding.weight))
+    both("linear", lambda: ops.linear(ffn, down))
+    both("linear with bias", lambda: ops.linear(ffn, down, bias))
+    both("linear of blocks", lambda: ops.linear(ffn, (down[:3], down[3:]), bias))
+    both("gated_linear", lambda: ops.gated_linear(x, gate_up))
+    both("gated_linear of blocks", lambda: ops.gated_linear(x, (gate_up[:9], gate_up[9:]), made(len(gate_up), seed=6)))
+    both("add_rms_norm", lambda: ops.add_rms_norm(x, delta, block.ffn_norm.weight, 1e-5))
+    both("add_rms_norm alone", lambda: ops.add_rms_norm(x, None, block.ffn_norm.weight, 1e-5))
+    both("norm_heads", lambda: ops.norm_heads(heads, made(D, seed=7), made(D, seed=8), spec))
+    both("split_heads", lambda: ops.split_heads(heads, spec))
+    both("last_position", lambda: ops.last_position(heads))
+    both("rope", lambda: ops.rope(made(2, H, 3, D), (made(3, D // 2), made(3, D // 2, seed=9))))
+    both("swiglu", lambda: ops.swiglu(made(2, 3, 30)))
+    for rotates in (True, False):
+        for window in (None, 4, 100):
+            one = dataclasses.replace(spec, rotates=rotates, window=window)
+            views = by_state(llama, cache, 12)
+
+            def attended():
+                # A StateView stands for kernels, so each run has its own view.
+                view = views[0 if runs.pop() else 1]
+                query = ops.rope_and_store(heads, view, one)
+                return query, view.new_keys(1), ops.attend(query, view, one)
+
+            runs = [False, True]
+            both(f"attend {rotates} {window}", attended)
+    return found, launched
+
+
+@pytest.mark.parametrize("name", ["float32", "heads72"])
+def test_each_word_by_kernels_is_torchs(name, call):
+    fields = {} if name == "float32" else dict(num_attention_heads=6, num_key_value_heads=2, head_dim=20)
+    found, launched = call(words, make_checkpoint(Path(tempfile.mkdtemp()) / name, tokenizer=False, **fields))
+    assert len(found) == 17 + 2 * 3 * 3
+    for name, (error, size) in found.items():
+        assert error <= 3e-6 * size, (name, error, size)
+    assert found["embed 0"][0] == found["split_heads 0"][0] == found["attend False None 1"][0] == 0
+    kernels = {name: " ".join(names) for name, names in launched.items() if not name.startswith("attend")}
+    assert kernels == {
+        "embed": "", "linear": "_multiply", "linear with bias": "_multiply", "linear of blocks": "_multiply _multiply",
+        "gated_linear": "_multiply", "gated_linear of blocks": "_multiply _multiply _gate", "add_rms_norm": "_add_rms_norm",
+        "add_rms_norm alone": "_add_rms_norm", "norm_heads": "_norm_heads", "split_heads": "", "last_position": "",
+        "rope": "_rotate", "swiglu": "_gate"}
+    assert launched["attend True 4"] == ["_store_rotated", "_read_keys", "_attend", "_join"]
 
 
 # The step
+
+
+def sharpened() -> dict[str, np.ndarray]:
+    """Weights of the toy with queries and keys three times as large."""
+    tensors = random_tensors(config_fields())
+    return {name: 3 * part if "q_proj" in name or "k_proj" in name else part for name, part in tensors.items()}
 
 
 def checkpoint(name: str) -> Path:
@@ -160,32 +290,31 @@ def checkpoint(name: str) -> Path:
         make_gguf(path, tokenizer=None, num_hidden_layers=1, hidden_size=256, intermediate_size=256, num_attention_heads=2,
                   num_key_value_heads=1, head_dim=128, vocab_size=64, max_position_embeddings=2048, **MODELS[name])
         return path
+    if name == "sharp":  # attention that looks at few positions, so that its scale counts
+        return make_checkpoint(path, tensors=sharpened())
     return make_checkpoint(path, max_position_embeddings=2048, **MODELS[name])
 
 
 def fewer_programs() -> None:
     """Each costs the interpreter milliseconds."""
-    from cuda_fallback.kernels import decode as fused, packed as kernels
+    from cuda_fallback.kernels import decode, packed
 
-    fused._ROWS, fused._PIECES, kernels._ROWS = 64, 4, 64
+    decode._ROWS, decode._PIECES, packed._ROWS = 64, 4, 64
 
 
-def loaded(path: Path, compile: bool = True, dtype: str = "auto"):
-    """The model with its step of few kernels, recorded in the interpreter where it would be captured on a GPU."""
+def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True):
+    """The model; steps by kernels are recorded in the interpreter where they would be captured on a GPU."""
     from backends.recording import Recording
-    from cuda_fallback import model
-    from cuda_fallback.kernels import decode as fused, packed as kernels
-    from cuda_fallback.kernels.cuda_graph import Steps
+    from cuda_fallback.model import Llama
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
-    with pytest.MonkeyPatch.context() as patch:
-        if not HAS_GPU:
-            patch.setattr(model, "find_kernels", lambda device: (kernels, ()))
-        llama = model.Llama.load(open_checkpoint(path), dtype, DEVICE, compile=compile if HAS_GPU else None)
-    if not HAS_GPU:
+    with computing(by_kernels):
+        llama = Llama.load(open_checkpoint(path), dtype, DEVICE, compile=compile if HAS_GPU and by_kernels else None)
+    assert (llama._runner is not None) is by_kernels
+    if by_kernels and not HAS_GPU:
         fewer_programs()
-        llama._steps = Steps(llama, fused, Recording(llama) if compile else None)
-    assert (llama._steps.capture is not None) is compile
+        llama._runner.capture = Recording(llama) if compile else None
+    assert not by_kernels or (llama._runner.capture is not None) is compile
     return llama
 
 
@@ -199,22 +328,21 @@ def decoded(llama, count: int, given: dict, cache=None, prompt: int = 5) -> tupl
     """(tokens, the cache's state) of `count` steps after a prompt."""
     draw, cache = sampler(given), cache or llama.make_cache(1000)
     token, tokens = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 60, []
-    for _ in range(count):
-        token = llama.step(token, cache.length, cache, draw)
-        tokens.append(token.item())
+    with computing(by_kernels=llama._runner is not None):
+        for _ in range(count):
+            token = llama.step(token, cache.length, cache, draw)
+            tokens.append(token.item())
     return tokens, cache.state()
 
 
 def plain_and_replayed(path: Path, given: dict, count: int) -> tuple:
-    plain, replayed = loaded(path, False), loaded(path, True)
-    without = loaded(path, False)
-    without._steps = None  # as forward does it
-    found = [decoded(llama, count, given) for llama in (plain, replayed, without)]
+    plain, replayed, forward = loaded(path, False), loaded(path), loaded(path, by_kernels=False)
+    found = [decoded(llama, count, given) for llama in (plain, replayed, forward)]
     again = decoded(replayed, 4, given)  # another cache, the same graph
     if not HAS_GPU:
-        capture = replayed._steps.capture
+        capture = replayed._runner.capture
         assert (capture.recorded, capture.replays) == (1, count - 2 + 3)
-    assert all(kind.is_captured for kind in replayed._steps._known.values())
+    assert all(step.is_captured for step in replayed._runner._steps.values())
     return *found, again
 
 
@@ -225,7 +353,7 @@ def test_replayed_steps_give_the_bits_of_plain_ones_and_the_numbers_of_forward(n
     assert (replayed[0], again[0]) == (plain[0], plain[0][:4])
     for part in plain[1]:
         np.testing.assert_array_equal(replayed[1][part], plain[1][part])
-    exact = name not in ("float16", "low-bit")
+    exact = "float16" not in name and name != "low-bit"
     if exact:
         assert plain[0] == forward[0]
     same = 5 + next((i for i, (one, other) in enumerate(zip(plain[0], forward[0])) if one != other), len(plain[0]) - 1)
@@ -242,12 +370,13 @@ def in_turns(path: Path) -> tuple:
     llama, turns = loaded(path), []
     for given, prompt, capacity in ((one, 5, 50), (other, 3, 900), (third, 7, 16)):
         turns.append([sampler(given), llama.make_cache(capacity), np.arange(3, 3 + prompt, dtype=np.int32)[None] % 60, []])
-    for _ in range(5):
-        for turn in turns:
-            draw, cache, token, tokens = turn
-            turn[2] = llama.step(token, cache.length, cache, draw)
-            tokens.append(turn[2].item())
-    assert len(llama._steps._known) == 2  # a seed is no other kind
+    with computing(by_kernels=True):
+        for _ in range(5):
+            for turn in turns:
+                draw, cache, token, tokens = turn
+                turn[2] = llama.step(token, cache.length, cache, draw)
+                tokens.append(turn[2].item())
+    assert len(llama._runner._steps) == 2  # a seed is no other kind
     return alone, [turn[3] for turn in turns]
 
 
@@ -264,11 +393,22 @@ def on_threads(path: Path) -> tuple[list, list]:
     def work(i: int) -> None:
         together[i] = decoded(llama, 5, given[i])[0]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    from cuda_fallback.kernels import packed
+
+    launch, lock = packed.run, threading.Lock()
+
+    def in_turn(*given, **named) -> None:
+        with lock:
+            launch(*given, **named)
+
+    with computing(by_kernels=True), pytest.MonkeyPatch.context() as patch:  # until the last thread is done
+        if not HAS_GPU:
+            patch.setattr(packed, "run", in_turn)  # Triton's interpreter knows one grid at a time
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     return alone, together
 
 
@@ -278,12 +418,10 @@ def test_conversations_on_threads_do_not_disturb_each_other(call):
 
 
 def life_of_a_cache(path: Path) -> list[tuple]:
-    """Tokens with and without the step of few kernels, where the cache grows, is trimmed, written to, saved, filled."""
+    """Tokens by kernels and by torch's own operations, where the cache grows, is trimmed, written to, saved, filled."""
     found = []
-    for few in (True, False):
-        llama, draw, tokens = loaded(path), sampler(dict(temperature=0)), []
-        if not few:
-            llama._steps = None
+    for by_kernels in (True, False):
+        llama, draw, tokens = loaded(path, by_kernels=by_kernels), sampler(dict(temperature=0)), []
         cache = llama.make_cache(260)
 
         def go(count: int, token) -> None:
@@ -291,25 +429,26 @@ def life_of_a_cache(path: Path) -> list[tuple]:
                 token = llama.step(token, cache.length, cache, draw)
                 tokens.append(token.item())
 
-        go(5, np.arange(3, 256, dtype=np.int32)[None] % 60)  # from 253 positions over 256, where storage grows
-        cache.trim(250)
-        go(2, np.array([[9]], np.int32))
-        cache.trim(100)
-        llama.forward(np.array([[4, 5, 6]], np.int32), 100, cache)
-        go(3, torch.tensor([[7]], dtype=torch.int32, device=DEVICE))
-        state = cache.state()
-        cache.restore(state)
-        go(2, [[8]])
-        verified = llama.verify(np.array([[tokens[-1], 11, 12]], np.int32), cache.length, cache, draw)
-        cache.trim(cache.length - 2)
-        tokens += verified[0].tolist()
-        go(2, verified[:, :1])
-        cache.trim(20)
-        llama.forward(np.arange(20, 257, dtype=np.int32)[None] % 60, 20, cache)
-        go(3, np.array([[9]], np.int32))  # to the last position
-        found.append((tokens, cache.length, cache.state()["tokens"][0].tolist()))
-        with pytest.raises(Exception, match="do not fit the cache's capacity of 260"):
-            go(1, np.array([[9]], np.int32))
+        with computing(by_kernels):
+            go(5, np.arange(3, 256, dtype=np.int32)[None] % 60)  # from 253 positions over 256, where storage grows
+            cache.trim(250)
+            go(2, np.array([[9]], np.int32))
+            cache.trim(100)
+            llama.forward(np.array([[4, 5, 6]], np.int32), 100, cache)
+            go(3, torch.tensor([[7]], dtype=torch.int32, device=DEVICE))
+            state = cache.state()
+            cache.restore(state)
+            go(2, [[8]])
+            verified = llama.verify(np.array([[tokens[-1], 11, 12]], np.int32), cache.length, cache, draw)
+            cache.trim(cache.length - 2)
+            tokens += verified[0].tolist()
+            go(2, verified[:, :1])
+            cache.trim(20)
+            llama.forward(np.arange(20, 257, dtype=np.int32)[None] % 60, 20, cache)
+            go(3, np.array([[9]], np.int32))  # to the last position
+            found.append((tokens, cache.length, cache.state()["tokens"][0].tolist()))
+            with pytest.raises(Exception, match="do not fit the cache's capacity of 260"):
+                go(1, np.array([[9]], np.int32))
     return found
 
 
@@ -319,24 +458,21 @@ def test_growing_trimming_restoring_and_filling_a_cache(call):
 
 
 def conversations(path: Path) -> list:
-    """Two turns each, by steps of few kernels, recorded, and by forward: plain, and with speculation that verifies."""
+    """Two turns each, by kernels, recorded, and by torch's own operations: plain, and with speculation that verifies."""
     from backends.recording import Recording
-    from cuda_fallback.kernels import decode as fused
-    from cuda_fallback.kernels.cuda_graph import Steps
     from mlx_llama import load
 
     found = []
-    for few in (True, False):
-        llm = load(path, backend="cuda", device="gpu" if HAS_GPU else "cpu", dtype="float32", compile=None if HAS_GPU else False)
-        if few and not HAS_GPU:
-            fewer_programs()
-            llm.model._steps = Steps(llm.model, fused, Recording(llm.model))
-        elif not few:
-            llm.model._steps = None
-        for given in (dict(temperature=1.0, seed=1), dict(temperature=0, speculate="prompt", logit_bias={5: 6.0})):
-            chat = llm.chat(max_tokens=6, **given)
-            done = [chat.send(text) for text in ("one two", "three")]
-            found.append([(one.tokens, one.text, one.waits, one.read_bytes, one.drafted) for one in done])
+    for by_kernels in (True, False):
+        with computing(by_kernels):
+            llm = load(path, backend="cuda", device="gpu" if HAS_GPU else "cpu", dtype="float32")
+            if by_kernels and not HAS_GPU:
+                fewer_programs()
+                llm.model._runner.capture = Recording(llm.model)
+            for given in (dict(temperature=1.0, seed=1), dict(temperature=0, speculate="prompt", logit_bias={5: 6.0})):
+                chat = llm.chat(max_tokens=6, **given)
+                done = [chat.send(text) for text in ("one two", "three")]
+                found.append([(one.tokens, one.text, one.waits, one.read_bytes, one.drafted) for one in done])
     return found
 
 
@@ -347,13 +483,11 @@ def test_conversations_are_those_of_forward(call):
 
 
 def dynamic_rope(path: Path):
-    from cuda_fallback import model
-    from cuda_fallback.kernels import packed as kernels
+    from cuda_fallback.model import Llama
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "find_kernels", lambda device: (kernels, ()))
-        return model.Llama.load(open_checkpoint(path), device=DEVICE)._steps
+    with computing(by_kernels=True):
+        return Llama.load(open_checkpoint(path), device=DEVICE)._runner
 
 
 def test_dynamic_rope_is_stepped_by_forward(call, tmp_path):
@@ -368,22 +502,23 @@ def failing(path: Path) -> tuple:
     def refuse(function):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore lines")
 
-    llama._steps.capture = refuse
-    return plain, decoded(llama, 6, SAMPLING["noise"])[0], llama.notices
+    llama._runner.capture = refuse
+    before = llama.notices
+    return plain, decoded(llama, 6, SAMPLING["noise"])[0], before, llama.notices
 
 
 def test_a_capture_that_fails_leaves_plain_steps_and_a_notice(call):
-    plain, tokens, notices = call(failing, checkpoint("float32"))
-    assert tokens == plain
+    plain, tokens, before, notices = call(failing, checkpoint("float32"))
+    assert tokens == plain and before == ()
     assert notices == ("decoding is not captured: CUDA error: operation not permitted when stream is capturing",)
 
 
 def broken_off(path: Path) -> list:
     """A step that breaks off at any of its kernels, then goes on: the tokens, and those of an unbroken run."""
-    from cuda_fallback.kernels import packed as kernels
+    from cuda_fallback.kernels import packed
 
     wanted, llama = decoded(loaded(path), 6, SAMPLING["noise"])[0], loaded(path, False)
-    found, original = [], kernels.run
+    found, original = [], packed.run
     for broken in range(1, 27, 9):
         cache, draw, count = llama.make_cache(50), sampler(SAMPLING["noise"]), 0
         token, tokens = np.arange(3, 8, dtype=np.int32)[None] % 60, []
@@ -395,16 +530,17 @@ def broken_off(path: Path) -> list:
                 raise KeyboardInterrupt
             original(*given, **named)
 
-        kernels.run = run
+        packed.run = run
         try:
-            while len(tokens) < 6:
-                try:
-                    token = llama.step(token, cache.length, cache, draw)
-                    tokens.append(token.item())
-                except KeyboardInterrupt:
-                    pass
+            with computing(by_kernels=True):
+                while len(tokens) < 6:
+                    try:
+                        token = llama.step(token, cache.length, cache, draw)
+                        tokens.append(token.item())
+                    except KeyboardInterrupt:
+                        pass
         finally:
-            kernels.run = original
+            packed.run = original
         assert count > broken + 30
         found.append(tokens)
     return [wanted, *found]
@@ -415,25 +551,168 @@ def test_a_step_that_breaks_off_can_be_taken_again(call):
     assert all(tokens == wanted for tokens in found) and len(found) == 3
 
 
-def prompts(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of a prompt in two chunks, with the kernels that fuse and without."""
-    from cuda_fallback import ops
-    from cuda_fallback.kernels import decode as fused
-
+def prompts(path: Path) -> list[np.ndarray]:
+    """Logits of a prompt in two chunks, by torch's own operations and by kernels."""
     found = []
-    for kernels_run in (False, True):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ops, "_fused", lambda x: fused if kernels_run else None)
-            llama = loaded(path)
-            cache = llama.make_cache(20)
-            parts = [llama.forward(np.arange(start, start + 6)[None], start, cache, every=True) for start in (0, 6)]
-            found.append(torch.cat(parts, 1).float().cpu().numpy())
-    return tuple(found)
+    for by_kernels in (False, True):
+        llama = loaded(path, by_kernels=by_kernels)
+        cache = llama.make_cache(20)
+        with computing(by_kernels):
+            parts = [llama.forward(np.arange(start, start + 6)[None], start, cache, all_positions=True) for start in (0, 6)]
+        found.append(torch.cat(parts, 1).float().cpu().numpy())
+    return found
 
 
-def test_prompts_by_fused_kernels(call):
-    plain, fused = call(prompts, checkpoint("float32"))
-    assert 0 < relative_error(fused, plain) < 1e-5
+@pytest.mark.parametrize("name", ["float32", "qwen3"])
+def test_prompts_by_kernels(name, call):
+    plain, by_kernels = call(prompts, checkpoint(name))
+    assert 0 < relative_error(by_kernels, plain) < 1e-5
+
+
+# One forward
+
+
+def inside(path: Path, by_kernels: bool) -> tuple[dict, dict]:
+    """Every probe of one decoded token after a prompt, as arrays, and the cache's state."""
+    from cuda_fallback import runtime
+
+    llama, seen = loaded(path, False, by_kernels=by_kernels), {}
+    cache = llama.make_cache(300)
+    with computing(by_kernels):
+        llama.forward(np.arange(3, 12)[None], 0, cache)
+        given = llama.forward([[7]], 9, cache, probe=lambda name, array: seen.__setitem__(name, runtime.to_numpy(array)))
+    assert given.shape == (1, llama.config.vocab_size) and cache.length == 10
+    return seen, cache.state()
+
+
+@pytest.mark.parametrize("name", ["float32", "qwen3"])
+def test_probes_of_a_step_by_kernels_are_those_of_forward(name, call):
+    (seen, state), (wanted, plain) = (call(inside, checkpoint(name), by_kernels) for by_kernels in (True, False))
+    assert list(seen) == list(wanted) and len(seen) == 1 + 2 * 10 + 2
+    for probe, array in wanted.items():
+        assert relative_error(seen[probe], array) < 1e-5, probe
+    np.testing.assert_array_equal(state["keys"][1, 0, :, 9:], seen["1.key_rope"][0])
+    assert relative_error(state["keys"], plain["keys"]) < 1e-5 and relative_error(state["values"], plain["values"]) < 1e-5
+
+
+def a_step_and_forward(path: Path) -> list:
+    """Tokens, keys and values of replayed steps, and of forward by kernels over the same tokens."""
+    llama = loaded(path)
+    tokens, state = decoded(llama, 6, dict(temperature=0))
+    cache = llama.make_cache(1000)
+    chosen = []
+
+    def fail(name, array):
+        if name == "1.query_rope":
+            raise ZeroDivisionError
+
+    with computing(by_kernels=True):
+        logits = llama.forward(np.arange(3, 8)[None], 0, cache)
+        for token in tokens:
+            chosen.append(int(logits[0].argmax()))
+            with pytest.raises(ZeroDivisionError):  # which leaves the cache as it was
+                llama.forward([[token]], cache.length, cache, probe=fail)
+            logits = llama.forward([[token]], cache.length, cache)
+    cache.trim(len(state["tokens"][0]))
+    return [(tokens, state), (chosen, cache.state())]
+
+
+def test_forward_of_one_token_gives_the_bits_of_a_replayed_step(call):
+    (tokens, state), (chosen, again) = call(a_step_and_forward, checkpoint("float32"))
+    assert chosen == tokens
+    for name, part in state.items():
+        np.testing.assert_array_equal(again[name], part)
+
+
+LAYER = ["_add_rms_norm", "_multiply", "_store_rotated", "_attend", "_join", "_multiply", "_add_rms_norm", "_multiply",
+         "_multiply"]
+END = ["_add_rms_norm", "_multiply"]
+
+
+def launches(path: Path, given: dict) -> list[str]:
+    llama = loaded(path)
+    decoded(llama, 3, given)
+    return llama._runner.capture.launched
+
+
+@pytest.mark.skipif(HAS_GPU, reason="a CUDA graph does not tell")
+@pytest.mark.parametrize("name, case, wanted", [
+    ("float32", "greedy", 2 * LAYER + END + ["_advance"]),
+    ("float32", "everything", 2 * LAYER + END + ["_recent", "_add_noise", "_advance"]),
+    ("qwen3", "greedy", 2 * [*LAYER[:2], "_norm_heads", *LAYER[2:]] + END + ["_advance"]),
+])
+def test_a_step_launches_no_more_kernels_than_it_needs(name, case, wanted, call):
+    assert call(launches, checkpoint(name), SAMPLING[case]) == wanted
+
+
+def plant(patch, fault: str) -> None:
+    """Make the layers wrong, as they run in every path."""
+    from cuda_fallback import layers
+    from mlx_llama.core.models.spec import LayerSpec
+
+    attention, norm, mlp = layers.Attention.__call__, layers.RMSNorm.__call__, layers.MLP.__call__
+
+    def swapped(self, x, view, probe=None, last_only=False):
+        def swap(query, *given):
+            return attend(query.flip(1), *given)
+
+        attend = layers.ops.attend
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(layers.ops, "attend", swap)
+            return attention(self, x, view, probe, last_only)
+
+    def half(self, x, delta=None):
+        total, normed = norm(self, x, delta)
+        return total, normed * 0.5
+
+    if fault == "no scale":
+        patch.setattr(LayerSpec, "scale", 1.0)
+    elif fault == "swapped heads":
+        patch.setattr(layers.Attention, "__call__", swapped)
+    elif fault == "half norm":
+        patch.setattr(layers.RMSNorm, "__call__", half)
+    elif fault == "no residual":
+        patch.setattr(layers.MLP, "__call__", lambda self, x: mlp(self, x) * 0)
+
+
+FAULTS = ["no scale", "swapped heads", "half norm", "no residual"]
+GIVEN = [9, 41, 3, 17, 28, 50, 11]
+
+
+def faulty(path: Path, fault: str) -> dict[str, tuple]:
+    """By each path: tokens drawn after GIVEN's, one step each, and keys and values of all layers; logits of the same as a
+    prompt."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch, fault)
+        for path_name, by_kernels in (("replayed", True), ("forward", False)):
+            llama = loaded(path, by_kernels=by_kernels)
+            cache, draw, drawn = llama.make_cache(20), sampler(dict(temperature=0)), []
+            with computing(by_kernels):
+                for token in GIVEN:
+                    drawn.append(llama.step([[token]], cache.length, cache, draw).item())
+                logits = llama.forward([GIVEN], 0, llama.make_cache(20), all_positions=True)
+            found[path_name] = drawn, cache.state(), logits[0].float().cpu().numpy()
+            if by_kernels and not HAS_GPU:
+                assert llama._runner.capture.replays == len(GIVEN) - 1
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_layers_shows_in_every_path(fault, call):
+    folder = checkpoint("sharp")
+    right, wrong = call(faulty, folder, ""), call(faulty, folder, fault)
+    for path in ("replayed", "forward"):
+        tokens, state, logits = wrong[path]
+        assert tokens != right[path][0], path
+        assert relative_error(logits, right[path][2]) > 1e-2, path
+        # of the last layer, which the first one's attention and MLP reach; the first steps run before the graph is there
+        for at in range(2, len(GIVEN)):
+            assert relative_error(state["keys"][1, :, :, at], right[path][1]["keys"][1, :, :, at]) > 1e-2, (path, at)
+        assert logits.argmax(-1).tolist() == tokens  # the prompt has the same fault
+    assert wrong["replayed"][0] == wrong["forward"][0]
+    for part in ("keys", "values"):
+        assert relative_error(wrong["replayed"][1][part], wrong["forward"][1][part]) < 1e-5
 
 
 # What the measuring command asks of them on a GPU
@@ -443,30 +722,28 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
     """(found, found with a wrong scale in attention, rates) of examples/benchmarks/gpu_kernels.py, at small sizes."""
     import sys
 
-    from cuda_fallback import quantized
-    from cuda_fallback.kernels import decode as fused, packed as kernels
+    from cuda_fallback.kernels import decode
 
     sys.path.insert(0, examples)
     import gpu_kernels
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, computing(by_kernels=True):
         for name, small in dict(DEVICE=DEVICE.type, PRODUCTS={"out": (20, 48), "gate, up": (10, 40)}, HEADS=(4, 2, 16), APART=0,
                                 LOW_BIT=(8, 64), POSITIONS=(0, 63, 70), ROOM=80, LENGTH=70, VOCABULARY=500,
                                 BOUNDS={name: gpu_kernels.BOUNDS[name] for name in ("float32", "float16")}).items():
             patch.setattr(gpu_kernels, name, small)
         if not HAS_GPU:
-            patch.setattr(fused, "_PIECES", 4)
-            patch.setattr(quantized, "find_kernels", lambda device: (kernels, ()))
+            patch.setattr(decode, "_PIECES", 4)
             patch.setattr(gpu_kernels, "_seconds", lambda calls: [call() for call in calls] and 1e-3)
         found, rates = gpu_kernels.check(), gpu_kernels.rates()
-        attend = fused.attend
-        patch.setattr(fused, "attend", lambda *given: attend(*given[:-1], 1.2 * given[-1]))
+        attend = decode.attend
+        patch.setattr(decode, "attend", lambda *given: attend(*given[:-1], 1.2 * given[-1]))
         return found, gpu_kernels.check(), rates
 
 
 def test_the_measuring_command_sees_right_and_wrong_kernels(call):
     found, wrong, rates = call(judged, str(Path(__file__).resolve().parents[2] / "examples/benchmarks"))
-    assert len(found) == 2 * (2 + 2 * 2 + 2 + 3 + 6) + 1 and all(one["ok"] for one in found), found
+    assert len(found) == 2 * (2 + 2 * 2 + 3 + 3 + 6) + 1 and all(one["ok"] for one in found), found
     bad = [one["name"] for one in wrong if not one["ok"]]
     assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8  # not where only one is seen
     assert rates.keys() == {"out", "gate, up", "affine 4/64", "Q8_0", "attention"}
@@ -477,20 +754,20 @@ def test_the_measuring_command_sees_right_and_wrong_kernels(call):
 
 
 def assembled(name: str, element: str, capability: int, fixed: dict, warps: int) -> tuple[str, int]:
-    """One of fused's kernels for a GPU of compute capability `capability`: its assembly and bytes of shared memory."""
+    """One of decode.py's kernels for a GPU of compute capability `capability`: its assembly and bytes of shared memory."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from cuda_fallback.kernels import decode as fused
+    from cuda_fallback.kernels import decode
 
-    kernel = getattr(fused, name)
+    kernel = getattr(decode, name)
     floats = {"sums", "tops", "parts", "cosines", "sines", "scores", "table"}
     integers = {"N", "H", "T", "G", "V", "layer", "window", "batch_stride", "head_stride", "row_stride"}
-    tokens = {"out"} if name == "_recent" else {"like", "token"}
+    tokens = {"out"} if name == "_recent" else {"like", "token"} if name == "_advance" else set()
 
     def kind(argument: str) -> str:
-        if argument == "state":
+        if argument in ("state", "position", "seed"):
             return "*i64"
         if argument in tokens | ({"like"} if name == "_recent" else set()):
             return "*i32"
@@ -507,19 +784,22 @@ def assembled(name: str, element: str, capability: int, fixed: dict, warps: int)
 
 
 SHARED = {75: 65536, 80: 101376, 90: 101376}  # bytes that the smallest GPUs of 7.5, 8.x, 9.0 and later give a program
-HEADS = {"ALLOCATED": 4, "LAYERS": 8, "R": 4, "D": 128, "ROWS": 16, "WIDTH": 128, "PIECES": 64, "KEYS": 64}
+HEADS = {"ALLOCATED": 5, "LAYERS": 9, "R": 4, "D": 128, "ROWS": 16, "WIDTH": 128, "PIECES": 64, "KEYS": 64}
 KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
     "_add_rms_norm": (dict(E=4096, BLOCK=4096), 8, True),
+    "_norm_heads": (dict(D=128, BLOCK=128), 1, False),
     "_multiply": (dict(bias=None, K=4096, GATED=False, ROWS=2, COLUMNS=1024), 4, True),
     "_multiply gated": (dict(bias=None, K=4096, GATED=True, ROWS=1, COLUMNS=1024), 4, True),
     "_rotate": (dict(HALF=64, BLOCK=64), 1, False),
-    "_store_rotated": (dict(HALF=64, BLOCK=64, COSINES=6, ALLOCATED=4, LAYERS=8), 1, False),
+    "_store_rotated": (dict(HALF=64, BLOCK=64, ROTATES=True, COSINES=7, ALLOCATED=5, LAYERS=9), 1, False),
+    "_store_rotated as it is": (dict(HALF=64, BLOCK=64, ROTATES=False, COSINES=7, ALLOCATED=5, LAYERS=9), 1, False),
+    "_read_keys": (dict(D=128, BLOCK=128, ALLOCATED=5, LAYERS=9), 1, False),
     "_attend": (HEADS, 4, True),
     "_join": ({key: HEADS[key] for key in ("D", "WIDTH", "PIECES", "KEYS")}, 4, True),
     "_gate": (dict(F=14336, BLOCK=1024), 4, True),
-    "_recent": (dict(WINDOW=20, BLOCK=32, TOKENS=5), 4, False),
-    "_add_noise": (dict(SEED=2, PARITY=0x1BD11BDA, SHIFT=12, OFFSET=127 << 11, BLOCK=1024), 4, False),
-    "_advance": (dict(TOKENS=5), 1, False),
+    "_recent": (dict(WINDOW=20, BLOCK=32, TOKENS=6), 4, False),
+    "_add_noise": (dict(PARITY=0x1BD11BDA, SHIFT=12, OFFSET=127 << 11, BLOCK=1024), 4, False),
+    "_advance": (dict(TOKENS=6), 1, False),
 }
 
 
@@ -537,9 +817,9 @@ def test_compiled_for_a_gpu(name, element, capability, compile_call):
 
 
 def keys_at_a_time(D: int, itemsize: int) -> int:
-    from cuda_fallback.kernels import decode as fused
+    from cuda_fallback.kernels import decode
 
-    return fused.keys_at_a_time(D, itemsize)
+    return decode.keys_at_a_time(D, itemsize)
 
 
 @pytest.mark.parametrize("element, capability", [("*bf16", 90), ("*fp32", 80), ("*fp16", 75), ("*fp32", 75)])

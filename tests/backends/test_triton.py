@@ -18,7 +18,7 @@ from mlx_llama.core.files.quantized import GGUFWeight, MLXWeight, Rows
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE, HAS_GPU, call, compile_call  # noqa: E402, F401
+from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computing  # noqa: E402, F401
 
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
 
@@ -75,7 +75,7 @@ def dequantised(weights, ids: list[int], kind: str) -> tuple[np.ndarray, np.ndar
     matrix = packed(weights)
     N = matrix.shape[0]
     rows = matrix.rows(torch.tensor([ids], dtype=getattr(torch, kind), device=DEVICE))
-    return matrix.dequantized(slice(1, N - 1), torch.float32).cpu().numpy(), rows[0].cpu().numpy()
+    return matrix.dequantize(slice(1, N - 1), torch.float32).cpu().numpy(), rows[0].cpu().numpy()
 
 
 def check_products(results, wanted: np.ndarray, bound: float = 1e-6) -> None:
@@ -146,18 +146,16 @@ def test_several_matrices_as_one(call):
 
 def logits(path, use_kernels: bool) -> np.ndarray:
     """Of a prompt of two tokens and of a decoded one, float32 [2, V]."""
-    from cuda_fallback import model
-    from cuda_fallback.kernels import packed as kernels
+    from cuda_fallback.kernels import packed
+    from cuda_fallback.model import Llama
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
-    kernels.try_out(DEVICE)
-    with pytest.MonkeyPatch.context() as patch:
-        if use_kernels:
-            patch.setattr(model, "find_kernels", lambda device: (kernels, ()))
-        llama = model.Llama.load(open_checkpoint(path), "float32", DEVICE)
-    assert (llama.head.weight.kernels is kernels) is (use_kernels or HAS_GPU)
-    cache = llama.make_cache(8)
-    steps = [llama.forward(tokens, at, cache) for tokens, at in (([[3, 7]], 0), ([[9]], 2))]
+    packed.try_out(DEVICE)
+    with computing(use_kernels):
+        llama = Llama.load(open_checkpoint(path), "float32", DEVICE)
+        assert (llama.head.weight.kernels is packed) is use_kernels
+        cache = llama.make_cache(8)
+        steps = [llama.forward(tokens, at, cache) for tokens, at in (([[3, 7]], 0), ([[9]], 2))]
     return torch.cat(steps).cpu().numpy()
 
 
@@ -232,16 +230,16 @@ def test_compiled_for_a_gpu(name, x, compile_call):
     assert f".target sm_{capability}" in assembly
 
 
-def test_where_triton_is_missing_or_fails_torch_computes_and_says_so(monkeypatch):
-    from cuda_fallback.quantized import find_kernels
+def test_without_triton_torch_computes_and_says_so(monkeypatch):
+    from cuda_fallback import kernels
 
-    assert find_kernels(torch.device("cpu")) == (None, ())
+    assert kernels.find_kernels(torch.device("cpu")) == (None, None, ())
     monkeypatch.setitem(sys.modules, "triton", None)
-    for module in ("fused", "kernels"):
-        monkeypatch.delitem(sys.modules, f"cuda_fallback.{module}", raising=False)
-    for module in ("fused", "kernels"):
-        monkeypatch.delattr(sys.modules["cuda_fallback"], module, raising=False)
-    kernels, (notice,) = find_kernels.__wrapped__(torch.device("cuda"))
-    assert kernels is None
+    for module in ("decode", "packed"):
+        monkeypatch.delitem(sys.modules, f"cuda_fallback.kernels.{module}", raising=False)
+        monkeypatch.delattr(kernels, module, raising=False)
+    found = kernels.find_kernels.__wrapped__(torch.device("cuda"))
+    assert (found.decode, found.packed) == (None, None)
+    (notice,) = found.notices
     assert "triton" in notice and "pip install triton" in notice and "\n" not in notice
     assert "not captured" in notice

@@ -1,10 +1,11 @@
-"""Processes for Triton's kernels, and the fixtures that start them: `call` and `compile_call`.
+"""Processes for Triton's kernels, the fixtures that start them, `call` and `compile_call`, and the choice of kernels there.
 
 The interpreter, which runs a kernel on the CPU through NumPy, must be chosen before triton is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import multiprocessing
 import os
@@ -17,6 +18,21 @@ from machine import required
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+
+
+@contextlib.contextmanager
+def computing(by_kernels: bool):
+    """Compute every word of ops by Triton's kernels, as on a GPU, or by torch's own operations alone."""
+    from cuda_fallback import kernels
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not by_kernels:
+            patch.setattr(kernels, "find_kernels", lambda device: kernels.Kernels())
+        elif not HAS_GPU:
+            from cuda_fallback.kernels import decode, packed
+
+            patch.setattr(kernels, "find_kernels", lambda device: kernels.Kernels(decode, packed))
+        yield
 
 
 def start_process(interpret: bool):

@@ -1,0 +1,154 @@
+"""Stored tensors as the layers' matrices: fused, packed and uploaded to the device."""
+
+from __future__ import annotations
+
+import gc
+import math
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from mlx_llama.core.errors import OutOfMemoryError
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.system import progress
+
+from . import kernels, ops, runtime
+from .layers import Embedding, Linear, RMSNorm
+from .quantized import QuantizedMatrix, can_concatenate
+
+_BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is sent
+
+
+class Weights:
+    """A checkpoint's tensors by name, each as the layer that holds it. A tensor is read once, when it is first asked for.
+
+    dtype: of activations and of weights that are not packed; the argument is a dtype's name or "auto" for the stored one.
+    nbytes: that the weights take on the device. notices: about the dtype. Raises OutOfMemoryError before anything is
+    read where a GPU has less memory free than the weights take; so does each reading that runs out of memory.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device):
+        self.config, self.tensors, self.device = checkpoint.config, checkpoint.tensors, device
+        self.dtype = runtime.pick_dtype(dtype, checkpoint.dtype, device)
+        itemsize = self.dtype.itemsize
+        self.nbytes = sum(stored.nbytes if isinstance(stored, AffineWeight) else math.prod(stored.shape) * itemsize
+                          for stored in self.tensors.values())
+        self._check_memory()
+        self.notices: tuple[str, ...] = ()
+        if dtype == "auto" and self.dtype != getattr(torch, checkpoint.dtype):
+            self.notices = (f"{runtime.device_name(device)} has no {checkpoint.dtype}: computing in "
+                            f"{str(self.dtype).removeprefix('torch.')}",)
+        self._read: dict[tuple[str, ...], ops.Matrix | tuple[ops.Matrix, ...]] = {}  # by names
+        self._advance = progress.meter(checkpoint.nbytes)
+        self._upload: Callable[[torch.Tensor, torch.Tensor], object] | None = None  # made when it is needed
+
+    def linear(self, *names: str) -> Linear:
+        """The modules' matrices as one, rows on rows, and their biases where they have any."""
+        biases = [f"{name}.bias" for name in names if f"{name}.bias" in self.tensors]
+        return Linear(self._matrix(*(f"{name}.weight" for name in names)), self._matrix(*biases) if biases else None)
+
+    def norm(self, name: str | None) -> RMSNorm | None:
+        """The norm of that name; None for None."""
+        return name and RMSNorm(self._matrix(f"{name}.weight"), self.config.rms_norm_eps)
+
+    def embedding(self, name: str) -> Embedding:
+        """The embedding; shares its matrix with a tied head."""
+        return Embedding(self._matrix(f"{name}.weight"))
+
+    def _check_memory(self) -> None:
+        """Raises OutOfMemoryError when a GPU has less memory free than the weights take."""
+        if self.device.type == "cpu":
+            return  # where weights stay mapped
+        free = runtime.free_memory(self.device)
+        if free is not None and self.nbytes > free:
+            gc.collect()  # a model may wait for its collection
+            free = runtime.free_memory(self.device)
+        if free is not None and self.nbytes > free:
+            raise OutOfMemoryError.of(self.nbytes, free, runtime.device_name(self.device))
+
+    def _matrix(self, *names: str) -> ops.Matrix | tuple[ops.Matrix, ...]:
+        """Tensors rows on rows, in as few blocks as their formats allow; of one block, the block."""
+        if names not in self._read:
+            try:
+                blocks = [self._block(run) for run in _runs([self.tensors[name] for name in names])]
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise OutOfMemoryError.of(self.nbytes, None, runtime.device_name(self.device)) from None
+            self._read[names] = blocks[0] if len(blocks) == 1 else tuple(blocks)
+        return self._read[names]
+
+    def _block(self, run: Sequence[Tensor | AffineWeight]) -> ops.Matrix:
+        if isinstance(run[0], AffineWeight):
+            block = QuantizedMatrix.pack(run, self.dtype, self.device, kernels.find_kernels(self.device).packed)
+        else:
+            block = self._dense(run)
+        self._advance(sum(weight.nbytes for weight in run))
+        return block
+
+    def _dense(self, run: Sequence[Tensor]) -> torch.Tensor:
+        if len(run) == 1 and self.device.type == "cpu" and run[0].dtype == str(self.dtype).removeprefix("torch."):
+            return _mapped(run[0])
+        if self._upload is None:
+            self._upload = torch.Tensor.copy_ if self.device.type == "cpu" else Upload(self.device)
+        rows = [stored.shape[0] for stored in run]
+        block = torch.empty((sum(rows), *run[0].shape[1:]), dtype=self.dtype, device=self.device)
+        for target, stored in zip(block.split(rows), run):
+            self._upload(target, _mapped(stored))
+            stored.release()
+        return block
+
+
+class Upload:
+    """Copies into tensors of the device, converting; to a GPU through two pinned buffers, so that one part is copied
+    while the next is read from the file."""
+
+    def __init__(self, device: torch.device, nbytes: int = _BUFFER):
+        self.on_gpu = device.type == "cuda"
+        self._buffers = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.on_gpu) for _ in range(2)]
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._next = 0
+
+    def __call__(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """target: contiguous, on the device; source: on the host, of the same shape and any dtype. The copy to a GPU may
+        still run on return, but the source is read."""
+        target, source = target.view(-1), source.reshape(-1)
+        step = self._buffers[0].nbytes // target.itemsize
+        for start in range(0, len(target), step):
+            stop = min(start + step, len(target))
+            turn, self._next = self._next, 1 - self._next
+            if self._sent[turn]:
+                self._sent[turn].synchronize()
+            part = self._buffers[turn][:(stop - start) * target.itemsize].view(target.dtype)
+            part.copy_(source[start:stop])
+            target[start:stop].copy_(part, non_blocking=True)
+            if self.on_gpu:
+                self._sent[turn] = torch.cuda.Event()
+                self._sent[turn].record(torch.cuda.current_stream(target.device))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device or the host has no memory left."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _runs(weights: Sequence[Tensor | AffineWeight]) -> list[list[Tensor | AffineWeight]]:
+    """Neighbours that can be one matrix."""
+    runs: list[list[Tensor | AffineWeight]] = []
+    for weight in weights:
+        if runs and can_concatenate(runs[-1][0], weight):
+            runs[-1].append(weight)
+        else:
+            runs.append([weight])
+    return runs
+
+
+def _mapped(stored: Tensor) -> torch.Tensor:
+    """As it lies in the file; copied only from an unaligned one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # weights are read only
+        bits = torch.from_numpy(np.require(stored.bits, requirements="A"))
+    return bits.view(torch.bfloat16) if stored.dtype == "bfloat16" else bits
