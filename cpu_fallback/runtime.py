@@ -7,7 +7,7 @@ import numpy as np
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.system import machine
 
-from . import kernels as compiled
+from .kernels import compilation as compiled
 
 NAME = "cpu"
 

@@ -22,9 +22,9 @@ GUARD = 256
 # A kernel by its kind and what it is written for, such as ("attend", 64)
 Wanted = tuple
 _WRITERS: dict[str, Callable[..., Function]] = {
-    "product": lambda module, target, layout, form, tokens, several=1:
-        kernels.product(module, target, layout, form, tokens, several, public=True),
-    "pack": lambda module, target, form, source, tokens: kernels.pack(module, form, source, tokens, public=True),
+    "product": lambda module, target, layout, x_layout, tokens, several=1:
+        kernels.product(module, target, layout, x_layout, tokens, several, public=True),
+    "pack": lambda module, target, x_layout, source, tokens: kernels.pack(module, x_layout, source, tokens, public=True),
     "sum_of_squares": lambda module, target: kernels.sum_of_squares(module, public=True),
     "rotate": lambda module, target, head_dim: kernels.rotate(module, head_dim, public=True),
     "attend": lambda module, target, head_dim: kernels.attend(module, head_dim, public=True),
@@ -77,22 +77,22 @@ class Library:
 
     def fill(self, tensor) -> Panels:
         """The panels of a matrix, by panels.fill."""
-        plan = Plan(tensor, panels.layout_of(tensor))
+        plan = Plan(tensor, panels.weight_layout(tensor))
         arena = Arena(plan.nbytes)
         arena.bytes[...] = 0xFF
         matrix = Panels(plan, arena, arena.take(plan.nbytes))
         panels.fill(matrix, self._calls["fill", plan.layout, plan.source], lambda work, first, last: work(first, last))
         return matrix
 
-    def product(self, matrix: Panels, form: ActivationLayout, records: np.ndarray, tokens: int, bias: np.ndarray | None = None,
+    def product(self, matrix: Panels, x_layout: ActivationLayout, records: np.ndarray, tokens: int, bias: np.ndarray | None = None,
                 before: np.ndarray | None = None, several: int = 1) -> np.ndarray:
         """float32 [tokens, 16 panels]: matrix times one block of packed activations. before: accumulated upon."""
         plan = matrix.plan
-        run = self._calls[("product", plan.layout, form, tokens, *([several] if several > 1 else []))]
+        run = self._calls[("product", plan.layout, x_layout, tokens, *([several] if several > 1 else []))]
         if plan.panels % several:
             raise ValueError(f"{plan.panels} panels in runs of {several}")
         spans = -(-plan.columns // (SPAN * GROUP))
-        x = address(records, np.uint8, (spans * form.record(tokens),), 64)
+        x = address(records, np.uint8, (spans * x_layout.record(tokens),), 64)
         width = ROWS * plan.panels
         out = Memory((tokens, width + 16), values=np.nan)
         if before is not None:
@@ -107,14 +107,14 @@ class Library:
         assert np.isnan(out.array[:, width:]).all()
         return out.array[:, :width].copy()
 
-    def pack(self, form: ActivationLayout, source: str, tokens: int, a: np.ndarray, b: np.ndarray | None = None,
+    def pack(self, x_layout: ActivationLayout, source: str, tokens: int, a: np.ndarray, b: np.ndarray | None = None,
              factor: np.ndarray | None = None) -> np.ndarray:
         """The records of a block: a, b: float32 [tokens, K], K a multiple of 256; factor: float32 [tokens]."""
         groups = a.shape[1] // GROUP
-        out = Memory((groups // SPAN * form.record(tokens),), np.uint8, values=0xEE)
+        out = Memory((groups // SPAN * x_layout.record(tokens),), np.uint8, values=0xEE)
         b = a if b is None else b
         for slot in range(tokens):
-            self._calls["pack", form, source, tokens](
+            self._calls["pack", x_layout, source, tokens](
                 address(a[slot], np.float32, (groups * GROUP,)), address(b[slot], np.float32, (groups * GROUP,)),
                 1.0 if factor is None else float(factor[slot]), groups, address(out.array, np.uint8, (None,), 64), slot)
         out.assert_guards()
@@ -161,50 +161,50 @@ class Library:
 # ---- activations as layouts.ActivationLayout describes them, in plain NumPy
 
 
-def write_records(form: ActivationLayout, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def write_records(x_layout: ActivationLayout, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """uint8 [spans x record]: x = scale * codes. codes: int32 [T, K], whole spans; scale: float32 [T, spans]."""
     T, K = codes.shape
     groups = codes.reshape(T, -1, SPAN, 8, 4)
     halves = codes.reshape(T, -1, SPAN, 2, 16).sum(axis=4).transpose(1, 2, 3, 0)  # [spans, 8, 2, T]
-    if form.name == "int16":
+    if x_layout.name == "int16":
         parts = [groups[..., [0, 2, 1, 3]].astype(np.int16).transpose(1, 2, 3, 0, 4)]
     else:
         high = (groups + 128) >> 8
-        planes = np.stack([high, groups - 256 * high] if form.name == "int8x2" else [groups])
+        planes = np.stack([high, groups - 256 * high] if x_layout.name == "int8x2" else [groups])
         assert np.abs(planes).max() <= 128
         parts = [planes.astype(np.int8).transpose(2, 3, 0, 4, 1, 5)]
     total = halves.sum(axis=2)
-    parts += [-form.offset * total.astype(np.int32), -form.offset * halves.astype(np.int32)]
+    parts += [-x_layout.offset * total.astype(np.int32), -x_layout.offset * halves.astype(np.int32)]
     parts += [total.astype(np.float32), halves.astype(np.float32), np.ascontiguousarray(scale.T)]
     spans = [np.ascontiguousarray(part).reshape(K // SPAN // GROUP, -1).view(np.uint8) for part in parts]
     records = np.concatenate(spans, axis=1)
-    records = np.pad(records, ((0, 0), (0, form.record(T) - records.shape[1])), constant_values=0xFF)
+    records = np.pad(records, ((0, 0), (0, x_layout.record(T) - records.shape[1])), constant_values=0xFF)
     return Memory((records.size,), np.uint8, records.reshape(-1)).array
 
 
 def write_floats(x: np.ndarray) -> np.ndarray:
-    """The same for the form "float". x: float32 [T, K]."""
+    """The same for the x_layout "float". x: float32 [T, K]."""
     records = np.ascontiguousarray(x.T).view(np.uint8).reshape(-1)
     return Memory((records.size,), np.uint8, records).array
 
 
-def read_records(form: ActivationLayout, records: np.ndarray, tokens: int) -> dict[str, np.ndarray]:
+def read_records(x_layout: ActivationLayout, records: np.ndarray, tokens: int) -> dict[str, np.ndarray]:
     """codes [T, K], scale [T, spans], sum, offset_sum [T, groups], half_sums, offset_half_sums [T, groups, 2]; for "float"
     codes only."""
-    rows = records.reshape(-1, form.record(tokens))
+    rows = records.reshape(-1, x_layout.record(tokens))
     T, S = tokens, len(rows)
-    if form.name == "float":
+    if x_layout.name == "float":
         return {"codes": records.view(np.float32).reshape(S * SPAN * GROUP, T).T}
-    raw = np.ascontiguousarray(rows[:, :SPAN * form.codes(T)])
-    if form.name == "int16":
+    raw = np.ascontiguousarray(rows[:, :SPAN * x_layout.codes(T)])
+    if x_layout.name == "int16":
         codes = raw.view(np.int16).reshape(S, SPAN, 8, T, 4)[..., [0, 2, 1, 3]].astype(np.int32)
     else:
         planes = raw.view(np.int8).reshape(S, SPAN, -1, 8, T, 4).astype(np.int32)
-        codes = planes[:, :, 0] if form.name == "int8" else 256 * planes[:, :, 0] + planes[:, :, 1]
+        codes = planes[:, :, 0] if x_layout.name == "int8" else 256 * planes[:, :, 0] + planes[:, :, 1]
 
     def part(name: str, dtype: type, *shape: int) -> np.ndarray:
         count = int(np.prod(shape)) * T
-        found = np.ascontiguousarray(rows[:, form.at(name, T):][:, :4 * count]).view(dtype).reshape(S, *shape, T)
+        found = np.ascontiguousarray(rows[:, x_layout.at(name, T):][:, :4 * count]).view(dtype).reshape(S, *shape, T)
         return np.moveaxis(found, -1, 0).reshape(T, -1, *shape[1:])
 
     return {

@@ -14,7 +14,7 @@ from backends.kernels.weights import FLOATS, KINDS, columns, gguf_weight, random
 from cpu_fallback.kernels import panels
 from cpu_fallback.kernels.layouts import GROUP, PLANES, ROWS, WIDTHS, FloatLayout, LowBitLayout
 from cpu_fallback.kernels.panels import Arena, Panels, Plan
-from cpu_fallback.kernels.target import available, target as target_by_name
+from cpu_fallback.kernels.target import available, build_target
 
 
 @functools.cache
@@ -23,9 +23,9 @@ def library(name: str) -> Library:
     for kind in KINDS if name == available()[0] else ("float32", "bfloat16", *LOW_BIT):
         for k in (None, 512):
             tensor = random_matrix(kind, 1, rng, k).tensor
-            layout = panels.layout_of(tensor)
+            layout = panels.weight_layout(tensor)
             wanted.append(("fill", layout, Plan(tensor, layout).source))
-    return Library(target_by_name(name), dict.fromkeys(wanted))
+    return Library(build_target(name), dict.fromkeys(wanted))
 
 
 def numbers(raw: np.ndarray, dtype: str) -> np.ndarray:
@@ -102,7 +102,7 @@ WIDER = {"Q2_K": 2 * 16, "Q3_K": 2 * 4, "Q4_K": 2 * 4, "Q5_K": 2 * 4, "Q8_K": -2
 def test_a_weight_takes_its_stored_width(kind):
     """But for IQ4's codes, which are unpacked to 8 bits, Q8_K's sums, which are left out, and 64 bytes at most per block."""
     tensor = random_matrix(kind, 16, np.random.default_rng(2), 512).tensor
-    plan = Plan(tensor, panels.layout_of(tensor))
+    plan = Plan(tensor, panels.weight_layout(tensor))
     more = plan.nbytes - tensor.nbytes - 16 * WIDER.get(kind, 0)
     assert 0 <= more < 64 * plan.blocks and (more == 0 or kind not in FLOATS)
 
@@ -135,7 +135,7 @@ def test_arrays_that_are_not_what_a_kernel_reads_are_refused(message, tensor):
 
 def test_panels_outside_the_arena_are_refused():
     tensor = tensor_of(np.zeros((32, 512), np.float32), "float32")
-    plan = Plan(tensor, panels.layout_of(tensor))
+    plan = Plan(tensor, panels.weight_layout(tensor))
     kernel = lambda *_: pytest.fail("called")  # noqa: E731
     for arena, first, last in ((Arena(plan.nbytes - 64), 0, 2), (Arena(plan.nbytes), 1, 3), (Arena(plan.nbytes), -1, 1)):
         with pytest.raises(ValueError, match="not all in the arena"):
@@ -149,7 +149,7 @@ def test_panels_outside_the_arena_are_refused():
 def test_layouts_say_what_they_take():
     """Blocks are whole spans' parts, aligned for the kernels' loads."""
     for kind in KINDS:
-        layout = panels.layout_of(random_matrix(kind, 1, np.random.default_rng(5), 512).tensor)
+        layout = panels.weight_layout(random_matrix(kind, 1, np.random.default_rng(5), 512).tensor)
         assert layout.block_bytes % 64 == 0 and 256 % layout.block == 0 and layout.block % GROUP == 0
         if isinstance(layout, LowBitLayout):
             assert layout.offsets["codes"] % 64 == 0

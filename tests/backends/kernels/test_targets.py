@@ -15,13 +15,12 @@ import pytest
 
 from backends.kernels.calls import Library, write_records
 from backends.kernels.weights import random_matrix
-from cpu_fallback import kernels as compiled
-from cpu_fallback.kernels import arithmetic as kernels, emit, layouts, panels, target as targets
+from cpu_fallback.kernels import arithmetic as kernels, compilation, emit, layouts, panels, target as targets
 from cpu_fallback.kernels.emit import Module
 from cpu_fallback.kernels.layouts import GROUP, SPAN
 from cpu_fallback.kernels.panels import Plan
-from cpu_fallback.kernels.program import Recipe, _write
-from cpu_fallback.kernels.target import available, compile_module, target as target_by_name
+from cpu_fallback.kernels.program import Recipe, write_module
+from cpu_fallback.kernels.target import available, build_target, compile_module
 from mlx_llama.core.errors import BackendError
 
 ARM = ("aarch64-unknown-linux-gnu", "arm64-apple-macosx")
@@ -31,7 +30,7 @@ ON_NEON = {"Q4_0": ((8, 1), (16, 2)), "Q8_0": ((8, 2), (16, 1), (16, 2)), "Q4_K"
 
 
 def layout_of(kind: str):
-    return panels.layout_of(random_matrix(kind, 1, np.random.default_rng(0), 512).tensor)
+    return panels.weight_layout(random_matrix(kind, 1, np.random.default_rng(0), 512).tensor)
 
 
 # ---- which target
@@ -39,33 +38,33 @@ def layout_of(kind: str):
 
 def test_the_variable_chooses(monkeypatch):
     for name in available():
-        monkeypatch.setenv(compiled.VARIABLE, name)
-        found, reason = compiled.find_target()
+        monkeypatch.setenv(compilation.VARIABLE, name)
+        found, reason = compilation.find_target()
         assert found.name == name and reason == ""
-    monkeypatch.setenv(compiled.VARIABLE, "numpy")
-    assert compiled.find_target() == (None, "MLX_LLAMA_CPU_TARGET asks for it")
-    monkeypatch.delenv(compiled.VARIABLE)
-    assert compiled.find_target()[0].name == available()[0]
-    monkeypatch.setenv(compiled.VARIABLE, "avx1024")
+    monkeypatch.setenv(compilation.VARIABLE, "numpy")
+    assert compilation.find_target() == (None, "MLX_LLAMA_CPU_TARGET asks for it")
+    monkeypatch.delenv(compilation.VARIABLE)
+    assert compilation.find_target()[0].name == available()[0]
+    monkeypatch.setenv(compilation.VARIABLE, "avx1024")
     with pytest.raises(BackendError, match="MLX_LLAMA_CPU_TARGET=avx1024.*choose.*numpy"):
-        compiled.find_target()
+        compilation.find_target()
 
 
 def test_without_llvmlite_numpy_is_left(monkeypatch):
     monkeypatch.setitem(sys.modules, "llvmlite", None)
-    monkeypatch.delenv(compiled.VARIABLE, raising=False)
-    found, reason = compiled.find_target()
+    monkeypatch.delenv(compilation.VARIABLE, raising=False)
+    found, reason = compilation.find_target()
     assert found is None and "'llvmlite' is not installed (pip install llvmlite)" in reason
-    monkeypatch.setenv(compiled.VARIABLE, "avx2")
+    monkeypatch.setenv(compilation.VARIABLE, "avx2")
     with pytest.raises(BackendError, match="MLX_LLAMA_CPU_TARGET=avx2 needs the package 'llvmlite'"):
-        compiled.find_target()
+        compilation.find_target()
 
 
 def test_another_processor_has_no_kernels(monkeypatch):
     monkeypatch.setattr(targets.platform, "machine", lambda: "riscv64")
-    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.delenv(compilation.VARIABLE, raising=False)
     assert available() == []
-    assert compiled.find_target() == (None, "there are no kernels for this processor (riscv64)")
+    assert compilation.find_target() == (None, "there are no kernels for this processor (riscv64)")
 
 
 @pytest.mark.parametrize("system,features,wanted", [
@@ -92,12 +91,12 @@ def test_intel_targets_need_all_their_instructions(missing, wanted, monkeypatch)
 
 
 def neon_assembly(kind: str, bits: int, triple: str, tokens: int) -> str:
-    arm = target_by_name("neon", triple, host=False)
+    arm = build_target("neon", triple, host=False)
     module, layout = Module(), layout_of(kind)
     module.triple = triple
-    form = layouts.FLOAT if kind in layouts.WIDTHS else layouts.form(bits, arm.dot, kernels.dot_offset(arm, layout))
-    kernels.product(module, arm, layout, form, tokens, public=True)
-    return targets.assembly(arm, module)
+    x_layout = layouts.FLOAT if kind in layouts.WIDTHS else layouts.activation_layout(bits, arm.dot, kernels.dot_offset(arm, layout))
+    kernels.product(module, arm, layout, x_layout, tokens, public=True)
+    return targets.emit_assembly(arm, module)
 
 
 @pytest.mark.parametrize("triple", ARM)
@@ -120,10 +119,10 @@ def test_neon_float_products_are_fused_and_widen_by_themselves(triple):
 
 @pytest.mark.parametrize("triple", ARM)
 def test_a_whole_program_for_neon_calls_nothing_that_is_not_there(triple):
-    arm = target_by_name("neon", triple, host=False)
+    arm = build_target("neon", triple, host=False)
     sources = tuple((layout_of(kind), "") for kind in ("float16", "Q6_K"))
-    module = _write(Recipe(arm, sources, 16, 72))
-    optimised, machine = targets.optimised(arm, module)
+    module = write_module(Recipe(arm, sources, 16, 72))
+    optimised, machine = targets.optimise(arm, module)
     text = machine.emit_assembly(optimised)
     own = {name for name in module.globals if not name.startswith(("llvm.", "mlx_llama_yield"))}
     called = {name.strip('"_') for name in re.findall(r'\bbl\s+("?[\w .]+"?)', text)}
@@ -138,9 +137,9 @@ def without_sdot(f, name, result, *arguments):
     if name != "llvm.aarch64.neon.sdot.v4i32.v16i8":
         return INTRINSIC(f, name, result, *arguments)
     sums, *factors = arguments
-    codes, x = (factor.bits(result) for factor in factors)
+    codes, x = (factor.bitcast(result) for factor in factors)
     for shift in (24, 16, 8, 0):
-        one, other = ((value << shift if shift else value).shift_signed(24) for value in (codes, x))
+        one, other = ((value << shift if shift else value).arithmetic_shift(24) for value in (codes, x))
         sums = sums + one * other
     return sums
 
@@ -152,33 +151,33 @@ def test_neons_arithmetic_in_other_instructions(monkeypatch):
     """The code for NEON, its one instruction of its own replaced, run here: offsets and the flip of 8-bit codes included."""
     monkeypatch.setattr(emit.Function, "intrinsic", without_sdot)
     name = available()[0]
-    arm = dataclasses.replace(target_by_name(name), dot="sdot", tile=2, float_tile=2, gfni=False)
-    assert kernels.flips(arm, layout_of("Q8_0")) and not kernels.flips(target_by_name(name), layout_of("Q8_0"))
+    arm = dataclasses.replace(build_target(name), dot="sdot", tile=2, float_tile=2, gfni=False)
+    assert kernels.flips_codes(arm, layout_of("Q8_0")) and not kernels.flips_codes(build_target(name), layout_of("Q8_0"))
     rng = np.random.default_rng(1)
     sources = {kind: random_matrix(kind, 19, rng, 512) for kind in ON_NEON}
     wanted, cases = [], []
     for kind, source in sources.items():
-        layout = panels.layout_of(source.tensor)
+        layout = panels.weight_layout(source.tensor)
         wanted.append(("fill", layout, Plan(source.tensor, layout).source))
-        cases += [(kind, layouts.form(bits, "sdot", kernels.dot_offset(arm, layout)), tokens) for bits, tokens in ON_NEON[kind]]
-        wanted += [("product", layout, form, tokens) for of, form, tokens in cases if of == kind]
+        cases += [(kind, layouts.activation_layout(bits, "sdot", kernels.dot_offset(arm, layout)), tokens) for bits, tokens in ON_NEON[kind]]
+        wanted += [("product", layout, x_layout, tokens) for of, x_layout, tokens in cases if of == kind]
     library = Library(arm, wanted, key="sdot replaced")
     alike = {}
-    for kind, form, tokens in cases:
+    for kind, x_layout, tokens in cases:
         rng = np.random.default_rng(2)
-        codes = rng.integers(-form.limit, form.limit + 1, (2, 512))[:tokens]
-        codes[0] = np.where(codes[0] < 0, -form.limit, form.limit)
-        scale = rng.uniform(0.5, 2, (2, 2)).astype(np.float32)[:tokens] / np.float32(form.limit)
+        codes = rng.integers(-x_layout.limit, x_layout.limit + 1, (2, 512))[:tokens]
+        codes[0] = np.where(codes[0] < 0, -x_layout.limit, x_layout.limit)
+        scale = rng.uniform(0.5, 2, (2, 2)).astype(np.float32)[:tokens] / np.float32(x_layout.limit)
         x = codes * np.repeat(scale.astype(np.float64), SPAN * GROUP, axis=1)
-        got = library.product(library.fill(sources[kind].tensor), form, write_records(form, codes, scale), tokens)
+        got = library.product(library.fill(sources[kind].tensor), x_layout, write_records(x_layout, codes, scale), tokens)
         assert (np.abs(got[:, :19] - x @ sources[kind].exact.T) <= np.abs(x) @ sources[kind].size.T * 72 * 2.0**-24).all(), kind
-        np.testing.assert_array_equal(got[0], alike.setdefault((kind, form), got[0]))
+        np.testing.assert_array_equal(got[0], alike.setdefault((kind, x_layout), got[0]))
 
 
 def test_products_refuse_activations_for_another_offset():
-    arm, layout = target_by_name(available()[0]), layout_of("Q4_0")
+    arm, layout = build_target(available()[0]), layout_of("Q4_0")
     with pytest.raises(ValueError, match="offset 8, not 0"):
-        kernels.product(Module(), arm, layout, layouts.form(16, arm.dot, 0), 1)
+        kernels.product(Module(), arm, layout, layouts.activation_layout(16, arm.dot, 0), 1)
 
 
 # ---- the cache of machine code
@@ -200,7 +199,7 @@ def make(module_of: int, calls: list):
 
 def compiled_number(key: str, number: int, calls: list) -> int:
     out = np.zeros(1, np.int64)
-    made = compile_module(target_by_name(available()[-1]), key, ["store"], make(number, calls))
+    made = compile_module(build_target(available()[-1]), key, ["store"], make(number, calls))
     made.function("store", 1)(out.ctypes.data)
     return int(out[0])
 
@@ -315,8 +314,8 @@ def test_a_write_that_fails_leaves_nothing_behind(folder, monkeypatch):
 
 
 def test_the_key_is_of_sources_compiler_target_and_parameters(tmp_path, monkeypatch):
-    one = target_by_name(available()[0])
-    digests = {targets._digest(one, "a"), targets._digest(one, "b"), targets._digest(target_by_name(available()[-1]), "a"),
+    one = build_target(available()[0])
+    digests = {targets._digest(one, "a"), targets._digest(one, "b"), targets._digest(build_target(available()[-1]), "a"),
                targets._digest(dataclasses.replace(one, features=one.features + ",+x"), "a")}
     monkeypatch.setattr(targets.llvmlite, "__version__", "0")
     digests.add(targets._digest(one, "a"))
@@ -326,14 +325,14 @@ def test_the_key_is_of_sources_compiler_target_and_parameters(tmp_path, monkeypa
     for path in home.glob("*.py"):
         shutil.copy(path, tmp_path)
     monkeypatch.setattr(targets, "__file__", str(tmp_path / "target.py"))
-    targets._sources.cache_clear()
+    targets._hash_sources.cache_clear()
     assert targets._digest(one, "a") in digests
     with open(tmp_path / "layouts.py", "a") as file:
         file.write("\n")
-    targets._sources.cache_clear()
+    targets._hash_sources.cache_clear()
     digests.add(targets._digest(one, "a"))
     monkeypatch.undo()
-    targets._sources.cache_clear()
+    targets._hash_sources.cache_clear()
     assert len(digests) == 4 + 1 + (len(available()) > 1) and targets._digest(one, "a") in digests
 
 
@@ -341,12 +340,12 @@ PROGRAM = """
 import sys
 from cpu_fallback.kernels import target
 count = 0
-original = target.object_code
+original = target.emit_object_code
 def counting(*arguments):
     global count
     count += 1
     return original(*arguments)
-target.object_code = counting
+target.emit_object_code = counting
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from cpu_fallback.model import Llama
 model = Llama.load(open_checkpoint(sys.argv[1]))
