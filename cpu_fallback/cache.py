@@ -93,7 +93,8 @@ class Cache(Positions):
         heads, size = c.num_key_value_heads, c.head_dim
 
         def reallocate(old):
-            new = np.zeros((batch, heads, -(-allocated // 16) * 16, -(-size // 16) * 16), self.dtype)[:, :, :allocated, :size]
+            padded = np.zeros((batch, heads, -(-allocated // 16) * 16, -(-size // 16) * 16), self.dtype)
+            new = padded[:, :, :allocated, :size]
             if old is not None:
                 new[..., :self.length, :] = old[..., :self.length, :]
             return new

@@ -30,8 +30,8 @@ def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     if weight.dtype == np.uint16:
         out[...] = weight.view(ml_dtypes.bfloat16)
     elif weight.dtype == np.float16:
-        # A cast by NumPy takes 455 us for 2**17 weights, these integer operations 42. Sign-extend, shift exponent and mantissa
-        # to float32's fields, clear the copies of the sign. The result is 2**-112 of the value, subnormals included.
+        # A cast by NumPy takes 455 us for 2**17 weights, these integer operations 42. Sign-extend, shift exponent and
+        # mantissa to float32's fields, clear the copies of the sign: 2**-112 of the value, subnormals included.
         bits = out.view(np.int32)
         bits[...] = weight.view(np.int16)
         np.left_shift(bits, 13, out=bits)

@@ -59,7 +59,8 @@ class Weights:
 
         names = [name.removesuffix(".weight") for name, tensor in self.tensors.items() if len(tensor.shape) == 2]
         embedding = "model.embed_tokens"
-        stored = {name: self.tensors[f"{name}.weight"] for name in names if name != embedding or name == self.config.head_name}
+        stored = {name: self.tensors[f"{name}.weight"] for name in names
+                  if name != embedding or name == self.config.head_name}
         plans = {name: panels.Plan(tensor, panels.weight_layout(tensor)) for name, tensor in stored.items()}
         sources = sorted({(plan.layout, plan.source) for plan in plans.values()}, key=lambda one: (one[0].name, one[1]))
         self.code = Code(Recipe(compilation.target, tuple(sources), compilation.activation_bits, self.config.head_dim))

@@ -329,8 +329,8 @@ PACK = {"a": i64, "b": i64, "factor": f32, "groups": i64, "out": i64, "slot": i6
 def pack(module: Module, x_layout: ActivationLayout, source: str, tokens: int, public: bool = False) -> Function:
     """Pack one token's floats into its slot in the records of a block of `tokens` tokens.
 
-    source: "plain" x = a, "norm" x = a * factor * b, "silu" x = silu(a) * b; a, b: float32 [32 groups]; groups: a multiple of
-    SPAN; out: the first record to write; slot: the token's number in its block.
+    source: "plain" x = a, "norm" x = a * factor * b, "silu" x = silu(a) * b; a, b: float32 [32 groups]; groups: multiple
+    of SPAN; out: the first record to write; slot: the token's number in its block.
     """
     name = pack_name(x_layout, source, tokens)
     if name in module.known:
@@ -641,7 +641,8 @@ def fill_from_blocks(module: Module, layout: LowBitLayout, name: str) -> Functio
     groups = file.block_size // GROUP
     with f.loop(f.panels) as p, f.loop(f.blocks) as b, f.loop(per_block) as i:
         rows, at = f.rows + p * (8 * LANES), (b * per_block + i) * file.nbytes
-        out = f.out + p * f.panel_bytes + b * layout.block_bytes + i * (groups * layout.group_bytes) + layout.offsets["codes"]
+        out = (f.out + p * f.panel_bytes + b * layout.block_bytes + i * (groups * layout.group_bytes)
+               + layout.offsets["codes"])
         words: dict[int, Value] = {}
 
         def load_word(offset: int) -> Value:

@@ -1,9 +1,9 @@
 """A forward pass as data: a list of operations that a compiled interpreter executes on all threads.
 
 An operation is a record of 32 words (int64): its kind, its number of items, the addresses of its operands. Threads take
-items from shared counters in small portions, so that the others finish a delayed thread's share. A barrier
-follows, unless the next operation is independent. A second record, the context, holds the arguments of a call, such as the number of tokens and the cache's address.
-Decoding and prompts use the same records with kernels of another tile.
+items from shared counters in small portions, so that the others finish a delayed thread's share. A barrier follows, unless
+the next operation is independent. A second record, the context, holds the arguments of a call, such as the number of tokens
+and the cache's address. Decoding and prompts use the same records with kernels of another tile.
 """
 
 from __future__ import annotations
@@ -215,7 +215,12 @@ class _Operation:
             raise AttributeError(name)
         return _load_word(self.f, self.f.op, _FIELDS[self.kind][name])
 
+    def load_float(self, name: str) -> Value:
+        """A float32 operand, in the low half of its word."""
+        return self.f.load(f32, self.f.op, 8 * _FIELDS[self.kind][name], 4)
+
     def context(self, name: str) -> Value:
+        """A word of the context."""
         return _load_word(self.f, self.f.context, CONTEXT[name])
 
 
@@ -280,7 +285,7 @@ def _pack_writer(x_layout: ActivationLayout, source: str, tokens: int) -> Writer
             if source == "norm":
                 scratch = o.scratch + f.thread * 64
                 f.call(squares, a, groups, scratch)
-                width, eps = f.load(f32, f.op, 8 * _FIELDS["pack"]["width"], 4), f.load(f32, f.op, 8 * _FIELDS["pack"]["eps"], 4)
+                width, eps = o.load_float("width"), o.load_float("eps")
                 factor = f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch, 0, 4) / width + eps)
             at = start * (4 * GROUP)
             out = o.x + token // tokens * o.x_bytes + start // layouts.SPAN * x_layout.record(tokens)
@@ -295,7 +300,7 @@ def _norm_heads_writer(head_dim: int) -> Writer:
         norm = arithmetic.norm_head(module, head_dim)
         o = _Operation(module, name)
         f = o.f
-        eps = f.load(f32, f.op, 8 * _FIELDS["norm_heads"]["eps"], 4)
+        eps = o.load_float("eps")
         with f.loop(f.hi, f.lo) as token:
             row = o.qkv + token * o.qkv_bytes
             for first, count, weight in ((row, o.heads, o.query_weight), (row + o.keys_at, o.key_heads, o.key_weight)):
@@ -347,7 +352,7 @@ def _attend_writer(head_dim: int) -> Writer:
         keys, values = f.load(i64, caches, 0, 8), f.load(i64, caches, 8, 8)
         key_heads, shared, window = o.key_heads, o.shared, o.window
         scores = o.context("scores") + f.thread * o.context("scores_bytes")
-        scale = f.load(f32, f.op, 8 * _FIELDS["attend"]["scale"], 4)
+        scale = o.load_float("scale")
         head = shared * (4 * head_dim)
         with f.loop(f.hi, f.lo) as item:
             token, h = item // key_heads, item % key_heads

@@ -49,7 +49,8 @@ class Runner:
     def _set(self, name: str, value: int) -> None:
         self.context[CONTEXT[name]] = value
 
-    def forward(self, tokens: np.ndarray, view: cache.View, all_positions: bool, probe: Callable | None = None) -> np.ndarray:
+    def forward(self, tokens: np.ndarray, view: cache.View, all_positions: bool,
+                probe: Callable | None = None) -> np.ndarray:
         """Logits float32 [B, V] of the last of `tokens` [B, T], with all_positions [B, T, V]. Stores keys and values in
         `view`. probe: as in model.forward. Raises ContextError for another model's cache, ValueError for arrays that the
         machine code cannot take."""
@@ -65,7 +66,8 @@ class Runner:
             raise ValueError(f"{count} positions from {position} on do not fit a cache of {min(rooms)}, {addresses.shape}")
         for table in (cosine, sine):
             if table.shape != (count, c.head_dim // 2) or table.dtype != np.float32 or not table.flags.c_contiguous:
-                raise ValueError(f"a rope table {table.dtype} {table.shape}, not float32 {(count, c.head_dim // 2)} in C order")
+                raise ValueError(f"a rope table {table.dtype} {table.shape}, "
+                                 f"not float32 {(count, c.head_dim // 2)} in C order")
         results = np.empty((batch, count, c.vocab_size) if all_positions else (batch, c.vocab_size), np.float32)
         probes: list[Probes] | None = [{} for _ in range(batch)] if probe else None
         with self._lock:
@@ -73,7 +75,8 @@ class Runner:
             _, head_bytes, row_bytes, _ = keys[0].strides
             self._set("head_bytes", head_bytes)
             self._set("row_bytes", row_bytes)
-            for name, value in zip(("scores", "scores_bytes", "scores_head_bytes"), self.workspace.reserve_scores(max(rooms))):
+            scores = self.workspace.reserve_scores(max(rooms))
+            for name, value in zip(("scores", "scores_bytes", "scores_head_bytes"), scores):
                 self._set(name, value)
             for begin in range(0, count, CHUNK):
                 end = min(begin + CHUNK, count)

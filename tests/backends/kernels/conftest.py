@@ -7,5 +7,5 @@ from cpu_fallback.kernels.target import Target, available, build_target
 
 @pytest.fixture(scope="session", params=available())
 def target(request) -> Target:
-    """Every instruction set that this machine can execute."""
+    """Each target that this machine can execute."""
     return build_target(request.param)

@@ -1,4 +1,4 @@
-"""Activations packed for the products, norms' sums, rotary embedding and attention, against NumPy."""
+"""Packing of activations, sums of squares, rotary embedding and attention, against NumPy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from cpu_fallback.kernels.target import Target, available, build_target
 
 WIDTH = SPAN * GROUP
 SOURCES = ("plain", "norm", "silu")
-SIZES = (8, 16, 20, 36, 64, 80, 128, 256)  # of a head
+SIZES = (8, 16, 20, 36, 64, 80, 128, 256)  # head_dim
 TOKENS = (1, 3)
-OFFSETS = (0, 8, 128, -128)  # of the weights that activations are for
+OFFSETS = (0, 8, 128, -128)  # of weights
 
 
 def x_layouts(target: Target) -> list[ActivationLayout]:
-    return [FLOAT, *(layouts.activation_layout(bits, target.dot, offset) for bits, offset in ((8, 8), *((16, o) for o in OFFSETS)))]
+    kinds = ((8, 8), *((16, offset) for offset in OFFSETS))
+    return [FLOAT, *(layouts.activation_layout(bits, target.dot, offset) for bits, offset in kinds)]
 
 
 @functools.cache
@@ -38,7 +39,7 @@ def kernels(request) -> Library:
     return library(request.param)
 
 
-def test_floats_are_packed_as_they_are(kernels):
+def test_floats_are_packed_unchanged(kernels):
     rng = np.random.default_rng(1)
     for tokens in (*TOKENS, kernels.target.float_tile):
         a = rng.standard_normal((tokens, 2 * WIDTH), np.float32)
@@ -84,7 +85,7 @@ def test_codes_scales_and_sums(kernels, size):
             np.testing.assert_array_equal(found["offset_sum"], -x_layout.offset * halves.sum(axis=2))
 
 
-def test_what_is_too_small_counts_as_zero(kernels):
+def test_tiny_activations_become_zero(kernels):
     a = np.full((1, WIDTH), 1e-40, np.float32)
     a[0, 7] = -9e-31
     for x_layout in x_layouts(kernels.target)[1:]:
@@ -92,7 +93,7 @@ def test_what_is_too_small_counts_as_zero(kernels):
         assert (found["codes"] == 0).all() and 0 <= found["scale"][0, 0] < 1e-30
 
 
-def test_what_is_not_finite_spoils_its_span_only(kernels):
+def test_non_finite_activations_spoil_their_span_only(kernels):
     rng = np.random.default_rng(4)
     for x_layout in x_layouts(kernels.target)[1:]:
         for bad in (np.nan, -np.nan, np.inf, -np.inf):
@@ -112,12 +113,13 @@ def test_what_is_not_finite_spoils_its_span_only(kernels):
 
 
 def ulps(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Distances in units of the last place of the exact value as a float32."""
+    """Errors in units of the last place of float32."""
     return np.abs(got - exact) / np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
 
 
 def test_silu_and_its_exponential_are_within_three_ulps(kernels):
-    x = np.concatenate([np.linspace(-86, 40, 100 * WIDTH), np.linspace(-1e-3, 1e-3, 4 * WIDTH), np.linspace(-3, 3, 40 * WIDTH)])
+    x = np.concatenate([np.linspace(-86, 40, 100 * WIDTH), np.linspace(-1e-3, 1e-3, 4 * WIDTH),
+                        np.linspace(-3, 3, 40 * WIDTH)])
     x = x.astype(np.float32)[None]
     got = read_records(FLOAT, kernels.pack(FLOAT, "silu", 1, x, np.ones_like(x)), 1)["codes"]
     wide = x.astype(np.float64)
@@ -133,7 +135,7 @@ def test_silu_of_extreme_values(kernels):
     assert (np.abs(got[3:8]) < 1e-15).all() and (got[8:] == 0).all()
 
 
-def test_silu_packs_as_its_floats_do(kernels):
+def test_packing_norms_and_silu_equals_packing_their_floats(kernels):
     rng = np.random.default_rng(5)
     a, b = (rng.standard_normal((3, 2 * WIDTH), np.float32) for _ in range(2))
     x = np.ascontiguousarray(read_records(FLOAT, kernels.pack(FLOAT, "silu", 3, a, b), 3)["codes"])
@@ -169,7 +171,7 @@ def test_rotary_embedding(kernels, size):
 
 
 def attention(query, keys, values, first, end):
-    """float64, from its definition."""
+    """Attention in float64, by its definition."""
     query, keys, values = (x.astype(np.float64) for x in (query, keys[first:end], values[first:end]))
     scores = query @ keys.T / np.sqrt(query.shape[1])
     shares = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -198,7 +200,7 @@ def test_each_head_gets_the_same_bits_however_many_share_a_key(kernels):
 
 
 def test_attention_is_sharp_where_scores_are_far_apart(kernels):
-    """Scores of hundreds, positive and negative; shares below the smallest float32 are zero or next to it."""
+    """Scores of hundreds, positive and negative; probabilities below the smallest float32 become zero or tiny."""
     rng = np.random.default_rng(10)
     keys, values = np.zeros((40, 16), np.float32), rng.standard_normal((40, 16), np.float32)
     keys[:, 0] = np.linspace(-900, 900, 40)
@@ -211,7 +213,7 @@ def test_attention_is_sharp_where_scores_are_far_apart(kernels):
 
 
 def test_softmax_is_within_four_ulps(kernels):
-    """Two positions, the value of one of them 1: its share."""
+    """Attention to two positions, of which one has value 1, is its softmax."""
     for score in np.linspace(-80, 0, 161).astype(np.float32):
         keys, values = np.zeros((2, 16), np.float32), np.zeros((2, 16), np.float32)
         keys[1, 0], values[1] = score, 1
@@ -232,7 +234,7 @@ def test_nan_in_one_head_stays_there(kernels):
     np.testing.assert_array_equal(got[others], clean[others])
 
 
-def test_the_checks_of_these_tests_refuse_what_a_kernel_must_not_get(kernels):
+def test_calls_refuse_wrong_arrays(kernels):
     a = np.zeros((1, WIDTH), np.float32)
     for bad in (a.astype(np.float64), np.zeros((1, 2 * WIDTH), np.float32)[:, ::2]):
         with pytest.raises(ValueError):

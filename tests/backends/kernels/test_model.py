@@ -107,7 +107,8 @@ def test_a_prompt_of_several_chunks_has_the_same_bits():
     whole, cache = answer(llama, tokens, capacity=600)
     last, _ = answer(llama, tokens, all_positions=False, capacity=600)
     np.testing.assert_array_equal(last[:, 0], whole[:, -1])
-    for cuts in ((workspace.CHUNK,), (workspace.CHUNK - 1, workspace.CHUNK + 1), (workspace.CHUNK + 1, 2 * workspace.CHUNK + 20)):
+    chunk = workspace.CHUNK
+    for cuts in ((chunk,), (chunk - 1, chunk + 1), (chunk + 1, 2 * chunk + 20)):
         np.testing.assert_array_equal(answer(llama, tokens, cuts, capacity=600)[0], whole)
     ends = (workspace.CHUNK - 1, workspace.CHUNK, workspace.CHUNK + 1, tokens.shape[1] - 1)
     single, _ = answer(llama, tokens, tuple(range(ends[0], ends[2] + 1)), all_positions=False, capacity=600)

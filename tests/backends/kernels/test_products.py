@@ -1,4 +1,4 @@
-"""Products of panels with activations, against float64 products of what the reference dequantisers say.
+"""Products of panels with activations, against float64 products with reference dequantisers.
 
 MLX_LLAMA_TEST_EVERY_LAYOUT=1: all combinations of widths, groups and dtypes of scales, on every target (minutes).
 """
@@ -33,14 +33,14 @@ from cpu_fallback.kernels.target import NAMES, Target, available, build_target
 
 BITS = (8, 16, 32)
 SPAN_WIDTH = SPAN * GROUP  # inputs whose codes share a scale
-ROWS = 37  # three panels, the last one filled up
-# With the tile that prompts have. Float activations against low-bit weights take LLVM seconds at that size: one of them
+ROWS = 37  # three panels, the last one padded
+# Tested with a prompt's tile too; LLVM takes seconds for float activations against low-bit weights, so one such kind
 TILED = {16: ("Q4_0", "Q6_K", "Q8_0", "mlx 6 64 bfloat16"), 32: ("float16", "Q4_0")}
 EVERY = bool(os.environ.get("MLX_LLAMA_TEST_EVERY_LAYOUT"))
 
 
 def kinds(name: str) -> tuple[str, ...]:
-    """What is tested on a target: everything on the best one."""
+    """Kinds tested on a target: all on the best one."""
     if EVERY:
         return (*FLOATS, *LOW_BIT, *MLX_EVERY)
     return KINDS if name == available()[0] else FEW
@@ -53,14 +53,14 @@ def x_layout_for(kind: str, bits: int, target: Target) -> ActivationLayout:
 
 
 def tokens_for(kind: str, bits: int, target: Target) -> list[int]:
-    """How many tokens the products are tested with."""
+    """Numbers of tokens to test."""
     few = [1, 3] if bits == 16 or kind in FEW else [1]
     return [*few, target.float_tile if bits == 32 else target.tile] if kind in TILED.get(bits, ()) else few
 
 
 @functools.cache
 def matrix(kind: str, whole: bool = False) -> Matrix:
-    """whole: its rows fill the kernels' blocks."""
+    """whole: with rows of whole blocks."""
     return random_matrix(kind, ROWS, np.random.default_rng(len(kind)), 512 if whole else None)
 
 
@@ -71,7 +71,8 @@ def library(name: str) -> Library:
         layout = panels.weight_layout(matrix(kind).tensor)
         wanted += [("fill", layout, Plan(matrix(kind, whole).tensor, layout).source) for whole in (False, True)]
         for bits in BITS:
-            wanted += [("product", layout, x_layout_for(kind, bits, target), tokens) for tokens in tokens_for(kind, bits, target)]
+            x_layout = x_layout_for(kind, bits, target)
+            wanted += [("product", layout, x_layout, tokens) for tokens in tokens_for(kind, bits, target)]
         if kind in FLOATS:
             wanted.append(("product", layout, FLOAT, 1, kernels.PANELS_AT_ONCE))
     return Library(target, dict.fromkeys(wanted))
@@ -83,13 +84,15 @@ def filled(name: str, kind: str, whole: bool = False) -> Panels:
 
 
 def filled_columns(found: Panels) -> int:
-    """Inputs that activations are packed with: whole spans."""
+    """Inputs of packed activations, a multiple of the span."""
     return -(-found.plan.columns // SPAN_WIDTH) * SPAN_WIDTH
 
 
 def activations(x_layout: ActivationLayout, found: Panels, tokens: int, rng: np.random.Generator, limits: bool = False):
-    """(function that packs some of the tokens, float64 [tokens, columns] that they stand for). limits: only the largest
-    codes. What is behind the matrix's columns must not count."""
+    """(function that packs some of the tokens, their values float64 [tokens, columns]). limits: largest codes only.
+
+    Inputs beyond the matrix's columns are random: they must have no effect.
+    """
     columns = filled_columns(found)
     if x_layout.name == "float":
         x = rng.standard_normal((tokens, columns), np.float32)
@@ -103,23 +106,24 @@ def activations(x_layout: ActivationLayout, found: Panels, tokens: int, rng: np.
 
 
 def rounding(found: Panels, x_layout: ActivationLayout) -> float:
-    """Relative to the sum of the terms' magnitudes: half a unit in the last place for every operation of a sum."""
+    """Error bound relative to the sum of the terms' magnitudes: half an ulp for every operation of a sum."""
     operations = found.plan.columns if x_layout.name == "float" else 2 * found.plan.columns // 16 + 3
     return (operations + 2) * 2.0**-24
 
 
-def wide(array: np.ndarray, found: Panels) -> np.ndarray:
-    """Filled up with zeros as the panels are."""
-    filled_up = np.zeros((16 * found.plan.panels, found.plan.columns))
-    filled_up[:array.shape[0], :array.shape[1]] = array
-    return filled_up
+def pad_like(array: np.ndarray, found: Panels) -> np.ndarray:
+    """Pad with zeros like the panels."""
+    padded = np.zeros((16 * found.plan.panels, found.plan.columns))
+    padded[:array.shape[0], :array.shape[1]] = array
+    return padded
 
 
-def check(name: str, source: Matrix, found: Panels, x_layout: ActivationLayout, tokens: int, rng: np.random.Generator, limits: bool = False):
+def check(name: str, source: Matrix, found: Panels, x_layout: ActivationLayout, tokens: int, rng: np.random.Generator,
+          limits: bool = False):
     write, x = activations(x_layout, found, tokens, rng, limits)
     got = library(name).product(found, x_layout, write(slice(None)), tokens)
-    bound = np.abs(x) @ wide(source.size, found).T * rounding(found, x_layout)
-    assert (np.abs(got - x @ wide(source.exact, found).T) <= bound + 1e-37).all()
+    bound = np.abs(x) @ pad_like(source.size, found).T * rounding(found, x_layout)
+    assert (np.abs(got - x @ pad_like(source.exact, found).T) <= bound + 1e-37).all()
     assert (got[:, found.plan.rows:] == 0).all()
 
 
@@ -180,7 +184,7 @@ def test_several_panels_at_once_give_the_same_bits(name, kind):
 
 
 def extreme(kind: str) -> Matrix:
-    """Rows of the largest codes, the smallest, and random ones, with scales that are large, tiny, subnormal, zero, negative."""
+    """Rows of largest, smallest and random codes, with large, tiny, subnormal, zero and negative scales."""
     rng = np.random.default_rng(5)
     if kind in FLOATS:
         top = 65504.0 if kind == "float16" else 3e38 * 2.0**-20
@@ -221,8 +225,8 @@ def test_extreme_weights(name, kind):
 
 
 @pytest.mark.parametrize("name,kind", [(name, kind) for name in available() for kind in FEW])
-def test_what_is_not_finite_stays_in_its_row_and_token(name, kind):
-    """An infinite or NaN scale, activation or weight spoils its own results and no others."""
+def test_non_finite_values_stay_in_their_row_and_token(name, kind):
+    """An infinite or NaN scale, activation or weight spoils its own results alone."""
     rng, target, source = np.random.default_rng(7), build_target(name), random_matrix(kind, ROWS, np.random.default_rng(8))
     clean = library(name).fill(source.tensor)
     spoilt = library(name).fill(spoil(source, kind, 5))
@@ -244,7 +248,7 @@ def test_what_is_not_finite_stays_in_its_row_and_token(name, kind):
 
 
 def spoil(source: Matrix, kind: str, row: int):
-    """The matrix with a NaN or infinity in one row."""
+    """Copy the matrix with a NaN or infinity in one row."""
     tensor = source.tensor
     if kind in FLOATS:
         bits = tensor.bits.copy()

@@ -1,4 +1,4 @@
-"""Choosing instructions, NEON's code read as assembly and run in disguise, and the cache of machine code."""
+"""Choice of a target, NEON's code as assembly and in emulation, and the cache of machine code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cpu_fallback.kernels.target import available, build_target, compile_module
 from mlx_llama.core.errors import BackendError
 
 ARM = ("aarch64-unknown-linux-gnu", "arm64-apple-macosx")
-# Kinds that differ in what NEON does otherwise, and the bits and tokens that they are tested with
+# Kinds that cover NEON's differences, with the bits and tokens to test
 ON_NEON = {"Q4_0": ((8, 1), (16, 2)), "Q8_0": ((8, 2), (16, 1), (16, 2)), "Q4_K": ((16, 1),), "Q6_K": ((16, 1),),
            "IQ4_XS": ((16, 1),), "mlx 8 128 float16": ((8, 1), (16, 1))}
 
@@ -33,7 +33,7 @@ def layout_of(kind: str):
     return panels.weight_layout(random_matrix(kind, 1, np.random.default_rng(0), 512).tensor)
 
 
-# ---- which target
+# ---- choice of a target
 
 
 def test_the_variable_chooses(monkeypatch):
@@ -50,7 +50,7 @@ def test_the_variable_chooses(monkeypatch):
         compilation.find_target()
 
 
-def test_without_llvmlite_numpy_is_left(monkeypatch):
+def test_numpy_is_the_choice_without_llvmlite(monkeypatch):
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     monkeypatch.delenv(compilation.VARIABLE, raising=False)
     found, reason = compilation.find_target()
@@ -83,7 +83,7 @@ def test_intel_targets_need_all_their_instructions(missing, wanted, monkeypatch)
     monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
     every = {feature for name in targets.NAMES[:3] for feature in targets._FEATURES[name]}
     monkeypatch.setattr(targets.llvm, "get_host_cpu_features", lambda: {feature: feature != missing for feature in every})
-    # every processor with the wider instructions has the narrower ones
+    # a processor with the wider instructions has the narrower ones
     assert [name for name in available() if missing != "avx2" or name == "avx2"] == wanted
 
 
@@ -94,7 +94,9 @@ def neon_assembly(kind: str, bits: int, triple: str, tokens: int) -> str:
     arm = build_target("neon", triple, host=False)
     module, layout = Module(), layout_of(kind)
     module.triple = triple
-    x_layout = layouts.FLOAT if kind in layouts.WIDTHS else layouts.activation_layout(bits, arm.dot, kernels.dot_offset(arm, layout))
+    x_layout = layouts.FLOAT
+    if kind not in layouts.WIDTHS:
+        x_layout = layouts.activation_layout(bits, arm.dot, kernels.dot_offset(arm, layout))
     kernels.product(module, arm, layout, x_layout, tokens, public=True)
     return targets.emit_assembly(arm, module)
 
@@ -118,7 +120,7 @@ def test_neon_float_products_are_fused_and_widen_by_themselves(triple):
 
 
 @pytest.mark.parametrize("triple", ARM)
-def test_a_whole_program_for_neon_calls_nothing_that_is_not_there(triple):
+def test_a_program_for_neon_calls_no_library(triple):
     arm = build_target("neon", triple, host=False)
     sources = tuple((layout_of(kind), "") for kind in ("float16", "Q6_K"))
     module = write_module(Recipe(arm, sources, 16, 72))
@@ -132,8 +134,8 @@ def test_a_whole_program_for_neon_calls_nothing_that_is_not_there(triple):
 
 
 def without_sdot(f, name, result, *arguments):
-    """Function.intrinsic where there is no `sdot` (Arm Architecture Reference Manual, SDOT (vector)): signed bytes, the
-    products of four of them to each lane."""
+    """Function.intrinsic with `sdot` emulated: add to each lane the products of four signed bytes (Arm Architecture
+    Reference Manual, SDOT (vector))."""
     if name != "llvm.aarch64.neon.sdot.v4i32.v16i8":
         return INTRINSIC(f, name, result, *arguments)
     sums, *factors = arguments
@@ -148,7 +150,7 @@ INTRINSIC = emit.Function.intrinsic
 
 
 def test_neons_arithmetic_in_other_instructions(monkeypatch):
-    """The code for NEON, its one instruction of its own replaced, run here: offsets and the flip of 8-bit codes included."""
+    """NEON's code with its one special instruction emulated, run here: offsets and flipped 8-bit codes included."""
     monkeypatch.setattr(emit.Function, "intrinsic", without_sdot)
     name = available()[0]
     arm = dataclasses.replace(build_target(name), dot="sdot", tile=2, float_tile=2, gfni=False)
@@ -159,10 +161,11 @@ def test_neons_arithmetic_in_other_instructions(monkeypatch):
     for kind, source in sources.items():
         layout = panels.weight_layout(source.tensor)
         wanted.append(("fill", layout, Plan(source.tensor, layout).source))
-        cases += [(kind, layouts.activation_layout(bits, "sdot", kernels.dot_offset(arm, layout)), tokens) for bits, tokens in ON_NEON[kind]]
+        offset = kernels.dot_offset(arm, layout)
+        cases += [(kind, layouts.activation_layout(bits, "sdot", offset), tokens) for bits, tokens in ON_NEON[kind]]
         wanted += [("product", layout, x_layout, tokens) for of, x_layout, tokens in cases if of == kind]
     library = Library(arm, wanted, key="sdot replaced")
-    alike = {}
+    rows = {}
     for kind, x_layout, tokens in cases:
         rng = np.random.default_rng(2)
         codes = rng.integers(-x_layout.limit, x_layout.limit + 1, (2, 512))[:tokens]
@@ -170,8 +173,9 @@ def test_neons_arithmetic_in_other_instructions(monkeypatch):
         scale = rng.uniform(0.5, 2, (2, 2)).astype(np.float32)[:tokens] / np.float32(x_layout.limit)
         x = codes * np.repeat(scale.astype(np.float64), SPAN * GROUP, axis=1)
         got = library.product(library.fill(sources[kind].tensor), x_layout, write_records(x_layout, codes, scale), tokens)
-        assert (np.abs(got[:, :19] - x @ sources[kind].exact.T) <= np.abs(x) @ sources[kind].size.T * 72 * 2.0**-24).all(), kind
-        np.testing.assert_array_equal(got[0], alike.setdefault((kind, x_layout), got[0]))
+        bound = np.abs(x) @ sources[kind].size.T * 72 * 2.0**-24
+        assert (np.abs(got[:, :19] - x @ sources[kind].exact.T) <= bound).all(), kind
+        np.testing.assert_array_equal(got[0], rows.setdefault((kind, x_layout), got[0]))
 
 
 def test_products_refuse_activations_for_another_offset():
@@ -183,23 +187,23 @@ def test_products_refuse_activations_for_another_offset():
 # ---- the cache of machine code
 
 
-def make(module_of: int, calls: list):
-    """write() of a module with one function that stores a number."""
+def make_writer(number: int, calls: list):
+    """A write() for compile_module: one function that stores a number."""
 
     def write() -> Module:
-        calls.append(module_of)
+        calls.append(number)
         module = Module()
         f = emit.Function(module, "store", {"out": emit.i64}, public=True)
-        f.store(f.constant(emit.i64, module_of), f.out)
+        f.store(f.constant(emit.i64, number), f.out)
         f.finish()
         return module
 
     return write
 
 
-def compiled_number(key: str, number: int, calls: list) -> int:
+def compile_number(key: str, number: int, calls: list) -> int:
     out = np.zeros(1, np.int64)
-    made = compile_module(build_target(available()[-1]), key, ["store"], make(number, calls))
+    made = compile_module(build_target(available()[-1]), key, ["store"], make_writer(number, calls))
     made.function("store", 1)(out.ctypes.data)
     return int(out[0])
 
@@ -212,9 +216,9 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def test_machine_code_is_compiled_once(folder):
     calls = []
-    assert compiled_number("one", 1, calls) == 1
-    assert compiled_number("one", 2, calls) == 1  # what is there under the key, not what would have been written
-    assert compiled_number("two", 3, calls) == 3
+    assert compile_number("one", 1, calls) == 1
+    assert compile_number("one", 2, calls) == 1  # the cached code, not a new module
+    assert compile_number("two", 3, calls) == 3
     assert calls == [1, 3]
     files = list(folder.iterdir())
     assert len(files) == 2 and all(file.suffix == ".o" for file in files)
@@ -247,52 +251,52 @@ def damage(file: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["empty", "header only", "truncated", "longer", "text", "magic", "key", "checksum", "length",
                                  "code", "last byte", "group may write", "all may write"])
-def test_a_file_that_is_not_whole_and_ours_is_replaced(how, folder):
+def test_a_damaged_or_foreign_file_is_replaced(how, folder):
     if os.name != "posix" and "write" in how:
-        return  # no such modes there
+        return  # Windows has no such modes
     calls = []
-    compiled_number("one", 1, calls)
+    compile_number("one", 1, calls)
     [file] = folder.iterdir()
     damage(file, how)
-    assert compiled_number("one", 2, calls) == 2 and calls == [1, 2]
-    assert compiled_number("one", 3, calls) == 2 and calls == [1, 2]  # the new file is good
+    assert compile_number("one", 2, calls) == 2 and calls == [1, 2]
+    assert compile_number("one", 3, calls) == 2 and calls == [1, 2]  # the new file is good
     assert list(folder.iterdir()) == [file] and (os.name != "posix" or file.stat().st_mode & 0o777 == 0o600)
 
 
 def test_another_keys_file_under_this_name_is_replaced(folder):
     calls = []
-    compiled_number("one", 1, calls)
+    compile_number("one", 1, calls)
     [one] = folder.iterdir()
-    compiled_number("two", 2, calls)
+    compile_number("two", 2, calls)
     [two] = set(folder.iterdir()) - {one}
     shutil.copy(two, one)
-    assert compiled_number("one", 3, calls) == 3
+    assert compile_number("one", 3, calls) == 3
 
 
 def test_another_users_file_is_replaced(folder, monkeypatch):
     if not hasattr(os, "getuid"):
-        return  # no owners there
+        return  # Windows has no owners
     calls = []
-    compiled_number("one", 1, calls)
+    compile_number("one", 1, calls)
     [file] = folder.iterdir()
     if os.getuid() == 0:
         os.chown(file, 12345, -1)
     else:
         monkeypatch.setattr(targets.os, "getuid", lambda: file.stat().st_uid + 1)
-    assert compiled_number("one", 2, calls) == 2
+    assert compile_number("one", 2, calls) == 2
     assert targets._read(file, b"") is None
 
 
 @pytest.mark.parametrize("where", ["below a file", "a file"])
-def test_a_folder_that_cannot_be_written_only_costs_time(where, tmp_path, monkeypatch):
+def test_a_folder_without_write_access_costs_only_time(where, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("MLX_LLAMA_CACHE", str(tmp_path / "file" / "cache" if where == "below a file" else tmp_path / "file"))
     calls = []
-    assert compiled_number("one", 1, calls) == 1 and compiled_number("one", 2, calls) == 2
+    assert compile_number("one", 1, calls) == 1 and compile_number("one", 2, calls) == 2
     assert (tmp_path / "file").read_text() == "x"
 
 
-def test_no_home_only_costs_time(monkeypatch):
+def test_no_home_costs_only_time(monkeypatch):
     def nowhere():
         raise RuntimeError("Could not determine home directory.")
 
@@ -301,26 +305,26 @@ def test_no_home_only_costs_time(monkeypatch):
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
     monkeypatch.setattr(targets.Path, "home", nowhere)
     calls = []
-    assert compiled_number("one", 1, calls) == 1 and compiled_number("one", 2, calls) == 2
+    assert compile_number("one", 1, calls) == 1 and compile_number("one", 2, calls) == 2
 
 
-def test_a_write_that_fails_leaves_nothing_behind(folder, monkeypatch):
+def test_a_failed_write_leaves_no_file(folder, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(targets.os, "replace", full)
-    assert compiled_number("one", 1, []) == 1
+    assert compile_number("one", 1, []) == 1
     assert list(folder.iterdir()) == []
 
 
-def test_the_key_is_of_sources_compiler_target_and_parameters(tmp_path, monkeypatch):
+def test_the_key_depends_on_sources_compiler_target_and_parameters(tmp_path, monkeypatch):
     one = build_target(available()[0])
     digests = {targets._digest(one, "a"), targets._digest(one, "b"), targets._digest(build_target(available()[-1]), "a"),
                targets._digest(dataclasses.replace(one, features=one.features + ",+x"), "a")}
     monkeypatch.setattr(targets.llvmlite, "__version__", "0")
     digests.add(targets._digest(one, "a"))
     monkeypatch.undo()
-    # the same package with one more byte in one of its files
+    # a copy of the package with one more byte in a file
     home = Path(targets.__file__).parent
     for path in home.glob("*.py"):
         shutil.copy(path, tmp_path)
