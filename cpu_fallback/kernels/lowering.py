@@ -157,7 +157,7 @@ class Trace:
             self._marks.append(Mark(name, now, now, symbol.read))
         elif isinstance(symbol, Normed):
             operation, layout = symbol.packed
-            self._marks.append(Mark(name, operation + 1, operation + 1, self._reader(layout)))
+            self._marks.append(Mark(name, operation + 1, operation + 1, self._make_reader(layout)))
         elif symbol.buffer is None:
             symbol.marks.append(name)
         else:
@@ -165,7 +165,7 @@ class Trace:
             first, zeroed = (symbol.operations[0], symbol.buffer) if symbol.accumulates else (last, None)
             self._marks.append(Mark(name, first, last, Rows(self, symbol.buffer, at, rows).read, zeroed))
 
-    def _reader(self, layout: ActivationLayout) -> Callable[[int], np.ndarray]:
+    def _make_reader(self, layout: ActivationLayout) -> Callable[[int], np.ndarray]:
         records, width = self.workspace.activations[layout].array, self.config.hidden_size
         columns, slots = self.workspace.hidden.array.shape[1], tile(self.code.recipe.target, layout, self.decode)
         return lambda tokens: unpack(layout, records, columns, slots, tokens)[:, :width]
