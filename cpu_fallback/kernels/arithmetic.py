@@ -363,14 +363,14 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, tokens: int, p
         return f.finish()
     scratch = f.allocate_stack(4 * GROUP * layouts.SPAN)
     with f.loop(f.groups // layouts.SPAN) as span:
-        largest = Variable(f, f.zero(i32s))  # compare as integers: NaN becomes the scale and leaves the codes defined
+        largest = Variable(f, f.zero(i32s))  # compare as integers, so that NaN reaches the scale
         with f.loop(layouts.SPAN) as i:
             for half, value in enumerate(load_values(span * layouts.SPAN + i)):
                 f.store(value, scratch, i * (4 * GROUP) + 4 * LANES * half, 4)
                 size = value.bitcast(i32s) & 0x7FFFFFFF
                 largest.set(size.compare(">", largest.get()).select(size, largest.get()))
         top = f.reduce_max(largest.get()).bitcast(f32)
-        usable = top.compare(">", 1e-30)  # below, limit / top overflows; the span becomes zero
+        usable = top.compare(">", 1e-30)  # keeps limit / top finite; smaller spans become zero
         inverse = usable.select(f.constant(f32, float(x_layout.limit)) / usable.select(top, 1.0), 0.0)
         scale = top * float(np.float32(1 / x_layout.limit))
         with f.loop(layouts.SPAN) as i:
