@@ -1,1 +1,1 @@
-"""The Llama in NumPy: runs on any machine, reads like the paper, computes in float32."""
+"""Llama in NumPy with compiled kernels: any machine, float32 activations."""

@@ -11,7 +11,7 @@ from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
 
-from . import kernels
+from .kernels import compilation
 
 DISTRIBUTIONS = ("numpy", "llvmlite")
 LOADING_PEAK = 1.25  # memory over file size while loading: 1.1 to 1.25 measured (README, Figures)
@@ -21,7 +21,7 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     """This backend here. packages: versions of those `DISTRIBUTIONS` that are installed."""
     memory = machine.free_memory()
     try:
-        target, reason = kernels.find_target()
+        target, reason = compilation.find_target()
     except BackendError as error:
         return BackendFacts("cpu", False, str(error), packages)
     if target is None:

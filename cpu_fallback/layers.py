@@ -1,6 +1,6 @@
-"""The layers of a Llama: each holds its weights and calls ops.
+"""Layers of a Llama: weights and calls of ops.
 
-x and every other array is float32 [B, T, ...], or an array of the program that kernels/lowering.py compiles.
+Activations are float32 [B, T, ...], or symbols of kernels/lowering.py while a program is traced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Linear:
-    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None."""
+    """weight: [N, K], or a tuple of matrices to concatenate by rows; bias: float32 [N] or None."""
 
     weight: ops.Matrix | tuple[ops.Matrix, ...]
     bias: np.ndarray | None = None
@@ -38,20 +38,22 @@ class Linear:
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """weight: [E]."""
+    """weight: float32 [E]."""
 
     weight: np.ndarray
     eps: float
 
     def __call__(self, x: np.ndarray, delta: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(x + delta, its norm); delta None for zero."""
+        """(x + delta, its norm). x, delta: [B, T, E]; delta None for zero."""
         return ops.add_rms_norm(x, delta, self.weight, self.eps)
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G) D, E]; out: [E, H D];
-    query_norm, key_norm: [D] or None."""
+    """Grouped-query attention over the cache.
+
+    qkv: query, key and value concatenated, [(H + 2 G) D, E]; out: [E, H D]; query_norm, key_norm: [D] or None.
+    """
 
     spec: LayerSpec
     qkv: Linear
@@ -60,7 +62,7 @@ class Attention:
     key_norm: RMSNorm | None = None
 
     def __call__(self, x: np.ndarray, view: View, probe=None, last_only: bool = False) -> np.ndarray:
-        """x: [B, T, E]. last_only: the output of the last position alone; all keys and values are stored."""
+        """x: [B, T, E]; returns [B, T, E]. last_only: store all keys and values, return [B, 1, E] of the last position."""
         spec, i = self.spec, self.spec.index
         heads = self.qkv(x)
         if self.query_norm is not None:
@@ -79,7 +81,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class MLP:
-    """SwiGLU. gate_up: both projections as one matrix [2 F, E]; down: [E, F]."""
+    """SwiGLU. gate_up: gate and up concatenated, [2 F, E]; down: [E, F]."""
 
     gate_up: Linear
     down: Linear
@@ -90,7 +92,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer: attention and MLP, each behind a norm and added to the stream."""
+    """One layer: attention and MLP, each normed before and added to the stream."""
 
     attention_norm: RMSNorm
     attention: Attention
@@ -99,7 +101,7 @@ class Block:
 
     def __call__(self, x: np.ndarray, delta: np.ndarray | None, view: View, probe=None,
                  last_only: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """x: the stream [B, T, E]; delta: what is still to be added to it. Returns both anew: the next norm adds them."""
+        """Returns the new (x, delta). x: the stream [B, T, E]; delta: [B, T, E] or None, added by the next norm."""
         i = self.attention.spec.index
         x, normed = self.attention_norm(x, delta)
         if probe and delta is not None:

@@ -12,17 +12,18 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
 from mlx_llama.core.system import machine
 
-from . import kernels, runtime
+from . import runtime
 from .cache import Cache, View
+from .kernels import compilation
 from .layers import MLP, Attention, Block
 from .sampling import Sampler
 from .weights import Weights
 
-BYTES_PER_THREAD = 4 << 20  # of weights: below, waking another thread for every token costs more than it gains
+BYTES_PER_THREAD = 4 << 20  # least weights for one more thread; waking it for every token costs time
 
 
 class Llama:
-    """Embedding, blocks, final norm and projection to the vocabulary. Immutable once loaded."""
+    """Embedding, blocks, final norm and projection to the vocabulary. Immutable after loading."""
 
     def __init__(self, config: LlamaConfig, weights: Weights, dtype: np.dtype, device: str = "cpu",
                  notices: tuple[str, ...] = ()):
@@ -32,23 +33,24 @@ class Llama:
         self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
         self.norm = weights.norm("model.norm")
         self.head = weights.linear(config.head_name)
-        self._runner = None  # runs the forward as compiled programs; None: NumPy
-        self._tile: int | None = None  # tokens that share a pass over the weights: of more, every tile costs as much
+        self._runner = None  # kernels.runner.Runner of the compiled programs; None: NumPy
+        self._tile: int | None = None  # tokens that share one pass over the weights; each further tile needs another pass
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: str = "cpu", threads: int | None = None,
              activation_bits: int | None = None, compile: bool | None = None) -> Llama:
         """Build the model; weights keep their stored width.
 
-        compile: False is plain NumPy. threads: of the compiled path (None: one per physical core, fewer for a small
-        model). activation_bits: 8, 16 or 32, for products with low-bit weights (None: 16, with dtype "float32" 32).
-        Raises BackendError for what it cannot honour, OutOfMemoryError.
+        compile: False for plain NumPy, True to require compiled kernels, None to use them if available. threads: of the
+        compiled path (None: one per physical core, fewer for a small model). activation_bits: 8, 16 or 32, for products
+        with low-bit weights (None: 16, or 32 with dtype "float32"). Raises BackendError for an option that it cannot
+        honour, OutOfMemoryError.
         """
         config = checkpoint.config
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
-        target, reason = (None, "--no-compile asks for it") if compile is False else kernels.find_target()
+        target, reason = (None, "--no-compile asks for it") if compile is False else compilation.find_target()
         if target is None and compile:
-            raise BackendError(f"--compile: there are no compiled kernels here ({reason}): leave it out")
+            raise BackendError(f"--compile: compiled kernels are unavailable here ({reason}): leave it out")
         if target is None and (threads is not None or activation_bits is not None):
             flag = "--threads" if threads is not None else "--activation-bits"
             raise BackendError(f"{flag} is for the compiled path, which is unavailable here ({reason}): leave it out")
@@ -58,14 +60,14 @@ class Llama:
         if threads is None:
             threads = max(1, min(cores, checkpoint.nbytes // BYTES_PER_THREAD))
         bits = activation_bits or (32 if dtype == "float32" else 16)
-        said = [f"{threads} thread{'s' if threads > 1 else ''}"]
+        parts = [f"{threads} thread{'s' if threads > 1 else ''}"]
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         if low_bit:
-            said.append(f"low-bit weights times {bits}-bit activations")
-        notices = (", ".join(said),)
+            parts.append(f"low-bit weights times {bits}-bit activations")
+        notices = (", ".join(parts),)
         if threads > cores:
             notices += (f"{threads} threads wait for each other on {cores} cores: --threads {cores} is faster",)
-        weights = Weights(checkpoint, kernels.Compilation(target, threads, bits))
+        weights = Weights(checkpoint, compilation.Compilation(target, threads, bits))
         model = cls(config, weights, activations, device, notices)
         model._tile = target.tile if low_bit else target.float_tile
         from .kernels.runner import Runner
@@ -75,11 +77,11 @@ class Llama:
 
     @property
     def verify_width(self) -> int:
-        """Positions that `verify` takes for little more than a step costs."""
+        """Positions that `verify` computes at little more than the cost of a step."""
         return self._tile or 16
 
     def make_cache(self, capacity: int) -> Cache:
-        """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
+        """An empty cache for at most `capacity` positions. Raises ContextError below 1."""
         return Cache(self.config, capacity, self.dtype, self.device)
 
     def forward(self, tokens: np.ndarray, index_pos: int, cache: Cache, *, all_positions: bool = False,
@@ -87,9 +89,9 @@ class Llama:
         """Logits after `tokens`, whose keys and values are appended to the cache.
 
         tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to
-        cache.length. Returns logits [B, V] of the last position, with `all_positions` [B, T, V]. probe(name, array) is
-        called at every checkpoint of the model, with all positions. Raises ContextError when the call does not continue
-        the cache or does not fit; the cache is then as it was.
+        cache.length. Returns float32 logits [B, V] of the last position, with `all_positions` [B, T, V]. Calls
+        probe(name, array) at every checkpoint of the model, with all positions. Raises ContextError if index_pos is not
+        cache.length or the tokens do not fit. A failed call leaves the cache unchanged.
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
         with cache.view(tokens, index_pos) as view:
@@ -99,11 +101,11 @@ class Llama:
         return logits if all_positions else logits[:, -1]
 
     def _compute(self, tokens: np.ndarray, view: View, all_positions: bool, probe=None) -> np.ndarray:
-        """Logits [B, T, V], or [B, 1, V] where only the last position is asked for."""
+        """Logits [B, T, V], or [B, 1, V] of the last position alone."""
         x, delta = self.embedding(tokens), None
         if probe:
             probe("embedding", x)
-        # The last layer stores all keys and values, but computes the output of the positions that are asked for alone.
+        # The last layer stores all keys and values, but computes outputs only for the requested positions.
         narrow = view.count > 1 and not all_positions and not probe
         for block in self.blocks:
             x, delta = block(x, delta, view, probe, last_only=narrow and block is self.blocks[-1])
@@ -117,9 +119,9 @@ class Llama:
         return logits
 
     def step(self, token: np.ndarray, index_pos: int, cache: Cache, sampler: Sampler) -> np.ndarray:
-        """The next token, int32 [1, 1], still on the device: forward over `token` [1, T] and sampling as one unit.
+        """The next token, int32 [1, 1], on the device: forward over `token` [1, T] and sampling as one unit.
 
-        Raises ContextError as `forward`, and for a batch of more than one sequence.
+        Raises ContextError as `forward`, and for a batch of several sequences.
         """
         if len(token) != 1:
             raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
@@ -127,11 +129,11 @@ class Llama:
         return sampler(logits, cache.length, cache.recent(sampler.window) if sampler.window else None)
 
     def verify(self, tokens: np.ndarray, index_pos: int, cache: Cache, sampler: Sampler) -> np.ndarray:
-        """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
+        """The token after each of `tokens` [1, T], int32 [1, T], on the device: forward and T samplings as one unit.
 
-        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The
-        products are those of a prompt: they may round otherwise than a single token's (compiled: the same bits).
-        Raises ContextError as `step`.
+        Each equals the sample of a `step` at its position, with the same noise and recent tokens. NumPy's products
+        round as in a prompt, which may differ from a step; compiled kernels give the same bits. Raises ContextError as
+        `step`.
         """
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")

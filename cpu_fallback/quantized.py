@@ -1,4 +1,4 @@
-"""A low-bit matrix as NumPy multiplies it: straight from the file, a block of rows dequantised at a time."""
+"""Products of low-bit matrices in NumPy: dequantise a block of rows at a time, from the file's pages."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from mlx_llama.core.files.quantized import AffineWeight
 
-_BLOCK = 1 << 17  # weights dequantised at a time: their float32 values stay in a core's second-level cache
+_BLOCK = 1 << 17  # weights dequantised at a time; their float32 values fit a core's L2 cache
 
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """weight: [N, K], of any low-bit format."""
+    """weight: [N, K] of any low-bit format."""
 
     weight: AffineWeight
 
@@ -27,11 +27,11 @@ class QuantizedMatrix:
         return self.weight.nbytes
 
     def rows(self, tokens: np.ndarray) -> np.ndarray:
-        """Rows of an embedding. tokens: int32 [B, T]; returns float32 [B, T, K]."""
+        """Dequantise rows. tokens: int32 [B, T]; returns float32 [B, T, K]."""
         return self.weight.take(tokens.reshape(-1)).reshape(*tokens.shape, -1)
 
     def matmul(self, x: np.ndarray) -> np.ndarray:
-        """x @ w.T. x: float32 [M, K]; returns float32 [M, N]."""
+        """x @ weight.T. x: float32 [M, K]; returns float32 [M, N]."""
         n, k = self.shape
         out = np.empty((len(x), n), np.float32)
         step = max(1, _BLOCK // k)

@@ -8,7 +8,7 @@ from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.system import machine
 
-from . import kernels
+from .kernels import compilation
 
 NAME = "cpu"
 LOAD_OPTIONS = LoadOptions(NAME, dtypes=("auto", "float32"), most_threads=1024, activation_bits=(8, 16, 32))
@@ -28,7 +28,7 @@ def pick_device(device: str | None = None) -> str:
 
 def device_name(device: str) -> str:
     """A name for receipts."""
-    target, _ = kernels.find_target()
+    target, _ = compilation.find_target()
     return f"CPU, compiled for {target.name}" if target else "NumPy on the CPU"
 
 

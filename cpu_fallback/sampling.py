@@ -9,10 +9,10 @@ from mlx_llama.core.generation.options import GenerationOptions
 
 
 class Sampler:
-    """Draws one token per call; all it knows of the past comes with the call.
+    """Samples one token per call. Stateless: the caller passes the recent tokens.
 
-    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of the logits plus
-    core.rng's noise, which draws from their softmax. Everything in float32.
+    Order of transformers: bias and penalties, temperature, top-k, top-p, min-p; then argmax of logits plus Gumbel noise
+    (core.generation.rng), a sample of their softmax. All in float32.
     """
 
     def __init__(self, options: GenerationOptions, device: str = "cpu"):
@@ -23,27 +23,27 @@ class Sampler:
         self.bias = np.array(list(o.logit_bias.values()), np.float32)
 
     def __call__(self, logits: np.ndarray, position: int, recent: np.ndarray | None = None) -> np.ndarray:
-        """logits: [1, V]; position: of the token to be sampled; recent: int32 [1, window], -1 where there is none.
+        """Sample a token, int32 [1, 1].
 
-        Returns the token, int32 [1, 1].
+        logits: float32 [1, V]; position: of the new token; recent: int32 [1, window], padded with -1 in front.
         """
         return self.draw(logits, position, recent, self.options.seed)
 
     def draw(self, logits: np.ndarray, position: int, recent: np.ndarray | None, seed: int) -> np.ndarray:
-        """The same with another seed."""
+        """Sample with another seed; otherwise as a call."""
         scores = self.processed(logits[0].astype(np.float32), recent)
         if self.options.temperature > 0:
             scores += rng.gumbel(seed, position, len(scores))
         return np.array([[np.argmax(scores)]], np.int32)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
-        """Scores [V] after bias, penalties, temperature and filters; -inf where filtered out."""
+        """Scores float32 [V] after bias, penalties, temperature and filters; -inf where filtered out."""
         o = self.options
         if len(self.bias):
             scores = scores.copy()
             scores[self.bias_ids] += self.bias
         if self.window:
-            scores = self._penalised(scores, recent[0])
+            scores = self._penalise(scores, recent[0])
         if o.temperature == 0:
             return scores
         scores = scores / np.float32(o.temperature)
@@ -53,15 +53,15 @@ class Sampler:
             ordered = np.sort(scores)[::-1]
             shares = np.exp(ordered - ordered[0])
             shares /= shares.sum()
-            before = np.cumsum(shares) - shares  # probability of all likelier tokens; 0 for the first, which stays
+            before = np.cumsum(shares) - shares  # probability of all likelier tokens; 0 keeps the first
             scores[scores < ordered[before < np.float32(o.top_p)][-1]] = -np.inf
         if o.min_p > 0:
             scores[scores < scores.max() + np.float32(np.log(o.min_p))] = -np.inf
         return scores
 
-    def _penalised(self, scores: np.ndarray, recent: np.ndarray) -> np.ndarray:
+    def _penalise(self, scores: np.ndarray, recent: np.ndarray) -> np.ndarray:
         o = self.options
-        counts = np.bincount(recent + 1, minlength=len(scores) + 1)[1:].astype(np.float32)  # -1 falls out
+        counts = np.bincount(recent + 1, minlength=len(scores) + 1)[1:].astype(np.float32)  # drop the padding
         penalty = np.float32(o.repetition_penalty)
         repeated = np.where(scores > 0, scores / penalty, scores * penalty)
         scores = np.where(counts > 0, repeated - np.float32(o.presence_penalty), scores)

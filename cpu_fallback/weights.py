@@ -1,4 +1,4 @@
-"""Stored tensors as the layers' matrices: mapped as they lie in the file for NumPy, in panels for compiled programs."""
+"""Stored tensors as the layers' matrices: memory-mapped for NumPy, packed in panels for compiled programs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import progress
 
 from . import ops
-from .kernels import Compilation
+from .kernels.compilation import Compilation
 from .layers import Embedding, Linear, RMSNorm
 from .quantized import QuantizedMatrix
 
 
 class Weights:
-    """A checkpoint's tensors by name, each as the layer that holds it.
+    """Layers made from a checkpoint's tensors, by name.
 
-    compilation: how matrices are compiled, None for NumPy. code: the machine code for them, None for NumPy. Everything is
-    read when the object is made. Raises OutOfMemoryError where memory does not hold the panels.
+    compilation: options of the compiled path, None for NumPy. code: its machine code, None for NumPy. The constructor packs
+    all panels. Raises OutOfMemoryError if they do not fit in memory.
     """
 
     def __init__(self, checkpoint: Checkpoint, compilation: Compilation | None = None):
@@ -31,38 +31,39 @@ class Weights:
             self._compile(compilation)
 
     def linear(self, *names: str) -> Linear:
-        """The modules' matrices as one, rows on rows, and their biases where they have any."""
-        parts = tuple(self._panels[name] if self.code else self._mapped(name) for name in names)
+        """Concatenate the rows of the modules' matrices, and their biases if there are any."""
+        parts = tuple(self._panels[name] if self.code else self._map(name) for name in names)
         biases = [self._vector(f"{name}.bias") for name in names if f"{name}.bias" in self.tensors]
         return Linear(parts[0] if len(parts) == 1 else parts, np.concatenate(biases) if biases else None)
 
     def norm(self, name: str | None) -> RMSNorm | None:
-        """The norm of that name; None for None."""
+        """The norm `name`; None for None."""
         return name and RMSNorm(self._vector(f"{name}.weight"), self.config.rms_norm_eps)
 
     def embedding(self, name: str) -> Embedding:
-        """The embedding, from which rows are taken as they lie in the file."""
-        return Embedding(self._mapped(name))
+        """The embedding, memory-mapped: rows are widened when they are looked up."""
+        return Embedding(self._map(name))
 
     def _vector(self, name: str) -> np.ndarray:
         return self.tensors[name].float32()
 
-    def _mapped(self, name: str) -> ops.Matrix:
-        """As it lies in the file; copied only from an unaligned one."""
+    def _map(self, name: str) -> ops.Matrix:
+        """The stored matrix, memory-mapped; copied if unaligned."""
         stored = self.tensors[f"{name}.weight"]
         return QuantizedMatrix(stored) if isinstance(stored, AffineWeight) else np.require(stored.bits, requirements="A")
 
-    def _compile(self, how: Compilation) -> None:
-        """Plan the panels of all matrices, compile the code for them, then fill them slab by slab."""
+    def _compile(self, compilation: Compilation) -> None:
+        """Plan all panels, compile their code, allocate one arena, and fill it on several threads."""
         from .kernels import panels
         from .kernels.program import Code, Recipe
 
         names = [name.removesuffix(".weight") for name, tensor in self.tensors.items() if len(tensor.shape) == 2]
         embedding = "model.embed_tokens"
-        stored = {name: self.tensors[f"{name}.weight"] for name in names if name != embedding or name == self.config.head_name}
-        plans = {name: panels.Plan(tensor, panels.layout_of(tensor)) for name, tensor in stored.items()}
+        stored = {name: self.tensors[f"{name}.weight"] for name in names
+                  if name != embedding or name == self.config.head_name}
+        plans = {name: panels.Plan(tensor, panels.weight_layout(tensor)) for name, tensor in stored.items()}
         sources = sorted({(plan.layout, plan.source) for plan in plans.values()}, key=lambda one: (one[0].name, one[1]))
-        self.code = Code(Recipe(how.target, tuple(sources), how.activation_bits, self.config.head_dim))
+        self.code = Code(Recipe(compilation.target, tuple(sources), compilation.activation_bits, self.config.head_dim))
         self.nbytes = sum(plan.nbytes for plan in plans.values())
         size = sum(-(-plan.nbytes // panels.Arena.ALIGN) * panels.Arena.ALIGN for plan in plans.values())
         try:
@@ -71,7 +72,7 @@ class Weights:
             raise OutOfMemoryError.of(size) from None
         self._panels = {name: panels.Panels(plan, arena, arena.take(plan.nbytes)) for name, plan in plans.items()}
         advance = progress.meter(sum(plan.tensor.nbytes for plan in plans.values()))
-        with ThreadPoolExecutor(how.threads) as pool:
+        with ThreadPoolExecutor(compilation.threads) as pool:
             waiting: list[tuple[panels.Plan, list]] = []
 
             def collect(keep: int) -> None:
@@ -79,7 +80,7 @@ class Weights:
                     plan, jobs = waiting.pop(0)
                     for job in jobs:
                         job.result()
-                    plan.tensor.release()  # evict the file's pages; the panels are made
+                    plan.tensor.release()  # evict the file's pages
                     advance(plan.tensor.nbytes)
 
             for matrix in self._panels.values():

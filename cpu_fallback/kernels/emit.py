@@ -1,7 +1,7 @@
-"""Writing LLVM code from Python: functions, values with operators, loops and mutable variables.
+"""LLVM code from Python: functions, values with operators, loops and mutable variables.
 
-Only what the kernels need. An address is an i64, so that address arithmetic reads like arithmetic. Vectors have 16 lanes
-of 32 bits on every machine; LLVM splits them where registers are narrower.
+An address is an i64, so that address arithmetic reads like arithmetic. Vectors have 16 lanes of 32 bits on every target;
+LLVM splits them for narrower registers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ void, pointer = ir.VoidType(), ir.PointerType()
 
 
 def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
-    """The type of `lanes` elements."""
+    """The vector type of `lanes` elements."""
     return ir.VectorType(element, lanes)
 
 
@@ -37,7 +37,7 @@ def _constant(type_: ir.Type, value: int | float | list) -> ir.Constant:
 
 
 class Module(ir.Module):
-    """LLVM code under construction. known: its finished functions by name, so that each is written once."""
+    """LLVM code under construction. known: finished functions by name, to write each once."""
 
     def __init__(self, name: str = "mlx_llama"):
         super().__init__(name)
@@ -45,9 +45,9 @@ class Module(ir.Module):
 
 
 class Value:
-    """A number or vector in a function under construction; + - * / and, for integers, & | << >> // % as in C.
+    """A number or vector in a function under construction, with + - * / and, for integers, & | ^ << >> // %.
 
-    Plain Python numbers on the right are constants of the same type. >> and // are unsigned.
+    A Python number on the right is a constant of the same type. >>, // and % are unsigned.
     """
 
     def __init__(self, function: Function, raw: ir.Value):
@@ -75,91 +75,91 @@ class Value:
     def __rshift__(self, other): return self._binary(other, "lshr")
     __radd__, __rmul__ = __add__, __mul__
 
-    def shift_signed(self, bits: int) -> Value:
-        """Right shift that keeps the sign."""
+    def arithmetic_shift(self, bits: int) -> Value:
+        """Shift right, keeping the sign."""
         return self._binary(bits, "ashr")
 
     def compare(self, operator: str, other: Value | int | float) -> Value:
-        """A signed or ordered comparison: "<", "<=", ">", ">=", "==", "!="."""
+        """Compare as signed integers or ordered floats: "<", "<=", ">", ">=", "==", "!="."""
         builder = self.function.builder
-        ask = builder.fcmp_ordered if _is_float(self.type) else builder.icmp_signed
-        return Value(self.function, ask(operator, self.raw, self.function.raw(other, self.type)))
+        comparison = builder.fcmp_ordered if _is_float(self.type) else builder.icmp_signed
+        return Value(self.function, comparison(operator, self.raw, self.function.raw(other, self.type)))
 
-    def choose(self, yes: Value, no: Value | int | float) -> Value:
-        """Where this condition holds `yes`, else `no`."""
+    def select(self, yes: Value, no: Value | int | float) -> Value:
+        """`yes` where this condition holds, else `no`."""
         return Value(self.function, self.function.builder.select(self.raw, yes.raw, self.function.raw(no, yes.type)))
 
-    def at_most(self, other: Value | int) -> Value:
+    def minimum(self, other: Value | int) -> Value:
         """The smaller of two signed integers."""
         other = Value(self.function, self.function.raw(other, self.type))
-        return self.compare("<", other).choose(self, other)
+        return self.compare("<", other).select(self, other)
 
-    def signed(self, type_: ir.Type) -> Value:
-        """To wider integers, as signed numbers."""
+    def sign_extend(self, type_: ir.Type) -> Value:
+        """Widen signed integers."""
         return self._cast("sext", type_)
 
-    def unsigned(self, type_: ir.Type) -> Value:
-        """To wider integers, as unsigned numbers."""
+    def zero_extend(self, type_: ir.Type) -> Value:
+        """Widen unsigned integers."""
         return self._cast("zext", type_)
 
-    def narrow(self, type_: ir.Type) -> Value:
-        """To narrower integers: the low bits."""
+    def truncate(self, type_: ir.Type) -> Value:
+        """Keep the low bits of integers."""
         return self._cast("trunc", type_)
 
-    def bits(self, type_: ir.Type) -> Value:
-        """The same bits as another type."""
+    def bitcast(self, type_: ir.Type) -> Value:
+        """Reinterpret the bits as another type."""
         return self._cast("bitcast", type_)
 
     def to_float(self) -> Value:
-        """int32 -> float32, rounded to nearest."""
+        """Convert int32 to float32, rounding to nearest."""
         return self._cast("sitofp", f32s if isinstance(self.type, ir.VectorType) else f32)
 
     def to_int(self) -> Value:
-        """float32 -> int32, towards zero."""
+        """Convert float32 to int32, rounding towards zero."""
         return self._cast("fptosi", i32s if isinstance(self.type, ir.VectorType) else i32)
 
     def widen_half(self) -> Value:
-        """float16 -> float32, exact."""
+        """Convert float16 to float32, exactly."""
         return self._cast("fpext", vector(f32, self.type.count))
 
     def _cast(self, name: str, type_: ir.Type) -> Value:
         return Value(self.function, getattr(self.function.builder, name)(self.raw, type_))
 
     def splat(self, lanes: int = LANES) -> Value:
-        """A vector with this number in every lane."""
+        """Broadcast to all lanes of a vector."""
         builder, type_ = self.function.builder, vector(self.type, lanes)
         empty = ir.Constant(type_, ir.Undefined)
         one = builder.insert_element(empty, self.raw, i32(0))
         return Value(self.function, builder.shuffle_vector(one, empty, ir.Constant(vector(i32, lanes), [0] * lanes)))
 
-    def lane(self, index: int) -> Value:
+    def extract_lane(self, index: int) -> Value:
         return Value(self.function, self.function.builder.extract_element(self.raw, i32(index)))
 
-    def with_lane(self, index: int, value: Value) -> Value:
+    def insert_lane(self, index: int, value: Value) -> Value:
         return Value(self.function, self.function.builder.insert_element(self.raw, value.raw, i32(index)))
 
     def shuffle(self, lanes: list[int], other: Value | None = None) -> Value:
-        """The lanes with these numbers, those of `other` counted on from this vector's."""
+        """Select lanes by number; those of `other` follow this vector's."""
         other = self if other is None else other
         mask = ir.Constant(vector(i32, len(lanes)), lanes)
         return Value(self.function, self.function.builder.shuffle_vector(self.raw, other.raw, mask))
 
 
 class Variable:
-    """A value that changes; LLVM keeps it in a register."""
+    """A mutable value, which LLVM keeps in a register."""
 
     def __init__(self, function: Function, initial: Value):
         self.function = function
         with function.builder.goto_entry_block():
-            self.place = function.builder.alloca(initial.type)
+            self.pointer = function.builder.alloca(initial.type)
         self.type = initial.type
         self.set(initial)
 
     def get(self) -> Value:
-        return Value(self.function, self.function.builder.load(self.place, typ=self.type))
+        return Value(self.function, self.function.builder.load(self.pointer, typ=self.type))
 
     def set(self, value: Value) -> None:
-        self.function.builder.store(value.raw, self.place)
+        self.function.builder.store(value.raw, self.pointer)
 
 
 class Function:
@@ -195,17 +195,17 @@ class Function:
     def load(self, type_: ir.Type, address: Value, offset: Value | int = 0, align: int = 1) -> Value:
         return Value(self, self.builder.load(self._pointer(address, offset), align=align, typ=type_))
 
-    def scratch(self, nbytes: int) -> Value:
-        """The address of memory that this call of the function has to itself."""
+    def allocate_stack(self, nbytes: int) -> Value:
+        """Allocate on the stack; returns the address."""
         with self.builder.goto_entry_block():
-            place = self.builder.alloca(vector(i8, nbytes))
-        return Value(self, self.builder.ptrtoint(place, i64))
+            memory = self.builder.alloca(vector(i8, nbytes))
+        return Value(self, self.builder.ptrtoint(memory, i64))
 
     def store(self, value: Value, address: Value, offset: Value | int = 0, align: int = 1) -> None:
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 
     def prefetch(self, address: Value, nbytes: int) -> None:
-        """Ask for cache lines that will be read later, into the second-level cache."""
+        """Prefetch cache lines into the L2 cache."""
         name = "llvm.prefetch.p0"
         flags = [i32(0), i32(2), i32(1)]  # to read, second level, data
         declared = self.module.globals.get(name) or ir.Function(
@@ -223,7 +223,7 @@ class Function:
         return Value(self, self.builder.call(function.ir, raws))
 
     def intrinsic(self, name: str, result: ir.Type, *arguments: Value) -> Value:
-        """A call to an LLVM intrinsic or an external function of this name."""
+        """Call an LLVM intrinsic or an external function."""
         declared = self.module.globals.get(name)
         if declared is None:
             types = [value.type for value in arguments]
@@ -231,30 +231,30 @@ class Function:
         return Value(self, self.builder.call(declared, [value.raw for value in arguments]))
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """a * b + c, rounded once. float32 vectors."""
+        """a * b + c of float32 vectors, rounded once."""
         return self.intrinsic("llvm.fma.v16f32", f32s, a, b, c)
 
     def math(self, name: str, *arguments: Value) -> Value:
-        """llvm.<name> of float32 vectors or numbers: sqrt, fabs, rint, maxnum, minnum."""
+        """Call llvm.<name> on float32 vectors or numbers: sqrt, fabs, rint, maxnum, minnum."""
         type_ = arguments[0].type
         suffix = f"v{type_.count}f32" if isinstance(type_, ir.VectorType) else "f32"
         return self.intrinsic(f"llvm.{name}.{suffix}", type_, *arguments)
 
-    def largest(self, values: Value) -> Value:
-        """The largest lane of a float32 or (signed) int32 vector."""
+    def reduce_max(self, values: Value) -> Value:
+        """The largest lane of a float32 or signed int32 vector."""
         if _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.fmax.v16f32", f32, values)
         return self.intrinsic("llvm.vector.reduce.smax.v16i32", i32, values)
 
-    def total(self, values: Value) -> Value:
-        """The sum of the lanes: integers in any order, float32 always pairwise halves, so that it never varies."""
+    def reduce_sum(self, values: Value) -> Value:
+        """The sum of the lanes. float32 is summed in pairwise halves, the same order on every target."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.add.v16i32", i32, values)
         width = LANES
         while width > 1:
             width //= 2
             values = values.shuffle(list(range(width))) + values.shuffle(list(range(width, 2 * width)))
-        return values.lane(0)
+        return values.extract_lane(0)
 
     @contextmanager
     def loop(self, count: Value | int, start: Value | int = 0, step: int = 1) -> Iterator[Value]:
@@ -274,34 +274,34 @@ class Function:
 
     @contextmanager
     def forever(self) -> Iterator[Callable[[Value], None]]:
-        """A loop that ends where the body calls what it gets with a condition that holds."""
+        """A loop. The body receives break_if(condition)."""
         builder = self.builder
         body, after = builder.append_basic_block(), builder.append_basic_block()
         builder.branch(body)
         builder.position_at_end(body)
 
-        def leave_if(condition: Value) -> None:
+        def break_if(condition: Value) -> None:
             stay = builder.append_basic_block()
             builder.cbranch(condition.raw, after, stay)
             builder.position_at_end(stay)
 
-        yield leave_if
+        yield break_if
         builder.branch(body)
         builder.position_at_end(after)
 
     @contextmanager
-    def when(self, condition: Value) -> Iterator[None]:
+    def if_then(self, condition: Value) -> Iterator[None]:
         with self.builder.if_then(condition.raw):
             yield
 
     @contextmanager
-    def either(self, condition: Value) -> Iterator[tuple]:
-        """`with f.either(c) as (yes, no):` then `with yes:` and `with no:`."""
+    def if_else(self, condition: Value) -> Iterator[tuple]:
+        """Branch: `with f.if_else(c) as (yes, no):`, then `with yes:` and `with no:`."""
         with self.builder.if_else(condition.raw) as branches:
             yield branches
 
     def atomic_add(self, address: Value, value: Value | int) -> Value:
-        """Adds to an i64 in memory; returns what was there before."""
+        """Add to an i64 in memory; returns its former value."""
         return Value(self, self.builder.atomic_rmw("add", self._pointer(address), self.raw(value, i64), "acq_rel"))
 
     def atomic_load(self, address: Value) -> Value:
@@ -311,7 +311,7 @@ class Function:
         self.builder.atomic_rmw("xchg", self._pointer(address), self.raw(value, i64), "acq_rel")
 
     def switch(self, number: Value, cases: list[Callable[[], None]]) -> None:
-        """Runs the code that cases[number] writes; nothing for other numbers."""
+        """Run the code that cases[number] writes; none for other numbers."""
         builder = self.builder
         after = builder.append_basic_block()
         choice = builder.switch(number.raw, after)

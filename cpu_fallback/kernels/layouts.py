@@ -1,11 +1,11 @@
-"""The one place that says how weights and activations lie in memory for the compiled kernels.
+"""Memory layouts of weights and activations for the compiled kernels.
 
-Weights [N, K] lie in panels of 16 rows, one behind the other; the last panel is filled up with zero rows. A panel is a run
-of blocks along K, filled up with zeros to whole blocks, and a kernel reads it from front to back once. Lane r of a vector
-is row r of the panel. Inputs are counted in groups of 32.
+Weights [N, K] are stored as contiguous panels of 16 rows; the last panel is padded with zero rows. A panel is a sequence of
+blocks along K, padded with zeros to whole blocks, and a kernel reads it sequentially once. Lane r of a vector is row r of
+the panel. Inputs are counted in groups of 32.
 
-Activations lie in blocks of T tokens (T = 1 when decoding, a tile of tokens for prompts), each a run of records, one per
-span of 256 inputs, with everything that a kernel needs of the span: for integer forms the codes, their scale and sums.
+Activations are stored in blocks of T tokens (T = 1 when decoding, a tile of tokens for prompts). A block is a sequence of
+records, one per span of 256 inputs. An integer layout's record holds the span's codes, their scale and their sums.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from functools import cached_property
 
 import numpy as np
 
-ROWS = 16  # of a panel: the lanes of a vector
+ROWS = 16  # of a panel, one per lane of a vector
 GROUP = 32  # inputs of a group
-SPAN = 8  # groups whose activations share a scale, counted from a row's begin; a whole number of blocks of every layout
+SPAN = 8  # groups whose activations share a scale, from a row's start; a multiple of every layout's block
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}  # bytes of a number
 
-# How codes of each width are cut into bit planes: (width, position of its lowest bit in the code). A plane of width w takes
-# w vectors of 64 bytes per group; chunk k (inputs 4 k .. 4 k + 3, one byte each in a 32-bit lane) lies in vector k % w,
-# shifted left by (k // w) * w. The plane of the highest bits comes first.
+# Bit planes of codes by bits per code: (width, position of its lowest bit in the code). A plane of width w takes w vectors
+# of 64 bytes per group; chunk k (inputs 4 k .. 4 k + 3, one byte each in a 32-bit lane) is in vector k % w, shifted left by
+# (k // w) * w. The plane of the highest bits comes first.
 PLANES = {2: ((2, 0),), 3: ((1, 2), (2, 0)), 4: ((4, 0),), 5: ((1, 4), (4, 0)), 6: ((2, 4), (4, 0)), 8: ((8, 0),)}
 
 
 @dataclass(frozen=True)
 class FloatLayout:
-    """Weights as they are: a block is 32 inputs, each [16 rows] of `dtype` (float32, float16, bfloat16)."""
+    """Float weights: a block is 32 inputs, each [16 rows] of `dtype` (float32, float16, bfloat16)."""
 
     dtype: str
 
@@ -51,8 +51,8 @@ class FloatLayout:
 class LowBitLayout:
     """w = scale * (code - offset) + bias, one scale and bias per row and `group_size` inputs.
 
-    A block is read from front to back (a jump ahead would not be foreseen by the processor's prefetching): without holes, but
-    filled up to 64 bytes before the codes,
+    Kernels read a block sequentially, for the hardware prefetcher. A block has no holes but padding to 64 bytes before the
+    codes:
         scales       [scale groups][16 rows] of `scale_dtype`
         biases       the same, if has_biases
     or with two levels of scales (256 inputs; scale = super * sub, bias = super bias * sub bias)
@@ -98,7 +98,7 @@ class LowBitLayout:
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Where each part of a block begins, in bytes."""
+        """Byte offset of each part of a block."""
         width = WIDTHS[self.scale_dtype]
         kinds = ("scales", "biases")[:1 + self.has_biases]
         sizes = {f"super_{kind}": width for kind in kinds} if self.two_level else {}
@@ -125,8 +125,8 @@ class ActivationLayout:
 
     "float": float32 [256 inputs][T].
     "int8x2", "int8", "int16": codes of the 8 groups, x = scale * code; then int32 offset_sum [8][T] and offset_half_sums
-    [8][2][T] (the sums of a group's codes, and of its first and last 16, times -offset), float32 sum [8][T] and half_sums
-    [8][2][T] (the sums as they are), float32 scale [T], filled up to 256 T bytes. The codes of a group:
+    [8][2][T] (sums of a group's codes, and of its first and last 16, times -offset), float32 sum [8][T] and half_sums
+    [8][2][T] (the plain sums), float32 scale [T], padded to 256 T bytes. The codes of a group:
         int8x2: code = 256 * high + low, planes [2][8 chunks][T][4 inputs] int8, high first
         int8:   the same with one plane
         int16:  [8 chunks][T][4 inputs: 0, 2, 1, 3] int16, for the 16-bit multiply and pair-add
@@ -134,7 +134,7 @@ class ActivationLayout:
 
     name: str
     limit: int = 0  # the largest code
-    offset: int = 0  # of the weights that it is for; 0: of those without
+    offset: int = 0  # of the weights to be multiplied; 0: none
 
     def record(self, tokens: int) -> int:
         """Bytes of a span's record."""
@@ -145,7 +145,7 @@ class ActivationLayout:
         return {"float": 128, "int8x2": 64, "int16": 64, "int8": 32}[self.name] * tokens
 
     def at(self, part: str, tokens: int) -> int:
-        """Where the part named so begins in a record."""
+        """Byte offset of a part in a record."""
         return SPAN * self.codes(tokens) + 32 * tokens * _PARTS[part]
 
 
@@ -153,8 +153,8 @@ _PARTS = {"offset_sum": 0, "offset_half_sums": 1, "sum": 3, "half_sums": 4, "sca
 FLOAT = ActivationLayout("float")
 
 
-def form(activation_bits: int, dot: str, offset: int = 0) -> ActivationLayout:
-    """The form that low-bit weights with this offset are multiplied with: 8, 16 or 32 bits, on a target with this `dot`."""
+def activation_layout(activation_bits: int, dot: str, offset: int = 0) -> ActivationLayout:
+    """The layout for products with low-bit weights. activation_bits: 8, 16, 32; dot: the target's; offset: the weights'."""
     if activation_bits == 32:
         return FLOAT
     limit = {8: 127, 16: 32639}[activation_bits]  # 127 * 256 + 127
@@ -164,7 +164,7 @@ def form(activation_bits: int, dot: str, offset: int = 0) -> ActivationLayout:
 
 
 def unpack(layout: ActivationLayout, records: np.ndarray, columns: int, slots: int, tokens: int) -> np.ndarray:
-    """Activations as the products see them: float32 [tokens, columns] of records, uint8, in blocks of `slots` tokens."""
+    """Dequantise packed activations: float32 [tokens, columns]. records: uint8, in blocks of `slots` tokens."""
     spans, blocks = columns // (SPAN * GROUP), -(-tokens // slots)
     rows = records[:blocks * spans * layout.record(slots)].reshape(blocks, spans, layout.record(slots))
     if layout.name == "float":

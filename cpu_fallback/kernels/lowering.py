@@ -1,7 +1,7 @@
-"""The forward as compiled programs: model.py and layers.py run once on symbols, and the words of ops write operations.
+"""Lowering of the forward to compiled programs: model.py and layers.py run once on symbols, and ops append operations.
 
-A symbol stands for float32 rows, one per token, in a buffer of the workspace. Some wait for their reader: a norm or a
-gate is formed while the next product's inputs are packed, and a product is written where its reader wants it.
+A symbol stands for float32 rows, one per token, in a buffer of the workspace. Some are evaluated by their reader: packing a
+product's inputs computes a norm or a gate, and a product's reader chooses its output buffer.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ NO_WINDOW = 1 << 60
 
 @dataclass(eq=False)
 class Symbol:
-    """Rows that a traced program computes."""
+    """Rows computed by a traced program."""
 
     trace: Trace
 
 
 @dataclass(eq=False)
 class Tokens(Symbol):
-    """The call's token ids; the runner embeds them."""
+    """Token ids of the call; the runner embeds them."""
 
 
 @dataclass(eq=False)
 class Rows(Symbol):
-    """Columns at .. at + width of a buffer. heads: their number where the columns are heads, else None."""
+    """Columns at .. at + width of a buffer. heads: number of heads in them, or None."""
 
     buffer: Buffer
     at: int
@@ -45,14 +45,14 @@ class Rows(Symbol):
     heads: int | None = None
 
     def read(self, tokens: int) -> np.ndarray:
-        """float32 [tokens, width], or [heads, tokens, width / heads]: a copy."""
+        """Copy the rows: float32 [tokens, width], or [heads, tokens, width / heads]."""
         rows = self.buffer.array[:tokens, self.at:self.at + self.width].copy()
         return rows if self.heads is None else rows.reshape(tokens, self.heads, -1).transpose(1, 0, 2)
 
 
 @dataclass(eq=False)
 class Normed(Symbol):
-    """RMS norm of the stream, formed while it is packed. packed: (the operation, its layout) of the packing."""
+    """RMS norm of the stream, computed by packing. packed: (operation, layout) of the packing, None before."""
 
     weight: Buffer
     eps: float
@@ -61,13 +61,16 @@ class Normed(Symbol):
 
 @dataclass(eq=False)
 class Gated(Symbol):
-    """silu(gate) * up, formed while it is packed."""
+    """silu(gate) * up, computed by packing."""
 
 
 @dataclass(eq=False)
 class Product(Symbol):
-    """Matrices times what was packed before. first: the first operation, of packing; operations: one per matrix, parts:
-    (column, rows) of each. marks: names of probes that wait for the place."""
+    """Matrices times packed activations.
+
+    first: the first operation, of packing; operations: one per matrix; parts: (column, rows) of each; marks: names of probes
+    to mark after `place`.
+    """
 
     first: int
     operations: list[int]
@@ -77,12 +80,12 @@ class Product(Symbol):
     marks: list[str] = field(default_factory=list)
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write the product to `buffer`, or add it to the rows there."""
+        """Direct the product to `buffer`, or accumulate it there. Raises ValueError if it does not fit or has a buffer."""
         at, rows = self.parts[-1]
         if at + pad(rows, ROWS) > buffer.array.shape[1]:
             raise ValueError(f"products up to column {at + rows} do not fit a buffer {buffer.array.shape}")
         if self.buffer is not None:
-            raise ValueError("the product lies elsewhere already")
+            raise ValueError("the product has a buffer already")
         self.buffer, self.accumulates = buffer, accumulate
         for operation, (at, _) in zip(self.operations, self.parts):
             self.trace.program.amend(operation, out=buffer.address + 4 * at, out_bytes=buffer.row_bytes,
@@ -93,9 +96,9 @@ class Product(Symbol):
 
 @dataclass(frozen=True)
 class Mark:
-    """A probe of a program: after operation `last` - 1, read(tokens) gives its values, float32 [tokens, ...].
+    """A probe of a program: after operation `last` - 1, read(tokens) returns its values, float32 [tokens, ...].
 
-    zeroed: a buffer that operations first .. last - 1 add to; set to zero before them, it shows what they add.
+    zeroed: the buffer that operations first .. last - 1 accumulate to; zeroed before them, it shows their sum alone.
     """
 
     name: str
@@ -104,13 +107,14 @@ class Mark:
     read: Callable[[int], np.ndarray]
     zeroed: Buffer | None = None
 
-    def shifted(self, by: int) -> Mark:
+    def shift(self, by: int) -> Mark:
+        """The same mark `by` operations earlier."""
         return Mark(self.name, self.first - by, self.last - by, self.read, self.zeroed)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A finished program and its marks in order. moves: buffers whose last row becomes the first before it runs."""
+    """A finished program and its marks in order. moves: buffers whose last row is copied to the first before a run."""
 
     program: Program
     marks: tuple[Mark, ...]
@@ -118,20 +122,20 @@ class Segment:
 
 
 class View:
-    """What layers.py asks of a cache's view while it is traced. count: 1 for a decoded token, more for a prompt."""
+    """Stand-in for cache.View while layers.py is traced. count: 1 for a decoded token, more for a prompt."""
 
     def __init__(self, trace: Trace, count: int):
         self.trace, self.count = trace, count
 
     def new_keys(self, layer: int) -> Rows:
-        """The keys that were stored, where they were rotated."""
-        return self.trace.heads_rows(self.trace.config.layers[layer])[1]
+        """The stored keys, in the buffer where they were rotated."""
+        return self.trace.head_rows(self.trace.config.layers[layer])[1]
 
 
 class Trace:
-    """One run of the forward on symbols. decode: for single tokens, else for tiles of tokens.
+    """One run of the forward on symbols. decode: kernels for single tokens, else for tiles of tokens.
 
-    segments: the finished programs. vectors: norms and biases that they point to. embedding: the model's.
+    segments: the finished programs; vectors: norms and biases that they point to; embedding: the model's.
     """
 
     def __init__(self, config: LlamaConfig, code: Code, workspace: Workspace, threads: int, decode: bool):
@@ -147,13 +151,13 @@ class Trace:
     # ---- probes and segments
 
     def probe(self, name: str, symbol: Symbol) -> None:
-        """Mark where `symbol` can be read: rows as they are now, others where they are computed."""
+        """Mark the operation after which `symbol` can be read: the latest for rows, its own for others."""
         now = len(self.program)
         if isinstance(symbol, Rows):
             self._marks.append(Mark(name, now, now, symbol.read))
         elif isinstance(symbol, Normed):
             operation, layout = symbol.packed
-            self._marks.append(Mark(name, operation + 1, operation + 1, self._reader(layout)))
+            self._marks.append(Mark(name, operation + 1, operation + 1, self._make_reader(layout)))
         elif symbol.buffer is None:
             symbol.marks.append(name)
         else:
@@ -161,46 +165,46 @@ class Trace:
             first, zeroed = (symbol.operations[0], symbol.buffer) if symbol.accumulates else (last, None)
             self._marks.append(Mark(name, first, last, Rows(self, symbol.buffer, at, rows).read, zeroed))
 
-    def _reader(self, layout: ActivationLayout) -> Callable[[int], np.ndarray]:
+    def _make_reader(self, layout: ActivationLayout) -> Callable[[int], np.ndarray]:
         records, width = self.workspace.activations[layout].array, self.config.hidden_size
         columns, slots = self.workspace.hidden.array.shape[1], tile(self.code.recipe.target, layout, self.decode)
         return lambda tokens: unpack(layout, records, columns, slots, tokens)[:, :width]
 
     def split(self, at: int | None = None) -> None:
-        """End a segment before operation `at` (None: here)."""
+        """End a segment before operation `at` (None: after the latest)."""
         at = len(self.program) if at is None else at
         rest = self.program.cut(at)
         marks = sorted((mark for mark in self._marks if mark.last <= at), key=lambda mark: mark.last)
-        self._marks = [mark.shifted(at) for mark in self._marks if mark.last > at]
+        self._marks = [mark.shift(at) for mark in self._marks if mark.last > at]
         self.segments.append(Segment(self.program.finish(), tuple(marks), tuple(self._moves)))
         self.program, self._moves = rest, []
 
     def narrow(self, buffer: Buffer) -> None:
-        """Go on with the last token alone, whose row of `buffer` is read."""
+        """Continue with the last token alone, starting from its row of `buffer`."""
         if not self.decode:
             self.split()
             self.decode = True
         self._moves.append(buffer)
 
-    def finish(self, logits: Product, head_apart: bool) -> list[Segment]:
-        """End the trace. head_apart: the head is a segment of its own, which runs for HEAD_CHUNK tokens at a time."""
+    def finish(self, logits: Product, separate_head: bool) -> list[Segment]:
+        """End the trace. separate_head: end a segment before the head, which then runs for HEAD_CHUNK tokens at a time."""
         logits.place(self.workspace.logits)
-        if head_apart:
+        if separate_head:
             self.split(logits.first)
         self.split()
         return self.segments
 
     # ---- operations
 
-    def vector(self, values: np.ndarray) -> Buffer:
-        """A norm's weight or a bias, padded with zeros."""
+    def copy_vector(self, values: np.ndarray) -> Buffer:
+        """Copy a norm's weight or a bias, padded with zeros."""
         buffer = Buffer(pad(len(values), WIDTH))
         buffer.array[:len(values)] = values
         self.vectors.append(buffer)
         return buffer
 
-    def heads_rows(self, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
-        """Queries, keys and values in the workspace, each padded to whole panels of rows."""
+    def head_rows(self, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
+        """Queries, keys and values in the workspace, each padded to a multiple of ROWS columns."""
         at, found = 0, []
         for heads in (spec.heads, spec.key_value_heads, spec.key_value_heads):
             found.append(Rows(self, self.workspace.qkv, at, heads * spec.head_dim, heads))
@@ -208,7 +212,7 @@ class Trace:
         return tuple(found)
 
     def pack(self, x: Symbol, layouts: list[ActivationLayout]) -> Buffer:
-        """Pack x in each of the layouts; returns the buffer whose rows were packed."""
+        """Append packing of x in each layout; returns the buffer that it reads."""
         w, b, b_bytes = self.workspace, None, 0
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight
@@ -219,8 +223,8 @@ class Trace:
             source, a = "plain", x.buffer
         groups = a.array.shape[1] // GROUP
         if a.array.shape[1] % WIDTH or b is not None and b.array.shape[-1] < a.array.shape[1]:
-            raise ValueError(f"rows of {a.array.shape} and {b and b.array.shape} are not whole spans of {WIDTH}")
-        part = max(8, pad(-(-groups // 8), 8))  # every part sums a norm's squares anew, so at most eight of them
+            raise ValueError(f"rows of {a.array.shape} and {b and b.array.shape} are not multiples of {WIDTH}")
+        part = max(8, pad(-(-groups // 8), 8))  # at most eight parts, since each repeats a norm's sum of squares
         width, eps = (self.config.hidden_size, x.eps) if source == "norm" else (1, self.config.rms_norm_eps)
         for layout in layouts:
             self.program.add(
@@ -231,22 +235,23 @@ class Trace:
         return a
 
     def multiply(self, x: Symbol, panels: tuple[Panels, ...], bias: np.ndarray | None) -> Product:
-        """Pack x, and multiply it with every matrix."""
-        first, form_of = len(self.program), self.code.recipe.form_of
-        packed = self.pack(x, list(dict.fromkeys(form_of(one.plan.layout) for one in panels)))
+        """Append packing of x and its products with all matrices. bias: float32, concatenated, or None."""
+        first, activation_layout = len(self.program), self.code.recipe.activation_layout
+        packed = self.pack(x, list(dict.fromkeys(activation_layout(matrix.plan.layout) for matrix in panels)))
         product = Product(self, first, [], [])
         at = row = 0
-        for one in panels:
-            part = None if bias is None else bias[row:row + one.plan.rows]
-            product.operations.append(self._multiply_one(one, packed, part, wait=one is panels[-1]))
-            product.parts.append((at, one.plan.rows))
-            at, row = at + pad(one.plan.rows, ROWS), row + one.plan.rows
+        for matrix in panels:
+            rows = matrix.plan.rows
+            part = None if bias is None else bias[row:row + rows]
+            product.operations.append(self._multiply_one(matrix, packed, part, wait=matrix is panels[-1]))
+            product.parts.append((at, rows))
+            at, row = at + pad(rows, ROWS), row + rows
         if bias is not None and len(bias) != row:
             raise ValueError(f"a bias of {len(bias)} does not fit matrices of {row} rows")
         return product
 
     def _multiply_one(self, matrix: Panels, packed: Buffer, bias: np.ndarray | None, wait: bool) -> int:
-        plan, layout = matrix.plan, self.code.recipe.form_of(matrix.plan.layout)
+        plan, layout = matrix.plan, self.code.recipe.activation_layout(matrix.plan.layout)
         columns = packed.array.shape[1]
         if plan.columns > columns:
             raise ValueError(f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}")
@@ -258,13 +263,13 @@ class Trace:
             product_kind(plan.layout, self.decode), plan.panels, portion, wait=wait, weights=matrix.address,
             panel_bytes=plan.panel_bytes, blocks=plan.blocks, x=self.workspace.activations[layout].address,
             x_bytes=columns // WIDTH * layout.record(self._tile(layout)), out=0, out_bytes=0,
-            bias=0 if bias is None else self.vector(bias).address, accumulate=0)
+            bias=0 if bias is None else self.copy_vector(bias).address, accumulate=0)
 
     def _tile(self, layout: ActivationLayout) -> int:
         return tile(self.code.recipe.target, layout, self.decode)
 
 
-# ---- the words of ops
+# ---- ops
 
 
 @ops.embed.register
@@ -277,7 +282,7 @@ def _(tokens: Tokens, weight: ops.Matrix) -> Rows:
 def _(x: Rows, delta: Product | None, weight: np.ndarray, eps: float) -> tuple[Rows, Normed]:
     if delta is not None:
         delta.place(x.buffer, accumulate=True)
-    return x, Normed(x.trace, x.trace.vector(weight), eps)
+    return x, Normed(x.trace, x.trace.copy_vector(weight), eps)
 
 
 @ops.linear.register
@@ -296,22 +301,22 @@ def _(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None) 
 @ops.norm_heads.register
 def _(heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> Rows:
     trace = heads.trace
-    query, key, _ = _placed(heads, spec)
+    query, key, _ = _place_heads(heads, spec)
     trace.program.add(
         "norm_heads", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
-        key_heads=spec.key_value_heads, keys_at=4 * key.at, query_weight=trace.vector(query_weight).address,
-        key_weight=trace.vector(key_weight).address, eps=float_bits(spec.eps))
+        key_heads=spec.key_value_heads, keys_at=4 * key.at, query_weight=trace.copy_vector(query_weight).address,
+        key_weight=trace.copy_vector(key_weight).address, eps=float_bits(spec.eps))
     return query
 
 
 @ops.split_heads.register
 def _(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
-    return _placed(heads, spec)
+    return _place_heads(heads, spec)
 
 
 @ops.rope_and_store.register
 def _(heads: Symbol, view: View, spec: LayerSpec) -> Rows:
-    query, key, value = _placed(heads, spec)
+    query, key, value = _place_heads(heads, spec)
     heads.trace.program.add(
         "rotate", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
         key_heads=spec.key_value_heads, keys_at=4 * key.at, values_at=4 * value.at, layer=spec.index,
@@ -319,9 +324,9 @@ def _(heads: Symbol, view: View, spec: LayerSpec) -> Rows:
     return query
 
 
-def _placed(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
-    """The rows of a product of query, key and value, which is written there if it is nowhere yet."""
-    found = heads.trace.heads_rows(spec)
+def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
+    """The rows of query, key and value; directs their product there if it has no buffer yet."""
+    found = heads.trace.head_rows(spec)
     if isinstance(heads, Product) and heads.buffer is None:
         if heads.parts != [(one.at, one.width) for one in found]:
             raise ValueError(f"layer {spec.index}: query, key and value have {heads.parts} rows")

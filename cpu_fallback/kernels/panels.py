@@ -1,4 +1,4 @@
-"""Weights from a checkpoint's file into panels (layouts.py), once, when a model is loaded."""
+"""Packing of stored weights into panels (layouts.py), at load."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout
 
-_SLAB = 1 << 19  # weights at a time: what fits a core's second-level cache
+_SLAB = 1 << 19  # weights per job; they fit a core's L2 cache
 
 
 class Arena:
-    """One stretch of memory for all panels, on huge pages where the system has them.
+    """One allocation for all panels, on huge pages if available.
 
-    A private mapping: a shared one would get no huge pages on Linux.
+    A private mapping, since Linux gives shared ones no huge pages.
     """
 
     ALIGN = 64
@@ -32,28 +32,28 @@ class Arena:
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 try:
                     self._map.madvise(mmap.MADV_HUGEPAGE)
-                except OSError:  # switched off in this kernel
+                except OSError:  # disabled in this kernel
                     pass
         else:
             self._map = mmap.mmap(-1, length)
-        whole = np.frombuffer(self._map, np.uint8)
-        skip = -whole.ctypes.data % huge
-        self.bytes = whole[skip:skip + nbytes]
+        mapped = np.frombuffer(self._map, np.uint8)
+        skip = -mapped.ctypes.data % huge
+        self.bytes = mapped[skip:skip + nbytes]
         self.address = self.bytes.ctypes.data
         self._used = 0
 
     def take(self, nbytes: int) -> int:
-        """Where `nbytes` lie that nobody else gets, counted from the arena's begin; a multiple of 64."""
+        """Allocate `nbytes`; returns their offset in the arena, a multiple of 64. Raises MemoryError if full."""
         start = self._used
         self._used = start + -(-nbytes // self.ALIGN) * self.ALIGN
         if self._used > len(self.bytes) + self.ALIGN - 1:
-            raise MemoryError(f"the arena of {len(self.bytes)} bytes was planned too small")
+            raise MemoryError(f"the arena of {len(self.bytes)} bytes has no room for {nbytes} more")
         return start
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a matrix [N, K] will lie in panels."""
+    """A matrix [N, K] and its layout in panels."""
 
     tensor: Tensor | AffineWeight
     layout: Layout
@@ -68,17 +68,17 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Of each panel."""
+        """Blocks of a panel."""
         return -(-self.tensor.shape[1] // self.layout.block)
 
     @property
     def columns(self) -> int:
-        """Of each row, filled up to whole blocks."""
+        """Columns, padded to whole blocks."""
         return self.blocks * self.layout.block
 
     @property
     def source(self) -> str:
-        """The GGUF format whose blocks the panels are filled from; "" where numbers or single codes are handed over."""
+        """The GGUF format whose blocks the kernel unpacks; "" if it takes numbers, or codes one per byte."""
         if not isinstance(self.tensor, GGUFWeight) or self.tensor.layout.table or self.tensor.shape[1] != self.columns:
             return ""
         return self.tensor.format
@@ -94,11 +94,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Panels:
-    """A matrix [N, K] in panels: `panels` of them, panel_bytes apart from `address` on."""
+    """A matrix [N, K] in panels, contiguous from `address` on."""
 
     plan: Plan
     arena: Arena
-    start: int  # in the arena
+    start: int  # offset in the arena
 
     @property
     def address(self) -> int:
@@ -111,17 +111,17 @@ class Panels:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the panels."""
         return self.plan.nbytes
 
     def array(self) -> np.ndarray:
-        """The bytes, uint8 [panels, blocks, block bytes]."""
+        """View the bytes, uint8 [panels, blocks, block bytes]."""
         plan = self.plan
         return self.arena.bytes[self.start:self.start + plan.nbytes].reshape(plan.panels, plan.blocks, -1)
 
 
-def layout_of(tensor: Tensor | AffineWeight) -> Layout:
-    """The layout of a matrix: every format keeps its own width."""
+def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
+    """The layout of a stored matrix; every format keeps its width."""
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
     return LowBitLayout(tensor.bits, tensor.group_size, tensor.offset, tensor.has_biases, tensor.two_level,
@@ -130,9 +130,9 @@ def layout_of(tensor: Tensor | AffineWeight) -> Layout:
 
 def fill(panels: Panels, kernel: Callable[[int, int, int, int, int], None],
          submit: Callable[[Callable[[int, int], None], int, int], object]) -> list:
-    """Hand out the work of filling `panels`: submit(work, first panel, last panel + 1) for each slab.
+    """Split the filling of `panels` into jobs: submit(work, first panel, last panel + 1) for each slab.
 
-    kernel: the compiled kernels.fill for the plan's layout and source.
+    kernel: the compiled arithmetic.fill for the plan's layout and source. Returns the results of `submit`.
     """
     plan = panels.plan
     step = max(1, _SLAB // (plan.columns * ROWS))
@@ -144,7 +144,7 @@ def fill(panels: Panels, kernel: Callable[[int, int, int, int, int], None],
 
 
 def fill_slab(panels: Panels, kernel: Callable[[int, int, int, int, int], None], first: int, last: int) -> None:
-    """Write panels first .. last - 1."""
+    """Fill panels first .. last - 1. Raises ValueError for rows that the kernel cannot read."""
     plan, tensor = panels.plan, panels.plan.tensor
     if not 0 <= first < last <= plan.panels or panels.start + plan.nbytes > len(panels.arena.bytes):
         raise ValueError(f"{tensor.name}: panels {first} to {last} of {plan.panels} are not all in the arena")
@@ -154,7 +154,7 @@ def fill_slab(panels: Panels, kernel: Callable[[int, int, int, int, int], None],
         scaling = tensor.scaling(start, stop)
         rows = tensor.blocks
         numbers = np.arange(start, stop) if tensor.order is None else tensor.order[start:stop]
-        # rows that the last panel is filled up with: any codes do, since their scales are zero
+        # Pad the last panel with any row's codes: their scales are zero.
         numbers = np.concatenate([numbers, np.full(ROWS * (last - first) - len(numbers), numbers[-1])])
     else:
         if isinstance(tensor, Tensor):
@@ -162,25 +162,25 @@ def fill_slab(panels: Panels, kernel: Callable[[int, int, int, int, int], None],
         else:
             scaling = tensor.rows(start, stop)
             rows = scaling.codes
-        rows = _filled_up(rows, ROWS * (last - first), plan.columns)
+        rows = _pad_to(rows, ROWS * (last - first), plan.columns)
         numbers = np.arange(len(rows))
-    # what the kernel reads of a row: numbers, codes, or bytes of the file's blocks
+    # Columns of a row as the kernel reads it: numbers, codes, or bytes of the file's blocks.
     width = WIDTHS[plan.layout.dtype] if isinstance(plan.layout, FloatLayout) else 1
     count = plan.columns // tensor.layout.block_size * tensor.layout.nbytes if plan.source else plan.columns
     if rows.itemsize != width or rows.strides[1] != width or rows.shape[1] != count:
-        raise ValueError(f"{tensor.name}: {plan.layout.name} panels are not filled from {rows.dtype} rows of {rows.shape}, "
-                         f"{rows.strides} bytes apart")
+        raise ValueError(f"{tensor.name}: {plan.layout.name} panels cannot be filled from {rows.dtype} rows of "
+                         f"{rows.shape}, {rows.strides} bytes apart")
     if numbers.shape != (ROWS * (last - first),) or numbers.min() < 0 or numbers.max() >= len(rows):
-        raise ValueError(f"{tensor.name}: its rows are numbered beyond its {len(rows)}")
+        raise ValueError(f"{tensor.name}: the row order refers to rows outside its {len(rows)}")
     addresses = rows.ctypes.data + numbers * rows.strides[0]
     kernel(addresses.ctypes.data, last - first, plan.blocks, panels.address + first * plan.panel_bytes, plan.panel_bytes)
     if scaling is not None:
         for part, values, dtype in _scales(plan.layout, scaling):
-            _place(panels, first, last, part, values, dtype)
+            _store_scales(panels, first, last, part, values, dtype)
 
 
 def _scales(layout: LowBitLayout, rows) -> Iterable[tuple[str, np.ndarray, str]]:
-    """(part of a block, its values [n, groups of the row], how they are stored)"""
+    """Yield (part of a block, its values [n, groups of the row], their stored dtype or "byte")."""
     kinds = ("scales", "biases")[:1 + layout.has_biases]
     for kind in kinds:
         if layout.two_level:
@@ -190,13 +190,14 @@ def _scales(layout: LowBitLayout, rows) -> Iterable[tuple[str, np.ndarray, str]]
             yield kind, getattr(rows, kind), layout.scale_dtype
 
 
-def _place(panels: Panels, first: int, last: int, part: str, values: np.ndarray, dtype: str) -> None:
+def _store_scales(panels: Panels, first: int, last: int, part: str, values: np.ndarray, dtype: str) -> None:
     """Scatter values [n, groups] to [panel, block, group of the block, 16 rows]."""
     plan, layout = panels.plan, panels.plan.layout
     per_block = 1 if part.startswith("super") else layout.scale_groups
-    values = _filled_up(values, ROWS * (last - first), plan.blocks * per_block)
+    values = _pad_to(values, ROWS * (last - first), plan.blocks * per_block)
     if dtype == "bfloat16":
-        values = (np.ascontiguousarray(values, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        # The values are exact in bfloat16, the upper half of a float32. A cast by ml_dtypes takes five times as long.
+        values = (np.asarray(values, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     elif dtype != "byte":
         with np.errstate(over="ignore"):  # a file may hold infinite scales
             values = values.astype(dtype, copy=False)
@@ -210,10 +211,10 @@ def _place(panels: Panels, first: int, last: int, part: str, values: np.ndarray,
     target[...] = values.reshape(last - first, ROWS, plan.blocks, per_block).transpose(0, 2, 3, 1)
 
 
-def _filled_up(array: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """The array with zeros below and to the right, as a C-contiguous array."""
+def _pad_to(array: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Pad with zeros to [rows, columns]; returns a C-contiguous array."""
     if array.shape == (rows, columns):
         return np.ascontiguousarray(array)
-    filled = np.zeros((rows, columns), array.dtype)
-    filled[:array.shape[0], :array.shape[1]] = array
-    return filled
+    padded = np.zeros((rows, columns), array.dtype)
+    padded[:array.shape[0], :array.shape[1]] = array
+    return padded

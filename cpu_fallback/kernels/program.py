@@ -1,9 +1,9 @@
-"""A forward pass as data: a list of operations that a small compiled runner walks through, on all threads at once.
+"""A forward pass as data: a list of operations that a compiled interpreter executes on all threads.
 
-An operation is a record of 32 words (int64): what to do, how many items it has, where its operands are. Threads take items
-from a common counter in small portions, so that one which is held up by another process leaves its share to the others,
-and wait for each other before the next operation. What differs from call to call (how many tokens, where the cache is) is
-in a second record, the context. The same records drive decoding and prompts; only the kernels' tile differs.
+An operation is a record of 32 words (int64): its kind, its number of items, the addresses of its operands. Threads take
+items from shared counters in small portions, so that the others finish a delayed thread's share. A barrier follows, unless
+the next operation is independent. A second record, the context, holds the arguments of a call, such as the number of tokens
+and the cache's address. Decoding and prompts use the same records with kernels of another tile.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .target import Compiled, Target, compile_module
 
 WORDS = 32  # of a record
 
-# kind: which operation. items: how many; times the context's tokens, if per_token. portion: items taken at a time. wait: for
-# the other threads, once done. counters: where each thread's share is counted.
+# kind: number of the operation. items: their count, times the context's tokens if per_token. portion: items taken at a time.
+# wait: whether a barrier follows. counters: address of the counters of the threads' shares.
 _COMMON = ("kind", "items", "per_token", "portion", "wait", "counters")
-# Addresses are of float32 unless said otherwise; every "_bytes" is a distance.
+# Addresses are of float32 by default; every "_bytes" is a stride.
 _OPERANDS = {
     # items: panels. out[token] = panels times x[token] (+ bias) (+ out)
     "product": ("weights", "panel_bytes", "blocks", "x", "x_bytes", "out", "out_bytes", "bias", "accumulate"),
@@ -35,8 +35,7 @@ _OPERANDS = {
     # items: tokens. Rotate queries and keys in place if `rotates`, store keys and values into the cache
     "rotate": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "values_at", "layer", "rotates"),
     # items: key heads of tokens
-    "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", "layer", "window",
-               "scale"),
+    "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", "layer", "window", "scale"),
 }
 _FIELDS = {kind: {name: index for index, name in enumerate(_COMMON + operands)} for kind, operands in _OPERANDS.items()}
 CONTEXT = {name: index for index, name in enumerate((
@@ -44,26 +43,29 @@ CONTEXT = {name: index for index, name in enumerate((
     "scores_bytes", "scores_head_bytes", "sync"))}
 
 _OPERATION = {"op": i64, "lo": i64, "hi": i64, "thread": i64, "context": i64}
-SPINS = 2000  # rounds of waiting for other threads, some 20 microseconds, before the system is asked to run others
+SPINS = 2000  # polls of a barrier, some 20 us, before a thread yields the processor
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the machine code depends on: the weights' layouts and the formats in the file that they are filled from (see
-    kernels.fill), the bits of activations against low-bit weights, the size of a head."""
+    """All that the machine code depends on.
+
+    sources: the weights' layouts and the file formats that they are filled from (arithmetic.fill); activation_bits: of
+    activations against low-bit weights.
+    """
 
     target: Target
     sources: tuple[tuple[Layout, str], ...]
     activation_bits: int
     head_dim: int
 
-    def form_of(self, layout: Layout) -> ActivationLayout:
-        """What a layout is multiplied with. Where no offset matters, a form that another layout needs anyway will do."""
+    def activation_layout(self, layout: Layout) -> ActivationLayout:
+        """The layout of activations for a layout of weights; without an offset, that of other weights if possible."""
         if isinstance(layout, FloatLayout) or self.activation_bits == 32:
             return layouts.FLOAT
         low_bit = [layout, *(other for other in self.layouts if not isinstance(other, FloatLayout))]
         offset = next(filter(None, (arithmetic.dot_offset(self.target, one) for one in low_bit)), 0)
-        return layouts.form(self.activation_bits, self.target.dot, offset)
+        return layouts.activation_layout(self.activation_bits, self.target.dot, offset)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -71,24 +73,24 @@ class Recipe:
 
     @property
     def activations(self) -> tuple[ActivationLayout, ...]:
-        """Layouts of the activations that the weights are multiplied with."""
-        return tuple(dict.fromkeys(self.form_of(layout) for layout in self.layouts))
+        """Layouts of activations for all weights."""
+        return tuple(dict.fromkeys(self.activation_layout(layout) for layout in self.layouts))
 
 
-def tile(target: Target, form: ActivationLayout, decode: bool) -> int:
+def tile(target: Target, x_layout: ActivationLayout, decode: bool) -> int:
     """Tokens of an activation block."""
-    return 1 if decode else target.float_tile if form.name == "float" else target.tile
+    return 1 if decode else target.float_tile if x_layout.name == "float" else target.tile
 
 
 class Code:
-    """The machine code for a recipe. kinds: the number of each operation by name; run: the runner."""
+    """The machine code for a recipe. kinds: numbers of the operations by name; run: the interpreter; fill: by source."""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
         self.kinds = {name: index for index, (name, _) in enumerate(_operations(recipe))}
         fills = {source: arithmetic.fill_name(*source) for source in recipe.sources}
         self.compiled: Compiled = compile_module(recipe.target, repr(recipe), ["run", *fills.values()],
-                                                 lambda: _write(recipe))
+                                                 lambda: write_module(recipe))
         self.run = self.compiled.function("run", len(_RUN))
         self.fill = {source: self.compiled.function(name, len(arithmetic.FILL)) for source, name in fills.items()}
 
@@ -97,14 +99,12 @@ def product_kind(layout: Layout, decode: bool) -> str:
     return f"product {layout.name} {'decode' if decode else 'prompt'}"
 
 
-def pack_kind(form: ActivationLayout, source: str, decode: bool) -> str:
-    return f"pack {source} {form.name} {form.offset} {'decode' if decode else 'prompt'}"
+def pack_kind(x_layout: ActivationLayout, source: str, decode: bool) -> str:
+    return f"pack {source} {x_layout.name} {x_layout.offset} {'decode' if decode else 'prompt'}"
 
 
 class Program:
-    """A list of operations, ready to run.
-
-    threads: how many will walk through it. Every address in it must stay valid as long as the program.
+    """A list of operations. threads: number that run it. All addresses in it must outlive it.
     """
 
     def __init__(self, code: Code, threads: int):
@@ -114,9 +114,9 @@ class Program:
 
     def add(self, kind: str, items: int, portion: int = 1, per_token: bool = False, wait: bool = True,
             **operands: int) -> int:
-        """Append an operation; `operands` are exactly those of its kind. wait=False: the next one does not need it.
+        """Append an operation with all `operands` of its kind; returns its index. wait=False: omit the barrier after it.
 
-        Returns its index.
+        Raises TypeError or ValueError for wrong operands, ValueError for a kind that the code lacks.
         """
         fields = _FIELDS[kind.split()[0]]
         if set(operands) != set(fields) - set(_COMMON):
@@ -126,7 +126,7 @@ class Program:
         values = {"kind": self.code.kinds[kind], "items": items, "per_token": int(per_token), "portion": max(1, portion),
                   "wait": int(wait), "counters": 0} | operands
         if bad := {name: value for name, value in values.items() if not isinstance(value, int) or value < 0}:
-            raise ValueError(f"operands of {kind} must be whole numbers, not {bad}")
+            raise ValueError(f"operands of {kind} must be integers from 0 on, not {bad}")
         self._records.append({fields[name]: value for name, value in values.items()})
         return len(self._records) - 1
 
@@ -134,23 +134,23 @@ class Program:
         return len(self._records)
 
     def amend(self, index: int, **operands: int) -> None:
-        """Change operands of an operation that was added; before `finish`."""
+        """Change operands of an operation, before `finish`."""
         kind = next(name for name, number in self.code.kinds.items() if number == self._records[index][0])
         fields = _FIELDS[kind.split()[0]]
         self._records[index] |= {fields[name]: value for name, value in operands.items()}
 
     def cut(self, at: int) -> Program:
-        """Take off the operations from `at` on, as a program of their own; before `finish`."""
+        """Move the operations from `at` on to a new program, before `finish`."""
         rest = Program(self.code, self.threads)
         self._records, rest._records = self._records[:at], self._records[at:]
         return rest
 
     def finish(self) -> Program:
-        """No more operations: lay the records out. Raises ValueError for a product without a place."""
+        """Write the records; no operations can follow. Raises ValueError for a product without an output."""
         names = {number: name for name, number in self.code.kinds.items()}
         for record in self._records:
             if names[record[0]].startswith("product") and not record[_FIELDS["product"]["out"]]:
-                raise ValueError("the result of a product was not placed anywhere")
+                raise ValueError("a product has no output buffer")
         count = len(self._records)
         self.records = np.zeros((count, WORDS), np.int64)
         for row, record in zip(self.records, self._records):
@@ -161,23 +161,24 @@ class Program:
         return self
 
     def prepare(self, context: np.ndarray) -> None:
-        """Before every run. context: int64 [words of CONTEXT]."""
+        """Reset the counters before a run. context: int64 [words of CONTEXT]. Raises ValueError."""
         if self.records is None or context.shape != (len(CONTEXT),) or context.dtype != np.int64:
-            raise ValueError(f"a finished program and a context int64 [{len(CONTEXT)}] are needed, not {context.shape}")
+            raise ValueError(f"a run needs a finished program and a context int64 [{len(CONTEXT)}], "
+                             f"not {context.dtype} {context.shape}")
         self._counters.fill(0)
 
     def walk(self, context: np.ndarray, thread: int) -> None:
-        """Take part in a run as number `thread`; returns when all operations are done."""
+        """Take part in a run as thread number `thread`; returns when all operations are done."""
         self.code.run(self.records.ctypes.data, len(self.records), thread, self.threads, context.ctypes.data)
 
     def part(self, first: int, last: int) -> Part:
-        """Operations first .. last - 1, to be run alone."""
+        """Select operations first .. last - 1 for a run of their own."""
         return Part(self, first, last)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some of a program's operations, as a run of their own."""
+    """Operations first .. last - 1 of a program, run alone."""
 
     program: Program
     first: int
@@ -195,13 +196,15 @@ class Part:
 
 # ---- machine code
 
+Writer = Callable[[Module, str], Function]  # writes an operation's function of this name
 
-def _word(f: Function, record: Value, index: int) -> Value:
+
+def _load_word(f: Function, record: Value, index: int) -> Value:
     return f.load(i64, record, 8 * index, 8)
 
 
 class _Operation:
-    """An operation's function under construction, with its operands and the context by name."""
+    """An operation's function under construction. Operands are attributes."""
 
     def __init__(self, module: Module, name: str):
         self.kind = name.split()[0]
@@ -210,33 +213,40 @@ class _Operation:
     def __getattr__(self, name: str) -> Value:
         if name not in _FIELDS[self.kind]:
             raise AttributeError(name)
-        return _word(self.f, self.f.op, _FIELDS[self.kind][name])
+        return _load_word(self.f, self.f.op, _FIELDS[self.kind][name])
+
+    def load_float(self, name: str) -> Value:
+        """A float32 operand, in the low half of its word."""
+        return self.f.load(f32, self.f.op, 8 * _FIELDS[self.kind][name], 4)
 
     def context(self, name: str) -> Value:
-        return _word(self.f, self.f.context, CONTEXT[name])
+        """A word of the context."""
+        return _load_word(self.f, self.f.context, CONTEXT[name])
 
 
-def _operations(recipe: Recipe) -> list[tuple[str, Callable[[Module, str], Function]]]:
-    """Every operation: its name, and what writes it."""
+def _operations(recipe: Recipe) -> list[tuple[str, Writer]]:
+    """Names of all operations, with the functions that write them."""
     target, found = recipe.target, []
     for decode in (True, False):
         for layout in recipe.layouts:
-            form = recipe.form_of(layout)
-            found.append((product_kind(layout, decode), _product(target, layout, form, tile(target, form, decode))))
-        for form in recipe.activations:
+            x_layout = recipe.activation_layout(layout)
+            tokens = tile(target, x_layout, decode)
+            found.append((product_kind(layout, decode), _product_writer(target, layout, x_layout, tokens)))
+        for x_layout in recipe.activations:
+            tokens = tile(target, x_layout, decode)
             for source in ("norm", "plain", "silu"):
-                found.append((pack_kind(form, source, decode), _pack(form, source, tile(target, form, decode))))
-    found.append(("norm_heads", _norm_heads(recipe.head_dim)))
-    found.append(("rotate", _rotate(recipe.head_dim)))
-    found.append(("attend", _attend(recipe.head_dim)))
+                found.append((pack_kind(x_layout, source, decode), _pack_writer(x_layout, source, tokens)))
+    found.append(("norm_heads", _norm_heads_writer(recipe.head_dim)))
+    found.append(("rotate", _rotate_writer(recipe.head_dim)))
+    found.append(("attend", _attend_writer(recipe.head_dim)))
     return found
 
 
-def _product(target: Target, layout: Layout, form: ActivationLayout, tokens: int) -> Callable[[Module, str], Function]:
+def _product_writer(target: Target, layout: Layout, x_layout: ActivationLayout, tokens: int) -> Writer:
     def write(module: Module, name: str) -> Function:
-        one = arithmetic.product(module, target, layout, form, tokens)
-        several = arithmetic.PANELS_AT_ONCE if tokens == 1 and form.name == "float" and isinstance(layout, FloatLayout) else 1
-        many = arithmetic.product(module, target, layout, form, tokens, several)
+        one = arithmetic.product(module, target, layout, x_layout, tokens)
+        several = arithmetic.PANELS_AT_ONCE if tokens == 1 and isinstance(layout, FloatLayout) else 1
+        many = arithmetic.product(module, target, layout, x_layout, tokens, several)
         o = _Operation(module, name)
         f = o.f
         weights, panel_bytes, blocks, out, out_bytes = o.weights, o.panel_bytes, o.blocks, o.out, o.out_bytes
@@ -247,21 +257,21 @@ def _product(target: Target, layout: Layout, form: ActivationLayout, tokens: int
             with f.loop(end, start, at_once) as p:
                 f.call(kernel, weights + p * panel_bytes, x + block * x_bytes,
                        out + p * (4 * layouts.ROWS) + block * tokens * out_bytes, out_bytes, blocks,
-                       has_bias.choose(bias + p * (4 * layouts.ROWS), 0), accumulate)
+                       has_bias.select(bias + p * (4 * layouts.ROWS), 0), accumulate)
 
         with f.loop((o.context("tokens") + (tokens - 1)) // tokens) as block:
-            middle = f.lo + (f.hi - f.lo) // several * several
-            panels(many, several, f.lo, middle, block)
+            split = f.lo + (f.hi - f.lo) // several * several
+            panels(many, several, f.lo, split, block)
             if several > 1:
-                panels(one, 1, middle, f.hi, block)
+                panels(one, 1, split, f.hi, block)
         return f.finish()
 
     return write
 
 
-def _pack(form: ActivationLayout, source: str, tokens: int) -> Callable[[Module, str], Function]:
+def _pack_writer(x_layout: ActivationLayout, source: str, tokens: int) -> Writer:
     def write(module: Module, name: str) -> Function:
-        pack = arithmetic.pack(module, form, source, tokens)
+        pack = arithmetic.pack(module, x_layout, source, tokens)
         squares = arithmetic.sum_of_squares(module)
         o = _Operation(module, name)
         f = o.f
@@ -275,22 +285,22 @@ def _pack(form: ActivationLayout, source: str, tokens: int) -> Callable[[Module,
             if source == "norm":
                 scratch = o.scratch + f.thread * 64
                 f.call(squares, a, groups, scratch)
-                width, eps = f.load(f32, f.op, 8 * _FIELDS["pack"]["width"], 4), f.load(f32, f.op, 8 * _FIELDS["pack"]["eps"], 4)
+                width, eps = o.load_float("width"), o.load_float("eps")
                 factor = f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch, 0, 4) / width + eps)
             at = start * (4 * GROUP)
-            out = o.x + token // tokens * o.x_bytes + start // layouts.SPAN * form.record(tokens)
-            f.call(pack, a + at, b + at, factor, (groups - start).at_most(part), out, token % tokens)
+            out = o.x + token // tokens * o.x_bytes + start // layouts.SPAN * x_layout.record(tokens)
+            f.call(pack, a + at, b + at, factor, (groups - start).minimum(part), out, token % tokens)
         return f.finish()
 
     return write
 
 
-def _norm_heads(head_dim: int) -> Callable[[Module, str], Function]:
+def _norm_heads_writer(head_dim: int) -> Writer:
     def write(module: Module, name: str) -> Function:
         norm = arithmetic.norm_head(module, head_dim)
         o = _Operation(module, name)
         f = o.f
-        eps = f.load(f32, f.op, 8 * _FIELDS["norm_heads"]["eps"], 4)
+        eps = o.load_float("eps")
         with f.loop(f.hi, f.lo) as token:
             row = o.qkv + token * o.qkv_bytes
             for first, count, weight in ((row, o.heads, o.query_weight), (row + o.keys_at, o.key_heads, o.key_weight)):
@@ -301,7 +311,7 @@ def _norm_heads(head_dim: int) -> Callable[[Module, str], Function]:
     return write
 
 
-def _rotate(head_dim: int) -> Callable[[Module, str], Function]:
+def _rotate_writer(head_dim: int) -> Writer:
     def write(module: Module, name: str) -> Function:
         rotate = arithmetic.rotate(module, head_dim)
         o = _Operation(module, name)
@@ -313,27 +323,27 @@ def _rotate(head_dim: int) -> Callable[[Module, str], Function]:
             angles = token * (4 * (head_dim // 2))
             cosine, sine = o.context("cosine") + angles, o.context("sine") + angles
             rotates = o.rotates.compare("!=", 0)
-            with f.when(rotates), f.loop(o.heads) as h:
+            with f.if_then(rotates), f.loop(o.heads) as h:
                 f.call(rotate, row + h * (4 * head_dim), cosine, sine)
             position = o.context("position") + token
             with f.loop(o.key_heads) as h:
                 key = row + o.keys_at + h * (4 * head_dim)
-                with f.when(rotates):
+                with f.if_then(rotates):
                     f.call(rotate, key, cosine, sine)
                 value = row + o.values_at + h * (4 * head_dim)
                 at = h * head_bytes + position * row_bytes
                 for source, store in ((key, f.load(i64, caches, 0, 8) + at), (value, f.load(i64, caches, 8, 8) + at)):
-                    whole = head_dim // 16 * 16
-                    for d in range(0, whole, 16):
+                    vectorised = head_dim // 16 * 16
+                    for d in range(0, vectorised, 16):
                         f.store(f.load(f32s, source, 4 * d, 4), store, 4 * d, 4)
-                    with f.loop(head_dim, whole) as d:
+                    with f.loop(head_dim, vectorised) as d:
                         f.store(f.load(f32, source, d * 4, 4), store, d * 4, 4)
         return f.finish()
 
     return write
 
 
-def _attend(head_dim: int) -> Callable[[Module, str], Function]:
+def _attend_writer(head_dim: int) -> Writer:
     def write(module: Module, name: str) -> Function:
         attend = arithmetic.attend(module, head_dim)
         o = _Operation(module, name)
@@ -342,12 +352,12 @@ def _attend(head_dim: int) -> Callable[[Module, str], Function]:
         keys, values = f.load(i64, caches, 0, 8), f.load(i64, caches, 8, 8)
         key_heads, shared, window = o.key_heads, o.shared, o.window
         scores = o.context("scores") + f.thread * o.context("scores_bytes")
-        scale = f.load(f32, f.op, 8 * _FIELDS["attend"]["scale"], 4)
+        scale = o.load_float("scale")
         head = shared * (4 * head_dim)
         with f.loop(f.hi, f.lo) as item:
             token, h = item // key_heads, item % key_heads
             end = o.context("position") + token + 1
-            first = end.compare(">", window).choose(end - window, 0)
+            first = end.compare(">", window).select(end - window, 0)
             at = h * o.context("head_bytes")
             f.call(attend, o.qkv + token * o.qkv_bytes + h * head, keys + at, values + at,
                    o.out + token * o.out_bytes + h * head, first, end, o.context("row_bytes"), shared, scores,
@@ -358,30 +368,30 @@ def _attend(head_dim: int) -> Callable[[Module, str], Function]:
 
 
 def _barrier(module: Module) -> Function:
-    """Wait until all threads are here. sync: two i64 on cache lines of their own: how many came, which round it is."""
+    """Wait for all threads. sync: two i64 on cache lines of their own, the number of arrivals and the round."""
     f = Function(module, "barrier", {"sync": i64, "threads": i64})
     round_at = f.sync + 64
     before = f.atomic_load(round_at)
-    came = f.atomic_add(f.sync, 1)
-    with f.either((came + 1).compare("==", f.threads)) as (last, others):
+    arrived = f.atomic_add(f.sync, 1)
+    with f.if_else((arrived + 1).compare("==", f.threads)) as (last, others):
         with last:
             f.atomic_store(f.sync, 0)
             f.atomic_add(round_at, 1)
         with others:
             spins = Variable(f, f.constant(i64, 0))
-            with f.forever() as leave_if:
-                leave_if(f.atomic_load(round_at).compare("!=", before))
-                with f.either(spins.get().compare("<", SPINS)) as (spin, give_way):
+            with f.forever() as break_if:
+                break_if(f.atomic_load(round_at).compare("!=", before))
+                with f.if_else(spins.get().compare("<", SPINS)) as (spin, yield_):
                     with spin:
                         _pause(f)
                         spins.set(spins.get() + 1)
-                    with give_way:
+                    with yield_:
                         f.intrinsic("mlx_llama_yield", i32)
     return f.finish()
 
 
 def _pause(f: Function) -> None:
-    """Tells the processor that this loop is waiting."""
+    """Hint to the processor that this loop spins."""
     if "aarch64" in f.module.triple or "arm64" in f.module.triple:
         f.intrinsic("llvm.aarch64.hint", void, f.constant(i32, 1))
     else:
@@ -391,7 +401,8 @@ def _pause(f: Function) -> None:
 _RUN = {"program": i64, "count": i64, "thread": i64, "threads": i64, "context": i64}
 
 
-def _write(recipe: Recipe) -> Module:
+def write_module(recipe: Recipe) -> Module:
+    """Write the LLVM code for a recipe: fill functions, operations, and the interpreter `run`."""
     module = Module()
     module.triple = recipe.target.triple
     for source in recipe.sources:
@@ -399,31 +410,31 @@ def _write(recipe: Recipe) -> Module:
     operations = [write(module, name) for name, write in _operations(recipe)]
     barrier = _barrier(module)
     f = Function(module, "run", _RUN, public=True)
-    sync, tokens = (_word(f, f.context, CONTEXT[name]) for name in ("sync", "tokens"))
+    sync, tokens = (_load_word(f, f.context, CONTEXT[name]) for name in ("sync", "tokens"))
     at = {name: index for index, name in enumerate(_COMMON)}
     with f.loop(f.count) as i:
         op = f.program + i * (8 * WORDS)
-        items = _word(f, op, at["items"])
-        items = _word(f, op, at["per_token"]).compare("!=", 0).choose(items * tokens, items)
-        portion, kind, counters = (_word(f, op, at[name]) for name in ("portion", "kind", "counters"))
-        # Every thread begins with its own share of the items, which stays in its caches, then helps the others.
+        items = _load_word(f, op, at["items"])
+        items = _load_word(f, op, at["per_token"]).compare("!=", 0).select(items * tokens, items)
+        portion, kind, counters = (_load_word(f, op, at[name]) for name in ("portion", "kind", "counters"))
+        # A thread starts with its own share of the items, which stays in its caches, then helps the others.
         with f.loop(f.threads) as turn:
             owner = (f.thread + turn) % f.threads
             begin, end = owner * items // f.threads, (owner + 1) * items // f.threads
-            with f.forever() as leave_if:
+            with f.forever() as break_if:
                 lo = begin + f.atomic_add(counters + owner * 64, portion)
-                leave_if(lo.compare(">=", end))
-                hi = (lo + portion).at_most(end)
+                break_if(lo.compare(">=", end))
+                hi = (lo + portion).minimum(end)
                 f.switch(kind, [lambda operation=operation: f.call(operation, op, lo, hi, f.thread, f.context)
                                 for operation in operations])
-        with f.when(_word(f, op, at["wait"]).compare("!=", 0)):
+        with f.if_then(_load_word(f, op, at["wait"]).compare("!=", 0)):
             f.call(barrier, sync, f.threads)
     f.finish()
     return module
 
 
 def float_bits(number: float) -> int:
-    """A float32 as the low half of a word."""
+    """Bits of a float32 as the low half of a word."""
     return int(np.float32(number).view(np.uint32))
 
 

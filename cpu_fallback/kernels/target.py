@@ -1,4 +1,4 @@
-"""Which instructions this machine has, and machine code for them: compiled once, kept on disk, checked before use."""
+"""Instruction sets of this machine, and machine code for them: compiled once, cached on disk, verified before use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from platformdirs import user_cache_path
 
 NAMES = ("avx512-vnni", "avx512", "avx2", "neon")
 _VNNI = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "f16c", "fma")
-_FEATURES = {  # what LLVM must know about the machine for each target
+_FEATURES = {  # required by each target, in LLVM's terms
     "avx512-vnni": _VNNI,
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "f16c", "fma"),
     "avx2": ("avx2", "f16c", "fma"),
@@ -35,11 +35,10 @@ _MAGIC = b"mlx_llama compiled 1\n"
 class Target:
     """A set of vector instructions.
 
-    dot: how four products of 8-bit codes and activations are summed into 32 bits: "vnni" (vpdpbusd), "sdot" (NEON), "madd"
-    (16-bit multiply and pair-add). tile: prompt tokens that share one pass over low-bit weights; float_tile: over float
-    weights; both as many as the registers hold. ahead: how many bytes before their use a decoding kernel asks for low-bit
-    weights, where the processor's own prefetching is too late (0: it is not). gfni: bits can be moved within bytes by one
-    instruction.
+    dot: instruction that sums four products of 8-bit codes and activations into 32 bits: "vnni" (vpdpbusd), "sdot" (NEON),
+    "madd" (16-bit multiply and pair-add). tile: prompt tokens per pass over low-bit weights; float_tile: per pass over float
+    weights; both are limited by the registers. prefetch_bytes: distance of a decoding kernel's software prefetch of low-bit
+    weights, 0 where the hardware prefetcher suffices. gfni: one instruction shifts bits within bytes.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Target:
     dot: str
     tile: int
     float_tile: int
-    ahead: int = 0
+    prefetch_bytes: int = 0
     gfni: bool = False
 
     def machine(self) -> llvm.TargetMachine:
@@ -59,9 +58,9 @@ class Target:
             cpu=self.cpu, features=self.features, opt=2, jit=True)
 
 
-def target(name: str, triple: str | None = None, host: bool = True) -> Target:
-    """A target by name. host: tuned for this very processor; False: any processor with these instructions (also to
-    compile for another architecture, with its triple)."""
+def build_target(name: str, triple: str | None = None, host: bool = True) -> Target:
+    """Build a target by name. host: tune for this processor; False: for any with these instructions, also of another
+    `triple`."""
     wide = name.startswith("avx512")
     features = ",".join(f"+{feature}" for feature in _FEATURES[name])
     cpu = _BASE[name]
@@ -77,13 +76,13 @@ def target(name: str, triple: str | None = None, host: bool = True) -> Target:
 
 
 def available() -> list[str]:
-    """The targets that this machine can execute, best first."""
+    """Names of the targets that this machine can execute, best first."""
     has = llvm.get_host_cpu_features()
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         return [name for name in NAMES[:3] if all(has.get(feature) for feature in _FEATURES[name])]
     if machine in ("arm64", "aarch64"):
-        # The features are listed on Linux only; every Apple processor has the dot product.
+        # LLVM lists the features on Linux alone; every Apple processor has the dot product.
         return ["neon"] if sys.platform == "darwin" or has.get("dotprod") or has.get("asimddp") else []
     return []
 
@@ -94,29 +93,29 @@ def _best() -> str | None:
 
 
 class Compiled:
-    """Loaded machine code: `address[name]` of every public function. Must outlive every call."""
+    """Loaded machine code. address: of each public function by name. Must outlive every call."""
 
     def __init__(self, engine: llvm.ExecutionEngine, names: list[str]):
         self._engine = engine
         self.address = {name: engine.get_function_address(name) for name in names}
 
     def function(self, name: str, parameters: int) -> Callable[..., None]:
-        """A callable that takes `parameters` integers; Python's lock is free while it runs."""
+        """A callable of `parameters` integers; it releases the GIL."""
         return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * parameters)(self.address[name])
 
 
 def compile_module(for_target: Target, key: str, names: list[str], write: Callable[[], ir.Module]) -> Compiled:
-    """The machine code of `write()`, from the cache on disk if it is there under the same key.
+    """Load the machine code of `write()`, compiled or from the cache on disk.
 
-    key: everything besides this package's sources, the compiler and the target that the code depends on. names: the
-    public functions.
+    key: all that the code depends on besides this package's sources, the compiler and the target. names: the public
+    functions.
     """
     digest = _digest(for_target, key)
     folder = _cache_folder()
     file = folder and folder / f"{digest.hex()[:32]}.o"
     code = _read(file, digest) if file else None
     if code is None:
-        code = object_code(for_target, write())
+        code = emit_object_code(for_target, write())
         if file:
             _write(file, digest, code)
     llvm.add_symbol("mlx_llama_yield", ctypes.cast(_yield_function(), ctypes.c_void_p).value)
@@ -127,8 +126,8 @@ def compile_module(for_target: Target, key: str, names: list[str], write: Callab
     return Compiled(engine, names)
 
 
-def optimised(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
-    """The module after LLVM's passes, and the machine to emit it for. Inlining and vectorising are done by hand."""
+def optimise(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+    """Run LLVM's passes; returns the module and the machine to emit it for. Inlining and vectorising are done by hand."""
     module.triple = for_target.triple
     machine = for_target.machine()
     parsed = llvm.parse_assembly(str(module))
@@ -136,7 +135,7 @@ def optimised(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, ll
     options = llvm.create_pipeline_tuning_options(speed_level=1)
     builder = llvm.create_pass_builder(machine, options)
     if for_target.dot == "madd":
-        # The usual passes would reorder a tile's integer sums token by token, and keep every code until the last one's turn.
+        # The default passes reorder a tile's integer sums token by token, which keeps every code in a register.
         passes = llvm.create_new_module_pass_manager()
         passes.add_sroa_pass()
         passes.add_instruction_combine_pass()
@@ -152,19 +151,20 @@ def optimised(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, ll
     return parsed, machine
 
 
-def object_code(for_target: Target, module: ir.Module) -> bytes:
-    parsed, machine = optimised(for_target, module)
+def emit_object_code(for_target: Target, module: ir.Module) -> bytes:
+    """Compile to an object file."""
+    parsed, machine = optimise(for_target, module)
     return machine.emit_object(parsed)
 
 
-def assembly(for_target: Target, module: ir.Module) -> str:
-    """What a person or a test can read."""
-    parsed, machine = optimised(for_target, module)
+def emit_assembly(for_target: Target, module: ir.Module) -> str:
+    """Compile to assembly, for people and tests."""
+    parsed, machine = optimise(for_target, module)
     return machine.emit_assembly(parsed)
 
 
 @functools.cache
-def _sources() -> bytes:
+def _hash_sources() -> bytes:
     hashed = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         hashed.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -173,11 +173,11 @@ def _sources() -> bytes:
 
 def _digest(for_target: Target, key: str) -> bytes:
     compiler = f"{llvmlite.__version__} {llvm.llvm_version_info} {for_target} {key}"
-    return hashlib.sha256(_sources() + compiler.encode()).digest()
+    return hashlib.sha256(_hash_sources() + compiler.encode()).digest()
 
 
 def _cache_folder() -> Path | None:
-    """MLX_LLAMA_CACHE, else the system's folder for caches; None for a user without a home."""
+    """MLX_LLAMA_CACHE, else the system's folder for caches; None if there is neither."""
     if given := os.environ.get("MLX_LLAMA_CACHE"):
         return Path(given)
     try:
@@ -187,7 +187,7 @@ def _cache_folder() -> Path | None:
 
 
 def _read(file: Path, digest: bytes) -> bytes | None:
-    """The code in a cache file, if the file is ours, whole, and made from these sources for this target."""
+    """The code in a cache file, or None unless it is complete, owned by this user and of this digest."""
     try:
         with open(file, "rb") as stream:
             owner = os.fstat(stream.fileno())
@@ -195,7 +195,7 @@ def _read(file: Path, digest: bytes) -> bytes | None:
     except OSError:
         return None
     if hasattr(os, "getuid") and (owner.st_uid != os.getuid() or owner.st_mode & 0o022):
-        return None  # machine code that someone else may have written
+        return None  # another user may have written it
     head = len(_MAGIC) + 32 + 32 + 8
     if len(content) < head or not content.startswith(_MAGIC):
         return None
@@ -208,7 +208,7 @@ def _read(file: Path, digest: bytes) -> bytes | None:
 
 
 def _write(file: Path, digest: bytes, code: bytes) -> None:
-    """Keep the code for the next time; where that is not possible it is compiled again then."""
+    """Cache the code on disk. A failure costs a later process another compilation."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".new-")  # readable and writable by this user only
@@ -225,7 +225,7 @@ def _write(file: Path, digest: bytes, code: bytes) -> None:
 
 @functools.cache
 def _yield_function():
-    """The system's call that lets other threads run."""
+    """The system call that yields the processor."""
     if os.name == "nt":
         return ctypes.WinDLL("kernel32").SwitchToThread
     return ctypes.CDLL(None).sched_yield

@@ -1,4 +1,4 @@
-"""A team of threads that walk a program together."""
+"""A thread pool that runs one program on all threads."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 
 
 class Walkable(Protocol):
-    """A piece of work for a team (program.Program, or a part of one)."""
+    """Work for a team: program.Program or a part of one."""
 
     def prepare(self, context: np.ndarray) -> None:
-        """Called once before each run."""
+        """Called once before each run, on the caller's thread."""
 
     def walk(self, context: np.ndarray, thread: int) -> None:
-        """Called once per thread; returns when all of the work is done."""
+        """Called once per thread; returns when all threads' work is done."""
 
 
 class Team:
-    """Threads that sleep between runs. One run at a time; the caller keeps runs apart.
+    """Threads that sleep between runs. The caller serialises runs.
 
-    The caller's thread does not take part: an interrupt (Ctrl-C) reaches only Python's main thread, and a run that one
-    of its threads has left could not end. threads: 1 runs on the caller's thread.
+    The caller's thread takes no part in a run of several threads. An interrupt (Ctrl-C) reaches Python's main thread alone,
+    and the others would wait forever for a thread that left. With threads=1 the caller's thread runs the program.
     """
 
     def __init__(self, threads: int):
@@ -32,17 +32,17 @@ class Team:
         self._job: Job | None = None
         if threads > 1:
             self._jobs: queue.SimpleQueue = queue.SimpleQueue()
-            others = [queue.SimpleQueue() for _ in range(threads - 1)]
+            followers = [queue.SimpleQueue() for _ in range(threads - 1)]
             done: queue.SimpleQueue = queue.SimpleQueue()
-            threading.Thread(target=_lead, args=(self._jobs, others, done), daemon=True).start()
-            for number, jobs in enumerate(others, 1):
+            threading.Thread(target=_lead, args=(self._jobs, followers, done), daemon=True).start()
+            for number, jobs in enumerate(followers, 1):
                 threading.Thread(target=_follow, args=(jobs, done, number), daemon=True).start()
-            weakref.finalize(self, self._jobs.put, None)
+            weakref.finalize(self, self._jobs.put, None)  # ends the threads
 
     def run(self, program: Walkable, context: np.ndarray, *keep: object) -> None:
-        """Walk the program; return when it is done. An interrupt is raised after that.
+        """Run the program; return when it is done, then raise any interrupt.
 
-        keep: owners of the memory that the context points to.
+        keep: owners of the memory that the context points to, referenced until then.
         """
         program.prepare(context)
         if self.threads == 1:
@@ -52,7 +52,7 @@ class Team:
         interrupt: BaseException | None = None
         while not job.finished:
             try:
-                self._jobs.put(job)  # again after an interrupt, which may precede the first put; a job begins once
+                self._jobs.put(job)  # repeated after an interrupt, which may precede the first put; a job begins once
                 job.wake.get()
             except BaseException as caught:
                 interrupt = caught
@@ -61,14 +61,14 @@ class Team:
             raise interrupt
 
     def settle(self) -> None:
-        """Wait for a run that several interrupts in a row have left, before its memory is used again."""
+        """Cancel or await a run abandoned after several interrupts, before its memory is reused."""
         while (job := self._job) is not None and not job.finished and not job.begin.acquire(blocking=False):
             job.wake.get()
         self._job = None
 
 
 class Job:
-    """A run. begin: locked once, by the thread that begins or cancels it. wake: gets an item at the end."""
+    """One run. begin: locked once, by the thread that begins or cancels it. wake: receives an item at the end."""
 
     def __init__(self, program: Walkable, context: np.ndarray, keep: tuple[object, ...]):
         self.program, self.context, self.keep = program, context, keep
@@ -77,19 +77,19 @@ class Job:
         self.wake: queue.SimpleQueue = queue.SimpleQueue()
 
 
-def _lead(jobs: queue.SimpleQueue, others: list[queue.SimpleQueue], done: queue.SimpleQueue) -> None:
+def _lead(jobs: queue.SimpleQueue, followers: list[queue.SimpleQueue], done: queue.SimpleQueue) -> None:
     while (job := jobs.get()) is not None:
         if job.begin.acquire(blocking=False):
-            for other in others:
-                other.put(job)
+            for follower in followers:
+                follower.put(job)
             job.program.walk(job.context, 0)
-            for _ in others:
+            for _ in followers:
                 done.get()
             job.finished = True
             job.wake.put(None)
-        del job  # keep nothing alive while asleep
-    for other in others:
-        other.put(None)
+        del job  # release its memory while asleep
+    for follower in followers:
+        follower.put(None)
 
 
 def _follow(jobs: queue.SimpleQueue, done: queue.SimpleQueue, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Memory that programs compute in: activations of one run, shared by all runs of a model."""
+"""Buffers for the activations of one run, shared by all runs of a model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mlx_llama.core.models.config import LlamaConfig
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout
 
 CHUNK = 288  # prompt tokens per run; whole tiles on every target
-HEAD_CHUNK = 48  # tokens whose logits are computed at once; whole tiles too
-WIDTH = SPAN * GROUP  # rows of floats are padded to a multiple of this, so that every layout's blocks are whole
+HEAD_CHUNK = 48  # tokens whose logits are computed at once; whole tiles on every target
+WIDTH = SPAN * GROUP  # rows of floats are padded to a multiple of this, hence to whole blocks of every layout
 
 
 def pad(width: int, to: int) -> int:
-    """`width` rounded up to a multiple of `to`."""
+    """Round `width` up to a multiple of `to`."""
     return -(-width // to) * to
 
 
 class Buffer:
-    """Zeros that begin on a cache line. address: of the first byte."""
+    """Zeros aligned to a cache line. address: of the first byte."""
 
     def __init__(self, *shape: int, dtype: type = np.float32):
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -36,8 +36,8 @@ class Buffer:
 class Workspace:
     """Buffers for CHUNK tokens of one model.
 
-    hidden: the stream; qkv: queries, keys and values, keys from column keys_at, values from values_at; mixed: attention's
-    output; gate, up: of the MLP; logits: of HEAD_CHUNK tokens; activations: packed inputs of the next product, by layout.
+    hidden: the stream; qkv: queries, keys and values; mixed: attention's output before its projection; gate, up: the MLP's;
+    logits: of HEAD_CHUNK tokens; activations: packed inputs of the next product, by layout.
     """
 
     def __init__(self, config: LlamaConfig, layouts: tuple[ActivationLayout, ...], threads: int):
@@ -56,7 +56,7 @@ class Workspace:
         self._shared, self._threads = c.num_attention_heads // c.num_key_value_heads, threads
 
     def reserve_scores(self, positions: int) -> tuple[int, int, int]:
-        """Scratch for attention over `positions`: (address, bytes per thread, bytes per head that shares a key head)."""
+        """Allocate attention scores for `positions`: (address, bytes per thread, bytes per query head of a key head)."""
         head_bytes = 4 * (pad(positions, 16) + 32)
         thread_bytes = head_bytes * self._shared + 64
         if self._scores is None or self._scores.nbytes < thread_bytes * self._threads:

@@ -45,14 +45,17 @@ class TransformersReference:
         def keep(name: str) -> Any:
             def hook(module: Any, given: Any, out: Any) -> None:
                 out = out[0] if isinstance(out, tuple) else out
-                parts.setdefault(name, []).append(out.detach().float().numpy()[0])
+                values = out.detach().float().numpy()[0]
+                parts.setdefault(name, []).append(values.reshape(len(values), -1))
             return hook
 
         inner, hooks = self.model.model, []
         watched = {"embedding": inner.embed_tokens, "norm": inner.norm, "logits": self.model.lm_head}
         for i, layer in enumerate(inner.layers):
-            watched |= {f"{i}.attention_norm": layer.input_layernorm, f"{i}.query": layer.self_attn.q_proj,
-                        f"{i}.key": layer.self_attn.k_proj, f"{i}.value": layer.self_attn.v_proj,
+            attention = layer.self_attn  # queries and keys as they are rotated: behind their norms, where it has any
+            watched |= {f"{i}.attention_norm": layer.input_layernorm,
+                        f"{i}.query": getattr(attention, "q_norm", attention.q_proj),
+                        f"{i}.key": getattr(attention, "k_norm", attention.k_proj), f"{i}.value": layer.self_attn.v_proj,
                         f"{i}.attention": layer.self_attn, f"{i}.ffn_norm": layer.post_attention_layernorm,
                         f"{i}.ffn": layer.mlp, f"{i}.block": layer}
         try:

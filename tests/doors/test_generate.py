@@ -71,10 +71,9 @@ def test_a_bad_input_is_one_line_and_exit_code_2(arguments, stdin, message, toy)
 
 
 def test_threads_and_activation_bits_reach_the_model(guide_q8):
-    from cpu_fallback import kernels as compiled
 
-    if compiled.find_target()[0] is None:
-        pytest.skip(f"the compiled path is not to be had here: {compiled.find_target()[1]}")
+    if compilation.find_target()[0] is None:
+        pytest.skip(f"the compiled path is unavailable here: {compilation.find_target()[1]}")
     arguments = ["--model", str(guide_q8), "--backend", "cpu", "-p", "Who are you?", "-m", "20"]
     plain, told = run(*arguments), run(*arguments, "--threads", "1", "--activation-bits", "32")
     assert told.returncode == 0 and told.stdout == plain.stdout, told.stderr

@@ -26,10 +26,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from .differences import Agreement, Difference, is_tie, margin, measure_agreement, measure_difference
 
 IN_LAYER = ("attention_norm", "query", "key", "value", "query_rope", "key_rope", "attention", "ffn_norm", "ffn", "block")
-# The logits of a run without probes, which may take another path than a probed run. Delete AS_RUN, its lines and
-# `collect_as_run` once probes read the path that runs.
-AS_RUN = "logits as run"
-LAST = ("norm", "logits", AS_RUN)
+LAST = ("norm", "logits")
 # Relative errors allowed, by the dtype of the activations: norms of differences over norms. float32 differs between two
 # libraries by about 1e-6; 16-bit activations are rounded some ten times per layer (8 and 11 bits of mantissa).
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
@@ -83,14 +80,7 @@ def collect(backend: Backend, model: Model, tokens: Several[int], decoded: int) 
     cache = model.make_cache(len(tokens))
     for call in split_calls(tokens, decoded):
         run_logits(backend, model, call, cache, keep)
-    probes = {name: np.concatenate(arrays) for name, arrays in parts.items()}
-    return probes | {AS_RUN: collect_as_run(backend, model, tokens, decoded)}
-
-
-def collect_as_run(backend: Backend, model: Model, tokens: Several[int], decoded: int) -> np.ndarray:
-    """Logits of the same calls without probes: float32 [T, V]."""
-    cache = model.make_cache(len(tokens))
-    return np.concatenate([run_logits(backend, model, call, cache) for call in split_calls(tokens, decoded)])
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
 def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:
@@ -177,7 +167,6 @@ class Report:
 def compare(backend: str, device: str, dtype: str, tolerance: float, found: dict[str, np.ndarray],
             wanted: dict[str, np.ndarray], config: LlamaConfig) -> Report:
     """A run's probes (see collect) against the reference's."""
-    wanted = wanted | {AS_RUN: wanted["logits"]}
     names = [name for name in probe_names(config) if name in found]
     differences = [measure_difference(name, found[name], wanted[name]) for name in names if name in wanted]
     return Report(backend, device, dtype, tolerance, differences, measure_agreement(found[LAST[-1]], wanted["logits"]),

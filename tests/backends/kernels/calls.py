@@ -1,7 +1,7 @@
 """Compiled kernels as Python functions over NumPy arrays.
 
-A kernel takes bare addresses. Here every argument is an array whose dtype, shape, order and alignment are checked before
-its address goes in; outputs lie between guards of 0xFF bytes (NaN as floats), which are checked afterwards.
+A kernel takes addresses. These functions check the dtype, shape, order and alignment of every array first. Outputs have
+guards of 0xFF bytes (NaN as floats) on both sides, which are checked afterwards.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from cpu_fallback.kernels.target import Target, compile_module
 
 GUARD = 256
 
-# A kernel by its kind and what it is written for, such as ("attend", 64)
-Wanted = tuple
+Wanted = tuple  # a kernel: its kind and parameters, such as ("attend", 64)
 _WRITERS: dict[str, Callable[..., Function]] = {
-    "product": lambda module, target, layout, form, tokens, several=1:
-        kernels.product(module, target, layout, form, tokens, several, public=True),
-    "pack": lambda module, target, form, source, tokens: kernels.pack(module, form, source, tokens, public=True),
+    "product": lambda module, target, layout, x_layout, tokens, several=1:
+        kernels.product(module, target, layout, x_layout, tokens, several, public=True),
+    "pack": lambda module, target, x_layout, source, tokens: kernels.pack(module, x_layout, source, tokens, public=True),
     "sum_of_squares": lambda module, target: kernels.sum_of_squares(module, public=True),
     "rotate": lambda module, target, head_dim: kernels.rotate(module, head_dim, public=True),
     "attend": lambda module, target, head_dim: kernels.attend(module, head_dim, public=True),
@@ -33,9 +32,10 @@ _WRITERS: dict[str, Callable[..., Function]] = {
 
 
 class Memory:
-    """An array of zeros, or of `values`, that begins `off` bytes after a cache line's begin, between guards."""
+    """An array of zeros or `values` between guards, `off` bytes after the start of a cache line."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: type | str = np.float32, values: np.ndarray | None = None, off: int = 0):
+    def __init__(self, shape: tuple[int, ...], dtype: type | str = np.float32, values: np.ndarray | None = None,
+                 off: int = 0):
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         self._raw = np.full(nbytes + 2 * GUARD + 64, 0xFF, np.uint8)
         self._start = GUARD + -(self._raw.ctypes.data + GUARD) % 64 + off
@@ -48,7 +48,7 @@ class Memory:
 
 
 def address(array: np.ndarray, dtype: type | str, shape: tuple[int | None, ...], align: int = 4) -> int:
-    """Where the array begins. Raises ValueError unless it is what the kernel takes (None: any size there)."""
+    """The array's address. Raises ValueError unless dtype, shape (None: any size), order and alignment are the kernel's."""
     if array.dtype != np.dtype(dtype) or array.ndim != len(shape) or not array.flags.c_contiguous:
         raise ValueError(f"{array.dtype} {array.shape}, contiguous {array.flags.c_contiguous}: not {dtype} {shape}")
     if any(size is not None and have != size for have, size in zip(array.shape, shape)):
@@ -59,7 +59,7 @@ def address(array: np.ndarray, dtype: type | str, shape: tuple[int | None, ...],
 
 
 class Library:
-    """The kernels `wanted`, compiled as one module for a target. key: what the code depends on besides the sources."""
+    """The kernels `wanted`, compiled as one module for a target. key: added to the key of the cached machine code."""
 
     def __init__(self, target: Target, wanted: Iterable[Wanted], key: str = ""):
         self.target = target
@@ -76,23 +76,23 @@ class Library:
         return ctypes.CFUNCTYPE(None, *types)(self._compiled.address[function.ir.name])
 
     def fill(self, tensor) -> Panels:
-        """The panels of a matrix, by panels.fill."""
-        plan = Plan(tensor, panels.layout_of(tensor))
+        """Pack a matrix by panels.fill."""
+        plan = Plan(tensor, panels.weight_layout(tensor))
         arena = Arena(plan.nbytes)
         arena.bytes[...] = 0xFF
         matrix = Panels(plan, arena, arena.take(plan.nbytes))
         panels.fill(matrix, self._calls["fill", plan.layout, plan.source], lambda work, first, last: work(first, last))
         return matrix
 
-    def product(self, matrix: Panels, form: ActivationLayout, records: np.ndarray, tokens: int, bias: np.ndarray | None = None,
-                before: np.ndarray | None = None, several: int = 1) -> np.ndarray:
-        """float32 [tokens, 16 panels]: matrix times one block of packed activations. before: accumulated upon."""
+    def product(self, matrix: Panels, x_layout: ActivationLayout, records: np.ndarray, tokens: int,
+                bias: np.ndarray | None = None, before: np.ndarray | None = None, several: int = 1) -> np.ndarray:
+        """float32 [tokens, 16 panels]: matrix times one block of packed activations, plus `bias` and `before`."""
         plan = matrix.plan
-        run = self._calls[("product", plan.layout, form, tokens, *([several] if several > 1 else []))]
+        run = self._calls[("product", plan.layout, x_layout, tokens, *([several] if several > 1 else []))]
         if plan.panels % several:
             raise ValueError(f"{plan.panels} panels in runs of {several}")
         spans = -(-plan.columns // (SPAN * GROUP))
-        x = address(records, np.uint8, (spans * form.record(tokens),), 64)
+        x = address(records, np.uint8, (spans * x_layout.record(tokens),), 64)
         width = ROWS * plan.panels
         out = Memory((tokens, width + 16), values=np.nan)
         if before is not None:
@@ -101,20 +101,21 @@ class Library:
         weights = address(matrix.array(), np.uint8, (plan.panels, plan.blocks, plan.layout.block_bytes), 64)
         biases = address(bias, np.float32, (width,)) if bias is not None else 0
         for first in range(0, plan.panels, several):
-            run(weights + first * plan.panel_bytes, x, address(out.array, np.float32, (tokens, width + 16)) + 4 * ROWS * first,
-                out.array.strides[0], plan.blocks, biases and biases + 4 * ROWS * first, int(before is not None))
+            run(weights + first * plan.panel_bytes, x,
+                address(out.array, np.float32, (tokens, width + 16)) + 4 * ROWS * first, out.array.strides[0], plan.blocks,
+                biases and biases + 4 * ROWS * first, int(before is not None))
         out.assert_guards()
         assert np.isnan(out.array[:, width:]).all()
         return out.array[:, :width].copy()
 
-    def pack(self, form: ActivationLayout, source: str, tokens: int, a: np.ndarray, b: np.ndarray | None = None,
+    def pack(self, x_layout: ActivationLayout, source: str, tokens: int, a: np.ndarray, b: np.ndarray | None = None,
              factor: np.ndarray | None = None) -> np.ndarray:
-        """The records of a block: a, b: float32 [tokens, K], K a multiple of 256; factor: float32 [tokens]."""
+        """The records of a block. a, b: float32 [tokens, K], K a multiple of 256; factor: float32 [tokens]."""
         groups = a.shape[1] // GROUP
-        out = Memory((groups // SPAN * form.record(tokens),), np.uint8, values=0xEE)
+        out = Memory((groups // SPAN * x_layout.record(tokens),), np.uint8, values=0xEE)
         b = a if b is None else b
         for slot in range(tokens):
-            self._calls["pack", form, source, tokens](
+            self._calls["pack", x_layout, source, tokens](
                 address(a[slot], np.float32, (groups * GROUP,)), address(b[slot], np.float32, (groups * GROUP,)),
                 1.0 if factor is None else float(factor[slot]), groups, address(out.array, np.uint8, (None,), 64), slot)
         out.assert_guards()
@@ -138,7 +139,7 @@ class Library:
         return out.array
 
     def attend(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, end: int) -> np.ndarray:
-        """query: float32 [heads, D]; keys, values: [positions, D]. What is not to be seen is NaN in the kernel's memory."""
+        """query: float32 [heads, D]; keys, values: [positions, D]. Invisible rows are NaN in the kernel's memory."""
         heads, D = query.shape
         positions, width = -(-end // 16) * 16, -(-D // 16) * 16
         rows = []
@@ -150,7 +151,8 @@ class Library:
         asked, out = Memory((heads, D), values=query), Memory((heads, D), values=np.nan)
         scores = Memory((heads, positions - first // 16 * 16 + 16), values=np.nan)
         self._calls["attend", D](
-            address(asked.array, np.float32, (heads, D)), *(address(one.array, np.float32, (positions, width)) for one in rows),
+            address(asked.array, np.float32, (heads, D)),
+            *(address(one.array, np.float32, (positions, width)) for one in rows),
             address(out.array, np.float32, (heads, D)), first, end, rows[0].array.strides[0], heads,
             address(scores.array, np.float32, (heads, None)), scores.array.strides[0], D**-0.5)
         for memory in (asked, *rows, out, scores):
@@ -158,53 +160,53 @@ class Library:
         return out.array
 
 
-# ---- activations as layouts.ActivationLayout describes them, in plain NumPy
+# ---- packed activations in NumPy, by the description of layouts.ActivationLayout
 
 
-def write_records(form: ActivationLayout, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """uint8 [spans x record]: x = scale * codes. codes: int32 [T, K], whole spans; scale: float32 [T, spans]."""
+def write_records(x_layout: ActivationLayout, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Pack x = scale * codes: uint8 [spans x record]. codes: int32 [T, K], K % 256 == 0; scale: float32 [T, spans]."""
     T, K = codes.shape
     groups = codes.reshape(T, -1, SPAN, 8, 4)
     halves = codes.reshape(T, -1, SPAN, 2, 16).sum(axis=4).transpose(1, 2, 3, 0)  # [spans, 8, 2, T]
-    if form.name == "int16":
+    if x_layout.name == "int16":
         parts = [groups[..., [0, 2, 1, 3]].astype(np.int16).transpose(1, 2, 3, 0, 4)]
     else:
         high = (groups + 128) >> 8
-        planes = np.stack([high, groups - 256 * high] if form.name == "int8x2" else [groups])
+        planes = np.stack([high, groups - 256 * high] if x_layout.name == "int8x2" else [groups])
         assert np.abs(planes).max() <= 128
         parts = [planes.astype(np.int8).transpose(2, 3, 0, 4, 1, 5)]
     total = halves.sum(axis=2)
-    parts += [-form.offset * total.astype(np.int32), -form.offset * halves.astype(np.int32)]
+    parts += [-x_layout.offset * total.astype(np.int32), -x_layout.offset * halves.astype(np.int32)]
     parts += [total.astype(np.float32), halves.astype(np.float32), np.ascontiguousarray(scale.T)]
     spans = [np.ascontiguousarray(part).reshape(K // SPAN // GROUP, -1).view(np.uint8) for part in parts]
     records = np.concatenate(spans, axis=1)
-    records = np.pad(records, ((0, 0), (0, form.record(T) - records.shape[1])), constant_values=0xFF)
+    records = np.pad(records, ((0, 0), (0, x_layout.record(T) - records.shape[1])), constant_values=0xFF)
     return Memory((records.size,), np.uint8, records.reshape(-1)).array
 
 
 def write_floats(x: np.ndarray) -> np.ndarray:
-    """The same for the form "float". x: float32 [T, K]."""
+    """Pack x: float32 [T, K] in the layout "float"."""
     records = np.ascontiguousarray(x.T).view(np.uint8).reshape(-1)
     return Memory((records.size,), np.uint8, records).array
 
 
-def read_records(form: ActivationLayout, records: np.ndarray, tokens: int) -> dict[str, np.ndarray]:
-    """codes [T, K], scale [T, spans], sum, offset_sum [T, groups], half_sums, offset_half_sums [T, groups, 2]; for "float"
-    codes only."""
-    rows = records.reshape(-1, form.record(tokens))
+def read_records(x_layout: ActivationLayout, records: np.ndarray, tokens: int) -> dict[str, np.ndarray]:
+    """Unpack codes [T, K], scale [T, spans], sum, offset_sum [T, groups], half_sums, offset_half_sums [T, groups, 2]; for
+    "float" codes only."""
+    rows = records.reshape(-1, x_layout.record(tokens))
     T, S = tokens, len(rows)
-    if form.name == "float":
+    if x_layout.name == "float":
         return {"codes": records.view(np.float32).reshape(S * SPAN * GROUP, T).T}
-    raw = np.ascontiguousarray(rows[:, :SPAN * form.codes(T)])
-    if form.name == "int16":
+    raw = np.ascontiguousarray(rows[:, :SPAN * x_layout.codes(T)])
+    if x_layout.name == "int16":
         codes = raw.view(np.int16).reshape(S, SPAN, 8, T, 4)[..., [0, 2, 1, 3]].astype(np.int32)
     else:
         planes = raw.view(np.int8).reshape(S, SPAN, -1, 8, T, 4).astype(np.int32)
-        codes = planes[:, :, 0] if form.name == "int8" else 256 * planes[:, :, 0] + planes[:, :, 1]
+        codes = planes[:, :, 0] if x_layout.name == "int8" else 256 * planes[:, :, 0] + planes[:, :, 1]
 
     def part(name: str, dtype: type, *shape: int) -> np.ndarray:
         count = int(np.prod(shape)) * T
-        found = np.ascontiguousarray(rows[:, form.at(name, T):][:, :4 * count]).view(dtype).reshape(S, *shape, T)
+        found = np.ascontiguousarray(rows[:, x_layout.at(name, T):][:, :4 * count]).view(dtype).reshape(S, *shape, T)
         return np.moveaxis(found, -1, 0).reshape(T, -1, *shape[1:])
 
     return {

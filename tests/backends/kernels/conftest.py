@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from cpu_fallback.kernels.target import Target, available, target as target_by_name
+from cpu_fallback.kernels.target import Target, available, build_target
 
 
 @pytest.fixture(scope="session", params=available())
 def target(request) -> Target:
-    """Every instruction set that this machine can execute."""
-    return target_by_name(request.param)
+    """Each target that this machine can execute."""
+    return build_target(request.param)

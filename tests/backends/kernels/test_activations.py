@@ -1,4 +1,4 @@
-"""Activations packed for the products, norms' sums, rotary embedding and attention, against NumPy."""
+"""Packing of activations, sums of squares, rotary embedding and attention, against NumPy."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import pytest
 from backends.kernels.calls import Library, Memory, address, read_records
 from cpu_fallback.kernels import layouts
 from cpu_fallback.kernels.layouts import FLOAT, GROUP, SPAN, ActivationLayout
-from cpu_fallback.kernels.target import Target, available, target as target_by_name
+from cpu_fallback.kernels.target import Target, available, build_target
 
 WIDTH = SPAN * GROUP
 SOURCES = ("plain", "norm", "silu")
-SIZES = (8, 16, 20, 36, 64, 80, 128, 256)  # of a head
+SIZES = (8, 16, 20, 36, 64, 80, 128, 256)  # head_dim
 TOKENS = (1, 3)
-OFFSETS = (0, 8, 128, -128)  # of the weights that activations are for
+OFFSETS = (0, 8, 128, -128)  # of weights
 
 
-def forms(target: Target) -> list[ActivationLayout]:
-    return [FLOAT, *(layouts.form(bits, target.dot, offset) for bits, offset in ((8, 8), *((16, o) for o in OFFSETS)))]
+def x_layouts(target: Target) -> list[ActivationLayout]:
+    kinds = ((8, 8), *((16, offset) for offset in OFFSETS))
+    return [FLOAT, *(layouts.activation_layout(bits, target.dot, offset) for bits, offset in kinds)]
 
 
 @functools.cache
 def library(name: str) -> Library:
-    target = target_by_name(name)
-    wanted = [("pack", form, source, tokens) for form in forms(target) for source in SOURCES for tokens in TOKENS
-              if source == "plain" or form in (FLOAT, forms(target)[1])]
-    wanted += [("pack", FLOAT, "plain", target.float_tile), ("pack", forms(target)[3], "plain", target.tile)]
+    target = build_target(name)
+    wanted = [("pack", x_layout, source, tokens) for x_layout in x_layouts(target) for source in SOURCES for tokens in TOKENS
+              if source == "plain" or x_layout in (FLOAT, x_layouts(target)[1])]
+    wanted += [("pack", FLOAT, "plain", target.float_tile), ("pack", x_layouts(target)[3], "plain", target.tile)]
     wanted += [("sum_of_squares",), *(("rotate", size) for size in (*SIZES, 34)), *(("attend", size) for size in SIZES)]
     return Library(target, wanted)
 
@@ -38,7 +39,7 @@ def kernels(request) -> Library:
     return library(request.param)
 
 
-def test_floats_are_packed_as_they_are(kernels):
+def test_floats_are_packed_unchanged(kernels):
     rng = np.random.default_rng(1)
     for tokens in (*TOKENS, kernels.target.float_tile):
         a = rng.standard_normal((tokens, 2 * WIDTH), np.float32)
@@ -53,53 +54,53 @@ def test_norm_is_multiplied_in_this_order(kernels):
     np.testing.assert_array_equal(got, a * factor[:, None] * b)
 
 
-def quantised(form: ActivationLayout, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def quantised(x_layout: ActivationLayout, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(codes [T, K], scale [T, spans]): the largest magnitude of a span becomes the limit."""
     spans = a.reshape(len(a), -1, WIDTH)
     top = np.abs(spans).max(axis=2, keepdims=True)
-    inverse = np.divide(np.float32(form.limit), top, out=np.zeros_like(top), where=top > 1e-30)
+    inverse = np.divide(np.float32(x_layout.limit), top, out=np.zeros_like(top), where=top > 1e-30)
     codes = np.rint(spans * inverse).astype(np.int32).reshape(a.shape)
-    return codes, top[..., 0] * np.float32(1 / form.limit)
+    return codes, top[..., 0] * np.float32(1 / x_layout.limit)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-20, 1e20, 1e-29])
 def test_codes_scales_and_sums(kernels, size):
     rng = np.random.default_rng(3)
-    for form in forms(kernels.target)[1:]:
-        for tokens in (*TOKENS, *([kernels.target.tile] if form == forms(kernels.target)[3] else [])):
+    for x_layout in x_layouts(kernels.target)[1:]:
+        for tokens in (*TOKENS, *([kernels.target.tile] if x_layout == x_layouts(kernels.target)[3] else [])):
             a = rng.standard_normal((tokens, 3 * WIDTH), np.float32) * np.float32(size)
             a[-1, WIDTH:2 * WIDTH] = 0  # a span of zeros
             a[0, 5] = -np.abs(a[0, :WIDTH]).max() * 1.5
-            found = read_records(form, kernels.pack(form, "plain", tokens, a), tokens)
-            codes, scale = quantised(form, a)
+            found = read_records(x_layout, kernels.pack(x_layout, "plain", tokens, a), tokens)
+            codes, scale = quantised(x_layout, a)
             np.testing.assert_array_equal(found["codes"], codes)
             np.testing.assert_array_equal(found["scale"], scale)
-            assert found["codes"].min() == -form.limit and np.abs(found["codes"]).max() == form.limit
+            assert found["codes"].min() == -x_layout.limit and np.abs(found["codes"]).max() == x_layout.limit
             error = np.abs(codes * np.repeat(scale.astype(np.float64), WIDTH, axis=1) - a)
             assert (error <= 0.51 * np.repeat(scale, WIDTH, axis=1)).all()
             halves = codes.reshape(tokens, -1, 2, 16).sum(axis=3)
             np.testing.assert_array_equal(found["half_sums"], halves)
             np.testing.assert_array_equal(found["sum"], halves.sum(axis=2))
-            np.testing.assert_array_equal(found["offset_half_sums"], -form.offset * halves)
-            np.testing.assert_array_equal(found["offset_sum"], -form.offset * halves.sum(axis=2))
+            np.testing.assert_array_equal(found["offset_half_sums"], -x_layout.offset * halves)
+            np.testing.assert_array_equal(found["offset_sum"], -x_layout.offset * halves.sum(axis=2))
 
 
-def test_what_is_too_small_counts_as_zero(kernels):
+def test_tiny_activations_become_zero(kernels):
     a = np.full((1, WIDTH), 1e-40, np.float32)
     a[0, 7] = -9e-31
-    for form in forms(kernels.target)[1:]:
-        found = read_records(form, kernels.pack(form, "plain", 1, a), 1)
+    for x_layout in x_layouts(kernels.target)[1:]:
+        found = read_records(x_layout, kernels.pack(x_layout, "plain", 1, a), 1)
         assert (found["codes"] == 0).all() and 0 <= found["scale"][0, 0] < 1e-30
 
 
-def test_what_is_not_finite_spoils_its_span_only(kernels):
+def test_non_finite_activations_spoil_their_span_only(kernels):
     rng = np.random.default_rng(4)
-    for form in forms(kernels.target)[1:]:
+    for x_layout in x_layouts(kernels.target)[1:]:
         for bad in (np.nan, -np.nan, np.inf, -np.inf):
             a = rng.standard_normal((3, 3 * WIDTH), np.float32)
-            clean = read_records(form, kernels.pack(form, "plain", 3, a), 3)
+            clean = read_records(x_layout, kernels.pack(x_layout, "plain", 3, a), 3)
             a[1, WIDTH + 9] = bad
-            found = read_records(form, kernels.pack(form, "plain", 3, a), 3)
+            found = read_records(x_layout, kernels.pack(x_layout, "plain", 3, a), 3)
             assert not np.isfinite(found["scale"][1, 1])
             found["scale"][1, 1] = clean["scale"][1, 1]
             np.testing.assert_array_equal(found["scale"], clean["scale"])
@@ -112,12 +113,13 @@ def test_what_is_not_finite_spoils_its_span_only(kernels):
 
 
 def ulps(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Distances in units of the last place of the exact value as a float32."""
+    """Errors in units of the last place of float32."""
     return np.abs(got - exact) / np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
 
 
 def test_silu_and_its_exponential_are_within_three_ulps(kernels):
-    x = np.concatenate([np.linspace(-86, 40, 100 * WIDTH), np.linspace(-1e-3, 1e-3, 4 * WIDTH), np.linspace(-3, 3, 40 * WIDTH)])
+    x = np.concatenate([np.linspace(-86, 40, 100 * WIDTH), np.linspace(-1e-3, 1e-3, 4 * WIDTH),
+                        np.linspace(-3, 3, 40 * WIDTH)])
     x = x.astype(np.float32)[None]
     got = read_records(FLOAT, kernels.pack(FLOAT, "silu", 1, x, np.ones_like(x)), 1)["codes"]
     wide = x.astype(np.float64)
@@ -133,17 +135,17 @@ def test_silu_of_extreme_values(kernels):
     assert (np.abs(got[3:8]) < 1e-15).all() and (got[8:] == 0).all()
 
 
-def test_silu_packs_as_its_floats_do(kernels):
+def test_packing_norms_and_silu_equals_packing_their_floats(kernels):
     rng = np.random.default_rng(5)
     a, b = (rng.standard_normal((3, 2 * WIDTH), np.float32) for _ in range(2))
     x = np.ascontiguousarray(read_records(FLOAT, kernels.pack(FLOAT, "silu", 3, a, b), 3)["codes"])
     wide = a.astype(np.float64)
     np.testing.assert_allclose(x, wide / (1 + np.exp(-wide)) * b, rtol=1e-6, atol=1e-30)
-    form = forms(kernels.target)[1]
-    np.testing.assert_array_equal(kernels.pack(form, "silu", 3, a, b), kernels.pack(form, "plain", 3, x))
+    x_layout = x_layouts(kernels.target)[1]
+    np.testing.assert_array_equal(kernels.pack(x_layout, "silu", 3, a, b), kernels.pack(x_layout, "plain", 3, x))
     factor = rng.uniform(0.5, 2, 3).astype(np.float32)
-    np.testing.assert_array_equal(kernels.pack(form, "norm", 3, a, b, factor),
-                                  kernels.pack(form, "plain", 3, a * factor[:, None] * b))
+    np.testing.assert_array_equal(kernels.pack(x_layout, "norm", 3, a, b, factor),
+                                  kernels.pack(x_layout, "plain", 3, a * factor[:, None] * b))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8, 64, 257])
@@ -169,7 +171,7 @@ def test_rotary_embedding(kernels, size):
 
 
 def attention(query, keys, values, first, end):
-    """float64, from its definition."""
+    """Attention in float64, by its definition."""
     query, keys, values = (x.astype(np.float64) for x in (query, keys[first:end], values[first:end]))
     scores = query @ keys.T / np.sqrt(query.shape[1])
     shares = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -198,7 +200,7 @@ def test_each_head_gets_the_same_bits_however_many_share_a_key(kernels):
 
 
 def test_attention_is_sharp_where_scores_are_far_apart(kernels):
-    """Scores of hundreds, positive and negative; shares below the smallest float32 are zero or next to it."""
+    """Scores of hundreds, positive and negative; probabilities below the smallest float32 become zero or tiny."""
     rng = np.random.default_rng(10)
     keys, values = np.zeros((40, 16), np.float32), rng.standard_normal((40, 16), np.float32)
     keys[:, 0] = np.linspace(-900, 900, 40)
@@ -211,7 +213,7 @@ def test_attention_is_sharp_where_scores_are_far_apart(kernels):
 
 
 def test_softmax_is_within_four_ulps(kernels):
-    """Two positions, the value of one of them 1: its share."""
+    """Attention to two positions, of which one has value 1, is its softmax."""
     for score in np.linspace(-80, 0, 161).astype(np.float32):
         keys, values = np.zeros((2, 16), np.float32), np.zeros((2, 16), np.float32)
         keys[1, 0], values[1] = score, 1
@@ -232,7 +234,7 @@ def test_nan_in_one_head_stays_there(kernels):
     np.testing.assert_array_equal(got[others], clean[others])
 
 
-def test_the_checks_of_these_tests_refuse_what_a_kernel_must_not_get(kernels):
+def test_calls_refuse_wrong_arrays(kernels):
     a = np.zeros((1, WIDTH), np.float32)
     for bad in (a.astype(np.float64), np.zeros((1, 2 * WIDTH), np.float32)[:, ::2]):
         with pytest.raises(ValueError):

@@ -1,10 +1,11 @@
-"""What is in panels: read as layouts.py describes them, it is what the reference dequantisers say, bit for bit."""
+"""Panels, read by the description of layouts.py, have the bits of the reference dequantisers."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 
+import ml_dtypes
 import numpy as np
 import pytest
 from making_gguf import LOW_BIT, dequantise, random_blocks
@@ -14,7 +15,7 @@ from backends.kernels.weights import FLOATS, KINDS, columns, gguf_weight, random
 from cpu_fallback.kernels import panels
 from cpu_fallback.kernels.layouts import GROUP, PLANES, ROWS, WIDTHS, FloatLayout, LowBitLayout
 from cpu_fallback.kernels.panels import Arena, Panels, Plan
-from cpu_fallback.kernels.target import available, target as target_by_name
+from cpu_fallback.kernels.target import available, build_target
 
 
 @functools.cache
@@ -23,23 +24,21 @@ def library(name: str) -> Library:
     for kind in KINDS if name == available()[0] else ("float32", "bfloat16", *LOW_BIT):
         for k in (None, 512):
             tensor = random_matrix(kind, 1, rng, k).tensor
-            layout = panels.layout_of(tensor)
+            layout = panels.weight_layout(tensor)
             wanted.append(("fill", layout, Plan(tensor, layout).source))
-    return Library(target_by_name(name), dict.fromkeys(wanted))
+    return Library(build_target(name), dict.fromkeys(wanted))
 
 
-def numbers(raw: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype != "bfloat16":
-        return raw.view(dtype).astype(np.float32)
-    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+def read_floats(raw: np.ndarray, dtype: str) -> np.ndarray:
+    return raw.view(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).astype(np.float32)
 
 
 def read(found: Panels) -> np.ndarray:
-    """float32 [16 panels, columns], from the bytes alone."""
+    """Dequantise panels from their bytes: float32 [16 panels, columns]."""
     plan, layout = found.plan, found.plan.layout
     raw = found.array()
     if isinstance(layout, FloatLayout):
-        values = numbers(raw.reshape(-1), layout.dtype).reshape(plan.panels, plan.columns, ROWS)
+        values = read_floats(raw.reshape(-1), layout.dtype).reshape(plan.panels, plan.columns, ROWS)
         return values.transpose(0, 2, 1).reshape(-1, plan.columns)
     width = WIDTHS[layout.scale_dtype]
 
@@ -50,12 +49,13 @@ def read(found: Panels) -> np.ndarray:
         """[panels, blocks, scale groups, 16]"""
         groups = layout.scale_groups
         if not layout.two_level:
-            return numbers(part(name, groups, width), layout.scale_dtype).reshape(plan.panels, plan.blocks, groups, ROWS)
-        outer = numbers(part(f"super_{name}", 1, width), layout.scale_dtype).reshape(plan.panels, plan.blocks, 1, ROWS)
+            return read_floats(part(name, groups, width), layout.scale_dtype).reshape(plan.panels, plan.blocks, groups, ROWS)
+        outer = read_floats(part(f"super_{name}", 1, width), layout.scale_dtype).reshape(plan.panels, plan.blocks, 1, ROWS)
         inner = part(name, groups, 1).view(np.int8 if name == "scales" else np.uint8)
         return outer * inner.reshape(plan.panels, plan.blocks, groups, ROWS).astype(np.float32)
 
-    vectors = part("codes", layout.groups, layout.bits * 4).reshape(plan.panels, plan.blocks, layout.groups, layout.bits, ROWS, 4)
+    vectors = part("codes", layout.groups, layout.bits * 4)
+    vectors = vectors.reshape(plan.panels, plan.blocks, layout.groups, layout.bits, ROWS, 4)
     codes = np.zeros((plan.panels, plan.blocks, layout.groups, 8, ROWS, 4), np.uint8)
     first = 0
     for bits, low in PLANES[layout.bits]:
@@ -94,20 +94,20 @@ def test_slabs_of_any_size_make_the_same_panels(kind, monkeypatch):
     np.testing.assert_array_equal(library(available()[0]).fill(source.tensor).array(), whole)
 
 
-# Bytes of a row of 512 that are more in panels than in the file: sub scales of 4 or 6 bits become bytes
+# Bytes of a row of 512 in panels beyond those in the file: sub scales of 4 or 6 bits become bytes
 WIDER = {"Q2_K": 2 * 16, "Q3_K": 2 * 4, "Q4_K": 2 * 4, "Q5_K": 2 * 4, "Q8_K": -2 * (32 - 4), "IQ4_NL": 256, "IQ4_XS": 2 * 130}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_weight_takes_its_stored_width(kind):
-    """But for IQ4's codes, which are unpacked to 8 bits, Q8_K's sums, which are left out, and 64 bytes at most per block."""
+    """Exceptions: IQ4's codes are unpacked to 8 bits, Q8_K's sums are dropped, and a block is padded by up to 64 bytes."""
     tensor = random_matrix(kind, 16, np.random.default_rng(2), 512).tensor
-    plan = Plan(tensor, panels.layout_of(tensor))
+    plan = Plan(tensor, panels.weight_layout(tensor))
     more = plan.nbytes - tensor.nbytes - 16 * WIDER.get(kind, 0)
     assert 0 <= more < 64 * plan.blocks and (more == 0 or kind not in FLOATS)
 
 
-def test_rows_out_of_order_and_their_filling_up():
+def test_rows_out_of_order_and_their_padding():
     rng = np.random.default_rng(3)
     blocks, order = random_blocks("Q6_K", 21, 256, rng), rng.permutation(21)
     found = library(available()[0]).fill(gguf_weight(blocks, "Q6_K", order))
@@ -118,24 +118,24 @@ def bad_tensors():
     rng = np.random.default_rng(4)
     blocks = random_blocks("Q4_0", 16, 512, rng)
     yield "out of bounds", gguf_weight(blocks, "Q4_0", np.arange(1, 17))
-    yield "numbered beyond", gguf_weight(blocks, "Q4_0", np.arange(-1, 15))
+    yield "refers to rows outside", gguf_weight(blocks, "Q4_0", np.arange(-1, 15))
     short = gguf_weight(blocks, "Q4_0")
     short.blocks = blocks[:, :-18]
     yield "cannot reshape", short
     tensor = tensor_of(rng.standard_normal((16, 512), np.float32), "float32")
-    yield "not filled from", dataclasses.replace(tensor, bits=tensor.bits.astype(np.float64))
-    yield "not filled from", dataclasses.replace(tensor, bits=tensor.bits.astype(np.float16))
+    yield "cannot be filled from", dataclasses.replace(tensor, bits=tensor.bits.astype(np.float64))
+    yield "cannot be filled from", dataclasses.replace(tensor, bits=tensor.bits.astype(np.float16))
 
 
 @pytest.mark.parametrize("message,tensor", bad_tensors())
-def test_arrays_that_are_not_what_a_kernel_reads_are_refused(message, tensor):
+def test_wrong_arrays_are_refused(message, tensor):
     with pytest.raises((ValueError, IndexError), match=message):
         library(available()[0]).fill(tensor)
 
 
 def test_panels_outside_the_arena_are_refused():
     tensor = tensor_of(np.zeros((32, 512), np.float32), "float32")
-    plan = Plan(tensor, panels.layout_of(tensor))
+    plan = Plan(tensor, panels.weight_layout(tensor))
     kernel = lambda *_: pytest.fail("called")  # noqa: E731
     for arena, first, last in ((Arena(plan.nbytes - 64), 0, 2), (Arena(plan.nbytes), 1, 3), (Arena(plan.nbytes), -1, 1)):
         with pytest.raises(ValueError, match="not all in the arena"):
@@ -146,10 +146,10 @@ def test_panels_outside_the_arena_are_refused():
         arena.take(64)
 
 
-def test_layouts_say_what_they_take():
-    """Blocks are whole spans' parts, aligned for the kernels' loads."""
+def test_blocks_are_aligned():
+    """A span is a multiple of a block, and parts are aligned for the kernels' loads."""
     for kind in KINDS:
-        layout = panels.layout_of(random_matrix(kind, 1, np.random.default_rng(5), 512).tensor)
+        layout = panels.weight_layout(random_matrix(kind, 1, np.random.default_rng(5), 512).tensor)
         assert layout.block_bytes % 64 == 0 and 256 % layout.block == 0 and layout.block % GROUP == 0
         if isinstance(layout, LowBitLayout):
             assert layout.offsets["codes"] % 64 == 0

@@ -1,4 +1,4 @@
-"""Products of panels with activations, against float64 products of what the reference dequantisers say.
+"""Products of panels with activations, against float64 products with reference dequantisers.
 
 MLX_LLAMA_TEST_EVERY_LAYOUT=1: all combinations of widths, groups and dtypes of scales, on every target (minutes).
 """
@@ -29,49 +29,50 @@ from backends.kernels.weights import (
 from cpu_fallback.kernels import arithmetic as kernels, layouts, panels
 from cpu_fallback.kernels.layouts import FLOAT, GROUP, SPAN, ActivationLayout
 from cpu_fallback.kernels.panels import Panels, Plan
-from cpu_fallback.kernels.target import NAMES, Target, available, target as target_by_name
+from cpu_fallback.kernels.target import NAMES, Target, available, build_target
 
 BITS = (8, 16, 32)
 SPAN_WIDTH = SPAN * GROUP  # inputs whose codes share a scale
-ROWS = 37  # three panels, the last one filled up
-# With the tile that prompts have. Float activations against low-bit weights take LLVM seconds at that size: one of them
+ROWS = 37  # three panels, the last one padded
+# Tested with a prompt's tile too; LLVM takes seconds for float activations against low-bit weights, so one such kind
 TILED = {16: ("Q4_0", "Q6_K", "Q8_0", "mlx 6 64 bfloat16"), 32: ("float16", "Q4_0")}
 EVERY = bool(os.environ.get("MLX_LLAMA_TEST_EVERY_LAYOUT"))
 
 
 def kinds(name: str) -> tuple[str, ...]:
-    """What is tested on a target: everything on the best one."""
+    """Kinds tested on a target: all on the best one."""
     if EVERY:
         return (*FLOATS, *LOW_BIT, *MLX_EVERY)
     return KINDS if name == available()[0] else FEW
 
 
-def form_for(kind: str, bits: int, target: Target) -> ActivationLayout:
+def x_layout_for(kind: str, bits: int, target: Target) -> ActivationLayout:
     if kind in FLOATS:
         return FLOAT
-    return layouts.form(bits, target.dot, kernels.dot_offset(target, panels.layout_of(matrix(kind).tensor)))
+    return layouts.activation_layout(bits, target.dot, kernels.dot_offset(target, panels.weight_layout(matrix(kind).tensor)))
 
 
 def tokens_for(kind: str, bits: int, target: Target) -> list[int]:
-    """How many tokens the products are tested with."""
+    """Numbers of tokens to test."""
     few = [1, 3] if bits == 16 or kind in FEW else [1]
     return [*few, target.float_tile if bits == 32 else target.tile] if kind in TILED.get(bits, ()) else few
 
 
 @functools.cache
 def matrix(kind: str, whole: bool = False) -> Matrix:
-    """whole: its rows fill the kernels' blocks."""
+    """whole: with rows of whole blocks."""
     return random_matrix(kind, ROWS, np.random.default_rng(len(kind)), 512 if whole else None)
 
 
 @functools.cache
 def library(name: str) -> Library:
-    target, wanted = target_by_name(name), []
+    target, wanted = build_target(name), []
     for kind in kinds(name):
-        layout = panels.layout_of(matrix(kind).tensor)
+        layout = panels.weight_layout(matrix(kind).tensor)
         wanted += [("fill", layout, Plan(matrix(kind, whole).tensor, layout).source) for whole in (False, True)]
         for bits in BITS:
-            wanted += [("product", layout, form_for(kind, bits, target), tokens) for tokens in tokens_for(kind, bits, target)]
+            x_layout = x_layout_for(kind, bits, target)
+            wanted += [("product", layout, x_layout, tokens) for tokens in tokens_for(kind, bits, target)]
         if kind in FLOATS:
             wanted.append(("product", layout, FLOAT, 1, kernels.PANELS_AT_ONCE))
     return Library(target, dict.fromkeys(wanted))
@@ -83,43 +84,46 @@ def filled(name: str, kind: str, whole: bool = False) -> Panels:
 
 
 def filled_columns(found: Panels) -> int:
-    """Inputs that activations are packed with: whole spans."""
+    """Inputs of packed activations, a multiple of the span."""
     return -(-found.plan.columns // SPAN_WIDTH) * SPAN_WIDTH
 
 
-def activations(form: ActivationLayout, found: Panels, tokens: int, rng: np.random.Generator, limits: bool = False):
-    """(function that packs some of the tokens, float64 [tokens, columns] that they stand for). limits: only the largest
-    codes. What is behind the matrix's columns must not count."""
+def activations(x_layout: ActivationLayout, found: Panels, tokens: int, rng: np.random.Generator, limits: bool = False):
+    """(function that packs some of the tokens, their values float64 [tokens, columns]). limits: largest codes only.
+
+    Inputs beyond the matrix's columns are random: they must have no effect.
+    """
     columns = filled_columns(found)
-    if form.name == "float":
+    if x_layout.name == "float":
         x = rng.standard_normal((tokens, columns), np.float32)
         return lambda some: write_floats(x[some]), x[:, :found.plan.columns].astype(np.float64)
-    codes = rng.integers(-form.limit, form.limit + 1, (tokens, columns))
+    codes = rng.integers(-x_layout.limit, x_layout.limit + 1, (tokens, columns))
     if limits:
-        codes = np.where(codes < 0, -form.limit, form.limit)
-    scale = (rng.uniform(0.5, 2, (tokens, columns // SPAN_WIDTH)) / form.limit).astype(np.float32)
+        codes = np.where(codes < 0, -x_layout.limit, x_layout.limit)
+    scale = (rng.uniform(0.5, 2, (tokens, columns // SPAN_WIDTH)) / x_layout.limit).astype(np.float32)
     x = codes * np.repeat(scale.astype(np.float64), SPAN_WIDTH, axis=1)
-    return lambda some: write_records(form, codes[some], scale[some]), x[:, :found.plan.columns]
+    return lambda some: write_records(x_layout, codes[some], scale[some]), x[:, :found.plan.columns]
 
 
-def rounding(found: Panels, form: ActivationLayout) -> float:
-    """Relative to the sum of the terms' magnitudes: half a unit in the last place for every operation of a sum."""
-    operations = found.plan.columns if form.name == "float" else 2 * found.plan.columns // 16 + 3
+def rounding(found: Panels, x_layout: ActivationLayout) -> float:
+    """Error bound relative to the sum of the terms' magnitudes: half an ulp for every operation of a sum."""
+    operations = found.plan.columns if x_layout.name == "float" else 2 * found.plan.columns // 16 + 3
     return (operations + 2) * 2.0**-24
 
 
-def wide(array: np.ndarray, found: Panels) -> np.ndarray:
-    """Filled up with zeros as the panels are."""
-    filled_up = np.zeros((16 * found.plan.panels, found.plan.columns))
-    filled_up[:array.shape[0], :array.shape[1]] = array
-    return filled_up
+def pad_like(array: np.ndarray, found: Panels) -> np.ndarray:
+    """Pad with zeros like the panels."""
+    padded = np.zeros((16 * found.plan.panels, found.plan.columns))
+    padded[:array.shape[0], :array.shape[1]] = array
+    return padded
 
 
-def check(name: str, source: Matrix, found: Panels, form: ActivationLayout, tokens: int, rng: np.random.Generator, limits: bool = False):
-    write, x = activations(form, found, tokens, rng, limits)
-    got = library(name).product(found, form, write(slice(None)), tokens)
-    bound = np.abs(x) @ wide(source.size, found).T * rounding(found, form)
-    assert (np.abs(got - x @ wide(source.exact, found).T) <= bound + 1e-37).all()
+def check(name: str, source: Matrix, found: Panels, x_layout: ActivationLayout, tokens: int, rng: np.random.Generator,
+          limits: bool = False):
+    write, x = activations(x_layout, found, tokens, rng, limits)
+    got = library(name).product(found, x_layout, write(slice(None)), tokens)
+    bound = np.abs(x) @ pad_like(source.size, found).T * rounding(found, x_layout)
+    assert (np.abs(got - x @ pad_like(source.exact, found).T) <= bound + 1e-37).all()
     assert (got[:, found.plan.rows:] == 0).all()
 
 
@@ -129,39 +133,39 @@ EACH = pytest.mark.parametrize("name,kind", [(name, kind) for name in available(
 @EACH
 @pytest.mark.parametrize("whole", [False, True], ids=["odd", "whole"])
 def test_product(name, kind, whole):
-    rng, target = np.random.default_rng(1), target_by_name(name)
+    rng, target = np.random.default_rng(1), build_target(name)
     for bits in BITS:
-        form = form_for(kind, bits, target)
+        x_layout = x_layout_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target):
-            check(name, matrix(kind, whole), filled(name, kind, whole), form, tokens, rng)
-            check(name, matrix(kind, whole), filled(name, kind, whole), form, tokens, rng, limits=True)
+            check(name, matrix(kind, whole), filled(name, kind, whole), x_layout, tokens, rng)
+            check(name, matrix(kind, whole), filled(name, kind, whole), x_layout, tokens, rng, limits=True)
 
 
 @EACH
 def test_one_token_and_many_give_the_same_bits(name, kind):
-    rng, target, found = np.random.default_rng(2), target_by_name(name), filled(name, kind)
+    rng, target, found = np.random.default_rng(2), build_target(name), filled(name, kind)
     for bits in BITS:
-        form = form_for(kind, bits, target)
+        x_layout = x_layout_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target)[1:]:
-            write, _ = activations(form, found, tokens, rng)
-            together = library(name).product(found, form, write(slice(None)), tokens)
+            write, _ = activations(x_layout, found, tokens, rng)
+            together = library(name).product(found, x_layout, write(slice(None)), tokens)
             for t in range(tokens):
-                alone = library(name).product(found, form, write(slice(t, t + 1)), 1)
+                alone = library(name).product(found, x_layout, write(slice(t, t + 1)), 1)
                 np.testing.assert_array_equal(together[t], alone[0])
 
 
 @EACH
 def test_bias_and_accumulation(name, kind):
-    rng, target, found = np.random.default_rng(3), target_by_name(name), filled(name, kind)
+    rng, target, found = np.random.default_rng(3), build_target(name), filled(name, kind)
     for bits in BITS:
-        form = form_for(kind, bits, target)
+        x_layout = x_layout_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target)[:2]:
-            records = activations(form, found, tokens, rng)[0](slice(None))
-            plain = library(name).product(found, form, records, tokens)
+            records = activations(x_layout, found, tokens, rng)[0](slice(None))
+            plain = library(name).product(found, x_layout, records, tokens)
             bias = rng.standard_normal(plain.shape[1], np.float32)
             before = rng.standard_normal(plain.shape, np.float32)
             for one, two in ((bias, None), (None, before), (bias, before)):
-                got = library(name).product(found, form, records, tokens, one, two)
+                got = library(name).product(found, x_layout, records, tokens, one, two)
                 wanted = plain + (0 if one is None else one)
                 np.testing.assert_array_equal(got, wanted + (0 if two is None else two))
 
@@ -180,7 +184,7 @@ def test_several_panels_at_once_give_the_same_bits(name, kind):
 
 
 def extreme(kind: str) -> Matrix:
-    """Rows of the largest codes, the smallest, and random ones, with scales that are large, tiny, subnormal, zero, negative."""
+    """Rows of largest, smallest and random codes, with large, tiny, subnormal, zero and negative scales."""
     rng = np.random.default_rng(5)
     if kind in FLOATS:
         top = 65504.0 if kind == "float16" else 3e38 * 2.0**-20
@@ -211,40 +215,40 @@ def extreme(kind: str) -> Matrix:
 
 @pytest.mark.parametrize("name,kind", [(name, kind) for name in available() for kind in FEW])
 def test_extreme_weights(name, kind):
-    rng, target, source = np.random.default_rng(6), target_by_name(name), extreme(kind)
+    rng, target, source = np.random.default_rng(6), build_target(name), extreme(kind)
     assert np.isfinite(source.exact).all() and source.size.max() > 30
     found = library(name).fill(source.tensor)
     for bits in BITS:
-        form = form_for(kind, bits, target)
+        x_layout = x_layout_for(kind, bits, target)
         for limits in (False, True):
-            check(name, source, found, form, 3, rng, limits)
+            check(name, source, found, x_layout, 3, rng, limits)
 
 
 @pytest.mark.parametrize("name,kind", [(name, kind) for name in available() for kind in FEW])
-def test_what_is_not_finite_stays_in_its_row_and_token(name, kind):
-    """An infinite or NaN scale, activation or weight spoils its own results and no others."""
-    rng, target, source = np.random.default_rng(7), target_by_name(name), random_matrix(kind, ROWS, np.random.default_rng(8))
+def test_non_finite_values_stay_in_their_row_and_token(name, kind):
+    """An infinite or NaN scale, activation or weight spoils its own results alone."""
+    rng, target, source = np.random.default_rng(7), build_target(name), random_matrix(kind, ROWS, np.random.default_rng(8))
     clean = library(name).fill(source.tensor)
     spoilt = library(name).fill(spoil(source, kind, 5))
     for bits in BITS:
-        form = form_for(kind, bits, target)
-        records = activations(form, clean, 3, rng)[0](slice(None))
-        wanted, got = (library(name).product(found, form, records, 3) for found in (clean, spoilt))
+        x_layout = x_layout_for(kind, bits, target)
+        records = activations(x_layout, clean, 3, rng)[0](slice(None))
+        wanted, got = (library(name).product(found, x_layout, records, 3) for found in (clean, spoilt))
         others = np.arange(wanted.shape[1]) != 5
         np.testing.assert_array_equal(got[:, others], wanted[:, others])
         assert not np.isfinite(got[:, 5]).any()
         # the second token's first input or span
-        if form.name == "float":
+        if x_layout.name == "float":
             records.view(np.float32)[1] = np.nan
         else:
-            records[form.at("scale", 3):].view(np.float32)[1] = np.inf
-        got = library(name).product(clean, form, records, 3)
+            records[x_layout.at("scale", 3):].view(np.float32)[1] = np.inf
+        got = library(name).product(clean, x_layout, records, 3)
         np.testing.assert_array_equal(got[[0, 2]], wanted[[0, 2]])
         assert not np.isfinite(got[1, :ROWS]).any()
 
 
 def spoil(source: Matrix, kind: str, row: int):
-    """The matrix with a NaN or infinity in one row."""
+    """Copy the matrix with a NaN or infinity in one row."""
     tensor = source.tensor
     if kind in FLOATS:
         bits = tensor.bits.copy()

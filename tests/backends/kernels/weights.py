@@ -1,4 +1,4 @@
-"""Random matrices of every kind that a model file may hold, with what other programs say they are."""
+"""Random matrices of every stored format, with values from reference dequantisers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight, MLXWeight
 FLOATS = ("float32", "float16", "bfloat16")
 MLX_EVERY = tuple(f"mlx {bits} {group} {dtype}"
                   for bits, group, dtype in itertools.product((2, 3, 4, 5, 6, 8), (32, 64, 128), FLOATS))
-# every width with every group, and each of them with every dtype of scales
+# every width with every group size, dtypes of scales in turn
 MLX = tuple(f"mlx {bits} {group} {FLOATS[(i + j) % 3]}"
             for (i, bits), (j, group) in itertools.product(enumerate((2, 3, 4, 5, 6, 8)), enumerate((32, 64, 128))))
 KINDS = (*FLOATS, *LOW_BIT, *MLX)
@@ -28,7 +28,7 @@ assert set(FEW) <= set(KINDS)
 
 @dataclass(frozen=True)
 class Matrix:
-    """exact: float64 [N, K], by the reference dequantiser; size: the sum of its terms' magnitudes, for bounds."""
+    """exact: float64 [N, K] by the reference dequantiser; size: sum of the magnitudes of each weight's terms, for bounds."""
 
     tensor: Tensor | AffineWeight
     exact: np.ndarray
@@ -36,7 +36,7 @@ class Matrix:
 
 
 def columns(kind: str) -> int:
-    """Of a row that does not fill the kernels' blocks, where the format allows it."""
+    """Columns that are no multiple of the kernels' blocks, if the format allows it."""
     if kind.startswith("mlx"):
         return 3 * int(kind.split()[2])
     if kind in FLOATS:

@@ -1,0 +1,52 @@
+"""Choice of an instruction set for compiled kernels. Imports llvmlite lazily."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlx_llama.core.errors import BackendError
+
+if TYPE_CHECKING:
+    from .target import Target
+
+VARIABLE = "MLX_LLAMA_CPU_TARGET"
+
+
+def find_target() -> tuple[Target | None, str]:
+    """The best target of this machine, or the one that MLX_LLAMA_CPU_TARGET names; or None and the reason.
+
+    Raises BackendError if the variable names a target that this machine lacks.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted == "numpy":
+        return None, f"{VARIABLE} asks for it"
+    if importlib.util.find_spec("llvmlite") is None:
+        if wanted:
+            raise BackendError(f"{VARIABLE}={wanted} needs the package 'llvmlite', which is not installed: "
+                               "pip install llvmlite")
+        return None, "the package 'llvmlite' is not installed (pip install llvmlite)"
+    from . import target
+
+    names = target.available()
+    if wanted and wanted not in names:
+        raise BackendError(f"{VARIABLE}={wanted} is unavailable on this machine: choose "
+                           f"{', '.join([*names, 'numpy'])}, or leave it unset")
+    if not names:
+        return None, f"there are no kernels for this processor ({platform.machine() or 'unknown'})"
+    return target.build_target(wanted or names[0]), ""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Options of a compiled model.
+
+    threads: number that run its programs; activation_bits: 8, 16 or 32, against low-bit weights.
+    """
+
+    target: Target
+    threads: int
+    activation_bits: int
