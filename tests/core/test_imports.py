@@ -104,14 +104,6 @@ def circles(graph: dict[str, set[str]]) -> set[tuple[str, ...]]:
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("mlx_llama", "cpu_fallback", "cuda_fallback")
 BACKENDS = ("mlx_llama.mlx_native", "cpu_fallback", "cuda_fallback")
-# Still to be taken apart: delete a line with its circle.
-KNOWN = {
-    ("mlx_llama.core.generation.engine", "mlx_llama.core.generation.speculate"),
-    ("mlx_llama.chat.repl", "mlx_llama.chat.terminal"),
-    ("mlx_llama.mlx_native.kernels.trace", "mlx_llama.mlx_native.model"),
-    ("cuda_fallback.kernels.cuda_graph", "cuda_fallback.model"),
-    ("cuda_fallback.kernels.decode", "cuda_fallback.kernels.packed", "cuda_fallback.quantized"),
-}
 
 
 def is_in(module: str, packages: tuple[str, ...]) -> bool:
@@ -119,7 +111,7 @@ def is_in(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def test_no_two_files_import_each_other():
-    assert circles(import_graph(ROOT, PACKAGES)) <= KNOWN
+    assert circles(import_graph(ROOT, PACKAGES)) == set()
 
 
 def test_core_imports_no_framework_no_backend_and_no_door():

@@ -71,6 +71,7 @@ def test_a_bad_input_is_one_line_and_exit_code_2(arguments, stdin, message, toy)
 
 
 def test_threads_and_activation_bits_reach_the_model(guide_q8):
+    from cpu_fallback.kernels import compilation
 
     if compilation.find_target()[0] is None:
         pytest.skip(f"the compiled path is unavailable here: {compilation.find_target()[1]}")
