@@ -62,16 +62,12 @@ class Llama:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu"),
-             threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None) -> Llama:
+             compile: bool | None = None) -> Llama:
         """Build the model; weights keep their stored width.
 
-        compile: capture decoded tokens as a CUDA graph, or not (None: where that can be). Raises BackendError for what
-        it cannot honour (a dtype, threads, activation_bits, compile), OutOfMemoryError.
+        compile: capture decoded tokens as a CUDA graph, or not (None: where that can be). Raises BackendError
+        where `dtype` or `compile` cannot be honoured, OutOfMemoryError.
         """
-        for flag, value in (("--threads", threads), ("--activation-bits", activation_bits)):
-            if value is not None:
-                raise BackendError(f"{flag} {value}: is for the cpu backend, and this is cuda: leave it out, or choose "
-                                   "--backend cpu")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         config, weights = checkpoint.config, Weights(checkpoint, dtype, device)

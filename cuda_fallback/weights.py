@@ -40,7 +40,7 @@ class Weights:
         self.notices: tuple[str, ...] = ()
         if dtype == "auto" and self.dtype != getattr(torch, checkpoint.dtype):
             self.notices = (f"{runtime.device_name(device)} has no {checkpoint.dtype}: computing in "
-                            f"{str(self.dtype).removeprefix('torch.')}",)
+                            f"{runtime.dtype_name(self.dtype)}",)
         self._read: dict[tuple[str, ...], ops.Matrix | tuple[ops.Matrix, ...]] = {}  # by names
         self._advance = progress.meter(checkpoint.nbytes)
         self._upload: Callable[[torch.Tensor, torch.Tensor], object] | None = None  # made when it is needed
@@ -90,7 +90,7 @@ class Weights:
         return block
 
     def _dense(self, run: Sequence[Tensor]) -> torch.Tensor:
-        if len(run) == 1 and self.device.type == "cpu" and run[0].dtype == str(self.dtype).removeprefix("torch."):
+        if len(run) == 1 and self.device.type == "cpu" and run[0].dtype == runtime.dtype_name(self.dtype):
             return _mapped(run[0])
         if self._upload is None:
             self._upload = torch.Tensor.copy_ if self.device.type == "cpu" else Upload(self.device)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ContextError,
         LlamaError,
         OptionsError,
+        OutOfMemoryError,
         SessionError,
         TemplateError,
         TokenizerError,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["load", "LLM", "Session", "Stream", "Completion", "LlamaError", "BackendError", "CheckpointError", "ConfigError",
-           "ContextError", "OptionsError", "SessionError", "TemplateError", "TokenizerError", "TraceError"]
+           "ContextError", "OptionsError", "OutOfMemoryError", "SessionError", "TemplateError", "TokenizerError", "TraceError"]
 
 _HOMES = {"load": "generation.llm", "LLM": "generation.llm", "Completion": "generation.completion",
           "Session": "generation.session", "Stream": "generation.session"}

@@ -63,7 +63,7 @@ def bytes_per_token(checkpoint: Checkpoint, model: Model, position: int, width: 
 
 def itemsize(model: Model) -> int:
     """Bytes of one activation."""
-    return model.dtype.itemsize if hasattr(model.dtype, "itemsize") else model.dtype.size
+    return model.make_cache(1).itemsize
 
 
 def describe_formats(checkpoint: Checkpoint) -> str:
@@ -94,7 +94,7 @@ class Loaded:
         """Model, backend, device and notices, by name."""
         return {
             "model": self.checkpoint.name, "backend": self.backend.name, "device": self.backend.device_name,
-            "dtype": str(self.model.dtype).split(".")[-1], "stored": describe_formats(self.checkpoint),
+            "dtype": self.backend.runtime.dtype_name(self.model.dtype), "stored": describe_formats(self.checkpoint),
             "weights_bytes": self.checkpoint.nbytes, "load_seconds": self.seconds, "notices": list(self.model.notices),
         }
 

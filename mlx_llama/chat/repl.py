@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     if is_typed and screen:
         from . import terminal
 
-        width = str(llm.model.dtype).split(".")[-1]
+        width = llm.backend.runtime.dtype_name(llm.model.dtype)
         cli.say(f"{llm.checkpoint.name} on {llm.backend.name} ({llm.backend.device_name}, {width}), "
                 f"context {llm.engine.context} tokens\n/help lists the commands, Ctrl-D leaves")
         return terminal.talk(chat, screen)

@@ -15,7 +15,7 @@ from mlx_llama.core.models.spec import LayerSpec
 
 from . import runtime
 from .cache import Cache, View
-from .kernels.trace import Steps
+from .kernels.trace import Runner
 from .kernels.view import StepView
 from .layers import MLP, Attention, Block
 from .sampling import Sampler
@@ -33,26 +33,22 @@ class Llama:
         self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
         self.norm = weights.norm("model.norm")
         self.head = weights.linear(config.head_name)
-        self._steps: Steps | None = None  # None: a decode step is a forward over one token
+        self._runner: Runner | None = None  # None: a decode step is a forward over one token
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu),
-             threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None) -> Llama:
+             compile: bool | None = None) -> Llama:
         """Build the model; weights keep their stored width. compile: trace decode steps (None: on a GPU only).
 
-        Raises BackendError for options that it cannot honour (threads, activation_bits), OutOfMemoryError.
+        Raises BackendError where `compile` cannot be honoured, OutOfMemoryError.
         """
-        for flag, value in (("--threads", threads), ("--activation-bits", activation_bits)):
-            if value is not None:
-                raise BackendError(f"{flag} {value}: is for the cpu backend, and this is mlx: leave it out, or choose "
-                                   "--backend cpu")
         config = checkpoint.config
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
         compile, reason = _decide_compile(config, device, compile)
         model = cls(config, Weights(checkpoint, activations, device), activations, device,
                     (f"decoding is not compiled: {reason}",) if reason else ())
         if not rope.length_dependent(config):
-            model._steps = Steps(model._decode, compile)
+            model._runner = Runner(model._decode, compile)
         return model
 
     @property
@@ -116,11 +112,11 @@ class Llama:
         """
         if len(token) != 1:
             raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
-        if self._steps and len(token[0]) == 1:
+        if self._runner and len(token[0]) == 1:
             with mx.stream(self.device):
                 if not isinstance(token, mx.array):
                     token = mx.array(checked_tokens(token, self.config.vocab_size))
-                return self._steps(token, index_pos, cache, sampler)
+                return self._runner.step(token, index_pos, cache, sampler)
         logits = self.forward(token, index_pos, cache)
         with mx.stream(self.device):
             recent = cache.recent(sampler.window) if sampler.window else None

@@ -107,7 +107,7 @@ class Engine:
 
     def _describe_run(self, completion: Completion, resolved: Resolved, drafter: Drafter | None) -> None:
         completion.backend, completion.device = self.backend.name, self.backend.device_name
-        completion.dtype = str(self.model.dtype).split(".")[-1]
+        completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
         completion.seed, completion.options = resolved.options.seed, resolved.options.model_dump()
         completion.options["speculate"] = drafter.kind if drafter else "none"
         completion.origins = dict(resolved.origins)

@@ -40,7 +40,7 @@ class LLM:
         self.engine = Engine(backend, model, self.tokenizer, checkpoint.eos_token_ids, context, draft)
 
     def __repr__(self) -> str:
-        width = str(self.model.dtype).split(".")[-1]
+        width = self.backend.runtime.dtype_name(self.model.dtype)
         return (f"LLM({self.checkpoint.name!r}, backend={self.backend.name!r}, device={self.backend.device_name!r}, "
                 f"dtype={width!r}, context={self.engine.context})")
 

@@ -18,8 +18,8 @@ from ..sampling import Sampler
 KEPT = 8  # compiled functions per model; the one used longest ago is evicted
 
 
-class Steps:
-    """Decode steps by kind of sampling.
+class Runner:
+    """Runs decode steps, by kind of sampling.
 
     decode: (sampler, token, position, seed, tokens, keys, values, tables) -> (next token, tokens, keys, values), arrays
     alone after the sampler. compile: False runs it as it is, every time.
@@ -29,7 +29,7 @@ class Steps:
         self.decode, self.compile = decode, compile
         self._functions: OrderedDict[tuple, Callable] = OrderedDict()
 
-    def __call__(self, token: mx.array, index_pos: int, cache: Cache, sampler: Sampler) -> mx.array:
+    def step(self, token: mx.array, index_pos: int, cache: Cache, sampler: Sampler) -> mx.array:
         """The next token, int32 [1, 1]; the cache takes over the step's arrays. Raises ContextError."""
         with CallView(cache, 1, 1, index_pos):
             step = self._find(sampler)
