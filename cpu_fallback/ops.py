@@ -66,9 +66,14 @@ def linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray 
 
 
 @singledispatch
-def gated_linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None) -> np.ndarray:
-    """swiglu(linear(x, weight, bias)). x: float32 [..., K]; weight: [2 F, K], the gate's rows first; returns [..., F]."""
-    return swiglu(linear(x, weight, bias))
+def gated_linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None,
+                 activation: str = "silu") -> np.ndarray:
+    """activation(gate) * up of linear(x, weight, bias). x: float32 [..., K]; weight: [2 F, K], the gate's rows first.
+
+    activation: "silu" or "gelu_tanh". Returns [..., F].
+    """
+    gate_up = linear(x, weight, bias)
+    return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
 @singledispatch
@@ -77,6 +82,18 @@ def add_rms_norm(x: np.ndarray, delta: np.ndarray | None, weight: np.ndarray,
     """(x + delta, its RMS norm times weight). x, delta: float32 [..., E], delta None for zero; weight: [E]."""
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
+
+
+@singledispatch
+def add(x: np.ndarray, delta: np.ndarray | None) -> np.ndarray:
+    """x + delta. x, delta: float32 [..., E], delta None for zero."""
+    return x if delta is None else x + delta
+
+
+@singledispatch
+def scale(x: np.ndarray, factor: float) -> np.ndarray:
+    """x * factor. x: float32, any shape."""
+    return x * np.float32(factor)
 
 
 @singledispatch
@@ -142,6 +159,7 @@ def _matmul(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return out
 
 
+@singledispatch
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis (Zhang and Sennrich 2019). x: float32 [..., E]."""
     mean_square = np.einsum("...e,...e->...", x, x)[..., None] / np.float32(x.shape[-1])
@@ -185,3 +203,13 @@ def swiglu(gate_up: np.ndarray) -> np.ndarray:
     # exp(-gate) overflows to infinity for large negative gates; gate / infinity is 0, as it should be.
     with np.errstate(over="ignore"):
         return gate / (1 + np.exp(-gate)) * up
+
+
+def geglu(gate_up: np.ndarray) -> np.ndarray:
+    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: float32 [..., 2 F], the gate first."""
+    half = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :half], gate_up[..., half:]
+    # gate * (1 + tanh(u)) / 2 = gate / (1 + exp(-2 u)); an overflow to infinity gives the right 0.
+    with np.errstate(over="ignore"):
+        twice = np.float32(1.5957691216) * (gate + np.float32(0.044715) * gate * gate * gate)
+        return gate / (1 + np.exp(-twice)) * up

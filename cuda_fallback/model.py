@@ -15,11 +15,11 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
 
-from . import kernels, runtime
+from . import kernels, ops, runtime
 from .cache import Cache, View
 from .kernels.cuda_graph import Capture, Runner
 from .kernels.state import StateView
-from .layers import MLP, Attention, Block
+from .layers import MLP, Attention, Block, Unnormed
 from .sampling import Sampler
 from .weights import Weights, is_out_of_memory
 
@@ -114,7 +114,10 @@ class Llama:
 
     def _compute(self, tokens: torch.Tensor, view: View | StateView, all_positions: bool, probe=None) -> torch.Tensor:
         """Logits [B, T, V], or [B, 1, V] where only the last position is asked for."""
+        c = self.config
         x, delta = self.embedding(tokens), None
+        if c.embedding_multiplier != 1:
+            x = ops.scale(x, c.embedding_multiplier)
         if probe:
             probe("embedding", x)
         # The last layer stores all keys and values, but computes the output of the positions that are asked for alone.
@@ -125,6 +128,8 @@ class Llama:
         if probe:
             probe(f"{len(self.blocks) - 1}.block", x)
         logits = self.head(normed)
+        if c.logits_multiplier != 1:
+            logits = ops.scale(logits, c.logits_multiplier)
         if probe:
             probe("norm", normed)
             probe("logits", logits)
@@ -164,5 +169,6 @@ class Llama:
 def _build_block(spec: LayerSpec, weights: Weights) -> Block:
     attention = Attention(spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
                           weights.norm(spec.key_norm))
-    mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down))
-    return Block(weights.norm(spec.attention_norm), attention, weights.norm(spec.ffn_norm), mlp)
+    mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
+    return Block(weights.norm(spec.attention_norm) or Unnormed(), attention, weights.norm(spec.ffn_norm) or Unnormed(), mlp,
+                 weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm))

@@ -39,11 +39,16 @@ def linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Ten
     return product if bias is None else product + bias
 
 
-def gated_linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None) -> torch.Tensor:
-    """swiglu(linear(x, weight, bias)). x: [..., K]; weight: [2 F, K], the gate's rows first; returns [..., F]."""
-    if isinstance(weight, torch.Tensor) and (by_kernel := _row_kernels(x)):
+def gated_linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None,
+                 activation: str = "silu") -> torch.Tensor:
+    """activation(gate) * up of linear(x, weight, bias). x: [..., K]; weight: [2 F, K], the gate's rows first.
+
+    activation: "silu" or "gelu_tanh". Returns [..., F].
+    """
+    if activation == "silu" and isinstance(weight, torch.Tensor) and (by_kernel := _row_kernels(x)):
         return by_kernel.multiply_gated(x, weight, bias)
-    return swiglu(linear(x, weight, bias))
+    gate_up = linear(x, weight, bias)
+    return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor,
@@ -53,6 +58,16 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tens
         return by_kernel.add_rms_norm(x, delta, weight, eps)
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
+
+
+def add(x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+    """x + delta. x, delta: [..., E], delta None for zero."""
+    return x if delta is None else x + delta
+
+
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """x * factor. x: any shape."""
+    return x * factor
 
 
 def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
@@ -149,6 +164,12 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
         return by_kernel.gate(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def geglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: [..., 2 F], the gate first."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
 
 
 def _row_kernels(x: torch.Tensor) -> ModuleType | None:

@@ -330,7 +330,7 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, tokens: int, p
     """Pack one token's floats into its slot in the records of a block of `tokens` tokens.
 
     source: "plain" x = a, "norm" x = a * factor * b, "silu" x = silu(a) * b; a, b: float32 [32 groups]; groups: multiple
-    of SPAN; out: the first record to write; slot: the token's number in its block.
+    of SPAN; "gelu_tanh" likewise with gelu by the tanh approximation; out: the first record to write; slot: the token's number in its block.
     """
     name = pack_name(x_layout, source, tokens)
     if name in module.known:
@@ -347,6 +347,10 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, tokens: int, p
                 value = value * f.factor.splat() * f.load(f32s, f.b, at, 4)
             elif source == "silu":
                 negative = f.constant(f32s, -0.0) - value
+                value = value / (_exp(f, negative) + 1.0) * f.load(f32s, f.b, at, 4)
+            elif source == "gelu_tanh":  # a (1 + tanh(u)) / 2 = a / (1 + exp(-2 u))
+                cubic = value * value * value * float(np.float32(0.044715))
+                negative = (value + cubic) * float(np.float32(-1.5957691216))
                 value = value / (_exp(f, negative) + 1.0) * f.load(f32s, f.b, at, 4)
             x.append(value)
         return x
@@ -423,6 +427,26 @@ def sum_of_squares(module: Module, public: bool = False) -> Function:
             value = f.load(f32s, f.a, i * (4 * GROUP) + 4 * LANES * half, 4)
             one.set(f.fma(value, value, one.get()))
     f.store(f.reduce_sum(sums[0].get() + sums[1].get()), f.out, 0, 4)
+    return f.finish()
+
+
+ADJUST = {"delta": i64, "weight": i64, "factor": f32, "target": i64, "accumulate": i64, "groups": i64}
+
+
+def adjust(module: Module, public: bool = False) -> Function:
+    """target = delta * factor (* weight) (+ target, if accumulate). delta, target, weight: float32 [32 groups], weight or 0."""
+    name = "adjust"
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, ADJUST, public=public)
+    with f.loop(f.groups * (GROUP // LANES)) as i:
+        at = i * (4 * LANES)
+        value = Variable(f, f.load(f32s, f.delta, at, 4) * f.factor.splat())
+        with f.if_then(f.weight.compare("!=", 0)):
+            value.set(value.get() * f.load(f32s, f.weight, at, 4))
+        with f.if_then(f.accumulate.compare("!=", 0)):
+            value.set(value.get() + f.load(f32s, f.target, at, 4))
+        f.store(value.get(), f.target, at, 4)
     return f.finish()
 
 

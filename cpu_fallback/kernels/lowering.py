@@ -57,11 +57,14 @@ class Normed(Symbol):
     weight: Buffer
     eps: float
     packed: tuple[int, ActivationLayout] | None = None
+    marks: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Gated(Symbol):
-    """silu(gate) * up, computed by packing."""
+    """activation(gate) * up, computed by packing."""
+
+    activation: str
 
 
 @dataclass(eq=False)
@@ -90,6 +93,37 @@ class Product(Symbol):
         for operation, (at, _) in zip(self.operations, self.parts):
             self.trace.program.amend(operation, out=buffer.address + 4 * at, out_bytes=buffer.row_bytes,
                                      accumulate=int(accumulate))
+        for name in self.marks:
+            self.trace.probe(name, self)
+
+
+@dataclass(eq=False)
+class Adjusted(Symbol):
+    """A product times `factor`, behind a norm if there is a weight; computed where it is read."""
+
+    product: Product
+    weight: Buffer | None = None
+    eps: float = 0.0
+    factor: float = 1.0
+    rows: Rows | None = None
+    marks: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """The product's first operation."""
+        return self.product.first
+
+    def place(self, buffer: Buffer, accumulate: bool = False) -> None:
+        """Write or accumulate it to `buffer`."""
+        w = self.trace.workspace
+        source = w.delta if accumulate else buffer
+        self.product.place(source)
+        self.trace.program.add(
+            "adjust", 1, per_token=True, delta=source.address, delta_bytes=source.row_bytes,
+            weight=self.weight.address if self.weight else 0, factor=float_bits(self.factor), target=buffer.address,
+            target_bytes=buffer.row_bytes, accumulate=int(accumulate), groups=buffer.array.shape[1] // GROUP,
+            width=float_bits(self.trace.config.hidden_size), eps=float_bits(self.eps), scratch=w.scratch.address)
+        self.rows = Rows(self.trace, buffer, 0, self.product.parts[0][1])
         for name in self.marks:
             self.trace.probe(name, self)
 
@@ -135,7 +169,8 @@ class View:
 class Trace:
     """One run of the forward on symbols. decode: kernels for single tokens, else for tiles of tokens.
 
-    segments: the finished programs; vectors: norms and biases that they point to; embedding: the model's.
+    segments: the finished programs; vectors: norms and biases that they point to; embedding: the model's, its rows
+    times embedding_factor.
     """
 
     def __init__(self, config: LlamaConfig, code: Code, workspace: Workspace, threads: int, decode: bool):
@@ -144,6 +179,7 @@ class Trace:
         self.segments: list[Segment] = []
         self.vectors: list[Buffer] = []
         self.embedding: ops.Matrix | None = None
+        self.embedding_factor = 1.0
         self.stream = Rows(self, workspace.hidden, 0, config.hidden_size)
         self._marks: list[Mark] = []
         self._moves: list[Buffer] = []
@@ -155,10 +191,12 @@ class Trace:
         now = len(self.program)
         if isinstance(symbol, Rows):
             self._marks.append(Mark(name, now, now, symbol.read))
-        elif isinstance(symbol, Normed):
+        elif isinstance(symbol, Normed) and symbol.packed:
             operation, layout = symbol.packed
             self._marks.append(Mark(name, operation + 1, operation + 1, self._make_reader(layout)))
-        elif symbol.buffer is None:
+        elif isinstance(symbol, Adjusted) and symbol.rows:
+            self._marks.append(Mark(name, now, now, symbol.rows.read))
+        elif isinstance(symbol, (Normed, Adjusted)) or symbol.buffer is None:
             symbol.marks.append(name)
         else:
             (at, rows), last = symbol.parts[0], symbol.operations[-1] + 1
@@ -186,7 +224,7 @@ class Trace:
             self.decode = True
         self._moves.append(buffer)
 
-    def finish(self, logits: Product, separate_head: bool) -> list[Segment]:
+    def finish(self, logits: Product | Adjusted, separate_head: bool) -> list[Segment]:
         """End the trace. separate_head: end a segment before the head, which then runs for HEAD_CHUNK tokens at a time."""
         logits.place(self.workspace.logits)
         if separate_head:
@@ -217,8 +255,10 @@ class Trace:
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight
             x.packed = len(self.program), layouts[0]
+            for name in x.marks:
+                self.probe(name, x)
         elif isinstance(x, Gated):
-            source, a, b, b_bytes = "silu", w.gate, w.up, w.up.row_bytes
+            source, a, b, b_bytes = x.activation, w.gate, w.up, w.up.row_bytes
         else:
             source, a = "plain", x.buffer
         groups = a.array.shape[1] // GROUP
@@ -278,11 +318,31 @@ def _(tokens: Tokens, weight: ops.Matrix) -> Rows:
     return tokens.trace.stream
 
 
-@ops.add_rms_norm.register
-def _(x: Rows, delta: Product | None, weight: np.ndarray, eps: float) -> tuple[Rows, Normed]:
+@ops.add.register
+def _(x: Rows, delta: Product | Adjusted | None) -> Rows:
     if delta is not None:
         delta.place(x.buffer, accumulate=True)
-    return x, Normed(x.trace, x.trace.copy_vector(weight), eps)
+    return x
+
+
+@ops.rms_norm.register
+def _(x: Product, weight: np.ndarray, eps: float) -> Adjusted:
+    return Adjusted(x.trace, x, x.trace.copy_vector(weight), eps)
+
+
+@ops.scale.register
+def _(x: Symbol, factor: float) -> Symbol:
+    if isinstance(x, Rows):  # the embedding
+        x.trace.embedding_factor *= factor
+        return x
+    adjusted = x if isinstance(x, Adjusted) else Adjusted(x.trace, x)
+    adjusted.factor *= factor
+    return adjusted
+
+
+@ops.add_rms_norm.register
+def _(x: Rows, delta: Product | Adjusted | None, weight: np.ndarray, eps: float) -> tuple[Rows, Normed]:
+    return ops.add(x, delta), Normed(x.trace, x.trace.copy_vector(weight), eps)
 
 
 @ops.linear.register
@@ -291,11 +351,11 @@ def _(x: Symbol, weight: Panels | tuple[Panels, ...], bias: np.ndarray | None = 
 
 
 @ops.gated_linear.register
-def _(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None) -> Gated:
+def _(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None, activation: str = "silu") -> Gated:
     product, w = x.trace.multiply(x, weight, bias), x.trace.workspace
     for operation, buffer in zip(product.operations, (w.gate, w.up), strict=True):
         x.trace.program.amend(operation, out=buffer.address, out_bytes=buffer.row_bytes)
-    return Gated(x.trace)
+    return Gated(x.trace, activation)
 
 
 @ops.norm_heads.register

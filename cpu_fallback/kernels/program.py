@@ -28,7 +28,10 @@ _COMMON = ("kind", "items", "per_token", "portion", "wait", "counters")
 _OPERANDS = {
     # items: panels. out[token] = panels times x[token] (+ bias) (+ out)
     "product": ("weights", "panel_bytes", "blocks", "x", "x_bytes", "out", "out_bytes", "bias", "accumulate"),
-    # items: parts of a token's groups. a (times b, after the norm or silu) -> records at x
+    # items: tokens. delta (times weight, after the norm, if there is a weight) times factor -> target (+ target)
+    "adjust": ("delta", "delta_bytes", "weight", "factor", "target", "target_bytes", "accumulate", "groups", "width", "eps",
+               "scratch"),
+    # items: parts of a token's groups. a (times b, after the norm or the activation) -> records at x
     "pack": ("a", "a_bytes", "b", "b_bytes", "groups", "part", "x", "x_bytes", "width", "eps", "scratch"),
     # items: tokens. RMS norm of every head of query and key, in place
     "norm_heads": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "query_weight", "key_weight", "eps"),
@@ -51,13 +54,14 @@ class Recipe:
     """All that the machine code depends on.
 
     sources: the weights' layouts and the file formats that they are filled from (arithmetic.fill); activation_bits: of
-    activations against low-bit weights.
+    activations against low-bit weights; activation: of the gate, as LayerSpec has it.
     """
 
     target: Target
     sources: tuple[tuple[Layout, str], ...]
     activation_bits: int
     head_dim: int
+    activation: str = "silu"
 
     def activation_layout(self, layout: Layout) -> ActivationLayout:
         """The layout of activations for a layout of weights; without an offset, that of other weights if possible."""
@@ -234,8 +238,9 @@ def _operations(recipe: Recipe) -> list[tuple[str, Writer]]:
             found.append((product_kind(layout, decode), _product_writer(target, layout, x_layout, tokens)))
         for x_layout in recipe.activations:
             tokens = tile(target, x_layout, decode)
-            for source in ("norm", "plain", "silu"):
+            for source in ("norm", "plain", recipe.activation):
                 found.append((pack_kind(x_layout, source, decode), _pack_writer(x_layout, source, tokens)))
+    found.append(("adjust", _write_adjust))
     found.append(("norm_heads", _norm_heads_writer(recipe.head_dim)))
     found.append(("rotate", _rotate_writer(recipe.head_dim)))
     found.append(("attend", _attend_writer(recipe.head_dim)))
@@ -293,6 +298,23 @@ def _pack_writer(x_layout: ActivationLayout, source: str, tokens: int) -> Writer
         return f.finish()
 
     return write
+
+
+def _write_adjust(module: Module, name: str) -> Function:
+    adjust, squares = arithmetic.adjust(module), arithmetic.sum_of_squares(module)
+    o = _Operation(module, name)
+    f = o.f
+    weight, groups = o.weight, o.groups
+    with f.loop(f.hi, f.lo) as token:
+        delta = o.delta + token * o.delta_bytes
+        factor = Variable(f, o.load_float("factor"))
+        with f.if_then(weight.compare("!=", 0)):
+            scratch = o.scratch + f.thread * 64
+            f.call(squares, delta, groups, scratch)
+            mean = f.load(f32, scratch, 0, 4) / o.load_float("width")
+            factor.set(factor.get() / f.math("sqrt", mean + o.load_float("eps")))
+        f.call(adjust, delta, weight, factor.get(), o.target + token * o.target_bytes, o.accumulate, groups)
+    return f.finish()
 
 
 def _norm_heads_writer(head_dim: int) -> Writer:

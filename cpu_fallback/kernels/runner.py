@@ -32,14 +32,14 @@ class Runner:
         self.context = np.zeros(len(CONTEXT), np.int64)
         self._set("sync", self.workspace.sync.address)
         self._lock = threading.Lock()  # guards workspace and context
-        self._vectors, self._embedding = [], None
+        self._vectors, self._embedding, self._embedding_factor = [], None, 1.0
 
         def lower(tokens: int, all_positions: bool) -> list[Segment]:
             trace = Trace(config, code, self.workspace, threads, decode=tokens == 1)
             probe = trace.probe if tokens == 1 or all_positions else None
             logits = forward(Tokens(trace), View(trace, tokens), all_positions, probe)
             self._vectors += trace.vectors
-            self._embedding = trace.embedding
+            self._embedding, self._embedding_factor = trace.embedding, trace.embedding_factor
             return trace.finish(logits, separate_head=all_positions)
 
         (self.decode,) = lower(1, False)
@@ -96,6 +96,8 @@ class Runner:
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """Look up the embedding: float32 [B, T, E]."""
         rows = ops.embed(tokens, self._embedding)
+        if self._embedding_factor != 1:
+            rows = ops.scale(rows, self._embedding_factor)
         if rows.shape != (*tokens.shape, self.config.hidden_size):
             raise ValueError(f"embeddings {rows.shape}, not {(*tokens.shape, self.config.hidden_size)}")
         return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import LayerSpec
 
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout
 
@@ -47,9 +48,11 @@ class Workspace:
         self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))
         self.mixed = Buffer(CHUNK, pad(heads, WIDTH))
         self.gate, self.up = (Buffer(CHUNK, pad(c.intermediate_size, WIDTH)) for _ in range(2))
-        self.logits = Buffer(HEAD_CHUNK, pad(c.vocab_size, ROWS))
+        self.logits = Buffer(HEAD_CHUNK, pad(c.vocab_size, GROUP))
         widest = max(pad(width, WIDTH) for width in (c.hidden_size, heads, c.intermediate_size))
         self.activations = {layout: Buffer(CHUNK * widest // WIDTH * layout.record(1), dtype=np.uint8) for layout in layouts}
+        # Outputs of attention and MLP on their way to the stream, where the model norms or scales them.
+        self.delta = Buffer(CHUNK if any(map(_is_adjusted, c.layers)) else 0, pad(c.hidden_size, WIDTH))
         self.scratch = Buffer(threads, 16)
         self.sync = Buffer(16, dtype=np.int64)
         self._scores: np.ndarray | None = None
@@ -62,3 +65,8 @@ class Workspace:
         if self._scores is None or self._scores.nbytes < thread_bytes * self._threads:
             self._scores = np.empty(thread_bytes * self._threads, np.uint8)
         return self._scores.ctypes.data, thread_bytes, head_bytes
+
+
+def _is_adjusted(spec: LayerSpec) -> bool:
+    """The layer norms or scales what it adds to the stream."""
+    return bool(spec.post_attention_norm or spec.post_ffn_norm or spec.residual_multiplier != 1)

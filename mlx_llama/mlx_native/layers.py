@@ -78,41 +78,63 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Unnormed:
+    """Stands where a layer has no norm."""
+
+    def __call__(self, x: mx.array, delta: mx.array | None = None) -> tuple[mx.array, mx.array]:
+        """(x + delta, the same); delta None for zero."""
+        total = ops.add(x, delta)
+        return total, total
+
+
+@dataclass(frozen=True)
 class MLP:
-    """SwiGLU. gate_up: both projections as one matrix [2 F, E]; down: [E, F]."""
+    """A gated MLP (Shazeer 2020). gate_up: both projections as one matrix [2 F, E]; down: [E, F]."""
 
     gate_up: Linear
     down: Linear
+    activation: str = "silu"
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down(ops.gated_linear(x, self.gate_up.weight, self.gate_up.bias))
+        return self.down(ops.gated_linear(x, self.gate_up.weight, self.gate_up.bias, self.activation))
 
 
 @dataclass(frozen=True)
 class Block:
-    """One layer: attention and MLP, each behind a norm and added to the stream."""
+    """One layer: attention and MLP, each with norms before or after it, added to the stream."""
 
-    attention_norm: RMSNorm
+    attention_norm: RMSNorm | Unnormed
     attention: Attention
-    ffn_norm: RMSNorm
+    ffn_norm: RMSNorm | Unnormed
     mlp: MLP
+    post_attention_norm: RMSNorm | None = None
+    post_ffn_norm: RMSNorm | None = None
 
     def __call__(self, x: mx.array, delta: mx.array | None, view: View, probe=None,
                  last_only: bool = False) -> tuple[mx.array, mx.array]:
-        """x: the stream [B, T, E] or [B, E]; delta: what is still to be added to it. Returns both anew: the next norm
-        adds them."""
+        """x: the stream [B, T, E]; delta: its pending addition, None for zero. Returns both anew: the next norm adds them."""
         i = self.attention.spec.index
         x, normed = self.attention_norm(x, delta)
-        if probe and delta is not None:
-            probe(f"{i - 1}.block", x)
+        if probe:
+            if delta is not None:
+                probe(f"{i - 1}.block", x)
+            probe(f"{i}.attention_norm", normed)
         attended = self.attention(normed, view, probe, last_only)
+        if probe:
+            probe(f"{i}.attention", attended)
         if last_only:
             x = ops.last_position(x)
-        x, ffn_normed = self.ffn_norm(x, attended)
+        x, ffn_normed = self.ffn_norm(x, self._adjust(attended, self.post_attention_norm))
+        if probe:
+            probe(f"{i}.ffn_norm", ffn_normed)
         ffn = self.mlp(ffn_normed)
         if probe:
-            probe(f"{i}.attention_norm", normed)
-            probe(f"{i}.attention", attended)
-            probe(f"{i}.ffn_norm", ffn_normed)
             probe(f"{i}.ffn", ffn)
-        return x, ffn
+        return x, self._adjust(ffn, self.post_ffn_norm)
+
+    def _adjust(self, delta: mx.array, norm: RMSNorm | None) -> mx.array:
+        """`delta` as the stream takes it: behind its own norm, times the layer's multiplier."""
+        if norm is not None:
+            delta = ops.rms_norm(delta, norm.weight, norm.eps)
+        factor = self.attention.spec.residual_multiplier
+        return ops.scale(delta, factor) if factor != 1 else delta

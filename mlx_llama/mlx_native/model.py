@@ -13,11 +13,11 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
 
-from . import runtime
+from . import ops, runtime
 from .cache import Cache, View
 from .kernels.trace import Runner
 from .kernels.view import StepView
-from .layers import MLP, Attention, Block
+from .layers import MLP, Attention, Block, Unnormed
 from .sampling import Sampler
 from .weights import Weights
 
@@ -77,7 +77,10 @@ class Llama:
 
     def _compute(self, tokens: mx.array, view: View | StepView, all_positions: bool, probe=None) -> mx.array:
         """Logits [B, T, V], or [B, 1, V] where only the last position is asked for; of tokens [B] logits [B, V]."""
+        c = self.config
         x, delta = self.embedding(tokens), None
+        if c.embedding_multiplier != 1:
+            x = ops.scale(x, c.embedding_multiplier)
         if probe:
             probe("embedding", x)
         # The last layer stores all keys and values, but computes only the output that is asked for.
@@ -88,6 +91,8 @@ class Llama:
         if probe:
             probe(f"{len(self.blocks) - 1}.block", x)
         logits = self.head(normed)
+        if c.logits_multiplier != 1:
+            logits = ops.scale(logits, c.logits_multiplier)
         if probe:
             probe("norm", normed)
             probe("logits", logits)
@@ -144,8 +149,9 @@ class Llama:
 def _build_block(spec: LayerSpec, weights: Weights) -> Block:
     attention = Attention(spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
                           weights.norm(spec.key_norm))
-    mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down))
-    return Block(weights.norm(spec.attention_norm), attention, weights.norm(spec.ffn_norm), mlp)
+    mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
+    return Block(weights.norm(spec.attention_norm) or Unnormed(), attention, weights.norm(spec.ffn_norm) or Unnormed(), mlp,
+                 weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm))
 
 
 def _decide_compile(config: LlamaConfig, device: mx.Device, wanted: bool | None) -> tuple[bool, str]:

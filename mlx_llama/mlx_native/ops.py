@@ -34,15 +34,30 @@ def linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | No
     return product if bias is None else product + bias
 
 
-def gated_linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None) -> mx.array:
-    """swiglu(linear(x, weight, bias)). x: [..., K]; weight: [2 F, K], the gate's rows first; returns [..., F]."""
-    return swiglu(linear(x, weight, bias))
+def gated_linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None,
+                 activation: str = "silu") -> mx.array:
+    """activation(gate) * up of linear(x, weight, bias). x: [..., K]; weight: [2 F, K], the gate's rows first.
+
+    activation: "silu" or "gelu_tanh". Returns [..., F].
+    """
+    gate_up = linear(x, weight, bias)
+    return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
 def add_rms_norm(x: mx.array, delta: mx.array | None, weight: mx.array, eps: float) -> tuple[mx.array, mx.array]:
     """(x + delta, its RMS norm times weight). x, delta: [..., E], delta None for zero; weight: [E]."""
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
+
+
+def add(x: mx.array, delta: mx.array | None) -> mx.array:
+    """x + delta. x, delta: [..., E], delta None for zero."""
+    return x if delta is None else x + delta
+
+
+def scale(x: mx.array, factor: float) -> mx.array:
+    """x * factor. x: any shape."""
+    return x * factor
 
 
 def norm_heads(heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: LayerSpec) -> mx.array:
@@ -128,6 +143,13 @@ def swiglu(gate_up: mx.array) -> mx.array:
     """silu(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; returns [..., F]."""
     gate, up = mx.split(gate_up, 2, axis=-1)
     return gate * mx.sigmoid(gate) * up
+
+
+def geglu(gate_up: mx.array) -> mx.array:
+    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: [..., 2 F], the gate first."""
+    gate, up = mx.split(gate_up, 2, axis=-1)
+    # gate * (1 + tanh(u)) / 2 = gate * sigmoid(2 u)
+    return gate * mx.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate)) * up
 
 
 def _heads_first(heads: mx.array, spec: LayerSpec) -> mx.array:

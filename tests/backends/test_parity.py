@@ -35,6 +35,7 @@ FEATURES = {
     "mistral-sliding": dict(**MISTRAL, sliding_window=7),
     "smollm2": dict(num_attention_heads=3, hidden_size=48, num_key_value_heads=1, tie_word_embeddings=True,
                     rope_theta=100000.0),
+    "gelu": dict(hidden_act="gelu_pytorch_tanh"),
     "qwen2": dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=False, max_window_layers=1),
     "qwen2-tied": dict(architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True, num_attention_heads=7, hidden_size=56,
                        num_key_value_heads=1, rms_norm_eps=1e-6),
@@ -86,8 +87,8 @@ def test_sixteen_bit_weights_at_float32(dtype, load):
 
 
 # mlx-lm's Llama reads neither rope_parameters nor a Mistral's sliding_window, its Qwens neither windows nor biases on an
-# output projection; transformers judges those.
-NOT_IN_MLX_LM = ("new-rope-spelling", "mistral-sliding", "qwen2-sliding", "qwen3-biases-tied")
+# output projection, and its Llama has one activation; transformers judges those.
+NOT_IN_MLX_LM = ("new-rope-spelling", "gelu", "mistral-sliding", "qwen2-sliding", "qwen3-biases-tied")
 
 
 @pytest.mark.parametrize("feature", [f for f in FEATURES if f not in NOT_IN_MLX_LM])

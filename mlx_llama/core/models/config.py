@@ -23,6 +23,14 @@ from mlx_llama.core.errors import ConfigError, LlamaError, Report, refuse
 from .architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE, BY_SPELLING, Architecture, find_gguf
 from .spec import LayerSpec
 
+# Modules of the norms before attention and MLP, and after them, by norm_placement; names are transformers' (Llama, OLMo 2 and
+# EXAONE 4, Gemma 2).
+NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
+    "before": (("input_layernorm", "post_attention_layernorm"), None),
+    "after": (None, ("post_attention_layernorm", "post_feedforward_layernorm")),
+    "both": (("input_layernorm", "pre_feedforward_layernorm"), ("post_attention_layernorm", "post_feedforward_layernorm")),
+}
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # hidden_act: the name here
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -118,7 +126,9 @@ class LlamaConfig:
     Names and meanings are those of transformers' config.json. `head_dim` is always set; `sliding_window` is the
     number of positions a token may look back, itself included, or None; `sliding_layers` counts the layers from the last
     that have it, None for all. `attention_bias` is of query, key and value, `output_bias` of the projection after them.
-    `query_key_norm`: RMS norms over each head of query and key. `dtype` is the width the config names;
+    `query_key_norm`: RMS norms over each head of query and key. `norm_placement`: "before" attention and MLP, "after" them
+    or "both". `unrotated_layers`: without rotary embedding. Multipliers: on the embedding, on what a layer adds to the
+    stream, on query times key (None: 1 / sqrt(head_dim)) and on the logits. `activation`: "silu" or "gelu_tanh". `dtype` is the width the config names;
     `quantization` is None where matrices are stored unpacked, and for GGUF files, whose tensors name their own formats.
     """
 
@@ -144,6 +154,13 @@ class LlamaConfig:
     output_bias: bool = False
     query_key_norm: bool = False
     sliding_layers: int | None = None
+    activation: str = "silu"
+    norm_placement: str = "before"
+    unrotated_layers: tuple[int, ...] = ()
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float | None = None
+    logits_multiplier: float = 1.0
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -153,6 +170,7 @@ class LlamaConfig:
     def _layer(self, i: int) -> LayerSpec:
         layer = f"model.layers.{i}."
         norms = self.query_key_norm
+        before, after = NORM_NAMES[self.norm_placement]
         slides = self.sliding_layers is None or i >= self.num_hidden_layers - self.sliding_layers
         return LayerSpec(
             index=i,
@@ -160,15 +178,21 @@ class LlamaConfig:
             key_value_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
             eps=self.rms_norm_eps,
-            attention_norm=f"{layer}input_layernorm",
+            attention_norm=before and f"{layer}{before[0]}",
             qkv=tuple(f"{layer}self_attn.{name}_proj" for name in "qkv"),
             out=f"{layer}self_attn.o_proj",
-            ffn_norm=f"{layer}post_attention_layernorm",
+            ffn_norm=before and f"{layer}{before[1]}",
             gate_up=(f"{layer}mlp.gate_proj", f"{layer}mlp.up_proj"),
             down=f"{layer}mlp.down_proj",
             query_norm=f"{layer}self_attn.q_norm" if norms else None,
             key_norm=f"{layer}self_attn.k_norm" if norms else None,
+            rotates=i not in self.unrotated_layers,
             window=self.sliding_window if slides else None,
+            post_attention_norm=after and f"{layer}{after[0]}",
+            post_ffn_norm=after and f"{layer}{after[1]}",
+            attention_multiplier=self.attention_multiplier,
+            residual_multiplier=self.residual_multiplier,
+            activation=self.activation,
         )
 
     @property
@@ -252,6 +276,7 @@ class LlamaConfig:
             output_bias=biases["attention_bias"] if architecture.out_bias is None else architecture.out_bias,
             query_key_norm=architecture.query_key_norm,
             sliding_layers=sliding_layers,
+            activation=_activation(read),
         )
         if not read.failed:
             _check_quantized_modules(config, source)
@@ -350,8 +375,8 @@ class LlamaConfig:
                 shapes[f"{name}.weight"] = (self.head_dim,)
             matrices(spec.gate_up, (ffn, ffn), d, self.mlp_bias)
             matrices((spec.down,), (d,), ffn, self.mlp_bias)
-            shapes[f"{spec.attention_norm}.weight"] = (d,)
-            shapes[f"{spec.ffn_norm}.weight"] = (d,)
+            for name in filter(None, (spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm)):
+                shapes[f"{name}.weight"] = (d,)
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (vocab, d)
@@ -506,10 +531,15 @@ def _architecture(read: _Reader) -> Architecture:
 
 
 def _refuse_unsupported(read: _Reader) -> None:
-    activation = read.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):  # two names of one function
-        read.fail("hidden_act", activation, "'silu', the only activation supported")
     _refuse_partial(read)
+
+
+def _activation(read: _Reader) -> str:
+    name = read.get("hidden_act", "silu")
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        read.fail("hidden_act", name, f"one of {', '.join(ACTIVATIONS)}")
+        return "silu"
+    return ACTIVATIONS[name]
 
 
 def _refuse_partial(read: _Reader) -> None:
