@@ -99,6 +99,7 @@ PEERS = [pytest.param(backend, marks=pytest.mark.skipif(not importlib.util.find_
          for backend, package in (("mlx", "mlx_lm"), ("cuda", "transformers"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", PEERS)
 def test_compare_peers_on_a_checkpoint(backend, tmp_path):
     folder = tmp_path / "tiny"
@@ -140,6 +141,7 @@ def graph_of_mlx_lm(folder: Path) -> int:
     return len(re.findall(r'^\d+ -> "', text.getvalue(), re.M))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", PEERS[1:])
 def test_compare_peers_makes_a_checkpoint_of_its_own(backend):
     out = run("compare_peers.py", "--pairs", backend, "--device", "cpu", *"--rounds 1 --prompt 4 --generate 2".split())
