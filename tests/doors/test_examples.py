@@ -76,6 +76,7 @@ def test_make_random_gguf(kind, tmp_path):
     assert path.name == f"tiny-{kind}.gguf" and kinds == ({"F32", "Q4_K", "Q6_K"} if "K" in kind else {"F32", kind})
 
 
+@pytest.mark.slow
 def test_compare_peers(tmp_path):
     if not HAS_LLAMA_CPP:
         done = start("compare_peers.py", "model.gguf")
