@@ -65,6 +65,7 @@ def loaded(here, tmp_path_factory):
     return loader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant, sampling", [*((variant, "greedy") for variant in VARIANTS), ("plain", "sampled"),
                                                ("plain", "penalties"), ("window", "both")])
 def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
@@ -92,6 +93,7 @@ def questions():
              {"role": "user", "content": "Tell me a story."}]]
 
 
+@pytest.mark.slow
 def test_the_guide_says_the_same(here):
     """The model that ships, drafting from the conversation and from itself."""
     plain = load(**here)
@@ -264,6 +266,7 @@ def goes_on(llm, session, kind):
     return prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompt", "model"])
 def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded):
     """The consumer closes the stream, or fails, after each token of a short answer; nothing of the drafts is left."""
@@ -310,6 +313,7 @@ def test_an_exception_in_the_consumer_after_any_piece(kind, loaded):
         goes_on(llm, session, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompt", "model"])
 def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(kind, loaded, monkeypatch):
     """Ctrl-C while the n-th launch, read or draft is under way, or just after it."""

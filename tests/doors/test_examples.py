@@ -76,6 +76,7 @@ def test_make_random_gguf(kind, tmp_path):
     assert path.name == f"tiny-{kind}.gguf" and kinds == ({"F32", "Q4_K", "Q6_K"} if "K" in kind else {"F32", kind})
 
 
+@pytest.mark.slow
 def test_compare_peers(tmp_path):
     if not HAS_LLAMA_CPP:
         done = start("compare_peers.py", "model.gguf")
@@ -99,6 +100,7 @@ PEERS = [pytest.param(backend, marks=pytest.mark.skipif(not importlib.util.find_
          for backend, package in (("mlx", "mlx_lm"), ("cuda", "transformers"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", PEERS)
 def test_compare_peers_on_a_checkpoint(backend, tmp_path):
     folder = tmp_path / "tiny"
@@ -140,6 +142,7 @@ def graph_of_mlx_lm(folder: Path) -> int:
     return len(re.findall(r'^\d+ -> "', text.getvalue(), re.M))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", PEERS[1:])
 def test_compare_peers_makes_a_checkpoint_of_its_own(backend):
     out = run("compare_peers.py", "--pairs", backend, "--device", "cpu", *"--rounds 1 --prompt 4 --generate 2".split())

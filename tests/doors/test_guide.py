@@ -87,6 +87,7 @@ def test_it_is_small_and_has_grouped_heads():
     assert 2e6 < parameters < 4e6
 
 
+@pytest.mark.slow
 def test_the_card_quotes_the_score_and_the_score_holds():
     """At least 80 % of the held-out questions get the right fact, and the card quotes the command's output."""
     done = subprocess.run([sys.executable, "examples/training/train_guide.py", "--evaluate", "--backend", "cpu"], cwd=ROOT,
