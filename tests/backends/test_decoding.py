@@ -57,5 +57,5 @@ def test_how_tokens_are_decoded(given, by_kernels, is_captured, notice, monkeypa
     (dict(fails="out of shared memory"), "out of shared memory"),
 ], ids=str)
 def test_a_graph_that_is_asked_for_and_cannot_be_is_refused(given, reason, monkeypatch):
-    with pytest.raises(BackendError, match=f"^--compile: .*{reason}.*: leave it out$"):
+    with pytest.raises(BackendError, match=f"^compile: .*{reason}.*: leave it out$"):
         plan(monkeypatch, compile=True, **given)
