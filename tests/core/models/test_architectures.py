@@ -1,0 +1,45 @@
+"""The table of architectures: spellings are unique, and what an entry says is what transformers' class has."""
+
+import pytest
+
+from mlx_llama.core.models.architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE, BY_SPELLING, find_gguf
+from mlx_llama.core.models.config import LlamaConfig
+
+
+def test_every_entry_is_found_by_each_of_its_names():
+    for name, one in ARCHITECTURES.items():
+        assert BY_SPELLING[name] is BY_MODEL_TYPE[one.model_type] is one
+        assert all(BY_SPELLING[alias] is one for alias in one.aliases)
+        assert BY_GGUF[one.gguf].names is one.names
+    assert find_gguf("llama").name == "LlamaForCausalLM"  # of two architectures under one name, the first
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_tensors_of_an_entry_are_those_of_transformers_class(name):
+    """Biases, norms and shapes, by names, from a config with nothing but sizes."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    sizes = dict(vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, head_dim=16)
+    one = ARCHITECTURES[name]
+    theirs = transformers.AutoConfig.for_model(one.model_type, **sizes)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(theirs)
+    wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    ours = LlamaConfig.from_dict(sizes | {"architectures": [name], "model_type": one.model_type})
+    assert ours.tensor_shapes() == wanted
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, () if theirs.eos_token_id is None else (
+        theirs.eos_token_id,))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_defaults_are_those_of_transformers_config(name):
+    import transformers
+
+    theirs = transformers.AutoConfig.for_model(ARCHITECTURES[name].model_type)
+    for field, value in ARCHITECTURES[name].defaults.items():
+        if field != "sliding_window":  # transformers clears it unless use_sliding_window
+            expected = getattr(theirs, field)
+            assert value == expected or value is None and field == "num_key_value_heads", field
