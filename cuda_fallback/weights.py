@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -15,7 +14,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import progress
 
-from . import kernels, ops, runtime
+from . import facts, kernels, ops, runtime
 from .layers import Embedding, Linear, RMSNorm
 from .quantized import QuantizedMatrix, can_concatenate
 
@@ -33,9 +32,7 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device):
         self.config, self.tensors, self.device = checkpoint.config, checkpoint.tensors, device
         self.dtype = runtime.pick_dtype(dtype, checkpoint.dtype, device)
-        itemsize = self.dtype.itemsize
-        self.nbytes = sum(stored.nbytes if isinstance(stored, AffineWeight) else math.prod(stored.shape) * itemsize
-                          for stored in self.tensors.values())
+        self.nbytes = facts.weights_nbytes(self.tensors.values(), runtime.dtype_name(self.dtype), device.type != "cpu")
         self._check_memory()
         self.notices: tuple[str, ...] = ()
         if dtype == "auto" and self.dtype != getattr(torch, checkpoint.dtype):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,8 @@ import numpy as np
 
 from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import AffineWeight, MLXWeight, pack_stream
+
+from . import facts, runtime
 
 HALF_GROUP = 16  # MLX's kernels know groups of 32, 64 and 128; these come in pairs
 _SLAB = 1 << 20  # weights that a thread repacks at a time
@@ -44,7 +45,8 @@ class QuantizedMatrix:
         packed, scales, biases = _concatenate(weights) if is_mlx else _repack(weights)
         # bias = -offset * scale: a power of two changes no digit, but may leave float16's range
         fits = is_mlx or dtype != mx.float16 or np.abs(biases).max(initial=0) <= np.finfo(np.float16).max
-        product = _product_dtype(first, dtype, device) if fits else mx.float32
+        on_gpu = device.type == mx.gpu
+        product = getattr(mx, facts.product_dtype(first, runtime.dtype_name(dtype), on_gpu)) if fits else mx.float32
         pairs, even = [(scales, biases)], None
         if first.group_size == HALF_GROUP:
             pairs = [tuple(np.ascontiguousarray(part[:, i::2]) for part in (scales, biases)) for i in (0, 1)]
@@ -60,13 +62,6 @@ class QuantizedMatrix:
         for weight in weights:
             weight.release()
         return matrix
-
-    @staticmethod
-    def packed_nbytes(weight: AffineWeight, dtype: mx.Dtype, device: mx.Device) -> int:
-        """Bytes that `pack` makes of a weight: codes, and a scale and a bias for each group."""
-        count = math.prod(weight.shape)
-        scalings = 2 * (count // weight.group_size) * _product_dtype(weight, dtype, device).size
-        return count * weight.bits // 8 + scalings
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -107,17 +102,6 @@ def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight)
         return False
     fields = ("bits", "group_size", "two_level", "scale_dtype")
     return all(getattr(first, name) == getattr(second, name) for name in fields)
-
-
-def _product_dtype(weight: AffineWeight, dtype: mx.Dtype, device: mx.Device) -> mx.Dtype:
-    """The dtype of scales, biases and products. dtype: of the activations.
-
-    On a GPU it is the activations' dtype, if that holds scales and biases exactly: its kernels sum 16-bit operands in
-    float32. Else it is float32. A scale of two factors needs more than 11 bits. On the CPU MLX would sum 16-bit operands
-    in 16 bits, 1e-2 off and 8 to 40 times slower.
-    """
-    exact = getattr(mx, weight.scale_dtype) == dtype and not weight.two_level
-    return dtype if device.type == mx.gpu and exact else mx.float32
 
 
 def _concatenate(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
@@ -15,7 +14,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import progress
 
-from . import runtime
+from . import facts, runtime
 from .dense import DenseMatrix
 from .layers import Embedding, Linear, RMSNorm
 from .quantized import QuantizedMatrix, can_concatenate
@@ -35,7 +34,7 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, device: mx.Device):
         self.config, self.tensors = checkpoint.config, checkpoint.tensors
         self.dtype, self.device = dtype, device
-        self.nbytes = sum(_device_nbytes(tensor, dtype, device) for tensor in self.tensors.values())
+        self.nbytes = facts.weights_nbytes(self.tensors.values(), runtime.dtype_name(dtype), device.type == mx.gpu)
         self._blocks: dict[tuple[str, ...], list[mx.array | QuantizedMatrix]] = {}  # read so far, by names
         self._check_memory()
         self._advance = progress.meter(checkpoint.nbytes)
@@ -137,10 +136,3 @@ def _free_memory(device: mx.Device) -> int | None:
     if free is None or device.type == mx.cpu:
         return free
     return max(free, mx.device_info(device).get("memory_size", 0) - mx.get_active_memory())
-
-
-def _device_nbytes(tensor: Tensor | AffineWeight, dtype: mx.Dtype, device: mx.Device) -> int:
-    """Bytes of a tensor on the device."""
-    if isinstance(tensor, AffineWeight):
-        return QuantizedMatrix.packed_nbytes(tensor, dtype, device)
-    return math.prod(tensor.shape) * dtype.size
