@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import json
 import re
@@ -79,6 +81,15 @@ def test_sixteen_bits_are_judged_as_such(dtype, door):
         assert max(probe["worst_relative"] for probe in one["probes"]) > core.TOLERANCE["float32"]
 
 
+@pytest.mark.parametrize("family", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_other_families_against_transformers(family, door, tmp_path):
+    folder = make_checkpoint(tmp_path / "m", architectures=[family], head_dim=24, num_hidden_layers=2, hidden_size=96,
+                             tie_word_embeddings=True)
+    for one in run(door, "--dtype", "float32", "--reference", "transformers", path=folder)["backends"]:
+        assert one["within"], one["verdict"]
+        assert {name.split(".")[-1] for name in one["not_compared"]} == {"query_rope", "key_rope"}
+
+
 def test_low_bit_weights(door):
     for one in run(door, path=low_bit())["backends"]:
         assert one["within"], one["verdict"]
@@ -91,6 +102,9 @@ def planted(patch, backend: str, fault: str) -> None:
     """Make a backend's arithmetic wrong in one of the ways that happen."""
     import importlib
 
+    if backend == "cpu":
+        planted_in_programs(patch, fault)
+        return
     home = {"mlx": "mlx_llama.mlx_native", "cuda": "cuda_fallback"}[backend]
     ops, cache = (importlib.import_module(f"{home}.{file}") for file in ("ops", "cache"))
     if backend == "mlx":
@@ -138,18 +152,68 @@ def planted(patch, backend: str, fault: str) -> None:
         patch.setattr(ops, "rms_norm", norm)
 
 
+def planted_in_programs(patch, fault: str) -> None:
+    """The same in the CPU's compiled programs alone: plain NumPy is the reference."""
+    from cpu_fallback import ops
+    from cpu_fallback.kernels import lowering, runner
+
+    def replace(word, wrong) -> None:
+        right = word.dispatch(lowering.Rows if word is not ops.rope_and_store else lowering.Symbol)
+        kind = lowering.Product if word is ops.rope_and_store else lowering.Rows
+        word.register(kind, lambda *given: wrong(right, *given))
+        patch.callback(lambda: word.register(kind, right))
+
+    forward = runner.Runner.forward
+    if fault == "rope pairing":  # no rotation at all: a program knows no other pairing
+        replace(ops.rope_and_store, lambda right, heads, view, spec: right(heads, view, dataclasses.replace(spec, rotates=False)))
+    elif fault == "no scale":
+        replace(ops.attend, lambda right, query, view, spec: right(
+            query, view, dataclasses.replace(spec, attention_multiplier=1.0)))
+    elif fault == "half norm":
+        replace(ops.add_rms_norm, lambda right, x, delta, weight, eps: right(x, delta, weight.astype(np.float16), eps))
+    elif fault == "offset after the prompt":
+        def shifted(self, tokens, view, *rest):
+            if view.index_pos:
+                view.tables = tuple(part[view.index_pos - 1:view.end - 1] for part in view.cache.tables)
+            return forward(self, tokens, view, *rest)
+
+        patch.setattr(runner.Runner, "forward", shifted)
+    elif fault == "stale row":
+        def stale(self, tokens, view, *rest):
+            found = forward(self, tokens, view, *rest)
+            if view.index_pos == 0:
+                view.values[1][:, :, view.end - 1] = view.values[1][:, :, 2]
+            return found
+
+        patch.setattr(runner.Runner, "forward", stale)
+
+
 PLACES = {  # fault: the first probe that is off, and at how many of the last positions
     "rope pairing": ("0.query_rope", None), "offset after the prompt": ("0.query_rope", 16), "stale row": ("1.attention", 17),
     "no scale": ("0.attention", None), "half norm": ("0.attention_norm", None)}
 
 
+@pytest.fixture
+def patch(monkeypatch):
+    """monkeypatch, and callback(function) to be called at the end."""
+    with contextlib.ExitStack() as stack:
+        monkeypatch.callback = stack.callback
+        yield monkeypatch
+
+
 @pytest.mark.parametrize("fault", PLACES)
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "cpu"])
-def test_a_planted_fault_is_named(backend, fault, door, monkeypatch):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_planted_fault_is_named(backend, fault, door, patch):
+    """In the path that runs: the compiled program, the graph that MLX traces, torch's operations."""
     probe, last = PLACES[fault]
-    assert run(door, "--dtype", "float32", "--no-compile", backends=[backend])["backends"][0]["within"]
-    planted(monkeypatch, backend, fault)
-    (one,) = run(door, "--dtype", "float32", "--no-compile", backends=[backend], expect=1)["backends"]
+    if (backend, fault) == ("cpu", "stale row"):
+        last = 16  # stored after the prompt has read it
+    if backend == "cpu" and not open_cpu()._runner:
+        pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
+    compiled = ["--compile"] if backend == "mlx" else []
+    assert run(door, "--dtype", "float32", *compiled, backends=[backend])["backends"][0]["within"]
+    planted(patch, backend, fault)
+    (one,) = run(door, "--dtype", "float32", *compiled, backends=[backend], expect=1)["backends"]
     assert not one["within"] and one["first_bad"] == probe, one["verdict"]
     assert f"OUTSIDE: first at probe {probe}," in one["verdict"]
     if last:
@@ -157,14 +221,14 @@ def test_a_planted_fault_is_named(backend, fault, door, monkeypatch):
         assert max(errors[:-last]) < 1e-5 < max(errors[-last:])
 
 
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_swapped_heads_are_named(backend, door, monkeypatch):
     from mlx_llama.core.backends import selection as backends
 
     original = backends.Backend.load
 
     def swapped(self, checkpoint, dtype="auto", **given):
-        if self.name == backend:
+        if self.name == backend and given.get("compile") is not False:  # the reference is the cpu backend's plain NumPy
             query = checkpoint.tensors["model.layers.1.self_attn.q_proj.weight"]
             bits = query.bits.copy()
             bits[:16], bits[16:32] = query.bits[16:32], query.bits[:16]
@@ -176,14 +240,14 @@ def test_swapped_heads_are_named(backend, door, monkeypatch):
     assert one["first_bad"] == "1.query", one["verdict"]
 
 
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_wrong_group_scale_is_named(backend, door, monkeypatch):
     from mlx_llama.core.backends import selection as backends
 
     original = backends.Backend.load
 
     def wrong(self, checkpoint, dtype="auto", **given):
-        if self.name == backend:
+        if self.name == backend and given.get("compile") is not False:  # the reference is the cpu backend's plain NumPy
             down = checkpoint.tensors["model.layers.2.mlp.down_proj.weight"]
             blocks = down.blocks.copy().reshape(down.shape[0], -1, 34)
             blocks[5, 1, :2] = (blocks[5, 1, :2].view(np.float16) * 3).view(np.uint8)
@@ -203,9 +267,9 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
 
     def wrong(self, token, index_pos, cache, sampler):
         found = step(self, token, index_pos, cache, sampler)
-        return (found + 1) % self.config.vocab_size if index_pos == 53 and self.compiled is not None else found
+        return (found + 1) % self.config.vocab_size if index_pos == 53 and self._runner is not None else found
 
-    if not open_cpu().compiled:
+    if not open_cpu()._runner:
         pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
     monkeypatch.setattr(Llama, "step", wrong)
     (one,) = run(door, backends=["cpu"], expect=1)["backends"]
