@@ -33,7 +33,7 @@ def device_name(device: str) -> str:
 
 
 def runs_ahead(device: str) -> bool:
-    """Whether step n+1 may be launched before token n is read: False, it would delay token n."""
+    """True if step n+1 may be launched before token n is read. Always False: it would delay token n."""
     return False
 
 

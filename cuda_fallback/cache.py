@@ -1,4 +1,4 @@
-"""Cache: the one owner of sequence state. View: the part of it that one forward sees."""
+"""Cache: owner of all sequence state. View: access to it by one forward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import runtime
 
 
 class Cache(Positions):
-    """Keys and values of all layers for up to `capacity` positions, preallocated and grown in steps.
+    """Keys and values of all layers for up to `capacity` positions, allocated in steps.
 
     keys, values: one array [B, G, allocated, D] per layer; tokens: int32 [B, allocated].
     """
@@ -29,42 +29,41 @@ class Cache(Positions):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything and release the storage."""
+        """Drop all positions and free the storage."""
         self.version += 1
         self.length = 0
         self.allocated = 0
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.tokens: torch.Tensor | None = None
-        self._tokens: torch.Tensor | None = None  # the same with one more position
+        self._tokens: torch.Tensor | None = None  # with one more position; `tokens` is a view of it
         self.tables: tuple[torch.Tensor, torch.Tensor] | None = None  # cosines and sines of all positions
 
     @property
     def nbytes(self) -> int:
-        """Bytes of storage held for keys, values and tokens."""
+        """Bytes allocated for keys, values and tokens."""
         return sum(array.nbytes for array in self.arrays())
 
     def free_memory(self) -> int | None:
-        """Bytes that the device has left; None: unknown."""
+        """Bytes of free memory on the device; None: unknown."""
         return runtime.free_memory(self.device)
 
     def arrays(self) -> list[torch.Tensor]:
-        """All arrays that the next call depends on: to launch after a chunk of the prompt."""
+        """Arrays that the next call depends on, to launch after a chunk of the prompt."""
         return [*self.keys, *self.values] + ([] if self.tokens is None else [self.tokens])
 
     def view(self, tokens: torch.Tensor, index_pos: int) -> View:
-        """Make room for `tokens` [B, T] at `index_pos` and note them. Raises ContextError."""
+        """Allocate for `tokens` int32 [B, T] at `index_pos` and store them. Raises ContextError."""
         return View(self, tokens, index_pos)
 
     def recent(self, window: int, length: int | None = None) -> torch.Tensor:
-        """The last `window` tokens of the first `length` (None: of all), int32 [B, window], filled with -1 in front where
-        there are fewer."""
+        """The last `window` of the first `length` tokens (None: of all), int32 [B, window], padded with -1 in front."""
         length = self.length if length is None else length
         tokens = self.tokens[:, max(0, length - window):length]
         return torch.nn.functional.pad(tokens, (window - tokens.shape[1], 0), value=-1)
 
     def _token_after(self, index_pos: int) -> torch.Tensor:
-        """The slot in which a step by kernels at `index_pos` stores the next token: int32 [1, 1], a view."""
+        """View int32 [1, 1] in which a step by kernels at `index_pos` stores the next token."""
         return self._tokens[:, index_pos + 1:index_pos + 2]
 
     def trim(self, length: int) -> None:
@@ -73,7 +72,7 @@ class Cache(Positions):
         self.length = length
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything as neutral arrays: tokens int32 [B, length]; keys, values float32 [layers, B, G, length, D]."""
+        """All positions as NumPy arrays: tokens int32 [B, length]; keys, values float32 [layers, B, G, length, D]."""
         if self.length == 0:
             return {}
         return {
@@ -83,7 +82,7 @@ class Cache(Positions):
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over what `state` gave, on any backend. Raises ContextError when it does not fit this model."""
+        """Load the `state` of any backend's cache. Raises ContextError if it does not fit this model."""
         self.check_state(state)
         self.reset()
         if not state:
@@ -104,30 +103,30 @@ class Cache(Positions):
         c = self.config
         shape = (batch, c.num_key_value_heads, allocated, c.head_dim)
 
-        def grown(old):
+        def reallocate(old):
             new = torch.zeros(shape, dtype=self.dtype, device=self.device)
             if old is not None:
                 new[..., :self.length, :] = old[..., :self.length, :]
             return new
 
-        held = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
-        keys, values = [grown(old) for old, _ in held], [grown(old) for _, old in held]
-        # One position more than allocated: the step at the last one stores its token there.
+        layers = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
+        keys, values = [reallocate(old) for old, _ in layers], [reallocate(old) for _, old in layers]
+        # One position more than allocated: the step at the last position stores the next token there.
         longer = torch.zeros((batch, allocated + 1), dtype=torch.int32, device=self.device)
         tokens = longer[:, :allocated]
         if self.tokens is not None:
             tokens[:, :self.length] = self.tokens[:, :self.length]
         tables = self._tables(0, allocated, None)
-        # All at once: an interrupt before this line has changed nothing.
+        # Assign last: an interrupt while allocating leaves the cache unchanged.
         self.version += 1
         self.keys, self.values, self.tokens, self._tokens = keys, values, tokens, longer
         self.tables, self.allocated = tables, allocated
 
 
 class View(CallView):
-    """What one forward sees of a cache, and where it stores new keys and values.
+    """Access to a cache by one forward: reads stored keys and values, stores new ones.
 
-    keys, values: the cache's own at the time of the call. tables: cosines and sines of the new positions, float32
+    keys, values: the cache's at the time of the call. tables: cosines and sines of the new positions, float32
     [T, D/2].
     """
 
@@ -143,7 +142,7 @@ class View(CallView):
         self._masks: dict[int, torch.Tensor] = {}  # by window
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store new rows [B, G, T, D] of a layer."""
+        """Store new keys and values of a layer, [B, G, T, D] each."""
         self.keys[layer][:, :, self.index_pos:self.end] = key
         self.values[layer][:, :, self.index_pos:self.end] = value
 
@@ -157,7 +156,7 @@ class View(CallView):
         return self.keys[layer][:, :, self.index_pos:self.end]
 
     def mask(self, window: int | None = None) -> torch.Tensor | str | None:
-        """Which of the `stored` rows each query sees: bool [T, end - first_visible], "causal", or None for all."""
+        """The `stored` positions that each query sees: bool [T, end - first_visible], "causal", or None for all."""
         if self.count == 1:
             return None
         if not window or window >= self.end:
@@ -167,7 +166,7 @@ class View(CallView):
         return self._masks[window]
 
     def _visible_on_device(self, window: int) -> torch.Tensor:
-        """CallView.visible without a copy from the host."""
+        """CallView.visible, computed on the device to avoid a copy from the host."""
         rows = torch.arange(self.index_pos, self.end, device=self.cache.device)[:, None]
         columns = torch.arange(self.first_visible(window), self.end, device=self.cache.device)[None, :]
         return (columns <= rows) & (columns > rows - window)

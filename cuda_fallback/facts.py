@@ -50,7 +50,7 @@ def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu:
 
 
 def _torch_has_gpus() -> bool:
-    """Whether torch was built for GPUs, by its version.py; True if that does not say."""
+    """True if torch was built for GPUs, by its version.py, or if that does not tell."""
     spec = importlib.util.find_spec("torch")
     try:
         text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")

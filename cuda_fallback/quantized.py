@@ -1,16 +1,16 @@
-"""QuantizedMatrix: a low-bit matrix at its own width, for torch's own operations or for Triton's kernels (packed.py).
+"""QuantizedMatrix: a packed low-bit matrix, for torch's own operations or for Triton's kernels (packed.py).
 
-A code of `bits` bits is held as digits in one or two planes whose widths divide a byte: 2, 4 and 8 bits are one digit,
-3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. A plane is a tensor of words [N, K / P], P digits to the word. A row is cut into
+A code of `bits` bits is split into digits in one or two planes, whose widths divide a byte: 2, 4 and 8 bits are one digit,
+3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. A plane is a tensor of words [N, K / P], P digits to the word. A row is divided into
 spans of C * P columns; column p * C + c of a span is digit p, counted from the low end, of the span's word c:
 
     words of a span   0      1     ..  C - 1
     digit 0           0      1     ..  C - 1        so that one shift and one mask unpack C neighbouring columns
     digit 1           C      C + 1 ..  2 C - 1
 
-For torch's own operations a word is a byte and a span the whole row: few, long operations. For the kernels a word of
-the low plane has 32 bits, one of the high plane as many digits, and a span has at most four words and lies within a
-group, so that a thread reads sixteen bytes of neighbouring words, and each word has one scale.
+For torch's own operations a word is a byte and a span is a row, so that operations are few and long. For the kernels a
+word of the low plane has 32 bits, and one of the high plane as many digits. A span has at most four words within one
+group: a thread loads sixteen contiguous bytes, and a word has one scale.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
 
 
 def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
-    """Whether two weights can be one tensor or one QuantizedMatrix, rows on rows."""
+    """True if the rows of two weights can be concatenated to one tensor or one QuantizedMatrix."""
     if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
         return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
     fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
@@ -54,10 +54,10 @@ class QuantizedMatrix:
     shape: (N, K). digits: P of the low plane. chunk: C of the low plane (see above).
     low: words of the low plane [N, K / digits]: uint8 (torch's own operations) or int32 (the kernels).
     high: words of the high plane, or None: uint8 [N, K * width / 8], or [N, K / digits] of as many digits as low's.
-    scales, biases: [N, K / group_size], float32, float16 or bfloat16, as wide as in the file; biases None for zero.
-    super_scales, super_biases: float16 [N, K / 256] or None. With them there are two levels: a group's scale is
-    super_scales * scales, with int8 scales, and its bias super_biases * biases, with uint8 biases.
-    dtype: of what `rows` returns. kernels: the module of Triton kernels, None for torch's own operations.
+    scales, biases: [N, K / group_size], float32, float16 or bfloat16, as in the file; biases None for zero.
+    super_scales, super_biases: float16 [N, K / 256], or None for one level. With two levels a group's scale is
+    super_scales * scales (int8), and its bias super_biases * biases (uint8).
+    dtype: of the result of `rows`. kernels: the module of Triton kernels, None for torch's own operations.
     """
 
     shape: tuple[int, int]
@@ -78,7 +78,7 @@ class QuantizedMatrix:
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: torch.dtype, device: torch.device,
              kernels: ModuleType | None = None) -> QuantizedMatrix:
-        """Concatenate the rows of `weights`, which `can_concatenate`. Works slab by slab; releases each weight's pages.
+        """Concatenate the rows of `weights`, which `can_concatenate`, slab by slab; releases their pages.
 
         device: of the result. kernels: packed.py, None for the layout of torch's own operations.
         """
@@ -105,7 +105,7 @@ class QuantizedMatrix:
                      plane(widths[1]), scaling(True, torch.int8), scaling(first.has_biases, torch.uint8),
                      super_scaling(True), super_scaling(first.has_biases), dtype, kernels)
         at, step = 0, max(1, _SLAB // K)
-        # Few: each has a slab of codes on the device, beside the weights.
+        # Few threads, since each needs a slab of codes on the device.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             for weight in weights:
                 list(pool.map(partial(matrix._fill, weight, at, step), range(0, weight.shape[0], step)))
@@ -114,7 +114,7 @@ class QuantizedMatrix:
         return matrix
 
     def _fill(self, weight: AffineWeight, at: int, step: int, start: int) -> None:
-        """Pack `step` rows of `weight` from row `start` on; its first row is row `at` here."""
+        """Pack `step` rows of `weight` from row `start` on. at: row of this matrix for row 0 of `weight`."""
         stop = min(start + step, weight.shape[0])
         rows, target = weight.rows(start, stop), slice(at + start, at + stop)
         codes = runtime._sent(rows.codes, self.low.device)
@@ -140,8 +140,8 @@ class QuantizedMatrix:
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """x @ w.T, accumulated in float32. x: [..., K]; returns [..., N] in x's dtype.
 
-        A few rows of x are multiplied with the packed codes by a kernel; for more, and without kernels, blocks of rows
-        of w are dequantised one after the other: to x's dtype on a GPU, to float32 on the CPU.
+        A kernel multiplies a few rows of x with the packed codes. For more rows, and without kernels, blocks of rows of w
+        are dequantised in turn: to x's dtype on a GPU, to float32 on the CPU.
         """
         N, K = self.shape
         flat = x.reshape(-1, K)
@@ -186,7 +186,7 @@ class QuantizedMatrix:
         return values.view(codes.shape).to(dtype)
 
     def _chunk(self, plane: torch.Tensor) -> int:
-        """C of a plane: in the layout for torch's own operations a span is a row, of any plane."""
+        """C of a plane. In the layout for torch's own operations a span is a row."""
         return self.chunk if self.kernels else plane.shape[1]
 
 
@@ -198,7 +198,7 @@ def _layout(width: int, columns: int, group_size: int, kernels: ModuleType | Non
 
 
 def _pack_digits(digits: torch.Tensor, width: int, plane: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Pack digits uint8 [n, K] as words [n, K / P] like those of `plane`."""
+    """Pack digits uint8 [n, K] as words [n, K / P] in the dtype of `plane`."""
     n, K = digits.shape
     spans = digits.view(n, -1, K // plane.shape[1], chunk)
     words = spans[:, :, 0].to(plane.dtype)

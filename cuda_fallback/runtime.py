@@ -1,4 +1,4 @@
-"""The device under torch: it queues kernels on the GPU as they are called, and only `read` waits for a token."""
+"""The torch device. Operations are queued on the GPU when they are called; `read` waits for a token."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LOAD_OPTIONS = LoadOptions(NAME)
 
 
 def has_gpu() -> bool:
-    """True where torch sees an NVIDIA (or ROCm) GPU."""
+    """True if torch sees an NVIDIA (or ROCm) GPU."""
     return torch.cuda.is_available()
 
 
 def pick_device(device: str | None = None) -> torch.device:
-    """The device to run on: "gpu", "cpu", or None for the GPU. Raises BackendError for no GPU."""
+    """Pick the device: "gpu", "cpu", or None for the GPU. Raises BackendError if there is no GPU."""
     if device == "cpu":
         return torch.device("cpu")
     if not has_gpu():
@@ -29,17 +29,17 @@ def pick_device(device: str | None = None) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """A name for receipts."""
+    """Name of the device, for reports."""
     return "torch on the CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """Whether step n+1 may be launched before token n is read: on a GPU; on the CPU torch computes at once."""
+    """True if step n+1 may be launched before token n is read: on a GPU. On the CPU torch computes eagerly."""
     return device.type != "cpu"
 
 
 def pick_dtype(dtype: str, stored: str, device: torch.device) -> torch.dtype:
-    """The dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored` one.
+    """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored` one.
 
     "auto" turns a stored bfloat16 into float16 on a GPU without bfloat16. Raises BackendError for "bfloat16" there.
     """
@@ -57,14 +57,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _has_bfloat16(device: torch.device) -> bool:
-    """Whether the GPU has bfloat16 instructions; without them torch emulates it slowly."""
+    """True if the GPU has bfloat16 instructions; torch emulates missing ones slowly."""
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def launch(*arrays: torch.Tensor) -> None:
-    """Submit the arrays' work to the device without waiting: torch queued it when the operations were called.
+    """Start the copy of `arrays[0]` to pinned memory, if it contains tokens. Does not wait.
 
-    Starts the copy of `arrays[0]`, if it holds tokens, to the host's pinned memory.
+    The computation itself is queued already: torch queues operations when they are called.
     """
     tokens = arrays[0]
     if tokens.is_cuda and tokens.dtype == torch.int32:
@@ -72,12 +72,12 @@ def launch(*arrays: torch.Tensor) -> None:
 
 
 def read(token: torch.Tensor) -> int:
-    """The token int32 [1, 1] as an int. Waits for it."""
+    """Wait for a token int32 [1, 1] and return it as an int."""
     return read_all(token)[0]
 
 
 def read_all(*tokens: torch.Tensor) -> list[int]:
-    """The tokens of one or more int32 [1, T], in order, as ints. Waits once."""
+    """Wait once for tokens int32 [1, T] each, and return them in order as ints."""
     arrivals = [vars(part).get("_arrival") for part in tokens]
     if None in arrivals:
         return torch.cat(tokens, dim=1)[0].tolist()
@@ -86,7 +86,7 @@ def read_all(*tokens: torch.Tensor) -> list[int]:
 
 
 def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a host array to the device. To a GPU through pinned memory: other copies wait for the queued kernels."""
+    """Copy a host array to the device; to a GPU through pinned memory, since other copies wait for queued kernels."""
     tensor = torch.as_tensor(array)
     if tensor.device.type != "cpu":
         return tensor.to(device)
@@ -94,7 +94,7 @@ def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tenso
 
 
 class _Arrival:
-    """Tokens [1, T] on their way from a GPU to pinned memory, and the event that marks their arrival."""
+    """Asynchronous copy of tokens [1, T] from a GPU to pinned memory, and the event that marks its end."""
 
     def __init__(self, tokens: torch.Tensor):
         self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
@@ -104,13 +104,13 @@ class _Arrival:
 
 
 def to_numpy(array: torch.Tensor) -> np.ndarray:
-    """A float32 or integer copy on the host. For logits, probes and saved state, never while decoding."""
+    """Copy to the host, as float32 or integers. For logits, probes and saved state, never while decoding."""
     array = array.detach().cpu()
     return (array.float() if array.is_floating_point() else array).numpy().copy()
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak of bytes that torch has allocated on the GPU; on the CPU, peak of the process's memory (0: unknown)."""
+    """Peak bytes allocated by torch on the GPU; on the CPU, peak memory of the process (0: unknown)."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
 
 
@@ -118,12 +118,12 @@ def free_memory(device: torch.device) -> int | None:
     """Bytes of free memory on the device; None: unknown."""
     if device.type != "cuda":
         return machine.free_memory()
-    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept for torch's next tensors
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch for new tensors
     return torch.cuda.mem_get_info(device)[0] + reusable
 
 
 def bandwidth(device: torch.device) -> float | None:
-    """Measured bandwidth of the device's memory, bytes per second; None: it computes in the host's memory."""
+    """Measured bandwidth of the device's memory, bytes per second; None: the device uses the host's memory."""
     if device.type == "cpu":
         return None
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
@@ -139,5 +139,5 @@ def bandwidth(device: torch.device) -> float | None:
 
 
 def primitives(*arrays: torch.Tensor) -> int | None:
-    """Operations in the unevaluated graph of `arrays`, which stays unevaluated; None: arrays have no graph."""
+    """Count the operations in the graph of `arrays`, without evaluating it; None: there is no graph."""
     return None

@@ -164,7 +164,7 @@ def _scale_group(layout: LowBitLayout, group: Value | int, half: int) -> Value |
 
 
 def flips_codes(target: Target, layout: LowBitLayout) -> bool:
-    """Whether 128 is subtracted from the codes: NEON's dot product takes signed bytes."""
+    """True if 128 is subtracted from the codes: NEON's dot product takes signed bytes."""
     return target.dot == "sdot" and layout.bits == 8
 
 

@@ -27,7 +27,7 @@ class Kernels(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are decoded. kernels: decode.py, or None for the plain forward. is_captured: as a CUDA graph."""
+    """Decode path. kernels: decode.py, or None for the plain forward. is_captured: True if a CUDA graph captures it."""
 
     kernels: ModuleType | None
     is_captured: bool

@@ -1,13 +1,12 @@
-"""Triton kernels that read a QuantizedMatrix packed. Importing it needs the package triton.
+"""Triton kernels over the packed codes of a QuantizedMatrix. Importing it requires the package triton.
 
-`multiply` is bound by the memory: every word of the weights is loaded once, sixteen bytes to a thread, and unpacked in
-registers. A program takes ROWS rows of the matrix, which share its loads of x, and UNITS of their words at a time.
-Codes are multiplied as they are and scaled once for each word, which lies within a group:
+`multiply` is bound by memory bandwidth. A word of the weights is loaded once, sixteen bytes to a thread, and unpacked in
+registers. A program computes ROWS rows of the matrix, which share its loads of x, over UNITS words at a time. Codes are
+multiplied without their scale, which is applied once per word, since a word lies within a group:
 
     sum over a word of w x  =  scale * sum(code x)  +  (bias - scale * offset) * sum(x)
 
-A matrix of few rows is cut along K as well, into parts whose sums are added in a fixed order: the same bits in every
-run.
+A matrix of few rows is split along K as well. Partial sums are added in a fixed order, so every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import triton.language as tl
 
 from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 
-MOST_ROWS = 16  # rows of x up to which `multiply` is meant; for more a dense product with dequantised blocks is cheaper
+MOST_ROWS = 16  # most rows of x for `multiply`; for more, a dense product with dequantised blocks is faster
 
 _ROWS, _UNITS = 4, 128  # of one warp of `multiply`: 32 lanes with 16 bytes of each row
 _WARPS = 4  # of one program, side by side along K
-_PROGRAMS = 512  # a matrix of fewer blocks of rows is cut along K: large GPUs have some 130 multiprocessors
+_PROGRAMS = 512  # split along K if there are fewer blocks of rows: large GPUs have some 130 multiprocessors
 _COLUMNS = 1024  # of one program of `dequantize`
 
 
@@ -42,14 +41,14 @@ def _multiply(x, low, high, scales, biases, super_scales, super_biases, out, M, 
               CHUNK: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, PART: tl.constexpr):
     """out[part, m, n] = x[m] @ w[n] over PART words of each row. x: [M, K]; out: [parts, M, N]."""
     WORDS: tl.constexpr = K // DIGITS  # of a row
-    m = tl.program_id(0) % M  # neighbours share their rows of w
+    m = tl.program_id(0) % M  # neighbouring programs read the same rows of w
     n = tl.program_id(0) // M * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(1)
     row = tl.minimum(n, N - 1).to(tl.int64)[:, None]
     total = tl.zeros((ROWS, UNITS), tl.float32)
     for start in range(part * PART, tl.minimum(part * PART + PART, WORDS), UNITS):
         unit = (start + tl.arange(0, UNITS))[None, :]
-        # The hint gives all loads one layout over the threads, or codes would be moved between them.
+        # The hint gives all loads the same layout over threads; otherwise codes move between threads.
         near = tl.max_contiguous(start + tl.arange(0, UNITS), CHUNK)[None, :]
         inside = unit < WORDS
         words = tl.load(low + row * WORDS + near, mask=inside, other=0)
@@ -133,7 +132,7 @@ def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
 
 
 def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows as [n, K] in `dtype`, rounded as torch's own operations round. which: a slice of them, or int indices [n]."""
+    """Rows as [n, K] in `dtype`, rounded as by torch's own operations. which: a slice of them, or int indices [n]."""
     rows, start = (None, which.start) if isinstance(which, slice) else (which.contiguous(), 0)
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)

@@ -1,7 +1,7 @@
-"""Errors for users. Every message says what was found, what was expected and what to do.
+"""Errors for users. A message states the value found, the value expected and the remedy.
 
-Messages name options by their flags, as in "--ctx-size 0: ...". `str` spells them as a user of Python does, "ctx_size
-0: ...", except inside `spelled_as_flags`, where a command runs.
+Messages name options by their flags, as in "--ctx-size 0: ...". `str` replaces flags by parameters, as in "ctx_size
+0: ...", except inside `spelled_as_flags`, which commands use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NoReturn
 
-# Flags that are parameters in Python: those of `load`, and of functions that raise errors about theirs.
+# Flags that are also parameters of Python functions
 PARAMETERS = ("model", "backend", "device", "dtype", "revision", "ctx_size", "template", "threads", "activation_bits",
               "compile", "draft_model", "prefill_step_size", "max_tokens", "stop", "stride", "bits", "group_size")
 _FLAG = re.compile(rf"(?<![\w-])--(no-)?({'|'.join(PARAMETERS).replace('_', '-')})(?![\w-])"
@@ -22,7 +22,7 @@ _as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)
 
 @contextmanager
 def spelled_as_flags() -> Iterator[None]:
-    """Inside, errors name options by their flags."""
+    """Context in which errors name options by their flags."""
     token = _as_flags.set(True)
     try:
         yield
@@ -42,7 +42,7 @@ def spell_parameters(text: str) -> str:
 
 
 class LlamaError(Exception):
-    """Base of every error that a user can cause or mend; a door prints it in one line and exits with 2."""
+    """Base of errors that a user can cause or fix. A command prints them in one line and exits with 2."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -50,7 +50,7 @@ class LlamaError(Exception):
 
 
 class ConfigError(LlamaError):
-    """config.json is missing, malformed or absurd, or asks for something unsupported."""
+    """A config is missing, malformed or out of range, or needs an unsupported feature."""
 
 
 class CheckpointError(LlamaError):
@@ -62,7 +62,7 @@ class TokenizerError(LlamaError):
 
 
 class TemplateError(LlamaError):
-    """A chat template is missing, refused a conversation, or broke the sandbox's rules."""
+    """A chat template is missing, refuses a conversation, or violates the sandbox's rules."""
 
 
 class OptionsError(LlamaError):
@@ -78,7 +78,7 @@ class OutOfMemoryError(BackendError):
 
     @classmethod
     def of(cls, needed: int, free: int | None = None, device: str = "this machine") -> OutOfMemoryError:
-        """The error for weights of `needed` bytes on a device with `free` bytes left (None: unknown)."""
+        """Make the error for weights of `needed` bytes on a device with `free` bytes of memory (None: unknown)."""
         has = "does not give that much memory" if free is None else f"has {free / 1e9:.2f} GB free"
         return cls(f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, quantise this one "
                    "(python -m mlx_llama.quantize), or close other programs")
@@ -96,9 +96,9 @@ class TraceError(LlamaError):
     """A golden trace is damaged, or belongs to another model."""
 
 
-Report = Callable[[LlamaError], None]  # receives an error where a check can continue
+Report = Callable[[LlamaError], None]  # called with an error by checks that can go on
 
 
 def refuse(error: LlamaError) -> NoReturn:
-    """The `Report` that raises the first error."""
+    """Raise the error: the `Report` of checks that stop at the first."""
     raise error

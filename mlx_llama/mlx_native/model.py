@@ -155,7 +155,7 @@ def _build_block(spec: LayerSpec, weights: Weights) -> Block:
 
 
 def _decide_compile(config: LlamaConfig, device: mx.Device, wanted: bool | None) -> tuple[bool, str]:
-    """Whether to trace steps, and the reason not to. Raises BackendError where `wanted` is impossible."""
+    """(True to trace steps, or False and the reason). Raises BackendError if `wanted` is impossible."""
     if rope.length_dependent(config):
         reason = "dynamic rope turns by angles that depend on the length"
         if wanted:

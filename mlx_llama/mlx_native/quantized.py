@@ -1,4 +1,4 @@
-"""QuantizedMatrix: a low-bit matrix at its own width, multiplied by mx.quantized_matmul while packed."""
+"""QuantizedMatrix: a packed low-bit matrix for mx.quantized_matmul."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlx_llama.core.files.quantized import AffineWeight, MLXWeight, pack_stream
 
 from . import facts, runtime
 
-HALF_GROUP = 16  # MLX's kernels know groups of 32, 64 and 128; these come in pairs
+HALF_GROUP = 16  # MLX's kernels have groups of 32, 64 and 128; groups of 16 take two products
 _SLAB = 1 << 20  # weights that a thread repacks at a time
 
 
@@ -24,10 +24,10 @@ class QuantizedMatrix:
     """One low-bit matrix [N, K]: w = scale * code + bias over groups of `group_size` columns.
 
     packed: uint32 [N, K * bits / 32], each row one stream of codes, low bits first.
-    scalings: pairs of (scales, biases), [N, K / group_size] each, in the dtype in which products are computed. One
-    pair; for a format with groups of 16 two over groups of 32, one for the even groups of 16, one for the odd.
-    even: bool [K], the columns for which the first pair holds; None where there is one pair.
-    dtype: of the rows that `rows` returns.
+    scalings: pairs of (scales, biases), [N, K / group_size] each, in the dtype of products. One pair; or two for groups of
+    16, over groups of 32: of the even groups of 16, and of the odd.
+    even: bool [K], True in columns of even groups of 16; None with one pair.
+    dtype: of the result of `rows`.
     """
 
     bits: int
@@ -39,11 +39,11 @@ class QuantizedMatrix:
 
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> QuantizedMatrix:
-        """Rows on rows of `weights`, which `can_concatenate`; releases their pages. dtype: of the activations."""
+        """Concatenate the rows of `weights`, which `can_concatenate`; releases their pages. dtype: of the activations."""
         first = weights[0]
         is_mlx = isinstance(first, MLXWeight)
         packed, scales, biases = _concatenate(weights) if is_mlx else _repack(weights)
-        # bias = -offset * scale: a power of two changes no digit, but may leave float16's range
+        # bias = -offset * scale is exact, since offsets are powers of two, but may overflow float16.
         fits = is_mlx or dtype != mx.float16 or np.abs(biases).max(initial=0) <= np.finfo(np.float16).max
         on_gpu = device.type == mx.gpu
         product = getattr(mx, facts.product_dtype(first, runtime.dtype_name(dtype), on_gpu)) if fits else mx.float32
@@ -70,7 +70,7 @@ class QuantizedMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: codes, scales and biases."""
+        """Bytes of codes, scales and biases."""
         return self.packed.nbytes + sum(part.nbytes for pair in self.scalings for part in pair)
 
     def matmul(self, x: mx.array) -> mx.array:
@@ -78,8 +78,7 @@ class QuantizedMatrix:
         wide = x.astype(self.scalings[0][0].dtype)
         if self.even is None:
             return self._product(wide, 0).astype(x.dtype)
-        # Groups of 16, exactly: all codes with the even groups' scales, where x is zero outside those groups, and all
-        # codes once more with the odd groups' scales.
+        # Zeros in x make groups of 16 exact: one product for the even groups, with their scales, and one for the odd.
         halves = mx.where(self.even, wide, 0), mx.where(self.even, 0, wide)
         return (self._product(halves[0], 0) + self._product(halves[1], 1)).astype(x.dtype)
 
@@ -95,7 +94,7 @@ class QuantizedMatrix:
 
 
 def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
-    """Whether two weights can be one array or one QuantizedMatrix, rows on rows."""
+    """True if the rows of two weights can be concatenated to one array or one QuantizedMatrix."""
     if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
         return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
     if type(first) is not type(second):
@@ -105,13 +104,13 @@ def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight)
 
 
 def _concatenate(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, scales and biases as stored; those of a single matrix are not copied."""
+    """Concatenate stored codes, scales and biases. A single matrix is not copied."""
     parts = [(weight.packed, weight.scales, weight.biases) for weight in weights]
     return parts[0] if len(parts) == 1 else tuple(np.concatenate(arrays) for arrays in zip(*parts))
 
 
 def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes as MLX packs them, uint32 [N, K * bits / 32], scales and biases float32 [N, K / group_size]."""
+    """Repack for MLX: codes uint32 [N, K * bits / 32], scales and biases float32 [N, K / group_size]."""
     first, K = weights[0], weights[0].shape[1]
     N = sum(weight.shape[0] for weight in weights)
     packed = np.empty((N, K * first.bits // 32), np.uint32)

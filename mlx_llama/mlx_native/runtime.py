@@ -1,4 +1,4 @@
-"""The device under MLX: it builds graphs lazily, `launch` submits one, and only `read` waits for a token."""
+"""The MLX device. Graphs are built lazily; `launch` submits them, and `read` waits for a token."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LOAD_OPTIONS = LoadOptions(NAME)
 
 
 def has_gpu() -> bool:
-    """True where MLX has a GPU: Metal on Apple silicon, or MLX's CUDA build."""
+    """True if MLX has a GPU: Metal on Apple silicon, or MLX's CUDA build."""
     return mx.is_available(mx.gpu)
 
 
 def pick_device(device: str | None = None) -> mx.Device:
-    """The device to run on: "gpu", "cpu", or None for the GPU where there is one. Raises BackendError for no GPU.
+    """Pick the device: "gpu", "cpu", or None for a GPU if there is one. Raises BackendError if "gpu" is missing.
 
     Sets MLX_ENABLE_TF32 to 0 unless it is set. Newer GPUs would round float32 products to TF32, with 10 bits of
-    mantissa. MLX reads the variable at the process's first product, so it is set before any model is loaded.
+    mantissa. MLX reads the variable at the first product of a process, so set it before loading.
     """
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
     if device == "gpu" and not has_gpu():
@@ -36,17 +36,17 @@ def pick_device(device: str | None = None) -> mx.Device:
 
 
 def device_name(device: mx.Device) -> str:
-    """A name for receipts."""
+    """Name of the device, for reports."""
     return "MLX on the CPU" if device.type == mx.cpu else f"MLX on {mx.device_info(device).get('device_name', 'the GPU')}"
 
 
 def runs_ahead(device: mx.Device) -> bool:
-    """Whether step n+1 may be launched before token n is read: True, MLX evaluates on its own thread."""
+    """True if step n+1 may be launched before token n is read. Always True: MLX evaluates on a thread of its own."""
     return True
 
 
 def pick_dtype(dtype: str, stored: str, device: mx.Device) -> mx.Dtype:
-    """The dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored` one."""
+    """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored` one."""
     return getattr(mx, stored if dtype == "auto" else dtype)
 
 
@@ -61,22 +61,22 @@ def launch(*arrays: mx.array) -> None:
 
 
 def read(token: mx.array) -> int:
-    """The token int32 [1, 1] as an int. Waits for it."""
+    """Wait for a token int32 [1, 1] and return it as an int."""
     return token.item()
 
 
 def read_all(*tokens: mx.array) -> list[int]:
-    """The tokens of one or more int32 [1, T], in order, as ints. Waits once."""
+    """Wait once for tokens int32 [1, T] each, and return them in order as ints."""
     return (tokens[0] if len(tokens) == 1 else mx.concatenate(tokens, axis=1)).tolist()[0]
 
 
 def to_numpy(array: mx.array) -> np.ndarray:
-    """A float32 or integer copy on the host. For logits, probes and saved state, never while decoding."""
+    """Copy to the host, as float32 or integers. For logits, probes and saved state, never while decoding."""
     return np.array(array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array)
 
 
 def peak_memory(device: mx.Device) -> int:
-    """Peak of bytes that MLX has allocated."""
+    """Peak bytes allocated by MLX."""
     return mx.get_peak_memory()
 
 
@@ -91,7 +91,7 @@ def free_memory(device: mx.Device) -> int | None:
 
 
 def bandwidth(device: mx.Device) -> float | None:
-    """Measured bandwidth of the device's memory, bytes per second; None: it computes in the host's memory."""
+    """Measured bandwidth of the device's memory, bytes per second; None: the device uses the host's memory."""
     if device.type == mx.cpu:
         return None
     with mx.stream(device):
@@ -104,7 +104,7 @@ def bandwidth(device: mx.Device) -> float | None:
 
 
 def primitives(*arrays: mx.array) -> int | None:
-    """Operations in the unevaluated graph of `arrays`, which stays unevaluated; None: arrays have no graph."""
+    """Count the operations in the graph of `arrays`, without evaluating it; None: there is no graph."""
     text = io.StringIO()
     mx.export_to_dot(text, *arrays)
     return text.getvalue().count("shape=rectangle")

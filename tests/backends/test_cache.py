@@ -118,7 +118,7 @@ def test_what_does_not_fit_or_continue_is_refused(model):
                                 ([[384]], 5, "token id 384 is outside the vocabulary of 384"),
                                 ([[-1]], 5, "token id -1 is outside"),
                                 ([[1], [2]], 5, "a batch of 2"),
-                                ([[]], 5, "tokens must be integers"), ([[1, 2], [3]], 5, "one length"),
+                                ([[]], 5, "tokens must be integers"), ([[1, 2], [3]], 5, "same length"),
                                 ([[0.5]], 5, "must be integers")):
         with pytest.raises(ContextError, match=message):
             model.forward(tokens, at, cache)

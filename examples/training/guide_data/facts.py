@@ -1,4 +1,4 @@
-"""What the guide knows: one table. Change a fact here and train again.
+"""Facts that the guide knows, as one table. Train again after changing one.
 
 Every entry is one thing a user may ask about:
 

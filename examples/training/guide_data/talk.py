@@ -322,7 +322,7 @@ def expand(line: str, rng: random.Random) -> str:
 
 
 def ways(line: str) -> int:
-    """How many ways there are through the choices of a line."""
+    """Number of questions that the choices of a line give."""
     count = 1
     for choices in re.findall(r"\[([^\[\]]*\|[^\[\]]*)\]", line):
         count *= choices.count("|") + 1
@@ -352,7 +352,7 @@ HELD_OUT |= {normal(_line): (None, _line) for _line in lines(SCOPE_HELD_OUT)}
 
 
 def is_held_out(question: str) -> bool:
-    """Whether a question that only the evaluation may ask is in this one, whatever stands around it."""
+    """True if the question contains one that is reserved for the evaluation."""
     text = f" {normal(question)} "
     return any(f" {kept} " in text for kept in HELD_OUT)
 

@@ -84,7 +84,7 @@ class BackendFacts:
 
 @dataclass(frozen=True)
 class WeightsPlan:
-    """How a backend would hold a model's weights.
+    """Dtypes and size of a model's weights on a backend, planned without loading them.
 
     dtype: of the activations. low_bit_operand: dtype that low-bit weights are multiplied in. nbytes: of all weights once
     packed (cpu: the peak while loading).

@@ -1,6 +1,7 @@
-"""The host's side of a cache: how many positions are filled, where the next rows go, what they may see.
+"""Host-side state of a cache: positions filled, positions allocated, columns visible.
 
-Positions are plain ints, known without asking the device; every backend's `Cache` is built on this bookkeeping.
+Positions are Python ints, so that reading them never waits for the device. `Cache` and `View` of each backend derive from
+these classes.
 """
 
 from __future__ import annotations
@@ -12,29 +13,32 @@ import numpy as np
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
 
-GROWTH = 256  # positions that storage grows by at least: one copy per 256 tokens instead of one per token
+GROWTH = 256  # minimum positions to allocate at a time: one copy per 256 tokens instead of one per token
 
 
 def position_nbytes(config: LlamaConfig, itemsize: int) -> int:
-    """Bytes of the keys and values of one position, all layers together; itemsize: of one number."""
+    """Bytes of one position's keys and values in all layers. itemsize: bytes of one number."""
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
 
 
 class Positions:
-    """length: positions filled. capacity: positions allowed at most. allocated: positions that storage has room for."""
+    """Lengths of a cache.
+
+    length: positions filled. capacity: maximum positions. allocated: positions that the storage has room for.
+    """
 
     def __init__(self, config: LlamaConfig, capacity: int, itemsize: int):
         if capacity < 1:
-            raise ContextError(f"a cache of {capacity} positions holds nothing: ask for at least 1")
+            raise ContextError(f"a cache cannot have {capacity} positions: ask for at least 1")
         self.config = config
         self.capacity = capacity
         self.itemsize = itemsize  # bytes of one number of the keys and values
         self.length = 0
 
     def room_for(self, index_pos: int, count: int) -> int:
-        """Check that `count` new positions from `index_pos` fit; returns the positions that storage must have.
+        """Check that `count` new positions from `index_pos` fit; returns the positions to allocate.
 
-        Raises ContextError when index_pos is not where the cache ends, or the capacity is exceeded.
+        Raises ContextError if index_pos is not the cache's length, or the capacity is exceeded.
         """
         if index_pos != self.length:
             raise ContextError(f"index_pos is {index_pos} but the cache holds {self.length} positions: "
@@ -47,13 +51,15 @@ class Positions:
         return self.storage_for(end)
 
     def storage_for(self, end: int) -> int:
-        """Positions that storage has room for once it holds `end`: whole steps, of an eighth of it where that is more, so
-        that a long sequence is copied (and a step traced) a few times only."""
+        """Positions to allocate for `end`: rounded up to GROWTH, or to up to an eighth of `end` if that is more.
+
+        A long sequence is thus copied, and its decode step traced, only a few times.
+        """
         step = max(GROWTH, 1 << max(0, end.bit_length() - 4))
         return min(-(-end // step) * step, self.capacity)
 
     def reserve(self, batch: int, index_pos: int, count: int) -> None:
-        """Make room in storage for `count` new positions from `index_pos` of `batch` sequences. Raises ContextError."""
+        """Allocate storage for `count` new positions from `index_pos` of `batch` sequences. Raises ContextError."""
         allocated = self.room_for(index_pos, count)
         if self.tokens is not None:
             self.check_batch(batch, self.tokens.shape[0])
@@ -62,7 +68,7 @@ class Positions:
             self._grow(batch, allocated)
 
     def check_memory(self, batch: int, end: int) -> None:
-        """Raises ContextError when storage for `end` positions of `batch` sequences takes more memory than is free."""
+        """Raise ContextError if storage for `end` positions of `batch` sequences exceeds free memory."""
         allocated = self.storage_for(end)
         needed = batch * allocated * position_nbytes(self.config, self.itemsize)
         if allocated <= self.allocated or needed < 1 << 20:
@@ -72,18 +78,18 @@ class Positions:
             raise ContextError(f"keys and values of {allocated} positions take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
                                f"of memory are free: shorten the prompt, lower --ctx-size, or close other programs")
 
-    def check_batch(self, batch: int, held: int) -> None:
-        """Raises ContextError unless a call's batch size is the one the cache was begun with."""
-        if batch != held:
-            raise ContextError(f"a batch of {batch} sequences cannot continue a cache of {held}: reset it first")
+    def check_batch(self, batch: int, cached: int) -> None:
+        """Raise ContextError unless a call has the batch size of the cache."""
+        if batch != cached:
+            raise ContextError(f"a batch of {batch} sequences cannot continue a cache of {cached}: reset it first")
 
     def check_trim(self, length: int) -> None:
-        """Raises ContextError unless 0 <= length <= self.length."""
+        """Raise ContextError unless 0 <= length <= self.length."""
         if not 0 <= length <= self.length:
             raise ContextError(f"cannot trim to {length} positions: the cache holds {self.length}")
 
     def check_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises ContextError unless `state` (see Cache.state) has this model's shapes and fits the capacity."""
+        """Raise ContextError unless `state` (see Cache.state) has this model's shapes and fits the capacity."""
         if not state:
             return
         c = self.config
@@ -98,14 +104,13 @@ class Positions:
 
 
 class CallView:
-    """The host's side of one call on a cache: `count` new positions from `index_pos` on, of `batch` sequences.
+    """Host-side state of one call on a cache: `count` new positions from `index_pos` on, of `batch` sequences.
 
-    A context manager: the cache counts the new positions when the block ends without an exception, and is as it was
-    otherwise. Every backend's `View` is built on it.
+    A context manager. The cache's length includes the new positions once the block succeeds, and is unchanged if it raises.
     """
 
     def __init__(self, cache: Positions, batch: int, count: int, index_pos: int):
-        """Makes room in the cache's storage. Raises ContextError."""
+        """Allocate storage in the cache. Raises ContextError."""
         cache.reserve(batch, index_pos, count)
         self.cache, self.config = cache, cache.config
         self.batch, self.count, self.index_pos, self.end = batch, count, index_pos, index_pos + count
@@ -118,13 +123,13 @@ class CallView:
             self.cache.length = self.end
 
     def first_visible(self, window: int | None) -> int:
-        """The first column that any of the new queries sees: 0 without a sliding window."""
+        """First column that any new query sees: 0 without a sliding window."""
         return max(0, self.index_pos + 1 - window) if window else 0
 
     def visible(self, window: int | None) -> np.ndarray | None:
         """Columns that each new query sees: bool [count, end - first_visible], True where visible.
 
-        None where every query sees every column (a single token). A query at position p sees the columns c <= p,
+        None if every query sees every column (a single token). A query at position p sees the columns c <= p,
         with a sliding window those with c > p - window (Mistral 7B, arXiv 2310.06825).
         """
         if self.count == 1:
@@ -138,7 +143,7 @@ class CallView:
 
 
 def checked_tokens(tokens: Any, vocab_size: int) -> Any:
-    """Token ids given on the host (list or NumPy) as int32 [B, T]; a device array passes as it is.
+    """Check token ids on the host (list or NumPy) and convert them to int32 [B, T]; device arrays are returned unchanged.
 
     Raises ContextError for an empty or ragged batch and for ids outside the vocabulary.
     """
@@ -147,7 +152,7 @@ def checked_tokens(tokens: Any, vocab_size: int) -> Any:
     try:
         array = np.asarray(tokens)
     except ValueError:
-        raise ContextError("the rows of a batch of tokens must have one length") from None
+        raise ContextError("all rows of a batch of tokens must have the same length") from None
     if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "iu":
         raise ContextError(f"tokens must be integers of shape [batch, length], not {array.dtype} {list(array.shape)}")
     low, high = int(array.min()), int(array.max())

@@ -138,7 +138,7 @@ class ModelDrafts:
 
 
 class Pace:
-    """How many tokens to draft, and when to give up, from the acceptance so far.
+    """Number of tokens to draft, adapted to the acceptance so far; decides when to give up.
 
     After drafts that were all correct: twice as many. Otherwise: one more than were correct, so a wrong track stays cheap.
     """

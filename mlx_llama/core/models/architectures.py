@@ -1,4 +1,4 @@
-"""The table of architectures. A model that is Llama with differences is added here, by one entry.
+"""The table of architectures: one entry for each family that is Llama with differences.
 
 Defaults of config.json's fields and the meaning of each difference are those of transformers 5 (models/NAME); names and
 conventions of GGUF files are llama.cpp's (src/llama-arch.cpp, src/llama-model.cpp, convert_hf_to_gguf.py).
@@ -16,13 +16,13 @@ from .gguf_names import GGUFNames
 
 @dataclass(frozen=True)
 class Architecture:
-    """One family, as it differs from LlamaForCausalLM.
+    """Differences of a family from LlamaForCausalLM.
 
     name: in config.json's `architectures`; aliases: other spellings of it. model_type: in config.json. gguf:
     `general.architecture` of its GGUF files, names: of their tensors. defaults: of config.json's fields that
     transformers fills in.
-    qkv_bias: whether query, key and value have biases: True, False, or None for what the config's `attention_bias`
-    says. out_bias, mlp_bias: the same for the output projection (None: `attention_bias`) and the MLP (None: `mlp_bias`).
+    qkv_bias: True if query, key and value have biases; None for the config's `attention_bias`. out_bias, mlp_bias: the
+    same for the output projection (None: `attention_bias`) and the MLP (None: `mlp_bias`).
     query_key_norm: RMS norms over each head of query and key.
     window: layers with a sliding window: "none", "all" (`sliding_window`) or "from" (`use_sliding_window`, from layer
     `max_window_layers` on).
@@ -45,7 +45,7 @@ _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "num_key_valu
          "eos_token_id": None, "max_window_layers": 28}
 _TABLE = (
     Architecture(
-        "LlamaForCausalLM", "llama", "llama", aliases=("LLaMAForCausalLM",),  # the first conversions of Llama 1
+        "LlamaForCausalLM", "llama", "llama", aliases=("LLaMAForCausalLM",),  # in the first conversions of Llama 1
         defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
         qkv_bias=None, out_bias=None, mlp_bias=None, names=gguf_names.LLAMA,
     ),
@@ -61,7 +61,7 @@ _TABLE = (
 ARCHITECTURES: dict[str, Architecture] = {one.name: one for one in _TABLE}
 BY_SPELLING = ARCHITECTURES | {alias: one for one in _TABLE for alias in one.aliases}
 BY_MODEL_TYPE = {one.model_type: one for one in _TABLE}
-BY_GGUF = {one.gguf: one for one in reversed(_TABLE)}  # of two under one name, the first
+BY_GGUF = {one.gguf: one for one in reversed(_TABLE)}  # "llama" is Llama, not Mistral
 
 
 def find_gguf(name: object) -> Architecture | None:

@@ -1,9 +1,8 @@
-"""config.json or GGUF metadata -> one frozen, complete LlamaConfig. Nothing below it ever asks "is this field there?".
+"""Resolve config.json or GGUF metadata to one frozen LlamaConfig with all fields set.
 
-config.json's schema is the one that transformers writes (every generation of it, from Llama 1 to the `rope_parameters`
-of transformers 5); defaults are those of its config classes (architectures.py). GGUF's fields and defaults are those of
-llama.cpp (src/llama-model.cpp, `load_hparams`). What this package cannot run exactly is refused by name, never run as
-something else.
+The schema of config.json is transformers', from Llama 1 to the `rope_parameters` of transformers 5. Defaults are those of
+its config classes (architectures.py). Fields and defaults of GGUF are llama.cpp's (src/llama-model.cpp, `load_hparams`).
+Fields that ask for unsupported arithmetic raise ConfigError.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from mlx_llama.core.errors import ConfigError, LlamaError, Report, refuse
 from .architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE, BY_SPELLING, Architecture, find_gguf
 from .spec import LayerSpec
 
-# Modules of the norms before attention and MLP, and after them, by norm_placement; names are transformers' (Llama, OLMo 2 and
-# EXAONE 4, Gemma 2).
+# norm_placement: (norms before attention and MLP, norms after them). Modules are named as in transformers: Llama; OLMo 2 and
+# EXAONE 4; Gemma 2.
 NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
     "before": (("input_layernorm", "post_attention_layernorm"), None),
     "after": (None, ("post_attention_layernorm", "post_feedforward_layernorm")),
@@ -34,7 +33,7 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
 
-# Far above any model that exists, far below what would make an innocent-looking product overflow a 64-bit count.
+# Above all existing models; the size of a tensor in bytes still fits 64 bits.
 _LIMITS = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 20,
@@ -46,18 +45,18 @@ _LIMITS = {
     "max_position_embeddings": 1 << 30,
     "sliding_window": 1 << 30,
 }
-_JSON_LIMIT = 64 << 20  # bytes; a tokenizer.json is read by its own library and not through here
+_JSON_LIMIT = 64 << 20  # bytes; a larger tokenizer.json is read by its own library
 _MISSING = object()
 
 
 def show(value: object, limit: int = 80) -> str:
-    """A value as it may stand in a one-line error: its repr, cut to `limit` characters."""
+    """The repr of a value for a one-line error, cut to `limit` characters."""
     text = ascii(value) if isinstance(value, (str, bytes)) else repr(value).replace("\n", " ")
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Read a JSON object from a file.
 
     Raises:
         error: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
@@ -84,10 +83,10 @@ def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position embedding: which formula turns a position into angles, with all its numbers.
+    """Rotary position embedding: the type of its formula (core/models/rope.py), and its parameters.
 
-    `theta` is the base period; the rest is None where the type does not use it. `original_max_position_embeddings`
-    and `max_position_embeddings` count tokens. Formulas: core/models/rope.py.
+    theta: base of the frequencies. original_max_position_embeddings: trained positions before scaling. Parameters that
+    the type does not use are None.
     """
 
     type: str = "default"
@@ -102,16 +101,16 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool | None = None
-    divisors: tuple[float, ...] | None = None  # one per pair, dividing its frequency first (GGUF's rope_freqs.weight)
+    divisors: tuple[float, ...] | None = None  # of the frequencies, one per pair (GGUF's rope_freqs.weight)
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How mx.quantize packed the matrices of a safetensors checkpoint, mode "affine": codes of `bits` bits, a scale and
-    a bias for every `group_size` of them.
+    """Packing of a safetensors checkpoint's matrices by mx.quantize, mode "affine".
 
-    layers: (module, (bits, group_size)) where a module differs, (module, None) where it is not quantised. Any other
-    module has the model's settings if the file holds scales for it, else it is not quantised.
+    bits: width of a code. group_size: codes that share a scale and a bias. layers: (module, (bits, group_size)) of
+    modules with other settings, (module, None) of modules that are not quantised. Modules that are not listed are
+    quantised if the file has their scales.
     """
 
     bits: int
@@ -121,15 +120,15 @@ class Quantization:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Everything the model needs to know about itself, resolved and checked.
+    """Architecture and sizes of a model, resolved and checked. Names and meanings are those of transformers' config.json.
 
-    Names and meanings are those of transformers' config.json. `head_dim` is always set; `sliding_window` is the
-    number of positions a token may look back, itself included, or None; `sliding_layers` counts the layers from the last
-    that have it, None for all. `attention_bias` is of query, key and value, `output_bias` of the projection after them.
-    `query_key_norm`: RMS norms over each head of query and key. `norm_placement`: "before" attention and MLP, "after" them
-    or "both". `unrotated_layers`: without rotary embedding. Multipliers: on the embedding, on what a layer adds to the
-    stream, on query times key (None: 1 / sqrt(head_dim)) and on the logits. `activation`: "silu" or "gelu_tanh". `dtype` is the width the config names;
-    `quantization` is None where matrices are stored unpacked, and for GGUF files, whose tensors name their own formats.
+    sliding_window: positions that a token sees, itself included; None for all. sliding_layers: number of layers with that
+    window, counted from the last; None for all. attention_bias: of query, key and value. output_bias: of the projection
+    after attention. query_key_norm: RMS norms over each head of query and key. norm_placement: "before" attention and MLP,
+    "after" them, or "both". unrotated_layers: layers without rotary embedding. embedding_multiplier, logits_multiplier:
+    factors on the embedding and the logits. residual_multiplier: on the output of attention and MLP.
+    attention_multiplier: on query times key; None for 1 / sqrt(head_dim). activation: "silu" or "gelu_tanh". dtype: of the
+    checkpoint, as the config names it. quantization: None for plain matrices and for GGUF, whose tensors name their formats.
     """
 
     architecture: str
@@ -164,7 +163,7 @@ class LlamaConfig:
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
-        """Every layer as data, from the first."""
+        """Specs of all layers, in order."""
         return tuple(self._layer(i) for i in range(self.num_hidden_layers))
 
     def _layer(self, i: int) -> LayerSpec:
@@ -197,15 +196,15 @@ class LlamaConfig:
 
     @property
     def head_name(self) -> str:
-        """The module that projects to the vocabulary: the embedding where it is tied."""
+        """Module that projects to the vocabulary: the embedding if it is tied."""
         return "model.embed_tokens" if self.tie_word_embeddings else "lm_head"
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
-        """The config in a config.json, or in a folder that holds one.
+        """Read a config.json. path: the file, or its folder.
 
         Raises:
-            ConfigError: as `from_dict`, and for a file that is missing or not a JSON object.
+            ConfigError: as `from_dict`; or the file is missing or not a JSON object.
         """
         path = Path(path)
         if path.is_dir():
@@ -214,10 +213,9 @@ class LlamaConfig:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], source: str = "config.json", report: Report = refuse) -> LlamaConfig:
-        """The config from a parsed config.json; `source` is the file to name in errors.
+        """Resolve a parsed config.json. source: file to name in errors.
 
-        report: takes the error of each bad field. If it returns, the other fields are read as well, and the config holds
-        stand-ins for the bad ones.
+        report: called with the error of each bad field. If it returns, the field gets a placeholder and reading goes on.
 
         Raises:
             ConfigError: a field is missing, of the wrong type, out of range or at odds with another; the
@@ -231,7 +229,7 @@ class LlamaConfig:
         hidden = read.integer("hidden_size")
         layers = read.integer("num_hidden_layers")
         heads = read.integer("num_attention_heads")
-        # transformers: absent means the class's default, null means one key-value head per query head
+        # In transformers a missing field takes the class's default; null means one key-value head per query head.
         kv_heads = read.integer("num_key_value_heads", default["num_key_value_heads"], nullable=True) or heads
         if heads % kv_heads:
             read.fail("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
@@ -243,14 +241,14 @@ class LlamaConfig:
                 )
             head_dim = hidden // heads
         if head_dim % 2:
-            read.fail("head_dim", head_dim, "an even number, since rotary embeddings turn pairs")
+            read.fail("head_dim", head_dim, "an even number, since rotary embeddings rotate pairs")
         positions = read.integer("max_position_embeddings", default["max_position_embeddings"])
         vocab = read.integer("vocab_size")
         biases = {name: read.boolean(name, False) for name in ("attention_bias", "mlp_bias")}
         if architecture.mlp_bias is False and biases["mlp_bias"]:
             read.fail("mlp_bias", True, f"false, since {architecture.name} has no such biases")
         if architecture.qkv_bias is False and biases["attention_bias"]:
-            # transformers' class has no biases whatever its config says; a config that asks for one is another model
+            # transformers' class ignores the field; a config that sets it is of another model.
             read.fail("attention_bias", True, f"false, since {architecture.name} has no such biases")
         window, sliding_layers = _sliding_window(read, architecture, layers)
         config = cls(
@@ -291,19 +289,19 @@ class LlamaConfig:
         dtype: str,
         source: str,
     ) -> LlamaConfig:
-        """The config that a GGUF file's metadata and tensors describe.
+        """Resolve the metadata and tensor shapes of a GGUF file.
 
         Args:
             metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough), of text as any sequence.
-            shapes: of the tensors, by Hugging Face name: the embedding's rows are the vocabulary, a head or a bias is
-                there or not.
-            divisors: values of the tensor rope_freqs.weight, or None where there is none.
-            dtype: the width of the embedding.
-            source: the file to name in errors.
+            shapes: of the tensors, by Hugging Face name. They give the vocabulary's size, and whether the model has an
+                output head and biases.
+            divisors: values of the tensor rope_freqs.weight; None if there is none.
+            dtype: of the embedding.
+            source: file to name in errors.
 
         Raises:
             ConfigError: a field is missing, of the wrong type, out of range, at odds with another or with the tensors;
-                the architecture, or something that changes its arithmetic, is not supported.
+                the architecture or its arithmetic is not supported.
         """
         read = _Reader(metadata, source)
         architecture = _refuse_gguf(read)
@@ -317,7 +315,7 @@ class LlamaConfig:
         if head_dim is None:
             read.fail(f"{family}.embedding_length", hidden, f"a multiple of {family}.attention.head_count ({heads})")
         if head_dim % 2:
-            read.fail(f"{family}.attention.key_length", head_dim, "an even number, since rotary embeddings turn pairs")
+            read.fail(f"{family}.attention.key_length", head_dim, "an even number, since rotary embeddings rotate pairs")
         for name in ("attention.value_length", "rope.dimension_count"):
             if read.gguf(name, "head_dim", head_dim) != head_dim:
                 read.fail(f"{family}.{name}", metadata[f"{family}.{name}"], f"{head_dim}, the size of a head")
@@ -328,7 +326,7 @@ class LlamaConfig:
             read.fail("tokenizer.ggml.tokens", tokens, f"at most {vocab} tokens, the rows of token_embd.weight")
         positions = read.gguf("context_length", "max_position_embeddings")
         keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
-        # some writers store -1, "none", as an unsigned number
+        # Some writers store -1 (no token) as an unsigned number.
         bos, *ends = (None if metadata.get(key) == 0xFFFFFFFF else read.token(key, None, vocab) for key in keys)
         return cls(
             architecture=architecture.name,
@@ -354,10 +352,7 @@ class LlamaConfig:
         )
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor the checkpoint must hold, by its Hugging Face name, with its shape.
-
-        Matrices are [out, in], as torch's Linear keeps them.
-        """
+        """Shapes of all tensors of the checkpoint, by Hugging Face name. Matrices are [out, in], as in torch.nn.Linear."""
         d, ffn, vocab = self.hidden_size, self.intermediate_size, self.vocab_size
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
@@ -388,10 +383,9 @@ _SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim
 
 
 def _collects(otherwise: Any, needs: frozenset[str] = frozenset()) -> Callable[[Callable], Callable]:
-    """Decorate a function of a reader: report the error that ends it, and return `otherwise`.
+    """Decorate a function of a reader to report its ConfigError and return `otherwise`.
 
-    otherwise: a value, or a dict of values by the name of the field that is read. needs: fields without which the function
-    is not called.
+    otherwise: a value, or {field: value}. needs: the function is not called if one of these fields has failed.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -417,23 +411,23 @@ def _collects(otherwise: Any, needs: frozenset[str] = frozenset()) -> Callable[[
 
 
 class _Reader:
-    """Typed access to the raw fields; every refusal names the file, the field, what was found and expected.
+    """Typed access to raw fields. Errors name the file, the field, the value found and the value expected.
 
-    report: takes the error of a bad field (see from_dict). failed: fields with errors that `report` took.
+    report: called with the error of a bad field (see from_dict). failed: fields reported so far.
     """
 
     def __init__(self, raw: dict[str, Any], source: str, prefix: str = "", report: Report = refuse):
         if not isinstance(raw, dict):
             raise ConfigError(f"{source}: {prefix or 'config'} is {show(raw)}, expected an object with named fields")
         self.raw, self.source, self.prefix = raw, source, prefix
-        self.family = ""  # before a GGUF file's own fields, "llama" in llama.block_count
+        self.family = ""  # prefix of GGUF fields, such as "llama" of llama.block_count
         is_gguf = source.endswith(".gguf")
         self.remedy = "take another conversion of the model" if is_gguf else "correct the file, or take the model's own"
         self.report, self.failed = report, set()
 
     def fail(self, name: str, found: object, expected: str) -> None:
         if self.report is not refuse and name in _SIZES and self.failed & _SIZES:
-            return  # at odds with a stand-in
+            return  # follows from the placeholder of another size
         self.report(ConfigError(f"{self.source}: {self.prefix}{name} is {show(found)}, expected {expected}; {self.remedy}"))
 
     def get(self, name: str, default: Any = _MISSING) -> Any:
@@ -447,13 +441,13 @@ class _Reader:
         value, high = self.get(name, default), _LIMITS.get(name, 1 << 30)
         if value is None and nullable:
             return None
-        # bool is an int to Python, not to a config
+        # bool is a subclass of int
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
             self.fail(name, value, f"a whole number from 1 to {high}" + (" or null" if nullable else ""))
         return value
 
     def gguf(self, name: str, field: str, default: Any = _MISSING, *, low: int = 1) -> Any:
-        """The whole number FAMILY.NAME, in the limits of a LlamaConfig's field; a list if its numbers are the same."""
+        """Read the whole number FAMILY.NAME within the limits of LlamaConfig's `field`. Accepts a list of equal numbers."""
         value, name = self.get(f"{self.family}.{name}", default), f"{self.family}.{name}"
         if isinstance(value, list) and value:
             if any(one != value[0] for one in value):
@@ -468,7 +462,7 @@ class _Reader:
 
     @_collects(1.0)
     def number(self, name: str, default: Any = _MISSING, *, low: float, high: float = 1e12) -> float:
-        """A finite number with low < value <= high."""
+        """Read a finite number with low < value <= high."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high:
             self.fail(name, value, f"a number above {low:g}, up to {high:g}")
@@ -486,12 +480,12 @@ class _Reader:
 
     @_collects(())
     def tokens(self, name: str, default: Any, vocab: int) -> tuple[int, ...]:
-        """Token ids from an int, a list or null; in order, without repeats."""
+        """Read token ids from an int, a list or null; in order, without duplicates."""
         value = self.get(name, default)
         values = [] if value is None else value if isinstance(value, list) else [value]
         for one in values:
             if isinstance(one, bool) or not isinstance(one, int) or (not 0 <= one < vocab and name in self.raw):
-                # -1 stands for "none" in some early conversions
+                # -1 means no token in some early conversions.
                 if one == -1 and not isinstance(one, bool):
                     continue
                 self.fail(name, value, f"token ids from 0 to {vocab - 1} (vocab_size - 1), or null")
@@ -517,7 +511,7 @@ def _architecture(read: _Reader) -> Architecture:
         architecture = BY_SPELLING[names[0]]
         if kind is not None and (not isinstance(kind, str) or BY_MODEL_TYPE.get(kind) != architecture):
             raise ConfigError(
-                f"{read.source}: model_type is {show(kind)}, which is not what {architecture.name} uses; "
+                f"{read.source}: model_type is {show(kind)}, expected {architecture.model_type!r} for {architecture.name}; "
                 "correct one of them"
             )
         return architecture
@@ -548,7 +542,7 @@ def _refuse_partial(read: _Reader) -> None:
         read.fail("partial_rotary_factor", partial, "1, since only whole heads are rotated")
 
 
-# what mx.quantize packs, mode "affine"
+# Widths and groups of mx.quantize, mode "affine"
 # (https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html)
 QUANTIZED_BITS = (2, 3, 4, 5, 6, 8)
 QUANTIZED_GROUPS = (32, 64, 128)
@@ -557,15 +551,17 @@ _REQUANTIZE = "load the unquantised version of this model, or one that mlx_lm.co
 
 @_collects(None)
 def _quantization(read: _Reader) -> Quantization | None:
-    """The field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and beside them settings of single modules
-    under their names, such as "model.layers.0.mlp.down_proj": {"group_size", "bits"} or false. It writes it twice, the
-    second time as "quantization_config" for the hub's sake."""
+    """Read the field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and settings of single modules.
+
+    A module's settings stand under its name: "model.layers.0.mlp.down_proj": {"group_size", "bits"} or false. The field is
+    written twice, the second time as "quantization_config" for the hub.
+    """
     raw, other = read.get("quantization", None), read.get("quantization_config", None)
     if other is not None and other != raw:
         method = other.get("quant_method", other) if isinstance(other, dict) else other
         raise ConfigError(
-            f"{read.source}: quantization_config says that the weights are quantised in a way that is not supported "
-            f"({show(method)}); {_REQUANTIZE}"
+            f"{read.source}: quantization_config names a quantisation that is not supported ({show(method)}); "
+            f"{_REQUANTIZE}"
         )
     if raw is None:
         return None
@@ -579,7 +575,7 @@ def _quantization(read: _Reader) -> Quantization | None:
             layers.append((name, (bits, group_size) if value else None))
         elif isinstance(value, dict):
             layer = _Reader(value, read.source, f"quantization.{show(name)[1:-1]}.")
-            # 4 and 64 are mx.quantize's own defaults, which mlx_lm falls back to here, not to the model's
+            # mlx_lm takes mx.quantize's defaults here (4, 64), not the model's settings.
             layers.append((name, _packing(layer, layer.get("bits", 4), layer.get("group_size", 64))))
             for field in value:
                 if field not in ("bits", "group_size", "mode"):
@@ -592,7 +588,7 @@ def _quantization(read: _Reader) -> Quantization | None:
 
 
 def _packing(read: _Reader, bits: object, group_size: object) -> tuple[int, int]:
-    """(bits, group_size), checked; of mode "affine"."""
+    """Check mode, bits and group_size; returns (bits, group_size)."""
     mode = read.get("mode", "affine")
     if mode != "affine":
         read.fail("mode", mode, f"'affine', the only one supported; {_REQUANTIZE} (mlx_lm.convert: --q-mode affine)")
@@ -603,7 +599,7 @@ def _packing(read: _Reader, bits: object, group_size: object) -> tuple[int, int]
 
 
 def _check_quantized_modules(config: LlamaConfig, source: str) -> None:
-    """Every module that `config.quantization` names has a matrix, and its groups divide the matrix's rows."""
+    """Check that modules named by `config.quantization` have a matrix and that their groups divide its rows."""
     if config.quantization is None:
         return
     shapes = config.tensor_shapes()
@@ -621,7 +617,7 @@ def _check_quantized_modules(config: LlamaConfig, source: str) -> None:
             )
 
 
-# GGUF fields that change the arithmetic in ways this package does not compute, and the values that do not
+# GGUF fields of unsupported arithmetic, and the values that leave it out
 _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -641,7 +637,7 @@ _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def _refuse_gguf(read: _Reader) -> Architecture:
-    """The architecture of a GGUF file; refuses what would change its arithmetic."""
+    """Find the architecture of a GGUF file. Raises ConfigError for unsupported arithmetic."""
     kind, name = read.get("general.type", "model"), read.get("general.architecture")
     if kind != "model":
         read.fail("general.type", kind, "'model'")
@@ -659,9 +655,9 @@ def _refuse_gguf(read: _Reader) -> Architecture:
 
 
 def _gguf_window(read: _Reader, architecture: Architecture, positions: int) -> int | None:
-    window = read.gguf("attention.sliding_window", "sliding_window", None, low=0) or None  # 0 stands for none
+    window = read.gguf("attention.sliding_window", "sliding_window", None, low=0) or None  # 0 means none
     if window and architecture.window == "from":
-        if window < positions:  # llama.cpp ignores it for these, and the file does not say which layers have it
+        if window < positions:  # llama.cpp ignores the window here, and the file does not list its layers
             read.fail(f"{read.family}.attention.sliding_window", window, f"0 or at least {positions}, the context's length")
         return None
     return window
@@ -678,7 +674,7 @@ def _gguf_rope(read: _Reader, positions: int, head_dim: int, divisors: tuple[flo
     kind = read.get(prefix + "type", "linear")
     if kind not in ("none", "linear", "yarn"):
         read.fail(prefix + "type", kind, "none, linear or yarn")
-    # 0 stands for none; the second name is that of the first files
+    # 0 means no scaling. The first GGUF files name it scale_linear.
     name = prefix + "factor" if prefix + "factor" in read.raw else f"{read.family}.rope.scale_linear"
     factor = read.number(name, 1.0, low=-1e-9) or 1.0
     if kind == "none" or (kind == "linear" and factor == 1):
@@ -687,7 +683,7 @@ def _gguf_rope(read: _Reader, positions: int, head_dim: int, divisors: tuple[flo
         read.fail(name, factor, "at least 1, the ratio of the new context to the old")
     if kind == "linear":
         return RopeConfig(type="linear", factor=factor, **values)
-    # attn_factor multiplies what the formula gives; yarn_attn_factor, which convert_hf_to_gguf.py writes, replaces it
+    # yarn_attn_factor, written by convert_hf_to_gguf.py, replaces the formula's factor; attn_factor multiplies it.
     attention = read.optional(prefix + "yarn_attn_factor", low=0.0)
     if attention is None:
         attention = 0.1 * math.log(factor) + 1.0
@@ -707,7 +703,7 @@ def _dtype(read: _Reader) -> str:
     name = "dtype" if read.get("dtype", None) is not None else "torch_dtype"
     value = read.get(name, None)
     if value is None or value == "auto":
-        return "float32"  # what torch assumes
+        return "float32"  # torch's default
     found = value.removeprefix("torch.") if isinstance(value, str) else value
     if found not in DTYPES:
         read.fail(name, value, f"one of {', '.join(DTYPES)}")
@@ -716,7 +712,7 @@ def _dtype(read: _Reader) -> str:
 
 @_collects((None, None), needs=frozenset({"num_hidden_layers"}))
 def _sliding_window(read: _Reader, architecture: Architecture, layers: int) -> tuple[int | None, int | None]:
-    """(the window or None, how many of the last layers have it or None for all)."""
+    """Read (window or None, number of layers with it, counted from the last; None for all)."""
     window, sliding = None, None
     if architecture.window == "all" or architecture.window == "from" and read.boolean("use_sliding_window", False):
         window = read.integer("sliding_window", architecture.defaults["sliding_window"], nullable=True)
@@ -742,16 +738,16 @@ def _sliding_window(read: _Reader, architecture: Architecture, layers: int) -> t
     return window, sliding
 
 
-# Fields that change the angles in ways this package does not compute
+# Fields of unsupported rope variants
 _ROPE_FOREIGN = ("short_factor", "long_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 
 
 @_collects(RopeConfig())
 def _rope(read: _Reader, positions: int, head_dim: int) -> RopeConfig:
-    """Both spellings: `rope_theta` beside `rope_scaling`, and `rope_parameters`, which holds all.
+    """Read `rope_theta` and `rope_scaling`, or `rope_parameters`, which contains both.
 
-    Precedence as in transformers' convert_rope_params_to_dict: rope_scaling, else rope_parameters; the theta inside
-    before the one outside.
+    Precedence as in transformers' convert_rope_params_to_dict: rope_scaling before rope_parameters, and the inner
+    rope_theta before the outer.
     """
     spelling = "rope_scaling" if read.get("rope_scaling", None) else "rope_parameters"
     found = read.get(spelling, None)
@@ -767,16 +763,16 @@ def _rope(read: _Reader, positions: int, head_dim: int) -> RopeConfig:
         name = "rope_type" if rope.get("rope_type", None) else "type"
         rope.fail(name, kind, f"one of {', '.join(ROPE_TYPES)}")
 
-    where = rope if rope.get("rope_theta", None) is not None else read
-    # at 1 all pairs would turn alike
-    values: dict[str, Any] = {"type": kind, "theta": where.number("rope_theta", 10000.0, low=1.0, high=1e15)}
+    reader = rope if rope.get("rope_theta", None) is not None else read
+    # A theta of 1 would rotate all pairs by the same angle.
+    values: dict[str, Any] = {"type": kind, "theta": reader.number("rope_theta", 10000.0, low=1.0, high=1e15)}
     if kind == "default":
         return RopeConfig(**values)
     if kind in ("llama3", "yarn"):
-        # the outer field wins in transformers, for the sake of models that keep it there
-        where = read if read.get("original_max_position_embeddings", None) is not None else rope
-        values["original_max_position_embeddings"] = where.integer("original_max_position_embeddings", positions)
-    if kind == "yarn" and rope.get("factor", None) is None:  # DeepSeek's files leave it to the two lengths
+        # The outer field has precedence in transformers.
+        reader = read if read.get("original_max_position_embeddings", None) is not None else rope
+        values["original_max_position_embeddings"] = reader.integer("original_max_position_embeddings", positions)
+    if kind == "yarn" and rope.get("factor", None) is None:  # DeepSeek's files omit it
         values["factor"] = positions / values["original_max_position_embeddings"]
     else:
         values["factor"] = rope.number("factor", low=0.0)

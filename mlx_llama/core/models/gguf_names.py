@@ -1,4 +1,4 @@
-"""Tensor names and row order of GGUF files: data for the table of architectures, which core/files reads and writes by.
+"""Tensor names and row order of GGUF files, by architecture. core/files reads and writes by them.
 
 Names are those of the gguf library's tensor name map (gguf.get_tensor_name_map).
 """
@@ -63,7 +63,7 @@ class GGUFNames:
         return f"{prefix}{self._inverse[match[2] if match else module]}.{suffix}"
 
     def is_permuted(self, name: str) -> bool:
-        """The tensor of this Hugging Face name has its rows in llama.cpp's order."""
+        """True if llama.cpp's converter reorders the rows of the tensor with this Hugging Face name."""
         return name.rpartition(".")[0].endswith(self.permuted)
 
     @cached_property

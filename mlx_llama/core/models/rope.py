@@ -1,7 +1,7 @@
-"""Rotary position embeddings: from a config to angles, once, in float64, for every backend alike.
+"""Angles of rotary position embeddings, computed in float64 for all backends.
 
-Pair i of a head turns by position * frequency[i]. Halves are paired as Hugging Face's checkpoints expect: element i
-with element i + head_dim/2. Formulas follow transformers' modeling_rope_utils.py, which computes them in float32.
+Pair i of a head is rotated by position * frequency[i]. Element i is paired with element i + head_dim/2, as in Hugging
+Face's checkpoints. Formulas follow transformers' modeling_rope_utils.py, which computes them in float32.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None) -> tupl
     """The angle per position of every pair, in radians, and the factor on cos and sin.
 
     Args:
-        config: any rope type of core.config.ROPE_TYPES.
-        seq_len: tokens in the sequence so far, new ones included; only type "dynamic" looks at it.
+        config: any rope type of core.models.config.ROPE_TYPES.
+        seq_len: tokens in the sequence so far, new ones included; used by type "dynamic" only.
 
     Returns:
         frequencies: float64 [head_dim / 2].
@@ -26,7 +26,7 @@ def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None) -> tupl
     """
     rope, dim = config.rope, config.head_dim
     exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
-    if rope.type == "dynamic":  # reddit's NTK-aware scaling: stretch the base as the sequence outgrows the training
+    if rope.type == "dynamic":  # NTK-aware scaling: the base grows with the sequence past the trained length
         trained = config.max_position_embeddings
         length = max(seq_len or trained, trained)
         stretch = (rope.factor * length / trained) - (rope.factor - 1)
@@ -44,13 +44,15 @@ def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None) -> tupl
 
 
 def length_dependent(config: LlamaConfig) -> bool:
-    """True where the frequencies change as the sequence grows (type "dynamic", past max_position_embeddings)."""
+    """True if the frequencies change as the sequence grows (type "dynamic", past max_position_embeddings)."""
     return config.rope.type == "dynamic"
 
 
 def max_context(config: LlamaConfig) -> int:
-    """Most positions of a context. Types "dynamic" and "linear" stretch the trained positions, and
-    max_position_embeddings may be the number before."""
+    """Maximum positions of a context.
+
+    Types "dynamic" and "linear" multiply max_position_embeddings by the factor, since it may be the number before scaling.
+    """
     stretched = config.rope.type in ("dynamic", "linear")
     return int(config.max_position_embeddings * (config.rope.factor or 1)) if stretched else config.max_position_embeddings
 
@@ -61,8 +63,8 @@ def tables(
     """Cosines and sines for `count` positions from `positions_start` on, attention factor included.
 
     Returns:
-        cos, sin: float32 [count, head_dim / 2]; angles are formed in float64, so that position 100 000 is as exact
-        as position 1.
+        cos, sin: float32 [count, head_dim / 2]; angles are float64, so that position 100 000 is as exact as
+        position 1.
     """
     frequencies, factor = inverse_frequencies(config, seq_len)
     angles = np.arange(positions_start, positions_start + count, dtype=np.float64)[:, None] * frequencies
@@ -70,19 +72,20 @@ def tables(
 
 
 def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
-    """Long wavelengths are stretched by the factor, short ones kept, those between blended (Llama 3.1)."""
+    """Divide low frequencies by the factor, keep high ones, blend those between (Llama 3.1)."""
     turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)  # within the trained context
     blend = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
     return frequencies * (blend + (1.0 - blend) / rope.factor)
 
 
 def _yarn(frequencies: np.ndarray, rope: RopeConfig, dim: int) -> np.ndarray:
-    def pair_with(turns: float) -> float:  # the pair that makes so many turns within the trained context
+    def find_pair(turns: float) -> float:
+        """Index of the pair that makes this number of turns within the trained context."""
         return (
             dim * math.log(rope.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
         )
 
-    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    low, high = find_pair(rope.beta_fast), find_pair(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)

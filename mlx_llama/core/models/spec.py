@@ -1,4 +1,4 @@
-"""LayerSpec: one layer as data. weights.py and layers.py of each backend read it, so an architecture is data too."""
+"""LayerSpec: one layer as data, read by weights.py and layers.py of each backend."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class LayerSpec:
     """One layer: its sizes, the names of its tensors, and its differences from Llama's layer.
 
     index: number of the layer, from 0. heads, key_value_heads, head_dim: H, G and D of grouped-query attention.
-    eps: of the norms. Names are modules of the checkpoint, without ".weight" and ".bias"; those of one tuple are
-    multiplied with the same input, so a backend may make them one matrix.
+    eps: of the norms. Names are modules of the checkpoint, without ".weight" and ".bias". Modules of one tuple have the
+    same input, so a backend may concatenate their matrices.
     attention_norm, ffn_norm: before attention and MLP; post_attention_norm, post_ffn_norm: of their outputs, before they
-    are added to the stream (EXAONE 4). None for no norm there.
+    are added to the stream (EXAONE 4). None for no norm.
     query_norm, key_norm: RMS norms over each head before rotation (Qwen3), or None. rotates: False for a layer without
     rotary embedding (SmolLM3). window: positions that a token sees, itself included; None for all before it.
     attention_multiplier: on query times key, None for 1 / sqrt(D); residual_multiplier: on what is added to the stream

@@ -63,7 +63,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether the model runs on some backend here."""
+        """True if the model runs on some backend here."""
         return not any(finding.level == "error" for finding in self.findings)
 
     def facts(self) -> dict[str, Any]:

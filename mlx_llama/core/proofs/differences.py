@@ -118,6 +118,6 @@ def margin(logits: np.ndarray) -> float:
 
 
 def is_tie(logits: np.ndarray, first: int, second: int, tolerance: float) -> bool:
-    """Whether rounding may turn the choice between two tokens. logits: [V], each off by at most `tolerance` of their spread."""
+    """True if rounding may swap two tokens. logits: [V], each off by at most `tolerance` of their spread."""
     logits = logits.astype(np.float64)
     return bool(abs(logits[first] - logits[second]) <= 2 * tolerance * math.sqrt(np.mean(logits**2)))

@@ -136,7 +136,7 @@ class Report:
 
     @property
     def decodes_otherwise(self) -> bool:
-        """Whether the greedy tokens differ beyond rounding."""
+        """True if the greedy tokens differ beyond rounding."""
         return self.decoded is not None and self.decoded.first is not None and not self.decoded.is_tie
 
     @property

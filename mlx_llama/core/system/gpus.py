@@ -13,7 +13,7 @@ SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without i
 
 
 def has_gpu_driver() -> bool:
-    """Whether a driver that torch calls cuda is installed: NVIDIA's or AMD's."""
+    """True if NVIDIA's or AMD's driver is installed. torch calls both cuda."""
     if os.name == "nt":
         return os.path.exists(os.path.expandvars(r"%SystemRoot%\System32\nvcuda.dll"))
     # In turn: NVIDIA, NVIDIA inside WSL, NVIDIA Jetson, AMD's ROCm.
@@ -54,7 +54,7 @@ class Gpus:
 
     @property
     def seen(self) -> bool | None:
-        """Whether CUDA will find a GPU; None: unknown."""
+        """True if CUDA will find a GPU; None: unknown."""
         if not self.driver or self._hidden:
             return False
         return True if self.first else None

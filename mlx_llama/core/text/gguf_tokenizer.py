@@ -196,7 +196,7 @@ class GGUFTokenizer(Tokenizer):
 
     @abstractmethod
     def _adds_bos_by_default(self, fields: _Fields) -> bool:
-        """Whether texts begin with BOS in a file without add_bos_token."""
+        """True if texts begin with BOS in a file without add_bos_token."""
 
     def _read_tokens(self, fields: _Fields, config: LlamaConfig) -> None:
         texts = fields.strings("tokens")

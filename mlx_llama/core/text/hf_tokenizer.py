@@ -25,7 +25,7 @@ PrefixScheme = Literal["first", "always", "never"]
 
 
 def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
-    """Whether a model's folder contains a tokenizer."""
+    """True if a model's folder contains a tokenizer."""
     return (Path(folder) / _JSON).exists() or (Path(folder) / _MODEL).exists()
 
 

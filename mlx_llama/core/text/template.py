@@ -264,7 +264,7 @@ def _prefixes_and_suffixes(literals: tuple[str, ...]) -> tuple[frozenset[str], f
 
 
 def _spans(literal: str, text: str, border: int) -> bool:
-    """Whether the text has the literal on both sides of a position."""
+    """True if an occurrence of the literal spans the border."""
     return text.find(literal, max(0, border - len(literal) + 1), border + len(literal) - 1) >= 0
 
 

@@ -68,7 +68,7 @@ def test_tokens_of_the_host_are_checked():
     assert checked_tokens([[1, 2]], 10).dtype == np.int32
     device = object()
     assert checked_tokens(device, 10) is device
-    for tokens, message in (([[]], "must be integers"), ([[1], [2, 3]], "one length"), ([[10]], "token id 10 is outside"),
+    for tokens, message in (([[]], "must be integers"), ([[1], [2, 3]], "same length"), ([[10]], "token id 10 is outside"),
                             ([[-1]], "token id -1"), ([1, 2], "of shape"), ([[True]], "must be integers")):
         with pytest.raises(ContextError, match=message):
             checked_tokens(tokens, 10)
