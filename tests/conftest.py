@@ -1,4 +1,4 @@
-"""Every test that asks for `backend` runs once per backend; machine.py says which may skip."""
+"""Fixtures of all tests. A test with the fixture `backend` runs once per backend; machine.py decides which may skip."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-# Tests never reach a network, whatever they import.
+# Set before the imports below: tests do not use the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-# Read once per process, by whichever test comes first: float32 products must not be rounded to TF32.
+# MLX reads this once per process: do not round float32 products to TF32.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import pytest
@@ -33,7 +33,7 @@ def toy(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def guide_q8(tmp_path_factory) -> Path:
-    """The model that ships as a GGUF file of 8 bits per weight."""
+    """The guide as a GGUF file of 8 bits per weight."""
     from mlx_llama.core.files.checkpoint import open_checkpoint
     from mlx_llama.core.files.gguf_export import write_gguf
 

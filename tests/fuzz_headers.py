@@ -3,9 +3,9 @@
     python tests/fuzz_headers.py --count 100000
     python tests/fuzz_headers.py --format gguf --first 4711 --count 1 --keep /tmp/case    # one case again
 
-Opening any file, its tensors, its tokenizer and its template must succeed or raise a LlamaError, within 5 s of processor
-time and 200 MB of memory. Case i of a format is the same on every machine: its random numbers come from (format, i) alone.
-gguf's own writer and `making` build the seed corpus. Exits with 1 after the first case that breaks a rule.
+Opening a file, its tensors, its tokenizer and its template must succeed or raise a LlamaError, within 5 s of processor
+time and 200 MB of memory. (format, i) seeds case i, so a case is the same on every machine. gguf's own writer and `making`
+build the seed corpus. Exits with 1 after the first case that breaks a rule.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def gguf_fields(path: Path) -> tuple[int, Fields, Fields]:
         if field.name.startswith("GGUF."):
             continue
         for i, part in enumerate(field.parts):
-            if i < 12 or i > len(field.parts) - 5:  # only the ends of a vocabulary, or it would get most of the damage
+            if i < 12 or i > len(field.parts) - 5:  # only the ends of a vocabulary; otherwise it takes most of the damage
                 found.append((at, part.nbytes))
             at += part.nbytes
-        values += found[-1:] if field.types else []  # a tensor has none
+        values += found[-1:] if field.types else []  # fields of tensors have no types
     return int(reader.data_offset), *([one for one in fields if one[1]] for fields in (found, values))
 
 
@@ -173,7 +173,7 @@ def pack(root: Path) -> None:
 
 def damage_field(raw: bytearray, fields: Fields, rng: random.Random) -> None:
     """Change the number, or a character, of one field."""
-    fields = [(at, size) for at, size in fields if at + size <= len(raw)]  # an earlier change may have shortened it
+    fields = [(at, size) for at, size in fields if at + size <= len(raw)]  # an earlier change may have truncated the file
     if not fields:
         return
     at, size = rng.choice(fields)
@@ -248,7 +248,7 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
         node[key] = rng.choice(VALUES)
     try:
         return json.dumps(tree).encode()
-    except (ValueError, RecursionError):  # the swap above can put a node into itself
+    except (ValueError, RecursionError):  # the swap above can nest a node in itself
         return raw
 
 
@@ -275,7 +275,7 @@ def damage(seed: Seed, rng: random.Random) -> dict[str, bytes]:
 
 
 def open_all(path: Path) -> None:
-    """Read all that the headers describe, every byte of the tensors included."""
+    """Read the config, tokenizer, template and all bytes of the tensors."""
     opened = open_checkpoint(path)
     for tensor in opened.tensors.values():
         tensor.float32()
@@ -290,7 +290,7 @@ def open_all(path: Path) -> None:
 
 
 def limit_memory() -> None:
-    """Make large allocations fail at once, touched or not (Linux; elsewhere the peak shows them)."""
+    """Make large allocations fail at once, even untouched ones. Linux only; elsewhere the peak shows them."""
     if sys.platform == "linux":
         import resource
 

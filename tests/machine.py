@@ -1,8 +1,8 @@
-"""Which backends this machine must have.
+"""Backends that this machine must have.
 
 A backend listed in the environment variable MLX_LLAMA_REQUIRED_BACKENDS (or, without it, in the file
 tests/required_backends), such as "cpu,mlx,cuda" or "mlx-gpu", may fail but not skip. Others skip with the reason.
-"mlx" and "cuda" mean their CPU devices; "mlx-gpu" and "cuda-gpu" run where there is a GPU.
+"mlx" and "cuda" mean their CPU devices; "mlx-gpu" and "cuda-gpu" need a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def required() -> set[str]:
 
 @functools.cache
 def missing(name: str) -> str:
-    """Why a backend cannot run here, or ""."""
+    """Reason why a backend cannot run here, or ""."""
     kind, _, device = name.partition("-")
     try:
         backends.select(kind, device or "cpu")
@@ -42,12 +42,12 @@ def missing(name: str) -> str:
 
 
 def to_run() -> list[str]:
-    """The backends that tests run on: those this machine must have, and those it has besides."""
+    """Backends to test: the required and the available ones."""
     return [name for name in ALL if name in required() or not missing(name)]
 
 
 def open_backend(name: str) -> backends.Backend:
-    """The backend behind a test's name; skips, with the reason, unless this machine must have it."""
+    """Open a backend by its name in tests. Skips with the reason if it is missing and not required."""
     if reason := missing(name):
         if name in required():
             pytest.fail(f"{name} is required here: {reason}")
@@ -57,5 +57,5 @@ def open_backend(name: str) -> backends.Backend:
 
 
 def device_of(backend: backends.Backend) -> str:
-    """The --device that opens this backend again."""
+    """Value of --device that opens this backend again."""
     return "cpu" if str(backend.device).startswith(("cpu", "Device(cpu")) else "gpu"

@@ -1,9 +1,9 @@
-"""Write tests/golden_guide.json anew after the guide was trained again:
+"""Write tests/golden_guide.json after training the guide:
 
     python tests/make_golden.py
 
-The NumPy path writes them; tests/doors/test_guide.py holds the greedy ones against transformers each time, and all of
-them against every backend. Look at the texts before committing them.
+The NumPy path writes the tokens. tests/doors/test_guide.py compares the greedy ones with transformers, and all of them
+with each backend. Read the texts before committing them.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ SENTENCES = (
 
 
 def refusal(call: Callable, *args: Any, kind: type[Exception] | None = None) -> str:
-    """The one-line message of the error that `call` must raise: a CheckpointError, unless `kind` says otherwise."""
+    """The one-line message of the error that `call` must raise: a CheckpointError, or `kind`."""
     from mlx_llama.core.errors import CheckpointError
 
     with pytest.raises(kind or CheckpointError) as caught:
@@ -59,7 +59,7 @@ LLAMA3_SPECIALS = (
 def sentencepiece_model(
     vocab_size: int = 384, user_defined: tuple[str, ...] = (), control: tuple[str, ...] = ()
 ) -> bytes:
-    """A tokenizer.model as Llama 2 has it: BPE, byte fallback, digits split, identity normalisation, <s> is 1."""
+    """A tokenizer.model like Llama 2's: BPE, byte fallback, digits split, identity normalisation, <s> is 1."""
     import sentencepiece
 
     out = io.BytesIO()
@@ -100,7 +100,7 @@ def sentencepiece_merges(model: bytes) -> tuple[dict[str, int], list[tuple[str, 
 
 @functools.cache
 def llama2_json(metaspace: str | None = None) -> str:
-    """A tokenizer.json as Llama 2 has it: normalizer Prepend and Replace, or pre-tokenizer Metaspace(metaspace)."""
+    """A tokenizer.json like Llama 2's: normalizer Prepend and Replace, or pre-tokenizer Metaspace(metaspace)."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     vocab, merges = sentencepiece_merges(sentencepiece_model())
@@ -121,7 +121,7 @@ def llama2_json(metaspace: str | None = None) -> str:
 
 @functools.cache
 def byte_level_json(vocab_size: int = 384) -> str:
-    """A tokenizer.json as Llama 3 has it: byte-level BPE, its split pattern, special tokens above the vocabulary."""
+    """A tokenizer.json like Llama 3's: byte-level BPE, its split pattern, special tokens above the vocabulary."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     fast = Tokenizer(models.BPE(ignore_merges=True))
@@ -151,7 +151,7 @@ def byte_level_json(vocab_size: int = 384) -> str:
 
 
 def make_tokenizer(folder: Path, kind: str = "sentencepiece", **settings: Any) -> Path:
-    """Writes tokenizer files into `folder`; `settings` go into tokenizer_config.json (None leaves one out).
+    """Write tokenizer files into `folder`; `settings` go into tokenizer_config.json (None leaves one out).
 
     kind: "sentencepiece" (tokenizer.model), "llama2" (the same as tokenizer.json), "bytelevel" (Llama 3).
     """
@@ -217,7 +217,7 @@ def to_bfloat16(x: np.ndarray) -> np.ndarray:
 
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:
-    """A safetensors file from {name: (dtype code, shape, bytes)}."""
+    """Write a safetensors file from {name: (dtype code, shape, bytes)}."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, (code, shape, data) in tensors.items():
@@ -248,9 +248,10 @@ def make_checkpoint(
     tensors: dict[str, np.ndarray] | None = None,
     **fields: Any,
 ) -> Path:
-    """A random model as a Hugging Face folder; `fields` replace those of `config_fields`.
+    """Write a random model as a Hugging Face folder; `fields` replace those of `config_fields`.
 
-    tensors: float32 weights in place of random ones. tokenizer: False for none, True for sentencepiece, or a kind of `make_tokenizer`.
+    tensors: float32 weights in place of random ones. tokenizer: False for none, True for sentencepiece, or a kind of
+    `make_tokenizer`.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

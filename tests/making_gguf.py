@@ -16,14 +16,14 @@ from gguf import GGMLQuantizationType as Type, TokenType
 from making import CHAT_TEMPLATE, byte_level_json, config_fields, random_tensors, sentencepiece_model
 
 PLAIN = ("F32", "F16", "BF16")
-QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # by gguf.quants; of the others, random blocks are made
+QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # by gguf.quants; other types get random blocks
 LOW_BIT = (*QUANTISABLE, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ4_NL", "IQ4_XS")
 # offsets of the blocks' float16 scales (ggml/src/ggml-common.h); Q8_K's is a float32 at byte 0
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
-# scales that give random codes about the size of a model's weights
+# Scales for weights of about 0.1
 _SCALE = {
     "Q2_K": 0.008,
     "Q3_K": 0.004,
@@ -49,7 +49,7 @@ def random_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) 
 
 
 def dequantise(blocks: np.ndarray, kind: str) -> np.ndarray:
-    """float32 [rows, columns] by gguf's reference, which lacks Q8_K; that by its published struct."""
+    """Dequantise to float32 [rows, columns] by gguf's reference; Q8_K, which it lacks, by its published struct."""
     if kind != "Q8_K":
         return gguf.quants.dequantize(blocks, Type[kind])
     # ggml/src/ggml-quants.c, dequantize_row_q8_K: struct { float d; int8_t qs[256]; int16_t bsums[16]; }
@@ -145,7 +145,7 @@ def make_gguf(
     tensors: dict[str, np.ndarray] | None = None,
     **fields: Any,
 ) -> dict[str, np.ndarray]:
-    """Writes a random model and returns its weights as the file holds them, dequantised, in Hugging Face order.
+    """Write a random model; returns its weights dequantised from the file, in Hugging Face order.
 
     kinds: the type of every matrix, or a function of its Hugging Face name; other tensors are F32. tokenizer:
     "sentencepiece", "bytelevel" or None. split: tensors per part, 0 for one file. edit: may add to the metadata.

@@ -1,4 +1,4 @@
-"""The guide's table of facts: consistent with itself, with the package, and with what it was evaluated on."""
+"""The guide's table of facts is consistent with itself, the package and the evaluated questions."""
 
 import itertools
 import random
@@ -85,7 +85,7 @@ def test_the_same_seed_writes_the_same_text():
     assert talk.raw_text(one) == talk.raw_text(two)
 
 
-def test_a_story_keeps_what_was_asked_for():
+def test_a_story_keeps_its_request():
     text = stories.story(random.Random(1), hero="fox", adjective="brave", name="Tom", friend="polar-bear")
     assert "a brave fox" in text and "Tom" in text and "a polar bear" in text
 

@@ -1,8 +1,8 @@
-"""llama.cpp is the judge: the same GGUF file gives the same logits and the same greedy tokens here and there.
+"""Every backend against llama.cpp: the same GGUF file gives the same logits and the same greedy tokens.
 
-Every backend reads files that llama.cpp's own quantiser wrote. llama.cpp multiplies low-bit weights with activations
-rounded to 8 bits (float16 and bfloat16 ones with activations of that type), which the tolerances against it have to
-allow; a second comparison, with the float64 product of the weights as gguf dequantises them, is tight.
+llama.cpp's own quantiser writes the files. llama.cpp rounds activations to 8 bits for low-bit weights (to the weights' type
+for float16 and bfloat16), so its tolerances are wide. A second comparison, with float64 products of the weights that gguf
+dequantises, is tight.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TOKENS = compare_peers.prompt_tokens(24, 300)
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """files(kind) is a tiny random model in a GGUF file of that type."""
+    """files(kind): a tiny random model in a GGUF file of that type."""
     folder = tmp_path_factory.mktemp("gguf")
 
     def make(kind: str) -> Path:
@@ -124,4 +124,4 @@ def test_greedy_tokens(backend, files):
     engine = Engine(backend, model, None, frozenset(), 256)
     resolved = options.resolve({"max_tokens": 24, "temperature": 0.0})
     assert list(engine.tokens(TOKENS, model.make_cache(256), resolved, Completion())) == theirs_tokens
-    assert len(set(theirs_tokens)) > 4  # a constant would agree for the wrong reason
+    assert len(set(theirs_tokens)) > 4  # not a constant

@@ -1,4 +1,4 @@
-"""The public names in dir(), help() and type checkers."""
+"""Public names in dir(), help() and type checkers."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Train the guide: the three-million-parameter Llama that ships in `mlx_llama/guide`.
 
     python examples/training/train_guide.py                     # text -> vocabulary -> network -> folder with a model card
-    python examples/training/train_guide.py --evaluate          # the score on questions that were kept out of training
+    python examples/training/train_guide.py --evaluate          # the score on questions held out of training
     python examples/training/train_guide.py --ask "which backends are there?"
 
-Needs `pip install -e ".[test]"` (torch, transformers, sentencepiece). Nothing is downloaded: `guide_data/` holds the
-facts and the many ways to ask for them, and an endless stream of conversations is drawn from it with a seed. The same
-seed, steps and thread count give the same text and vocabulary everywhere, and the same weights on the same machine.
+Needs `pip install -e ".[test]"` (torch, transformers, sentencepiece) and no downloads: `guide_data/` contains the facts
+and the questions for them, from which a seeded generator draws an endless stream of conversations. The same seed, steps and
+thread count give the same text and vocabulary on all machines, and the same weights on the same machine.
 
-The result is an ordinary Hugging Face folder. To change what the guide knows, edit `guide_data/facts.py` and run this.
+The result is an ordinary Hugging Face folder. To change the guide's facts, edit `guide_data/facts.py` and run this again.
 """
 
 import argparse
@@ -41,8 +41,8 @@ SHAPE = dict(
     initializer_range=0.04,
 )
 
-# The chat format is a mark before each text and one after it: no spaces or newlines to get wrong, and the marks are
-# control symbols, which sentencepiece never makes out of what a user types.
+# The chat format puts a mark before and after each text, without spaces or newlines. Marks are control symbols, which
+# sentencepiece never encodes from a user's text.
 MARKS = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 TEMPLATE = (
     "{{ bos_token }}"
@@ -69,14 +69,14 @@ def train_vocabulary(out: Path, seed: int) -> None:
         sentence_iterator=iter(line for text in sample for line in text.split("\n") if line),
         model_prefix=str(out / "tokenizer"), model_type="bpe", vocab_size=VOCABULARY, byte_fallback=True,
         control_symbols=MARKS, character_coverage=1.0, num_threads=1, minloglevel=2,
-        # The text is kept byte for byte, and a piece does not depend on what stands before it.
+        # Keep the text byte for byte, and make pieces independent of the text before them.
         normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False,
     )
     (out / "tokenizer.vocab").unlink()
 
 
 class Tokens:
-    """Conversations as token ids, and which of the ids are to be learned."""
+    """Conversations as token ids, each with a flag: True if it is learned."""
 
     def __init__(self, folder: Path):
         import sentencepiece
@@ -86,7 +86,7 @@ class Tokens:
         self.mark = {mark: self.pieces.piece_to_id(mark) for mark in MARKS}
 
     def chat(self, messages: list[tuple[str, str]]) -> tuple[list[int], list[bool]]:
-        """Only what the assistant says is learned; what people type is noise on purpose."""
+        """Encode a conversation. Only the assistant's tokens are learned; users' texts contain deliberate noise."""
         ids, learn = [self.bos], [False]
         for role, text in messages:
             said = [*self.pieces.encode(text), self.mark["<|end|>"]]
@@ -99,7 +99,7 @@ class Tokens:
         return ids, [False] + [True] * (len(ids) - 1)
 
     def blurred(self, ids: list[int], learn: list[bool], rng: random.Random) -> list[int]:
-        """One in 14 pieces of what is not learned becomes unknown, so that no single word decides what a question means."""
+        """Replace 7 % of the pieces that are not learned by unknown, so that no single word decides the meaning."""
         fixed = {self.bos, *self.mark.values()}
         return [
             self.pieces.unk_id() if not on and i not in fixed and rng.random() < 0.07 else i for i, on in zip(ids, learn)
@@ -107,9 +107,9 @@ class Tokens:
 
 
 def batches(tokens: Tokens, rng: random.Random, size: int) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
-    """Endless batches of about `size` tokens: ids [B, T] and targets [B, T], -100 where nothing is learned.
+    """Yield batches of about `size` tokens without end: ids [B, T] and targets [B, T], -100 for tokens not learned.
 
-    A row is one conversation, and rows of about the same length go together, so that little is padding.
+    A row is one conversation. Rows of similar length share a batch, which keeps padding small.
     """
     import torch
 
@@ -124,8 +124,8 @@ def batches(tokens: Tokens, rng: random.Random, size: int) -> Iterator[tuple["to
             elif kind < 0.18:
                 ids, learn = tokens.chat(talk.conversation(rng))
             else:
-                # Answers are soon known by heart; what takes practice is which one to begin. So most rows are one
-                # question and the beginning of its answer, which is many times cheaper.
+                # Answers are memorised soon; choosing the right one takes longer. Most rows are therefore one question
+                # and the start of its answer, which is many times cheaper.
                 ids, learn = tokens.chat(talk.one_question(rng))
                 end = learn.index(True) + rng.randint(7, 14)
                 ids, learn = ids[:end], learn[:end]
@@ -138,7 +138,7 @@ def batches(tokens: Tokens, rng: random.Random, size: int) -> Iterator[tuple["to
                 groups.append(group)
                 group = []
             group.append(row)
-        rng.shuffle(groups)  # the last, incomplete group is left out
+        rng.shuffle(groups)  # without the last, incomplete group
         for group in groups:
             length = max(len(ids) for ids, _ in group)
             inputs = torch.zeros(len(group), length, dtype=torch.long)
@@ -153,7 +153,7 @@ def batches(tokens: Tokens, rng: random.Random, size: int) -> Iterator[tuple["to
 
 
 def loss_of(model, inputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
-    """Cross-entropy at the positions that are learned; only those are projected to the vocabulary."""
+    """Cross-entropy at learned positions; only those are projected to the vocabulary."""
     import torch
 
     hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state  # [B, T, H]
@@ -162,7 +162,7 @@ def loss_of(model, inputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Te
 
 
 def foreseen(model, tokens: Tokens, device: str) -> float:
-    """The share of held-out questions whose whole answer the model foresees: one pass, so cheap enough to watch."""
+    """Share of held-out questions whose whole answer is predicted greedily. One forward per answer, so it is cheap."""
     import torch
 
     right = 0
@@ -177,7 +177,7 @@ def foreseen(model, tokens: Tokens, device: str) -> float:
 
 
 def train(out: Path, args: argparse.Namespace) -> dict:
-    """Train from nothing; returns the network (averaged weights) and what the card tells about the training."""
+    """Train from random weights; returns the network with averaged weights, and figures for the card."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -190,9 +190,9 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         eos_token_id=[tokens.eos, tokens.mark["<|end|>"]], pad_token_id=tokens.eos,
     )
     model = LlamaForCausalLM(config).to(args.device)
-    average = copy.deepcopy(model).eval()  # late weights, averaged: steadier than the last step's
+    average = copy.deepcopy(model).eval()  # averages of late weights vary less than the last step's
     weights, averages = list(model.parameters()), list(average.parameters())
-    # Muon for the matrices of the blocks: in half the steps it comes as far as AdamW, which keeps embedding and norms.
+    # Muon for the blocks' matrices needs half the steps of AdamW, which trains embedding and norms.
     blocks = [w for name, w in model.named_parameters() if w.ndim == 2 and "embed" not in name]
     others = [w for name, w in model.named_parameters() if w.ndim == 1 or "embed" in name]
     optimizers = (
@@ -225,14 +225,14 @@ def train(out: Path, args: argparse.Namespace) -> dict:
             told = 0.0
         if (step + 1) % 500 == 0:
             say(f"step {step + 1:5} foresees {foreseen(average, tokens, args.device):.1%} of the held-out answers")
-            write_folder(out, copy.deepcopy(average), tokens)  # can be tried while the training goes on
+            write_folder(out, copy.deepcopy(average), tokens)  # a checkpoint to try during training
     minutes = (time.monotonic() - begin) / 60
     parameters = sum(w.numel() for w in weights)
     return {"model": average, "tokens": tokens, "seen": seen, "minutes": minutes, "parameters": parameters}
 
 
 def write_folder(out: Path, model, tokens: Tokens) -> None:
-    """Weights in bfloat16 and the small files that make it an ordinary Hugging Face folder."""
+    """Write a Hugging Face folder: weights in bfloat16, config, tokenizer settings and template."""
     import torch
 
     ends = [tokens.mark["<|end|>"], tokens.eos]
@@ -260,7 +260,7 @@ def write_folder(out: Path, model, tokens: Tokens) -> None:
 
 
 def answerer(folder: Path, backend: str) -> Callable[[str], str]:
-    """A function from a question to the greedy answer, run by mlx_llama itself."""
+    """Make a function from a question to the greedy answer of mlx_llama."""
     from mlx_llama import load
 
     llm = load(folder, backend=backend)
@@ -272,7 +272,7 @@ def answerer(folder: Path, backend: str) -> Callable[[str], str]:
 
 
 def score(answer: Callable[[str], str], name: str, questions: list[tuple[Fact | None, str]]) -> tuple[str, list[str]]:
-    """Ask every question once; an answer counts when it holds all keys of its fact. The score, and what went wrong."""
+    """Ask each question once. An answer is right if it contains all keys of its fact. Returns (score, wrong answers)."""
     wrong = []
     for fact, question in questions:
         reply = answer(question)
@@ -283,7 +283,7 @@ def score(answer: Callable[[str], str], name: str, questions: list[tuple[Fact | 
 
 
 def evaluate(folder: Path, backend: str) -> str:
-    """The two lines of the model card; the questions that were answered wrongly go to stderr."""
+    """Returns the two lines of the model card; prints wrong answers to stderr."""
     answer = answerer(folder, backend)
     named = {fact.name: fact for fact in FACTS}
     fresh = [(named.get(name), question) for name, question in FRESH]
@@ -296,7 +296,7 @@ def evaluate(folder: Path, backend: str) -> str:
 
 
 def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> None:
-    """The model card, from `guide_data/card.md` and what was measured."""
+    """Write the model card from `guide_data/card.md` and the measured figures."""
     shape = (
         f"{SHAPE['num_hidden_layers']} layers of width {SHAPE['hidden_size']}, {SHAPE['num_attention_heads']} query heads "
         f"and {SHAPE['num_key_value_heads']} key-value heads, feed-forward width {SHAPE['intermediate_size']}, "
@@ -315,17 +315,17 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--evaluate", action="store_true", help="print the score of a trained guide and what it gets wrong")
+    parser.add_argument("--evaluate", action="store_true", help="print the score of a trained guide and its wrong answers")
     parser.add_argument("--ask", metavar="TEXT", help="ask a trained guide one question")
-    parser.add_argument("--model", type=Path, default=GUIDE, help="the folder to evaluate or ask")
-    parser.add_argument("--backend", default="auto", help="the backend of mlx_llama that evaluates or answers")
-    parser.add_argument("--out", type=Path, default=GUIDE, help="where to write the trained guide")
+    parser.add_argument("--model", type=Path, default=GUIDE, help="folder of the guide to evaluate or ask")
+    parser.add_argument("--backend", default="auto", help="backend of mlx_llama for --evaluate and --ask")
+    parser.add_argument("--out", type=Path, default=GUIDE, help="folder to write the trained guide to")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=2800)
     parser.add_argument("--batch", type=int, default=2048, help="tokens in a batch")
-    parser.add_argument("--lr", type=float, default=3e-3, help="the highest learning rate")
+    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads; part of what makes a run repeatable")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads; a run is repeatable with the same number only")
     args = parser.parse_args()
     if args.evaluate:
         print(evaluate(args.model, args.backend))
@@ -333,7 +333,7 @@ def main() -> None:
     if args.ask:
         print(answerer(args.model, args.backend)(args.ask))
         return
-    # Before torch is imported: threads that spin while they wait make a shared machine ten times slower.
+    # Set before torch is imported: spinning threads make a shared machine ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     args.out.mkdir(parents=True, exist_ok=True)
     train_vocabulary(args.out, args.seed)

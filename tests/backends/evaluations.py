@@ -1,4 +1,4 @@
-"""Counts launches and waits at the framework's own entry points, not by our bookkeeping."""
+"""Count launches and waits at the framework's own entry points."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 
 @contextlib.contextmanager
 def counted(backend, monkeypatch):
-    """Yields a Counter of "launch", "wait" and the "bytes" of the arrays waited for while the block runs."""
+    """Yield a Counter of "launch", "wait" and the "bytes" of the arrays waited for while the block runs."""
     count: Counter = Counter()
 
     def counting(kind, owner, name, waits=lambda argument: True):
@@ -41,27 +41,27 @@ def counted(backend, monkeypatch):
     aten = torch.ops.aten
 
     class Watch(TorchDispatchMode):
-        # Operations whose result's size depends on the data wait for the device in secret.
+        # Operations wait implicitly if the size of their result depends on the data.
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             masked = function.overloadpacket in (aten.index, aten.index_put, aten.index_put_) and any(
                 index is not None and index.dtype == torch.bool for index in args[1])
             if masked or function.overloadpacket in (aten.nonzero, aten.masked_select, aten._unique2, aten.equal):
                 count["wait"] += 1
             if function.overloadpacket is aten.copy_ and args[1].is_cuda and not args[0].is_cuda:
-                count["bytes"] += args[1].nbytes  # on its way; an event tells of its arrival
+                count["bytes"] += args[1].nbytes  # asynchronous; an event marks its end
                 count["wait"] += not (args[0].is_pinned() and (*args[2:], *(kwargs or {}).values()) == (True,))
             return function(*args, **(kwargs or {}))
 
     on_gpu = backend.device.type == "cuda"
     for name in ("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"):
-        # What has arrived in the host's memory is not waited for again.
+        # Data in host memory needs no second wait.
         counting("wait", torch.Tensor, name, lambda tensor: tensor.is_cuda or not on_gpu)
     if on_gpu:
         from cuda_fallback.kernels.cuda_graph import Capture
 
         capture = Capture.__call__
 
-        def uncounted(*args):  # once for many tokens; it waits for the device before it begins
+        def uncounted(*args):  # runs once for many tokens, and waits for the device first
             before = Counter(count)
             found = capture(*args)
             count.clear()

@@ -1,7 +1,7 @@
-"""A CUDA graph's stand-in for the CPU: the work of a function, recorded once and repeated with the same arguments.
+"""A substitute for CUDA graphs on the CPU: records the operations of a function once and repeats them.
 
-Like a graph it keeps every Python number, address and size of the time of recording, so that a step which takes its
-position, its token or its cache from the host goes wrong when replayed.
+Like a graph it keeps the Python numbers, addresses and sizes of the recording. A step that takes its position, token or
+cache from the host is thus wrong when replayed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ class _Recorder(TorchDispatchMode):
 
 
 class Recording:
-    """In place of cuda_graph.Capture. Records while the state points to another cache than the one that is stepped: a
-    capture computes nothing, and no address of a cache may be kept.
+    """Substitute for cuda_graph.Capture.
 
-    launched: names of the kernels of the last recording, in order."""
+    Records while the state points to another cache: a capture computes nothing, and must not keep addresses of a cache.
+
+    launched: names of the kernels of the last recording, in order.
+    """
 
     def __init__(self, model):
         self.model = model
@@ -72,7 +74,7 @@ class Recording:
                     called(*first, **second)
                 elif called.overloadpacket not in (torch.ops.aten.empty, torch.ops.aten.empty_like):
                     given = {place(one) for one in tree_leaves((first, second)) if isinstance(one, torch.Tensor)}
-                    kept = [one for one in tree_leaves(found) if place(one) not in given]  # the others are views
+                    kept = [one for one in tree_leaves(found) if place(one) not in given]  # others are views
                     if kept:
                         fresh = tree_leaves(called(*first, **second))
                         assert len(fresh) == len(kept)

@@ -1,4 +1,4 @@
-"""The cache: one owner of all state, grown in steps, trimmed, moved between backends."""
+"""The cache: allocated in steps, trimmed, moved between backends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ids(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 384, (1, length)).astype(np.int32)
 
 
-def test_growth_is_in_steps_and_keeps_what_was_there(model):
+def test_growth_is_in_steps_and_keeps_the_contents(model):
     model, to_numpy = model
     cache, sizes = model.make_cache(700), set()
     for start in range(0, 600, 10):
@@ -107,7 +107,7 @@ def test_recent_tokens(model):
     assert to_numpy(cache.recent(2)).tolist() == ids(6)[:, 1:3].tolist()
 
 
-def test_what_does_not_fit_or_continue_is_refused(model):
+def test_calls_that_do_not_fit_or_continue_are_refused(model):
     model, _ = model
     with pytest.raises(ContextError, match="at least 1"):
         model.make_cache(0)
@@ -194,7 +194,7 @@ def test_a_sliding_window_across_a_growth_step(load, tmp_path):
 
 @pytest.mark.parametrize("rope_type", ["default", "llama3"])
 def test_far_positions_are_rotated_alike(rope_type, load, tmp_path):
-    """In float64, since angles of thousands of radians leave float32 few digits: backends must not differ there."""
+    """Angles of thousands of radians leave float32 few digits, so they are computed in float64 for all backends."""
     from mlx_llama.core.models import rope
 
     scaling = None if rope_type == "default" else dict(
@@ -202,7 +202,7 @@ def test_far_positions_are_rotated_alike(rope_type, load, tmp_path):
     folder = make_checkpoint(tmp_path / "m", max_position_embeddings=131072, rope_theta=500000.0, rope_scaling=scaling)
     model, to_numpy = load(folder)
     cache, at, seen = model.make_cache(131072), 100_000, {}
-    cache.length = at  # empty rows stand for the tokens before
+    cache.length = at  # zeros in place of the tokens before
     model.forward(ids(3), at, cache, probe=lambda name, array: seen.__setitem__(name, to_numpy(array)))
     frequencies, factor = rope.inverse_frequencies(model.config)
     turn = np.exp(1j * np.arange(at, at + 3)[:, None] * frequencies) * factor
@@ -226,7 +226,7 @@ def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, 
     with pytest.raises(ContextError, match="lower ctx_size"):
         model.forward(ids(20_500), 20, cache)
     assert (cache.nbytes, cache.length) == (before, 20)
-    model.forward(ids(5), 20, cache)  # and it goes on
+    model.forward(ids(5), 20, cache)  # the cache is still usable
     monkeypatch.undo()
     with pytest.raises(ContextError, match=r"positions take \d+\.\d\d GB, and \d+\.\d\d GB of memory are free"):
         model.make_cache(10**12).check_memory(1, 10**12)

@@ -1,6 +1,6 @@
-"""The torch backend's step by kernels: on a GPU where there is one, captured; else in Triton's interpreter, recorded.
+"""The torch backend's step by kernels: captured on a GPU if there is one, else recorded in Triton's interpreter.
 
-The interpreter must be chosen before triton is imported, so a process of its own runs it (as in test_triton.py).
+The interpreter must be chosen before triton is imported, so it runs in a process of its own (as in test_triton.py).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
         found.append(("key", worst(keys[:, :, position:position + 1], turned[:, H:])))
         assert torch.equal(values[0, :, position], split[0, H + G:, 0])
         assert torch.equal(decode.read_keys(state, 1, G, D, dtype), keys[:, :, position:position + 1])
-        for now, then in zip((keys, values), before):  # nothing else is written
+        for now, then in zip((keys, values), before):  # all else is unchanged
             now = now.clone()
             now[:, :, position] = then[:, :, position]
             assert torch.equal(now, then)
@@ -197,8 +197,10 @@ def by_state(llama, cache, token: int):
 
 @torch.inference_mode()
 def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[str]]]:
-    """Of each word, by kernels and by torch's own operations, for a decoded token: the largest difference and value;
-    and the kernels it launched."""
+    """Compare each word of ops by kernels with torch's own operations, for a decoded token.
+
+    Returns {word: (largest difference, largest value)} and {word: kernels launched}.
+    """
     from cuda_fallback import ops
     from cuda_fallback.kernels import packed
 
@@ -290,20 +292,20 @@ def checkpoint(name: str) -> Path:
         make_gguf(path, tokenizer=None, num_hidden_layers=1, hidden_size=256, intermediate_size=256, num_attention_heads=2,
                   num_key_value_heads=1, head_dim=128, vocab_size=64, max_position_embeddings=2048, **MODELS[name])
         return path
-    if name == "sharp":  # attention that looks at few positions, so that its scale counts
+    if name == "sharp":  # sharp attention, so that its scale matters
         return make_checkpoint(path, tensors=sharpened())
     return make_checkpoint(path, max_position_embeddings=2048, **MODELS[name])
 
 
 def fewer_programs() -> None:
-    """Each costs the interpreter milliseconds."""
+    """Launch few programs: each costs the interpreter milliseconds."""
     from cuda_fallback.kernels import decode, packed
 
     decode._ROWS, decode._PIECES, packed._ROWS = 64, 4, 64
 
 
 def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True):
-    """The model; steps by kernels are recorded in the interpreter where they would be captured on a GPU."""
+    """The model. In the interpreter, steps by kernels are recorded instead of captured."""
     from backends.recording import Recording
     from cuda_fallback.model import Llama
     from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -363,7 +365,7 @@ def test_replayed_steps_give_the_bits_of_plain_ones_and_the_numbers_of_forward(n
 
 
 def in_turns(path: Path) -> tuple:
-    """Two conversations alone, and token by token in turn on one model; with another seed, kind and capacity each."""
+    """Two conversations alone, and alternating by token on one model. They differ in seed, kind and capacity."""
     one, other = dict(temperature=0.9, seed=1), dict(temperature=0.9, seed=2)
     third = dict(temperature=0)
     alone = [decoded(loaded(path), 5, given, prompt=prompt)[0] for given, prompt in ((one, 5), (other, 3), (third, 7))]
@@ -376,7 +378,7 @@ def in_turns(path: Path) -> tuple:
                 draw, cache, token, tokens = turn
                 turn[2] = llama.step(token, cache.length, cache, draw)
                 tokens.append(turn[2].item())
-    assert len(llama._runner._steps) == 2  # a seed is no other kind
+    assert len(llama._runner._steps) == 2  # seeds share a graph
     return alone, [turn[3] for turn in turns]
 
 
@@ -401,9 +403,9 @@ def on_threads(path: Path) -> tuple[list, list]:
         with lock:
             launch(*given, **named)
 
-    with computing(by_kernels=True), pytest.MonkeyPatch.context() as patch:  # until the last thread is done
+    with computing(by_kernels=True), pytest.MonkeyPatch.context() as patch:  # until all threads end
         if not HAS_GPU:
-            patch.setattr(packed, "run", in_turn)  # Triton's interpreter knows one grid at a time
+            patch.setattr(packed, "run", in_turn)  # Triton's interpreter runs one grid at a time
         threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
         for thread in threads:
             thread.start()
@@ -418,7 +420,7 @@ def test_conversations_on_threads_do_not_disturb_each_other(call):
 
 
 def life_of_a_cache(path: Path) -> list[tuple]:
-    """Tokens by kernels and by torch's own operations, where the cache grows, is trimmed, written to, saved, filled."""
+    """Tokens by kernels and by torch's own operations, while the cache grows, is trimmed, written, saved and filled."""
     found = []
     for by_kernels in (True, False):
         llama, draw, tokens = loaded(path, by_kernels=by_kernels), sampler(dict(temperature=0)), []
@@ -514,7 +516,7 @@ def test_a_capture_that_fails_leaves_plain_steps_and_a_notice(call):
 
 
 def broken_off(path: Path) -> list:
-    """A step that breaks off at any of its kernels, then goes on: the tokens, and those of an unbroken run."""
+    """Interrupt a step at each of its kernels and continue. Returns the tokens, and those of an uninterrupted run."""
     from cuda_fallback.kernels import packed
 
     wanted, llama = decoded(loaded(path), 6, SAMPLING["noise"])[0], loaded(path, False)
@@ -610,7 +612,7 @@ def a_step_and_forward(path: Path) -> list:
         logits = llama.forward(np.arange(3, 8)[None], 0, cache)
         for token in tokens:
             chosen.append(int(logits[0].argmax()))
-            with pytest.raises(ZeroDivisionError):  # which leaves the cache as it was
+            with pytest.raises(ZeroDivisionError):  # the cache is unchanged
                 llama.forward([[token]], cache.length, cache, probe=fail)
             logits = llama.forward([[token]], cache.length, cache)
     cache.trim(len(state["tokens"][0]))
@@ -690,7 +692,7 @@ def test_a_step_launches_no_more_kernels_than_it_needs(name, case, wanted, call)
 
 
 def plant(patch, fault: str) -> None:
-    """Make the layers wrong, as they run in every path."""
+    """Plant a fault in the layers, which every path runs."""
     from cuda_fallback import layers
     from mlx_llama.core.models.spec import LayerSpec
 
@@ -724,8 +726,8 @@ GIVEN = [9, 41, 3, 17, 28, 50, 11]
 
 
 def faulty(path: Path, fault: str) -> dict[str, tuple]:
-    """By each path: tokens drawn after GIVEN's, one step each, and keys and values of all layers; logits of the same as a
-    prompt."""
+    """Results of each path with a fault: tokens after GIVEN's, one step each, and keys and values of all layers; logits
+    of the same tokens as a prompt."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, fault)
@@ -750,7 +752,7 @@ def test_a_fault_in_the_layers_shows_in_every_path(fault, call):
         tokens, state, logits = wrong[path]
         assert tokens != right[path][0], path
         assert relative_error(logits, right[path][2]) > 1e-2, path
-        # of the last layer, which the first one's attention and MLP reach; the first steps run before the graph is there
+        # Of the last layer, which depends on the first; the first steps run before the capture.
         for at in range(2, len(GIVEN)):
             assert relative_error(state["keys"][1, :, :, at], right[path][1]["keys"][1, :, :, at]) > 1e-2, (path, at)
         assert logits.argmax(-1).tolist() == tokens  # the prompt has the same fault
@@ -759,7 +761,7 @@ def test_a_fault_in_the_layers_shows_in_every_path(fault, call):
         assert relative_error(wrong["replayed"][1][part], wrong["forward"][1][part]) < 1e-5
 
 
-# What the measuring command asks of them on a GPU
+# The benchmark of kernels
 
 
 def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
@@ -789,7 +791,7 @@ def test_the_measuring_command_sees_right_and_wrong_kernels(call):
     found, wrong, rates = call(judged, str(Path(__file__).resolve().parents[2] / "examples/benchmarks"))
     assert len(found) == 2 * (2 + 2 * 2 + 3 + 3 + 6) + 1 and all(one["ok"] for one in found), found
     bad = [one["name"] for one in wrong if not one["ok"]]
-    assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8  # not where only one is seen
+    assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8  # a single position hides the fault
     assert rates.keys() == {"out", "gate, up", "affine 4/64", "Q8_0", "attention"}
     assert all(rate > 0 for one in rates.values() for rate in one.values())
 

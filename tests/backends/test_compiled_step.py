@@ -1,4 +1,4 @@
-"""MLX's traced decode step: the bits of the untraced one, one trace per room, no copy of the cache, nothing that waits."""
+"""MLX's traced decode step: bits of the untraced step, one trace per allocation, no copy of the cache, no waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODELS = {
     "biases": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "qwen2": dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7, max_window_layers=1),
     "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=24, rms_norm_eps=1e-6),
-    # low-bit: groups that MLX has a kernel for, groups of 16 by two products, and both in one matrix
+    # low-bit: groups with a kernel of MLX, groups of 16 by two products, and both in one matrix
     "Q4_0": dict(kinds="Q4_0"),
     "mixed": dict(kinds=lambda name: {"q_proj": "Q6_K", "down_proj": "Q6_K"}.get(name.split(".")[-2], "Q4_K")),
 }
@@ -86,7 +86,7 @@ def logits(mlx, model, path: str) -> np.ndarray:
     if path == "forward":
         return np.concatenate([to_numpy(model.forward(TOKENS[:, i:i + 1], i, cache)) for i in range(TOKENS.shape[1])])
     draw = sampler(mlx, temperature=0)
-    draw.draw = lambda scores, *_: scores  # a step then returns what it would have sampled from
+    draw.draw = lambda scores, *_: scores  # a step then returns the scores
     return np.concatenate([to_numpy(model.step(TOKENS[:, i:i + 1], i, cache, draw)) for i in range(TOKENS.shape[1])])
 
 
@@ -99,7 +99,7 @@ def test_the_logits_are_those_of_the_untraced_step(name, mlx):
 
 @functools.cache
 def transformers(folder: Path, rotating: tuple[int, ...] | None = None):
-    """Logits [30, V] of `TOKENS`, in float32. rotating: 0 for each layer that does not rotate, which SmolLM3 may have."""
+    """Logits [30, V] of `TOKENS`, in float32. rotating: one number per layer of SmolLM3, 0 for no rotation."""
     import torch
     import transformers
 
@@ -121,7 +121,7 @@ def test_every_path_has_the_logits_of_transformers(name, path, mlx):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_layer_that_does_not_rotate(path, mlx, monkeypatch):
-    """Judged by SmolLM3, which is Llama with such layers."""
+    """Against transformers' SmolLM3, which is Llama with such layers."""
     from mlx_llama.core.models.config import LlamaConfig
 
     folder = checkpoint("float32")
@@ -133,7 +133,7 @@ def test_a_layer_that_does_not_rotate(path, mlx, monkeypatch):
 
 
 def plant(fault: str, patch) -> None:
-    """A fault in layers.py, in ops.py or in the data that they read."""
+    """Plant a fault in layers.py, ops.py or their data."""
     from mlx_llama.core.models.spec import LayerSpec
     from mlx_llama.mlx_native import layers, ops
 
@@ -158,7 +158,7 @@ FAULTS = {"no scale": "0.attention", "swapped heads": "0.query_rope", "half norm
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_layers_shows_in_every_path(fault, mlx, monkeypatch):
-    """Prompts, forward over one token, steps untraced and traced, probes: all run the same layers."""
+    """Prompts, forward over one token, untraced and traced steps, and probes run the same layers."""
     sound = loaded(mlx, "float32", False)
     right, right_probes = logits(mlx, sound, "prompt"), probed(mlx, sound)
     plant(fault, monkeypatch)
@@ -246,8 +246,8 @@ def test_the_bits_are_those_of_the_untraced_step(name, case, mlx):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_is_the_forward_pass_over_its_token(name, mlx):
-    """Attention over a room of masked columns is attention over the filled ones."""
-    exact = name not in ("bfloat16", *LOW_BIT)  # the others' activations have 16 bits
+    """Attention over the allocated columns, with a mask, equals attention over the filled ones."""
+    exact = name not in ("bfloat16", *LOW_BIT)  # activations of 16 bits otherwise
     model = loaded(mlx, name, False)
     tokens, state = decoded(mlx, model, 20, temperature=0)
     cache, prompt = model.make_cache(1000), np.arange(3, 8, dtype=np.int32)[None]
@@ -261,7 +261,7 @@ def test_a_step_is_the_forward_pass_over_its_token(name, mlx):
 
 
 def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
-    """What a GPU does at 16 bits: traced like untraced, and within rounding of the tables that the CPU takes."""
+    """The rotation of GPUs at 16 bits: traced equals untraced, and the CPU's tables agree within rounding."""
     from mlx_llama.mlx_native.cache import Cache
 
     state = {}
@@ -271,7 +271,7 @@ def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
         traced, traced_state = decoded(mlx, loaded(mlx, "bfloat16", True), 20, temperature=0)
         assert traced == plain
         np.testing.assert_array_equal(traced_state["keys"], state[tabulated]["keys"])
-    first = [each["keys"][0, ..., :5, :] for each in state.values()]  # of the prompt, which both read
+    first = [each["keys"][0, ..., :5, :] for each in state.values()]  # the common prompt
     assert 0 < relative_error(*first) < 0.005
 
 
@@ -298,7 +298,7 @@ def test_one_trace_per_room(mlx, monkeypatch):
     decoded(mlx, model, 20, prompt=9, capacity=700, temperature=0)
     assert seen == [GROWTH, 2 * GROWTH]
     decoded(mlx, loaded(mlx, "float32", False), 5, temperature=0)
-    assert len(seen) == 2 + 4  # the counter counts
+    assert len(seen) == 2 + 4  # the counter works
 
 
 def test_a_seed_is_no_other_trace_and_a_temperature_is(mlx, monkeypatch):
@@ -319,7 +319,7 @@ def test_requests_with_other_options_do_not_share_a_step(mlx):
 
 
 def test_a_traced_step_draws_with_the_noise_of_its_position(mlx):
-    """The same tokens as the CPU's, whose noise is core.rng's reference."""
+    """Tokens equal those of the CPU, whose noise is core.generation.rng's reference."""
     cpu, answers = open_backend("cpu"), []
     for backend in (mlx, cpu):
         model = backend.load(open_checkpoint(checkpoint("float32")), **({"compile": True} if backend is mlx else {}))
@@ -334,14 +334,14 @@ def test_a_traced_step_draws_with_the_noise_of_its_position(mlx):
 
 @pytest.mark.parametrize("compile", [True, False])
 def test_the_cache_is_not_copied_per_token(compile, mlx):
-    """Most of the memory is the cache here: a copy of one layer's keys per token would show as such."""
+    """The cache takes most of the memory, so a copy of one layer's keys per token would show."""
     import mlx.core as mx
 
     folder = make_checkpoint(Path(tempfile.mkdtemp()) / "m", max_position_embeddings=20000, num_hidden_layers=2)
     model = mlx.load(open_checkpoint(folder), compile=compile)
     draw, cache = sampler(mlx, temperature=0), model.make_cache(16384)
     cache.reserve(1, 0, 16000)
-    cache.length = 16000  # zeros serve as well as any
+    cache.length = 16000  # of zeros
     mx.eval(cache.arrays())
     token = np.array([[3]], np.int32)
 
@@ -402,7 +402,7 @@ def test_without_a_compiler_that_mlx_calls(toy, monkeypatch):
     load(toy, backend="mlx", device="cpu")
 
 
-def test_what_is_not_compiled_says_why(toy):
+def test_reasons_for_no_compilation(toy):
     plain = load(toy, backend="mlx", device="cpu")
     assert any("C++ compiler" in notice for notice in plain.generate("a", max_tokens=2).notices)
     off = load(toy, backend="mlx", device="cpu", compile=False)

@@ -1,4 +1,4 @@
-"""The torch backend's memory: uploads, models and answers that are too large, reads that wait."""
+"""The torch backend's memory: uploads, models and answers that do not fit, hidden waits."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def device(request) -> str:
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (16,), (7, 33), (64, 64)], ids=str)
-def test_what_is_uploaded_in_parts_is_what_was_stored(shape, stored, kind, device):
+def test_an_upload_in_parts_equals_the_stored_tensor(shape, stored, kind, device):
     upload = weights.Upload(torch.device(device), nbytes=64)
     source = torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32)).to(stored)
-    for _ in range(2):  # the second begins in the middle of a turn
+    for _ in range(2):  # the second upload reuses the buffers
         target = torch.empty(shape, dtype=kind, device=device)
         upload(target, source)
         assert torch.equal(target.cpu(), source.to(kind))
@@ -98,7 +98,7 @@ MESSAGES = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 G
 @pytest.mark.parametrize("error", [*MESSAGES, MemoryError()], ids=["gpu", "cpu", "numpy"])
 @pytest.mark.parametrize("name", ["toy", "guide_q8"])
 def test_out_of_memory_while_loading_is_the_same_error(name, error, device, request, monkeypatch):
-    """At the fifth tensor, plain or packed."""
+    """Fail at the fifth tensor, plain or packed."""
     path, count = request.getfixturevalue(name), 0
 
     def failing(original):
@@ -116,7 +116,7 @@ def test_out_of_memory_while_loading_is_the_same_error(name, error, device, requ
     with pytest.raises(OutOfMemoryError, match="^the weights take 0.00 GB, and .* does not give that much memory") as caught:
         load(path, backend="cuda", device=device)
     assert "\n" not in str(caught.value) and count == 5
-    assert load(path, backend="cuda", device=device).generate("a", max_tokens=1).tokens  # nothing is left behind
+    assert load(path, backend="cuda", device=device).generate("a", max_tokens=1).tokens  # the memory was freed
 
 
 def test_other_errors_while_loading_are_not_taken_for_it(device, toy, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_tied_head_is_read_once(device, tmp_path):
 
 @pytest.mark.parametrize("error", MESSAGES, ids=["gpu", "cpu"])
 def test_out_of_memory_ends_an_answer_and_leaves_the_session(error, device, toy, monkeypatch):
-    """At every product of a short answer: one clear error, and asked again the answer is what it would have been."""
+    """Fail at each product of a short answer: one clear error, and a retry gives the right answer."""
     llm = load(toy, backend="cuda", device=device, dtype="float32", compile=False)
     wanted = [llm.chat().send(text, max_tokens=4, temperature=0).tokens for text in ("one", "two")]
     chat, original, calls, failing = llm.chat(), ops.add_rms_norm, 0, 0
@@ -187,7 +187,7 @@ def test_compiling_is_for_a_gpu(toy):
 
 
 def test_nothing_waits_in_secret(device, toy):
-    """torch's own watch: while it is on, whatever waits for the GPU but the read of a token is an error."""
+    """In torch's sync debug mode every wait for the GPU, except reading a token, raises."""
     if device == "cpu":
         pytest.skip("torch computes at once on the CPU: there is nothing to wait for")
     for options in (dict(temperature=0), dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2,
@@ -199,7 +199,7 @@ def test_nothing_waits_in_secret(device, toy):
             torch.cuda.set_sync_debug_mode("error")
             try:
                 done = chat.send("and now", max_tokens=20)
-                with pytest.raises(RuntimeError):  # the watch does watch
+                with pytest.raises(RuntimeError):  # the mode is on
                     torch.ones(1, device="cuda").item()
             finally:
                 torch.cuda.set_sync_debug_mode("default")

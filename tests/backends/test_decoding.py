@@ -1,4 +1,4 @@
-"""How the torch backend decides to decode: by kernels or not, captured or not, and what it says of it."""
+"""The torch backend's decode path: by kernels or not, captured or not, and its notices."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monke
     if compile and backend.name == "cuda" and device_of(backend) == "cpu":
         pytest.skip("CUDA graphs are for a GPU")
     llm = loaded(backend, toy, compile=compile)
-    llm.generate("Once upon", max_tokens=4, **options)  # tables are built, steps traced or captured, at the first use
+    llm.generate("Once upon", max_tokens=4, **options)  # the first use builds tables, and traces or captures steps
     with counted(backend, monkeypatch) as count:
         completion = llm.generate("Once upon", max_tokens=n, **options)
     assert len(completion.tokens) == n
@@ -51,7 +51,7 @@ STRAYS = {"item": lambda x: x.sum().item(), "if": lambda x: 1 if (x.sum() > 0) e
 
 @pytest.mark.parametrize("stray", STRAYS)
 def test_a_stray_wait_in_the_model_is_seen(stray, llm, backend, monkeypatch):
-    """The counter above does count: one hidden wait per layer shows."""
+    """The counter above sees one hidden wait per layer."""
     import importlib
 
     ops = importlib.import_module(type(llm.model).__module__.replace(".model", ".ops"))
@@ -85,7 +85,7 @@ WAITING_FUNCTIONS = {"str", "print", "bool", "float", "int", "list"}
 
 @pytest.mark.parametrize("file", ["ops", "layers"])
 def test_layers_and_ops_call_nothing_that_could_wait(file, backend):
-    """What no counter sees, such as np.array(x), which reads MLX's memory directly, is not called there at all."""
+    """No calls that wait unseen by the counter, such as np.array(x), which reads MLX's memory directly."""
     import ast
     import importlib
     import inspect

@@ -1,4 +1,4 @@
-"""Each backend's description of itself, made without its framework, against what it does with it."""
+"""Each backend's facts, read without its framework, against its behaviour."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_facts_import_no_framework(name):
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K", "Q6_K"])
 def test_packed_weights_take_the_bytes_that_are_foretold(kind, backend, tmp_path):
-    """Against the bytes of a loaded model: within 5 %; the cpu's estimate is a peak."""
+    """Planned bytes are within 5 % of a loaded model's; the cpu's estimate is a peak."""
     path = tmp_path / "m.gguf"
     make_gguf(path, kinds=kind, hidden_size=512, intermediate_size=1024, vocab_size=4096, head_dim=64,
               num_attention_heads=8)
@@ -42,7 +42,7 @@ def test_packed_weights_take_the_bytes_that_are_foretold(kind, backend, tmp_path
     if backend.name == "mlx":
         import mlx.core as mx
 
-        gc.collect()  # other tests' models
+        gc.collect()  # free models of other tests
         before = mx.get_active_memory()
     model = backend.load(checkpoint)
     if backend.name == "mlx":
@@ -59,7 +59,7 @@ def test_packed_weights_take_the_bytes_that_are_foretold(kind, backend, tmp_path
 
 
 def _torch_bytes(value, seen):
-    """Of all tensors that an object leads to."""
+    """Bytes of all tensors that an object refers to."""
     if id(value) in seen:
         return 0
     seen.add(id(value))
@@ -73,7 +73,7 @@ def _torch_bytes(value, seen):
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
 def test_the_plan_names_the_dtypes_of_the_model(kind, backend, tmp_path):
-    """Of activations, and of low-bit products, which MLX keeps as the scales' dtype."""
+    """The dtypes of activations and of low-bit products, which is that of the scales in MLX."""
     path = tmp_path / "m.gguf"
     make_gguf(path, kinds=kind, hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=1)
     checkpoint, on_gpu = open_checkpoint(path), device_of(backend) == "gpu"

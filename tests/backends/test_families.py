@@ -27,7 +27,7 @@ TOKENS = np.random.default_rng(1).integers(0, 384, (2, 30)).astype(np.int32)
 
 @functools.cache
 def made(name: str) -> tuple[Path, np.ndarray]:
-    """(the file, transformers' logits of its weights, dequantised by gguf)."""
+    """Write a file; returns (path, transformers' logits for its weights dequantised by gguf)."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -50,7 +50,7 @@ def test_a_gguf_file_of_the_family(name, load):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_its_steps_choose_what_its_logits_say(name, backend):
+def test_its_steps_choose_the_largest_logit(name, backend):
     from mlx_llama.core.generation import options
 
     path, wanted = made(name)
@@ -63,7 +63,7 @@ def test_its_steps_choose_what_its_logits_say(name, backend):
     again = model.make_cache(40)
     tokens = [int(one) for one in cache.state()["tokens"][0]]
     logits = backend.runtime.to_numpy(model.forward([tokens], 0, again, all_positions=True))[0]
-    for at in range(29, 34):  # each token that a step chose is the likeliest of a prompt's logits
+    for at in range(29, 34):  # each greedy token has the largest logit of a prompt
         assert logits[at].max() - logits[at, tokens[at + 1]] < 1e-3 * np.abs(logits[at]).max()
 
 
@@ -72,7 +72,7 @@ def test_its_steps_choose_what_its_logits_say(name, backend):
     (dict(**QWEN2, use_sliding_window=True, sliding_window=7, max_window_layers=-1), "max_window_layers is -1"),
     (dict(**QWEN3, layer_types=["sliding_attention", "full_attention"]), r"layer_types\[0\] is 'sliding_attention'"),
 ])
-def test_what_a_family_does_not_have_is_refused(fields, message):
+def test_features_that_a_family_lacks_are_refused(fields, message):
     from making import config_fields
 
     from mlx_llama.core.errors import ConfigError

@@ -1,6 +1,6 @@
-"""Every difference that LayerSpec and LlamaConfig can express, against transformers' own model of a family that has it.
+"""Each difference of LayerSpec and LlamaConfig, against transformers' model of a family that has it.
 
-These families have no config reader: their configs are written here, as an entry of core/models would resolve them.
+These families have no config reader, so the resolved configs are written here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TOKENS = np.random.default_rng(1).integers(3, 384, (2, 30)).astype(np.int32)
 
 @functools.cache
 def made(name: str) -> tuple[Checkpoint, np.ndarray]:
-    """(a random model of the family, transformers' logits for TOKENS)."""
+    """Make a random model of the family; returns (checkpoint, transformers' logits for TOKENS)."""
     import torch
     import transformers
 

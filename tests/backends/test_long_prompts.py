@@ -1,4 +1,4 @@
-"""A prompt of 16 384 tokens: memory grows with its length, not with the square of it."""
+"""A prompt of 16 384 tokens: memory is linear in its length."""
 
 from __future__ import annotations
 

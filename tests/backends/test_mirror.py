@@ -1,4 +1,4 @@
-"""The three backends are one house built three times: same files, same public names, same signatures."""
+"""The three backends have the same files, public names, signatures and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = ("facts", "runtime", "ops", "layers", "cache", "weights", "sampling", "m
 
 
 def signature(function: ast.FunctionDef) -> tuple:
-    """Names and kinds of the parameters, which have defaults, and the decorators that change how it is called."""
+    """Names, kinds and defaults of the parameters, and decorators that change the call."""
     a = function.args
     kinds = {"staticmethod", "classmethod", "property"}
     decorators = tuple(d.id for d in function.decorator_list if isinstance(d, ast.Name) and d.id in kinds)
@@ -45,7 +45,7 @@ def public(file: Path) -> dict[str, tuple]:
     return found
 
 
-# How a backend packs and uploads is its own; the layers ask for `linear`, `norm` and `embedding` alone.
+# Packing and uploading differ by backend; layers call only `linear`, `norm` and `embedding`.
 PRIVATE_WEIGHTS = {"Weights.__init__", "Upload", "Upload.__init__", "Upload.__call__", "is_out_of_memory"}
 
 
@@ -53,7 +53,7 @@ PRIVATE_WEIGHTS = {"Weights.__init__", "Upload", "Upload.__init__", "Upload.__ca
 @pytest.mark.parametrize("other", ["cpu", "cuda"])
 def test_same_public_names_and_signatures(file, other):
     wanted, got = public(HOMES["mlx"] / f"{file}.py"), public(HOMES[other] / f"{file}.py")
-    # A backend may have helpers for its own arithmetic; what the others see must be in all three.
+    # Helpers of a backend's own arithmetic may differ; all other names must be in all three.
     helpers = {"facts": {"product_dtype"}, "ops": {"widen"}, "sampling": {"gumbel"}, "weights": PRIVATE_WEIGHTS, "model": {"Llama.notices", "Llama.load"}}.get(file, set())
     drop = lambda names: {name: names[name] for name in names if name not in helpers}  # noqa: E731
     assert drop(got) == drop(wanted)
@@ -79,7 +79,7 @@ def code(file: Path, name: str) -> str:
 @pytest.mark.parametrize("name", ["model.Llama._compute", "model._build_block", "layers.Attention.__call__", "layers.MLP.__call__",
                                   "layers.Block.__call__", "layers.RMSNorm.__call__", "layers.Embedding.__call__"])
 def test_one_forward_in_three_languages(name):
-    """The forward and its layers are the same code, to the letter; a backend differs in its ops, cache and weights."""
+    """The forward and its layers are identical code. Backends differ in ops, cache and weights."""
     file, function = name.split(".", 1)
     (same,) = {code(home / f"{file}.py", function) for home in HOMES.values()}
     assert len(same) > 50
@@ -90,8 +90,8 @@ def test_every_backend_has_the_same_files():
         assert set(FILES) | {"__init__"} <= {path.stem for path in home.glob("*.py")}
 
 
-def test_what_the_engine_uses_is_there(backend):
-    """The Protocols' names and parameters are those of the classes behind them."""
+def test_the_protocols_are_implemented(backend):
+    """Classes have the names and parameters of their Protocols."""
     from mlx_llama.core.backends import interface as protocols
 
     for protocol, real in ((protocols.Model, backend.model.Llama), (protocols.Cache, backend.model.Cache),
@@ -107,7 +107,7 @@ ALLOWED = {"models", "files", "backends.interface", "backends.load_options", "ba
 
 @pytest.mark.parametrize("name", HOMES)
 def test_arrows_point_one_way(name):
-    """A backend imports itself, its framework and the neutral core; no other backend, no engine, no door."""
+    """A backend imports itself, its framework and neutral core; no other backend, scheduler or door."""
     own = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
     for path in HOMES[name].rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -125,7 +125,7 @@ def test_arrows_point_one_way(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_backend_is_here(name):
-    """Skips, with the reason, where a backend is missing; fails where this machine must have it."""
+    """Skip with the reason if a backend is missing; fail if it is required."""
     assert open_backend(name).name == name.split("-")[0]
 
 
@@ -140,7 +140,7 @@ def refused(call) -> str:
 
 
 def misuse(name: str, folder: Path) -> dict[str, str]:
-    """What a backend says to every kind of misuse."""
+    """A backend's errors, by kind of misuse."""
     backend = open_backend(name)
     checkpoint = open_checkpoint(folder)
     model = backend.load(checkpoint, "float32")
@@ -170,7 +170,7 @@ def misuse(name: str, folder: Path) -> dict[str, str]:
         "threads": lambda: backend.load(checkpoint, threads="many" if name == "cpu" else None, dtype="int4"),
     }
     found = {case: refused(call) for case, call in calls.items()}
-    assert cache.length == 3  # as it was
+    assert cache.length == 3  # unchanged
     return found
 
 

@@ -1,4 +1,4 @@
-"""MLX's weights: bytes that they take, matrices read once, and memory that does not hold them."""
+"""MLX's weights: their bytes, matrices read once, and weights that do not fit memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_weights(mlx, path, dtype="auto"):
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 @pytest.mark.parametrize("path", MODELS, indirect=True)
 def test_the_bytes_planned_are_those_that_mlx_allocates(path, dtype, mlx):
-    """MLX's own count is the judge. It rounds each array up to a page's part."""
+    """Against MLX's own count, which rounds arrays up to a fraction of a page."""
     import mlx.core as mx
 
     planned = make_weights(mlx, path, dtype).nbytes
@@ -80,7 +80,7 @@ def test_weights_that_do_not_fit_are_refused_before_any_is_read(path, mlx, monke
 
 
 def test_memory_of_a_model_that_was_dropped_counts_as_free(path, mlx, monkeypatch):
-    """A dropped model waits for the collector: its compiled steps refer to it and it to them."""
+    """A dropped model needs the garbage collector: it and its compiled steps refer to each other."""
     collect, free = gc.collect, [0]
     monkeypatch.setattr(gc, "collect", lambda *how: (free.__setitem__(0, 1 << 40), collect(*how))[1])
     monkeypatch.setattr(mlx.runtime, "free_memory", lambda device: free[0])
@@ -131,7 +131,7 @@ def test_an_allocation_that_fails_while_loading(at, failure, path, toy, mlx, mon
         load(toy, backend="mlx", device="cpu")
 
 
-def test_other_errors_while_loading_stay_what_they_are(path, mlx, monkeypatch):
+def test_other_errors_while_loading_are_unchanged(path, mlx, monkeypatch):
     from mlx_llama.mlx_native.weights import Weights
 
     for error in (RuntimeError("[eval] Attempting to eval an array during function transformations"), ValueError("malloc]")):
@@ -146,7 +146,7 @@ def test_other_errors_while_loading_stay_what_they_are(path, mlx, monkeypatch):
 
 @pytest.mark.parametrize("path", ["tied", "Q4_0"], indirect=True)
 def test_a_matrix_is_read_once(path, mlx):
-    """The tied head shares the embedding's memory; a second question for a name gives the same arrays."""
+    """The tied head shares the embedding's memory; a second request for a name gives the same arrays."""
     weights = make_weights(mlx, path)
     embedding, head = weights.embedding("model.embed_tokens"), weights.linear("model.embed_tokens")
     again = weights.linear("model.embed_tokens")

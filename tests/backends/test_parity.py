@@ -86,8 +86,8 @@ def test_sixteen_bit_weights_at_float32(dtype, load):
     assert relative_error(got, transformers_logits("llama2-grouped", dtype)) < 1e-4
 
 
-# mlx-lm's Llama reads neither rope_parameters nor a Mistral's sliding_window, its Qwens neither windows nor biases on an
-# output projection, and its Llama has one activation; transformers judges those.
+# Features that mlx-lm lacks, compared with transformers alone: rope_parameters, Mistral's sliding_window and other
+# activations of Llama; windows and biases of the output projection of Qwen.
 NOT_IN_MLX_LM = ("new-rope-spelling", "gelu", "mistral-sliding", "qwen2-sliding", "qwen3-biases-tied")
 
 
@@ -115,8 +115,8 @@ def test_in_one_go_equals_in_chunks_equals_token_by_token(feature, chunks, load)
     assert relative_error(np.concatenate(got, axis=1), transformers_logits(feature)) < 1e-4
 
 
-def test_dynamic_rope_with_a_cache_does_what_transformers_does(load):
-    """Past the trained length each call rotates for the length so far; cached keys stay as they were."""
+def test_dynamic_rope_with_a_cache_equals_transformers(load):
+    """Past the trained length each call rotates by the length so far; cached keys are unchanged."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -194,7 +194,7 @@ def test_bit_equal_from_run_to_run(load):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_stored_width_is_the_default_and_close(dtype, backend):
-    """Default dtype: 16-bit activations on MLX and torch, within 16-bit rounding of the float32 logits."""
+    """By default MLX and torch have 16-bit activations, within 16-bit rounding of the float32 logits."""
     model = backend.load(open_checkpoint(checkpoint("llama2-grouped", dtype)), "auto")
     assert str(model.dtype).split(".")[-1] == ("float32" if backend.name == "cpu" else dtype)
     got = backend.runtime.to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True))
@@ -205,7 +205,7 @@ def test_the_stored_width_is_the_default_and_close(dtype, backend):
 @pytest.mark.parametrize("compile", [None, False])
 @pytest.mark.parametrize("feature", ["llama2-grouped", "mistral-sliding", "yi"])
 def test_the_last_position_alone_is_the_last_of_all(feature, compile, backend):
-    """What a prompt's last layer leaves out is not asked for, and all its keys and values are stored."""
+    """The last layer of a prompt computes one position, and still stores all keys and values."""
     model, to_numpy = backend.load(open_checkpoint(checkpoint(feature)), "float32", compile=compile), backend.runtime.to_numpy
     whole, last = model.make_cache(LENGTH), model.make_cache(LENGTH)
     for start, end in ((0, 13), (13, 14), (14, LENGTH)):

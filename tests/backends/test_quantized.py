@@ -1,4 +1,4 @@
-"""Low-bit weights on every backend, judged by gguf's dequantiser, transformers and mlx-lm."""
+"""Low-bit weights on every backend, against gguf's dequantiser, transformers and mlx-lm."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
 
 
 def mostly(kind: str, **others: str):
-    """The type of each matrix: `kind`, or another where its module's name is given."""
+    """The type of each matrix: `kind`, or another for the modules in `others`."""
     return lambda name: others.get(name.split(".")[-2], kind)
 
 
-# Q4_K_M and Q5_K_M as llama.cpp mixes them; then types that share a width, a group or nothing in what may be fused
+# Mixes of Q4_K_M and Q5_K_M as in llama.cpp; then types with the same width, group or neither in fusable matrices
 MIXED = {
     "Q4_K_M": mostly("Q4_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K"),
     "Q5_K_M": mostly("Q5_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K"),
@@ -64,7 +64,7 @@ def test_every_product_is_that_of_the_dequantised_matrix(kind, length, load):
     seen = probes(model, to_numpy, tokens)
 
     rows = judge["model.embed_tokens.weight"][tokens]
-    if kind == "Q8_K":  # its float32 scale times an 8-bit code takes 32 bits
+    if kind == "Q8_K":  # a float32 scale times an 8-bit code needs 32 bits
         np.testing.assert_allclose(seen["embedding"], rows, rtol=0, atol=1e-6 * np.abs(rows).max())
     else:
         np.testing.assert_array_equal(seen["embedding"], rows)
@@ -77,7 +77,7 @@ def test_every_product_is_that_of_the_dequantised_matrix(kind, length, load):
         wanted = product(seen["0.attention_norm"], f"{layer}self_attn.{name[0]}_proj.weight")
         wanted = wanted.reshape(2, length, heads, HEAD_DIM).transpose(0, 2, 1, 3)
         assert relative_error(seen[f"0.{name}"], wanted) < 5e-6
-    if length == 1:  # all attention is on the one position: each query head gives the value of its group
+    if length == 1:  # with one position each query head returns the value of its group
         mixed = np.repeat(seen["0.value"], HEADS // KV_HEADS, axis=1).reshape(2, 1, HEADS * HEAD_DIM)
         assert relative_error(seen["0.attention"], product(mixed, f"{layer}self_attn.o_proj.weight")) < 5e-6
     gate, up = (product(seen["0.ffn_norm"], f"{layer}mlp.{name}_proj.weight") for name in ("gate", "up"))
@@ -120,14 +120,14 @@ def test_at_its_own_dtype_a_gguf_model_rounds_but_its_results(kind, backend):
     seen = probes(model, backend.runtime.to_numpy, TOKENS)
     assert relative_error(seen["logits"], transformers_logits(kind, False)) < 0.1
     wanted = seen["norm"].astype(np.float64) @ judge["lm_head.weight"].T.astype(np.float64)
-    assert relative_error(seen["logits"], wanted) < 1e-3  # summed in float16 it would be 3e-3
+    assert relative_error(seen["logits"], wanted) < 1e-3  # 3e-3 with sums in float16
 
 
-# What mlx_lm.convert writes
+# Checkpoints of mlx_lm.convert
 
 
 def per_layer(path: str, module, *_) -> bool | dict:
-    """Settings that differ inside what is fused, and matrices left as they are."""
+    """Different settings inside fused matrices, and matrices that are not quantised."""
     name = path.split(".")[-1]
     if name in ("k_proj", "lm_head") or path == "model.layers.1.mlp.up_proj":
         return False
@@ -194,7 +194,7 @@ def test_a_converted_models_logits_are_those_of_mlx_lm(case, load):
 
 
 @pytest.mark.parametrize("case", ["4 bits", "mixed_3_6", "per layer", "tied", "bfloat16"])
-def test_a_converted_model_says_what_mlx_lm_says(case, backend):
+def test_a_converted_model_gives_the_tokens_of_mlx_lm(case, backend):
     mx = pytest.importorskip("mlx.core")
     from mlx_lm.generate import generate_step
 
@@ -294,4 +294,4 @@ def test_loading_makes_no_sixteen_bit_copy(backend):
                          capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-2000:]
     grown = int(run.stdout)
-    assert weights * 4 / 8 < grown < weights * 2 * 0.8  # a copy would come on top of the packed weights
+    assert weights * 4 / 8 < grown < weights * 2 * 0.8  # no copy besides the packed weights

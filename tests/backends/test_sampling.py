@@ -1,4 +1,4 @@
-"""Sampling on every backend: the filters are transformers', the penalties mlx-lm's, the noise core.rng's to the bit."""
+"""Sampling on every backend: filters of transformers, penalties of mlx-lm, the exact noise of core.generation.rng."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V = 1000
 
 @pytest.fixture(scope="module")
 def arrays(backend):
-    """NumPy -> this backend's array."""
+    """Convert NumPy arrays to this backend's."""
     if backend.name == "mlx":
         import mlx.core as mx
 
@@ -98,7 +98,7 @@ def test_noise_is_equal_to_the_bit(seed, position, sampler, arrays, backend):
     import importlib
 
     gumbel = getattr(importlib.import_module(type(sampler()).__module__), "gumbel", None)
-    if gumbel is None:  # NumPy calls the definition itself: then its sampler must
+    if gumbel is None:  # NumPy has no noise of its own: check its sampler
         flat = sampler(temperature=1.0, seed=seed)
         assert backend.read(flat(np.zeros((1, V), np.float32), position)) == rng.gumbel(seed, position, V).argmax()
         return
@@ -109,7 +109,7 @@ def test_noise_is_equal_to_the_bit(seed, position, sampler, arrays, backend):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_tokens_are_the_definitions(temperature, sampler, arrays, backend):
-    """argmax of the processed logits plus the noise of the token's position."""
+    """Tokens are the argmax of the processed logits plus the noise of their position."""
     for position in range(1, 20):
         scores = logits(position)
         wanted = scores if not temperature else scores / np.float32(temperature) + rng.gumbel(1, position, V)

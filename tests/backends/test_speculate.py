@@ -1,4 +1,4 @@
-"""Speculation changes the speed and nothing else: tokens, caches, ends and interrupts are those of plain decoding."""
+"""Speculation changes only the speed: tokens, caches, ends and interrupts are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def here(backend):
 
 
 def near(folder, noise, **fields):
-    """The toy of these fields, its weights shaken: a draft model that is often right."""
+    """The toy with noise on its weights: a draft model that is often right."""
     make_checkpoint(folder, **fields)
     config = json.loads((folder / "config.json").read_text())
     shaken = np.random.default_rng(99)
@@ -51,7 +51,7 @@ def near(folder, noise, **fields):
 
 @pytest.fixture(scope="module")
 def loaded(here, tmp_path_factory):
-    """loaded(variant) -> (the model, the same with a draft model that is often right)."""
+    """loaded(variant): (the model, the same with a draft model that is often right)."""
     known = {}
 
     def loader(variant="plain"):
@@ -95,7 +95,7 @@ def questions():
 
 @pytest.mark.slow
 def test_the_guide_says_the_same(here):
-    """The model that ships, drafting from the conversation and from itself."""
+    """The guide, drafting from the conversation and from itself."""
     plain = load(**here)
     drafting = load(**here, draft_model=GUIDE_PATH)
     for prompt in questions():
@@ -109,7 +109,7 @@ def test_the_guide_says_the_same(here):
 
 
 def test_transformers_prompt_lookup_gives_these_tokens(loaded):
-    """A judge that we did not write: its own speculation over the same checkpoint."""
+    """Against transformers' own speculation on the same checkpoint."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -151,7 +151,7 @@ def test_launches_and_waits_are_counted_as_the_framework_sees_them(kind, backend
     if backend.name == "cpu":
         pytest.skip("NumPy computes at once: there is nothing to launch or wait for")
     llm = loaded("tied")[kind == "model"]
-    llm.generate(REPETITIVE, max_tokens=4, speculate=kind)  # tables are built at the first use
+    llm.generate(REPETITIVE, max_tokens=4, speculate=kind)  # the first use builds tables
     with counted(backend, monkeypatch) as count:
         done = llm.generate(REPETITIVE, max_tokens=40, speculate=kind)
     assert len(done.tokens) == 40 and done.accepted > 15
@@ -169,8 +169,8 @@ def test_no_step_runs_ahead_where_a_draft_may_follow(backend, loaded, monkeypatc
         pytest.skip(f"{backend.device_name} computes at once")
     llm, _ = loaded("tied")
     done = llm.generate(REPETITIVE, max_tokens=40, speculate="prompt")
-    assert done.launches == done.waits  # what is launched is read
-    # Nothing that was drafted from is in this prompt twice, so its first tokens run ahead as without speculation.
+    assert done.launches == done.waits  # no launch without a read
+    # The prompt has no repetition to draft from, so its first tokens run ahead as without speculation.
     events: list[str] = []
     for name in ("launch", "read"):
         original = getattr(backend.runtime, name)
@@ -197,7 +197,7 @@ def test_every_limit_and_the_edge_of_the_context(kind, loaded):
 
 @pytest.mark.parametrize("kind", ["prompt", "model"])
 def test_an_end_token_and_a_stop_string_inside_a_draft_end_there(kind, loaded):
-    """The toy says one token again and again; the end token is put at every place by its own sequence of tokens."""
+    """Put the end token at every place of a text that repeats one token."""
     llm = loaded("tied")[kind == "model"]
     tokens = llm.generate(REPETITIVE, max_tokens=30, speculate="none").tokens
     inside = 0
@@ -220,7 +220,7 @@ def test_an_end_token_and_a_stop_string_inside_a_draft_end_there(kind, loaded):
 
 
 def test_an_end_token_that_was_drafted_is_the_last(loaded):
-    """A prompt in which the end token already stood after these words."""
+    """The prompt has the end token after the same words."""
     llm, _ = loaded("tied")
     ends = llm.engine.eos
     first = llm.generate(REPETITIVE, max_tokens=12, speculate="none").tokens
@@ -269,7 +269,7 @@ def goes_on(llm, session, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompt", "model"])
 def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded):
-    """The consumer closes the stream, or fails, after each token of a short answer; nothing of the drafts is left."""
+    """The consumer closes the stream, or fails, after each token of a short answer. No drafts remain."""
     llm = loaded("tied")[kind == "model"]
     prompt = rendered(llm, chatting(llm, kind), "hello")
     whole = llm.generate(prompt, max_tokens=14, speculate="none").tokens
@@ -316,7 +316,7 @@ def test_an_exception_in_the_consumer_after_any_piece(kind, loaded):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompt", "model"])
 def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(kind, loaded, monkeypatch):
-    """Ctrl-C while the n-th launch, read or draft is under way, or just after it."""
+    """Ctrl-C during the n-th launch, read or draft, or just after it."""
     llm = loaded("tied")[kind == "model"]
     runtime = llm.backend.runtime
     for call, late in itertools.product(range(1, 12 if kind == "prompt" else 26), (False, True)):
@@ -362,7 +362,7 @@ def test_a_conversation_reuses_its_prefix_and_regenerates(kind, loaded):
 
 
 def test_drafts_that_are_wrong_are_given_up(here, loaded, tmp_path):
-    """A draft model of other weights guesses wrong; a text of random tokens repeats itself by chance."""
+    """A draft model of other weights is wrong; random tokens repeat by chance only."""
     main = loaded()[0].checkpoint.path
     llm = load(main, **here, draft_model=make_checkpoint(tmp_path / "other", seed=5))
     done = llm.generate([1, 50, 60], max_tokens=60, temperature=1.5, seed=1)
@@ -387,7 +387,7 @@ def test_dynamic_rope_is_not_speculated_with_and_says_so(here, tmp_path):
     assert done.tokens == wanted.tokens and done.drafted == 0 and done.options["speculate"] == "none"
     assert any("dynamic rope" in notice for notice in done.notices)
     assert not any("dynamic rope turns" in notice and "speculation" in notice for notice in wanted.notices)
-    # As a draft it guesses within the positions it was made for, and no further.
+    # A draft model does not draft past its own maximum positions.
     main = load(make_checkpoint(tmp_path / "main"), **here, draft_model=folder)
     for prompt in (REPETITIVE[:38], REPETITIVE * 2):
         wanted = main.generate(prompt, max_tokens=60, speculate="none").tokens

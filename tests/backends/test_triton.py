@@ -1,8 +1,7 @@
-"""The Triton kernels against gguf's and MLX's dequantisers: on a GPU where there is one, else in Triton's interpreter.
+"""The Triton kernels against gguf's and MLX's dequantisers: on a GPU if there is one, else in Triton's interpreter.
 
-The interpreter runs a kernel on the CPU through NumPy. It must be chosen before triton is imported, so a process of
-its own runs it. What it cannot show, that a kernel compiles for a GPU and how, is asked of the compiler, which needs no
-GPU.
+The interpreter runs a kernel on the CPU through NumPy. It must be chosen before triton is imported, so it runs in a process
+of its own. Other tests compile the kernels for GPUs, which needs no GPU, and check the assembly.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BITS, GROUPS = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
 
 
 class Made:
-    """A low-bit matrix of random codes in any of the forms that an AffineWeight may have."""
+    """A low-bit matrix of random codes in any form of AffineWeight."""
 
     def __init__(self, bits: int, group_size: int, has_biases: bool, shape: tuple[int, int]):
         rng = np.random.default_rng(bits * group_size)
@@ -79,7 +78,7 @@ def dequantised(weights, ids: list[int], kind: str) -> tuple[np.ndarray, np.ndar
 
 
 def check_products(results, wanted: np.ndarray, bound: float = 1e-6) -> None:
-    """Errors against sums of absolute values: what rounding of products and sums may be judged by."""
+    """Check errors relative to sums of absolute values, which bound the rounding of products and sums."""
     for x, product in results:
         x, w = x.astype(np.float64), wanted.astype(np.float64)
         assert product.shape == (len(x), len(w))
@@ -145,7 +144,7 @@ def test_several_matrices_as_one(call):
 
 
 def logits(path, use_kernels: bool) -> np.ndarray:
-    """Of a prompt of two tokens and of a decoded one, float32 [2, V]."""
+    """Logits after a prompt of two tokens and after a decoded token, float32 [2, V]."""
     from cuda_fallback.kernels import packed
     from cuda_fallback.model import Llama
     from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -160,7 +159,7 @@ def logits(path, use_kernels: bool) -> np.ndarray:
 
 
 def test_a_model_of_mixed_formats(call, tmp_path):
-    """With the kernels as with torch's own operations, which test_quantized.py judges."""
+    """The kernels agree with torch's own operations, which test_quantized.py tests."""
     others = {"v_proj": "Q6_K", "k_proj": "Q3_K", "o_proj": "Q8_0", "down_proj": "Q5_1"}
     path = tmp_path / "m.gguf"
     make_gguf(path, kinds=lambda name: others.get(name.split(".")[-2], "Q4_K"), tokenizer=None, num_hidden_layers=1,
@@ -218,7 +217,7 @@ FORMATS = {"Q4_0": (4, 32, False, False), "Q4_K": (4, 32, True, True), "Q5_K": (
 @pytest.mark.parametrize("x", ["*fp16", "*fp32"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_compiled_for_a_gpu(name, x, compile_call):
-    """Words come sixteen bytes at a time (where they lie so) and are unpacked by the thread that loaded them."""
+    """Threads load sixteen bytes at a time, where alignment allows it, and unpack their own words."""
     capability = 90 if x == "*fp16" else 80
     intermediate, assembly = compile_call(compiled, *FORMATS[name], x, capability)
     loop = intermediate[intermediate.index("scf.for"):intermediate.index("scf.yield")]

@@ -29,7 +29,7 @@ def test_weights_keep_their_width(dtype, backend, tmp_path):
 
 
 def named_matrices(model) -> dict:
-    """The CPU model's matrices by the names of their modules."""
+    """The CPU model's matrices by module name."""
     named = {"model.embed_tokens": model.embedding.weight, "lm_head": model.head.weight}
     for block in model.blocks:
         spec = block.attention.spec
@@ -40,14 +40,14 @@ def named_matrices(model) -> dict:
 
 @pytest.mark.parametrize("dtype", STORED)
 def test_the_cpu_copies_nothing_but_into_panels(dtype, tmp_path):
-    """NumPy's matrices are the file's own pages; compiled, each has one copy in panels, of its stored width, rows and
+    """NumPy's matrices are the file's pages; compiled, each has one copy in panels, at its stored width, with rows and
     columns padded to 16 and 32."""
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", dtype=dtype, vocab_size=389, intermediate_size=100))
     for name, part in named_matrices(Llama.load(checkpoint, compile=False)).items():
         assert np.shares_memory(part, checkpoint.tensors[f"{name}.weight"].bits) and not part.flags.writeable
     model = Llama.load(checkpoint)
     if "NumPy" in model.notices[0]:
-        return  # it says why
+        return  # it gives the reason
     named = named_matrices(model)
     assert np.shares_memory(named.pop("model.embed_tokens"), checkpoint.tensors["model.embed_tokens.weight"].bits)
     for name, panels in named.items():

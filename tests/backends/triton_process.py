@@ -1,6 +1,6 @@
-"""Processes for Triton's kernels, the fixtures that start them, `call` and `compile_call`, and the choice of kernels there.
+"""Processes for Triton's kernels: fixtures `call` and `compile_call`, and the choice of kernels.
 
-The interpreter, which runs a kernel on the CPU through NumPy, must be chosen before triton is imported.
+Triton's interpreter, which runs a kernel on the CPU through NumPy, must be chosen before triton is imported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def computing(by_kernels: bool):
 
 
 def start_process(interpret: bool):
-    """call(function, *arguments) in a process of its own; what it raises is raised here."""
+    """call(function, *arguments) in a process of its own; its exceptions are raised here."""
     if importlib.util.find_spec("triton") is None:
         if sys.platform == "linux" and "cuda" in required():
             pytest.fail("triton is required where cuda is: pip install -e '.[test]'")

@@ -1,4 +1,4 @@
-"""Doors are tested through `main`, through a pipe, and in a pseudo-terminal."""
+"""Run doors through `main`, through a pipe, and in a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def roomy(tmp_path_factory):
 
 @pytest.fixture
 def door(monkeypatch, capsys):
-    """door(main, *arguments, stdin=b""): runs a door here; returns .code, .out and .err."""
+    """door(main, *arguments, stdin=b""): run a door in this process; returns .code, .out and .err."""
 
     def run(main, *arguments, stdin: bytes = b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
@@ -44,8 +44,8 @@ def door(monkeypatch, capsys):
 
 @pytest.fixture
 def terminal(tmp_path):
-    """terminal(*arguments of python, **environment): a program in a pseudo-terminal of 80 columns and 24 rows; all
-    it wrote is in .logfile_read."""
+    """terminal(*arguments of python, **environment): run a program in a pseudo-terminal of 80 columns and 24 rows. Its
+    output is in .logfile_read."""
     pexpect = pytest.importorskip("pexpect", reason="pseudo-terminals need pexpect, which Windows has not")
     started = []
 
@@ -54,7 +54,7 @@ def terminal(tmp_path):
         env |= {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": str(tmp_path / "state")}
         child = pexpect.spawn(sys.executable, [str(argument) for argument in arguments], env=env | environment,
                               dimensions=(24, 80), encoding="utf-8", timeout=20,
-                              codec_errors="replace")  # Ctrl-C drops pending output, at times half a character
+                              codec_errors="replace")  # Ctrl-C drops pending output, sometimes half a character
         child.delaybeforesend = 0.02
         child.logfile_read = io.StringIO()
         started.append(child)

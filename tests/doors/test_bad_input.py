@@ -21,7 +21,7 @@ def config(change):
 
 
 def tensors(change):
-    """Rewrite model.safetensors with a changed header, its data as it was."""
+    """Change the header of model.safetensors, not its data."""
 
     def damage(folder):
         path = folder / "model.safetensors"

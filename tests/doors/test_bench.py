@@ -1,4 +1,4 @@
-"""The bench runs on every backend with consistent figures; speed itself is not tested."""
+"""The bench runs on every backend with consistent figures. Speed is not tested."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_figures(loaded):
     assert figures["evaluations_per_token"] == 1 and figures["weights_bytes"] == checkpoint.nbytes
     for name in ("prompt_tps", "decode_tps", "first_token_seconds", "load_seconds", "peak_memory_bytes", "bandwidth"):
         assert figures[name] > 0, name
-    # 384 rows of embedding less the one that is read, and keys and values of 20 + 4 positions, all float32
+    # all rows of the embedding but one, and keys and values of 20 + 4 positions, all float32
     assert figures["bytes_per_token"] == checkpoint.nbytes - 383 * 64 * 4 + 2 * 2 * 2 * 16 * 24 * 4
     assert figures["bandwidth_share"] == pytest.approx(
         figures["decode_tps"] * figures["bytes_per_token"] / figures["bandwidth"], rel=0.5)
@@ -54,7 +54,7 @@ def test_low_bit_weights_count_their_bytes_in_the_file(backend, tmp_path):
     write_gguf(open_checkpoint(make_checkpoint(tmp_path / "m")), tmp_path / "m.gguf", "Q4_0")
     loaded = load(open_checkpoint(tmp_path / "m.gguf"), backend, "auto")
     figures = measure(loaded, 20, 8, 1)
-    assert figures["stored"] == "Q4_0, Q8_0"  # the head is wider
+    assert figures["stored"] == "Q4_0, Q8_0"  # the head has 8 bits
     layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64
     rows = {"embedding": 64 * 18 // 32, "head": 384 * 64 * 34 // 32, "layers": 2 * layer * 18 // 32}
     norms, cache, width = 5 * 64, 2 * 2 * 2 * 16 * 24, itemsize(loaded.model)
@@ -73,7 +73,7 @@ CASES = [Case("pp", 9), Case("pp", 9, 30), Case("tg", 5), Case("tg", 5, 30)]
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_row_runs_the_steps_of_its_name(case, loaded, monkeypatch):
-    """Positions and numbers of tokens of each step, and the framework's waits."""
+    """Compare the position and number of tokens of each step, and the framework's waits."""
     asked, step = [], loaded.model.step
 
     def noted(tokens, index_pos, *rest):
@@ -89,7 +89,7 @@ def test_a_row_runs_the_steps_of_its_name(case, loaded, monkeypatch):
         assert count["wait"] == len(asked)
     filling = [(case.depth, 0)] if case.depth else []
     once = [(9, case.depth)] if case.kind == "pp" else [(1, case.depth + i) for i in range(5)]
-    assert asked == filling + 3 * once  # the first time untimed
+    assert asked == filling + 3 * once  # the first run is not timed
     assert np.shape(row.per_token) == (2, len(once)) and np.min(row.per_token) > 0
 
 
@@ -159,7 +159,7 @@ def test_host(loaded, monkeypatch):
     monkeypatch.setattr(loaded.model, "step", lambda *rest: (order.append("step"), step(*rest))[1])
     monkeypatch.setattr(loaded.backend.runtime, "read", lambda token: (order.append("read"), read(token))[1])
     host = bench_host.measure_host(loaded, 256)
-    assert order == ["step", "read"] * (len(order) // 2)  # a step ahead would make launches wait
+    assert order == ["step", "read"] * (len(order) // 2)  # with a step ahead, launches would wait
     assert host["step_us"] > 0 and host["tokens"] == bench_host.TOKENS
     assert host["host_computes"] == (loaded.backend.name == "cpu" or str(loaded.backend.device) == "cpu")
     line = bench_report.host_line(host)
@@ -168,7 +168,7 @@ def test_host(loaded, monkeypatch):
     else:
         assert host["primitives"] is None and "primitives" not in line
         assert ("computes the step itself" in line) == (host["thread_us"] is None) == host["host_computes"]
-    assert bench_host.measure_host(loaded, 8)["tokens"] == 2  # within a small context
+    assert bench_host.measure_host(loaded, 8)["tokens"] == 2  # limited by the context
 
 
 def test_primitives_are_those_of_one_step(tmp_path):
@@ -196,7 +196,7 @@ def test_primitives_are_those_of_one_step(tmp_path):
     token = model.step(np.array([[1]], np.int32), 0, cache, sampler)
     mx.eval(token, cache.arrays())
     mx.export_to_dot(text, model.step(token, 1, cache, sampler), cache.tokens)
-    # Arrays are letters in quotes there, operations numbers: those that an array goes into or comes from.
+    # The graph names arrays by letters in quotes and operations by numbers.
     ends = re.findall(r"^(\S+) -> (\S+)$", text.getvalue(), re.M)
     assert counts[2] == len({end for edge in ends for end in edge if end.isdigit()})
 
@@ -210,7 +210,7 @@ def test_plot(door, toy, tmp_path):
     picture = image.open(file)
     assert picture.size == (1200, 750)
     shades = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    assert (shades == (0x2a, 0x6f, 0x97)).all(axis=1).sum() > 300  # the curve's own color
+    assert (shades == (0x2a, 0x6f, 0x97)).all(axis=1).sum() > 300  # the color of the curve
     # Nine depths, from 0 to the end of the context of 256.
     assert re.findall(r"^tg6(?: @ d(\d+))?", done.out, re.M) == ["", *(str(250 * i // 8) for i in range(1, 9))]
     for ending in ("svg", "pdf"):

@@ -1,4 +1,4 @@
-"""The chat: commands, scripts, the terminal, Markdown without loss."""
+"""The chat: commands, scripts, the terminal, Markdown."""
 
 import copy
 import io
@@ -49,7 +49,7 @@ def session(model):
 
 
 def command(session, line):
-    """Run a command; generates an answer to its end."""
+    """Run a command, and generate its answer to the end."""
     outcome = chat_commands.run(session, line)
     return outcome.finish() if isinstance(outcome, Stream) else outcome
 
@@ -336,7 +336,7 @@ def test_ctrl_c_keeps_the_text_so_far(session):
     assert session.messages[-2:] == [{"role": "user", "content": "hi"},
                                      {"role": "assistant", "content": "".join(shown)}]
     assert len(shown) == 2
-    # A cold cache gives the same next answer.
+    # An empty cache gives the same next answer.
     session.options["max_tokens"] = 8
     warm = session.send("and then?").text
     cold = copy.copy(session)
@@ -444,7 +444,7 @@ def rendered(text, width=60):
 
 
 def on_screen(output, height=20):
-    """The final lines, scrolled ones too, of MarkdownView's output; fails for other control sequences."""
+    """Final lines of MarkdownView's output, scrolled ones included. Fails for unexpected control sequences."""
     lines, row = [""], 0
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\n|\r|[^\x1b\n\r]+", output):
         if part == "\n":
@@ -587,11 +587,11 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child.expect_exact("context 100000 tokens")
     child.expect_exact("Ctrl-D leaves")
     child.expect_exact(PROMPT)
-    # an answer without end, stopped; the session goes on
+    # stop an endless answer; the session goes on
     child.send("hello\r")
     child.expect_exact("\x1b[?25l")
     child.expect(r"(?s).{2000}")
-    child.send("xyzzy")  # not echoed into the answer
+    child.send("xyzzy")  # no echo inside the answer
     child.expect(r"(?s).{2000}")
     child.sendintr()
     child.expect_exact("(stopped)")
@@ -609,7 +609,7 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child.expect_exact(PROMPT)
     child.sendcontrol("c")
     child.expect_exact("(Ctrl-D leaves)")
-    # a paste stays one message; Tab completes
+    # a paste is one message; Tab completes
     child.expect_exact(PROMPT)
     child.send("\x1b[200~pasted\nlines\x1b[201~")
     child.send("\r")

@@ -1,4 +1,4 @@
-"""The parts that doors share: errors in one line, streams, the progress bar."""
+"""Shared by doors: errors in one line, streams, the progress bar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor as users meet it: what it says of a whole model, of a broken one, and of a wrong command line."""
+"""The doctor's command: reports on sound and damaged models, and errors of the command line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_text_and_json_say_the_same(toy, door, examined):
 
 @pytest.mark.parametrize("tokenizer", [True, "bytelevel"])
 def test_the_command_it_gives_runs(tokenizer, tmp_path, door, examined):
-    """With a space in the path; the other doors take its flags as they stand."""
+    """Even with a space in the path; the other doors accept its flags."""
     folder = make_checkpoint(tmp_path / "my model", tokenizer=tokenizer)
     code, facts = examined(folder)
     assert code == 0, facts["findings"]
@@ -78,8 +78,8 @@ def test_a_model_without_a_template_is_continued(tmp_path, door, examined):
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_what_other_doors_refuse_is_found_without_loading(case, tmp_path, door, examined):
-    """Of each damage that the doors refuse, the doctor says what they say, and gives no command."""
+def test_damage_that_other_doors_refuse_is_found_without_loading(case, tmp_path, door, examined):
+    """For damage that the doors refuse, the doctor reports their error and gives no command."""
     damage, name = DAMAGE[case]
     folder = make_checkpoint(tmp_path / "m")
     damage(folder)
@@ -113,7 +113,7 @@ def test_a_config_of_another_model_names_each_kind_of_tensor_once(tmp_path, exam
     found = messages(facts)
     assert sum("has shape" in one for one in found) == 5  # down, gate, up; k, v
     assert sum("is not part of the model" in one for one in found) == 1
-    assert facts["model"]["layers"] == 1 and facts["tokenizer"]["vocab_size"] == 384  # what is known is still said
+    assert facts["model"]["layers"] == 1 and facts["tokenizer"]["vocab_size"] == 384  # facts are still reported
 
 
 def test_bad_fields_are_found_one_by_one(tmp_path, examined):
@@ -167,7 +167,7 @@ def test_a_damaged_gguf_file(case, tmp_path, examined):
 
 
 def retype(path, kinds):
-    """Give tensors of a GGUF file other types: {the file's name: GGMLQuantizationType}, in the header alone."""
+    """Change types of tensors in the header of a GGUF file. kinds: {GGUF's name: GGMLQuantizationType}."""
     data = bytearray(path.read_bytes())
     for tensor in gguf.GGUFReader(path).tensors:
         if tensor.name in kinds:
@@ -217,7 +217,7 @@ def test_a_model_that_does_not_fit_gets_the_command_that_makes_it_smaller(tmp_pa
     assert words[2] == "mlx_llama.quantize"
     assert door(quantize.main, *words[3:]).code == 0
     code, facts = examined(words[4])
-    assert code == 0, facts["findings"]  # and what it makes fits
+    assert code == 0, facts["findings"]  # the quantised model fits
     monkeypatch.setattr(machine, "free_memory", lambda: 1000)
     code, facts = examined(words[4])
     assert code == 1 and "smaller model" in messages(facts)[0] and facts["command"] is None
@@ -254,7 +254,7 @@ def test_a_terminal_gets_colours_and_whole_lines(tmp_path, terminal):
     child.wait()
     seen = child.logfile_read.getvalue()
     assert "\x1b[" in seen and "error: " in seen and child.exitstatus == 1
-    assert f"{broken}: tensor model.norm.weight [64] is missing" in seen  # not wrapped at the terminal's width
+    assert f"{broken}: tensor model.norm.weight [64] is missing" in seen  # not wrapped
 
 
 def test_it_runs_as_a_command(toy):

@@ -1,4 +1,4 @@
-"""Every example runs and prints plausible results."""
+"""Each example runs and prints plausible results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BENCHMARKS = EXAMPLES / "benchmarks"
-RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py"}  # tests/doors/test_guide.py, and by compare_peers.py
-RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py"}  # tests/doors/test_measure_gpu.py, tests/backends/test_captured_step.py
+RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py"}  # by tests/doors/test_guide.py and compare_peers.py
+RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py"}  # by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
 
 
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
@@ -120,7 +120,7 @@ def test_compare_peers_on_a_checkpoint(backend, tmp_path):
 
 
 def graph_of_mlx_lm(folder: Path) -> int:
-    """Operations of a decoded token: the arrays that its graph makes, each of which comes from one."""
+    """Number of operations of a decoded token: one per array of the graph."""
     import io
     import re
 

@@ -1,4 +1,4 @@
-"""python -m mlx_llama.generate from outside: stdout, stderr, exit codes."""
+"""python -m mlx_llama.generate: stdout, stderr, exit codes."""
 
 from __future__ import annotations
 

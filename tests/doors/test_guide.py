@@ -1,4 +1,4 @@
-"""The model in the package: golden texts equal on all backends, size, score, an ordinary Hugging Face folder."""
+"""The guide: golden texts on all backends, size, score, and files of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlx_llama import load
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
-# Greedy tokens are transformers' own; sampled ones come from the NumPy path and are the same on all backends.
+# Greedy tokens are those of transformers. Sampled ones are from the NumPy path, and equal on all backends.
 GOLDEN = json.loads((ROOT / "tests" / "golden_guide.json").read_text(encoding="utf-8"))
 
 
@@ -42,7 +42,7 @@ def messages(case):
 
 @pytest.mark.parametrize("case", GOLDEN["greedy"], ids=lambda case: case["prompt"][:20])
 def test_the_golden_tokens_are_those_of_transformers(case):
-    """Through transformers' own tokenizer and template too: it is an ordinary Hugging Face folder."""
+    """Also with transformers' tokenizer and template, since it is an ordinary Hugging Face folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -64,7 +64,7 @@ def eight_bits(backend, guide_q8):
 
 
 def test_at_eight_bits_it_answers_the_same(eight_bits, guide_q8):
-    """Most golden texts word for word, and nearly every golden token after its golden prefix; all backends agree."""
+    """Most golden texts are equal, and nearly all golden tokens after their golden prefix. All backends agree."""
     reference = load(guide_q8, backend="cpu", dtype="float32")
     same, agreed, total = 0, 0, 0
     for case in GOLDEN["greedy"]:
@@ -89,7 +89,7 @@ def test_it_is_small_and_has_grouped_heads():
 
 @pytest.mark.slow
 def test_the_card_quotes_the_score_and_the_score_holds():
-    """At least 80 % of the held-out questions get the right fact, and the card quotes the command's output."""
+    """At least 80 % of held-out answers are right, and the card quotes the output of --evaluate."""
     done = subprocess.run([sys.executable, "examples/training/train_guide.py", "--evaluate", "--backend", "cpu"], cwd=ROOT,
                           capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""examples/benchmarks/measure_gpu.py, whole, on CPUs; and that its proofs would fail if something were wrong."""
+"""examples/benchmarks/measure_gpu.py on CPUs, from end to end; its proofs find planted faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 COMMAND = [sys.executable, str(EXAMPLES / "measure_gpu.py"), "--device", "cpu", "--shapes", "tiny"]
 HERE = [name for name in ("cuda", "mlx") if not missing(name)]
 PROOFS = {"low-bit products", "logits", "same bits", "steps", "same tokens"}
-LINES = {  # (format, side): whether it has a peer to be compared with
+LINES = {  # (format, side): True if it is compared with a peer
     "cuda": {("bf16", "ours eager"): True, ("bf16", "transformers static"): False, ("4-bit", "ours eager"): False,
              ("q8_0", "ours eager"): False},
     "mlx": {("bf16", "ours compiled"): True, ("bf16", "ours eager"): True, ("bf16", "mlx-lm"): False,
@@ -79,7 +79,7 @@ def test_all_of_it_on_cpus():
 def test_a_wrong_scale_is_found(example, ours):
     judge = example.random_weight("affine 4/64", 264, 512)
     scales = judge.scales.copy()
-    scales[100, 3] += 1 << 7  # of one group, twice what it was: bfloat16's exponent is above 7 bits
+    scales[100, 3] += 1 << 7  # double the scale of one group: bfloat16's exponent starts at bit 7
     wrong = example.MLXWeight("wrong", 4, 64, judge.packed, scales, judge.biases)
     for dtype, bound in example.PRODUCT_BOUNDS.items():
         assert ours.product_error(judge, dtype=dtype) <= bound < ours.product_error(judge, wrong, dtype)
@@ -125,7 +125,7 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(example, monkeypatch, c
             raise ValueError("broken\non purpose")
 
         def lost(slot):
-            worker = self.worker(name, "nobody")
+            worker = self.worker(name, "missing")
             worker.send("hello")
             worker.receive(60)
 
@@ -140,7 +140,7 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(example, monkeypatch, c
     assert example.main() == 1 and len(reached) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["FAILED breaks: ValueError: broken on purpose",
-                         f"FAILED is lost: KeyError: ('{HERE[0]}', 'nobody')", "FAILED is slow: did not end within 0 s"]
+                         f"FAILED is lost: KeyError: ('{HERE[0]}', 'missing')", "FAILED is slow: did not end within 0 s"]
 
 
 def test_the_table_stays_short(example):
@@ -156,10 +156,10 @@ def test_the_table_stays_short(example):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
-def test_ctrl_c_shows_what_there_is():
+def test_ctrl_c_prints_the_results_so_far():
     process = subprocess.Popen([*COMMAND, "--backends", HERE[0], "--json"], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, start_new_session=True,
-                               # where the tests run in the background, Ctrl-C is ignored by all that they start
+                               # background jobs start with SIGINT ignored
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         for line in process.stderr:

@@ -1,4 +1,4 @@
-"""python -m mlx_llama.parity: it agrees with transformers, and it finds faults that are planted, where they are."""
+"""python -m mlx_llama.parity: agrees with transformers, and locates planted faults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(door, *arguments, backends=BACKENDS, expect=0, path=None):
     return json.loads(done.out)
 
 
-# What is right
+# Sound models
 
 
 def test_all_backends_agree(door):
@@ -73,7 +73,7 @@ def test_transformers_as_the_reference(door):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sixteen_bits_are_judged_as_such(dtype, door):
-    wide = [name for name in BACKENDS if name != "cpu"]  # which computes in float32
+    wide = [name for name in BACKENDS if name != "cpu"]  # cpu computes in float32
     if not wide:
         pytest.skip("neither mlx nor torch is here, and the cpu backend computes in float32")
     for one in run(door, "--dtype", dtype, backends=wide)["backends"]:
@@ -99,7 +99,7 @@ def test_low_bit_weights(door):
 
 
 def planted(patch, backend: str, fault: str) -> None:
-    """Make a backend's arithmetic wrong in one of the ways that happen."""
+    """Plant a common fault in a backend's arithmetic."""
     import importlib
 
     if backend == "cpu":
@@ -113,7 +113,7 @@ def planted(patch, backend: str, fault: str) -> None:
         import torch as xp
     original = {name: getattr(ops, name) for name in ("rope", "attention", "rms_norm")}
 
-    if fault == "rope pairing":  # neighbours in place of halves
+    if fault == "rope pairing":  # pairs of neighbours, not of halves
         def rope(x, table):
             half = x.shape[-1] // 2
             order = [i // 2 + half * (i % 2) for i in range(2 * half)]
@@ -130,7 +130,7 @@ def planted(patch, backend: str, fault: str) -> None:
                 self.tables = tuple(part[index_pos - 1:index_pos - 1 + tokens.shape[1]] for part in cache.tables)
 
         patch.setattr(cache.View, "__init__", shifted)
-    elif fault == "stale row":  # of the values in layer 1, of the prompt's last token
+    elif fault == "stale row":  # layer 1's value of the last prompt token
         append = cache.View.append
 
         def stale(self, layer, key, value):
@@ -153,7 +153,7 @@ def planted(patch, backend: str, fault: str) -> None:
 
 
 def planted_in_programs(patch, fault: str) -> None:
-    """The same in the CPU's compiled programs alone: plain NumPy is the reference."""
+    """Plant a fault in the CPU's compiled programs alone: plain NumPy is the reference."""
     from cpu_fallback import ops
     from cpu_fallback.kernels import lowering, runner
 
@@ -164,7 +164,7 @@ def planted_in_programs(patch, fault: str) -> None:
         patch.callback(lambda: word.register(kind, right))
 
     forward = runner.Runner.forward
-    if fault == "rope pairing":  # no rotation at all: a program knows no other pairing
+    if fault == "rope pairing":  # no rotation, since programs have no other pairing
         replace(ops.rope_and_store, lambda right, heads, view, spec: right(heads, view, dataclasses.replace(spec, rotates=False)))
     elif fault == "no scale":
         replace(ops.attend, lambda right, query, view, spec: right(
@@ -188,14 +188,14 @@ def planted_in_programs(patch, fault: str) -> None:
         patch.setattr(runner.Runner, "forward", stale)
 
 
-PLACES = {  # fault: the first probe that is off, and at how many of the last positions
+PLACES = {  # fault: (first probe that is off, number of last positions with it)
     "rope pairing": ("0.query_rope", None), "offset after the prompt": ("0.query_rope", 16), "stale row": ("1.attention", 17),
     "no scale": ("0.attention", None), "half norm": ("0.attention_norm", None)}
 
 
 @pytest.fixture
 def patch(monkeypatch):
-    """monkeypatch, and callback(function) to be called at the end."""
+    """monkeypatch with callback(function): call a function at the end."""
     with contextlib.ExitStack() as stack:
         monkeypatch.callback = stack.callback
         yield monkeypatch
@@ -204,10 +204,10 @@ def patch(monkeypatch):
 @pytest.mark.parametrize("fault", PLACES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_planted_fault_is_named(backend, fault, door, patch):
-    """In the path that runs: the compiled program, the graph that MLX traces, torch's operations."""
+    """Faults in the compiled program, MLX's traced graph and torch's operations."""
     probe, last = PLACES[fault]
     if (backend, fault) == ("cpu", "stale row"):
-        last = 16  # stored after the prompt has read it
+        last = 16  # planted after the prompt
     if backend == "cpu" and not open_cpu()._runner:
         pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
     compiled = ["--compile"] if backend == "mlx" else []
@@ -260,7 +260,7 @@ def test_a_wrong_group_scale_is_named(backend, door, monkeypatch):
 
 
 def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
-    """What no probe sees: the step that the engine decodes with."""
+    """A fault in the decode step alone, which no probe sees."""
     from cpu_fallback.model import Llama
 
     step = Llama.step

@@ -1,4 +1,4 @@
-"""python -m mlx_llama.quantize from outside; its models load and answer."""
+"""python -m mlx_llama.quantize: its models load and answer."""
 
 from __future__ import annotations
 
@@ -108,6 +108,6 @@ def test_loading_reports_every_byte(backend, tmp_path):
         with progress.reported(lambda done, total: seen.append((done, total))):
             backend.load(open_checkpoint(path))
         assert all(done <= total for done, total in seen)
-        if seen:  # a backend may compute from the mapped file
+        if seen:  # backends that use the mapped file may report nothing
             assert seen[-1][0] == seen[-1][1]
     assert seen, "low-bit weights are repacked everywhere"

@@ -19,7 +19,7 @@ def test_the_first_two_commands():
 
 
 def test_the_script_runs_as_it_stands(capsys):
-    """With the model in the package in place of the hub id, which needs a network."""
+    """With the guide in place of the hub id, which needs a network."""
     script = blocks("python")[0].replace('load("HuggingFaceTB/SmolLM2-360M-Instruct")', "load()")
     names: dict = {}
     exec(script, names)
