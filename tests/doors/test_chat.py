@@ -663,7 +663,7 @@ def test_a_user_without_a_home_has_no_history(monkeypatch, capsys):
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     history = terminal.History(terminal.history_path())
-    assert "the history is kept for this run only" in capsys.readouterr().err and history.working
+    assert "the history is kept for this run only" in capsys.readouterr().err and history.is_writable
     history.store_string("a line")
     assert list(history.load_history_strings()) == []
 

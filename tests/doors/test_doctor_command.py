@@ -238,7 +238,7 @@ def test_a_context_that_does_not_fit_is_asked_for_shorter(toy, examined, monkeyp
 
 @pytest.mark.parametrize("arguments, part", [
     (["--nope"], "--nope"), (["a", "b"], "unrecognized arguments: b"), (["--ctx-size", "many"], "--ctx-size 'many'"),
-    (["--ctx-size", "0"], "--ctx-size 0"), (["--ctx-size", "513"], "made for 1 to 512 positions"),
+    (["--ctx-size", "0"], "--ctx-size 0"), (["--ctx-size", "513"], "takes 1 to 512 positions"),
     (["--ctx-size"], "--ctx-size")])
 def test_a_wrong_command_line_is_one_line_and_2(arguments, part, door):
     done = door(doctor.main, *arguments)

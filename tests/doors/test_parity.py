@@ -67,7 +67,7 @@ def test_transformers_as_the_reference(door):
     for one in found["backends"]:
         assert one["within"], one["verdict"]
         kinds = {name.split(".")[-1] for name in one["not_compared"]}
-        assert kinds == {"query_rope", "key_rope"} and len(one["probes"]) == 1 + 8 * LAYERS + 3
+        assert kinds == {"query_rope", "key_rope"} and len(one["probes"]) == 1 + 8 * LAYERS + 2
         assert one["decoded"]["first_difference"] is None
 
 

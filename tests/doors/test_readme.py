@@ -29,7 +29,7 @@ def test_the_script_runs_as_it_stands(capsys):
 
 def test_files_and_flags_it_names_exist():
     for name in re.findall(r"`([\w/]+\.py)`", TEXT):
-        assert any((ROOT / folder / name).exists() for folder in ("", "examples", "mlx_llama")), name
+        assert any((ROOT / folder / name).exists() for folder in ("", "examples", "mlx_llama", "cpu_fallback")), name
     import subprocess
     import sys
 

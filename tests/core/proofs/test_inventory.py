@@ -21,7 +21,7 @@ def test_it_agrees_with_the_backends_here():
             runtime = backends.select(name, "gpu" if one.gpu else "cpu").runtime
             assert runtime.has_gpu() is one.gpu
     assert facts["cuda"].packages["torch"] == torch.__version__
-    from cpu_fallback.kernels import find_target
+    from cpu_fallback.kernels.compilation import find_target
 
     target, _ = find_target()
     assert facts["cpu"].kernels == (target and target.name)
