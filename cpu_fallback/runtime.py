@@ -27,7 +27,7 @@ def pick_device(device: str | None = None) -> str:
 
 
 def device_name(device: str) -> str:
-    """A name for receipts."""
+    """Name of the device in receipts."""
     target, _ = compilation.find_target()
     return f"CPU, compiled for {target.name}" if target else "NumPy on the CPU"
 

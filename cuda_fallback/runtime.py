@@ -29,7 +29,7 @@ def pick_device(device: str | None = None) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Name of the device, for reports."""
+    """Name of the device in receipts."""
     return "torch on the CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 

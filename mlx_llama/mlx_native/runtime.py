@@ -36,7 +36,7 @@ def pick_device(device: str | None = None) -> mx.Device:
 
 
 def device_name(device: mx.Device) -> str:
-    """Name of the device, for reports."""
+    """Name of the device in receipts."""
     return "MLX on the CPU" if device.type == mx.cpu else f"MLX on {mx.device_info(device).get('device_name', 'the GPU')}"
 
 

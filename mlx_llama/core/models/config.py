@@ -413,7 +413,7 @@ def _collects(otherwise: Any, needs: frozenset[str] = frozenset()) -> Callable[[
 class _Reader:
     """Typed access to raw fields. Errors name the file, the field, the value found and the value expected.
 
-    report: called with the error of a bad field (see from_dict). failed: fields reported so far.
+    report: called with the error of a bad field (see from_dict). failed: fields with placeholders.
     """
 
     def __init__(self, raw: dict[str, Any], source: str, prefix: str = "", report: Report = refuse):
