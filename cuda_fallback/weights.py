@@ -128,7 +128,7 @@ class Upload:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device or the host has no memory left."""
+    """True if an error says that a device or the host is out of memory."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 

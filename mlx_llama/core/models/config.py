@@ -224,7 +224,7 @@ class LlamaConfig:
         read = _Reader(raw, source, report=report)
         architecture = _architecture(read)
         default = architecture.defaults
-        _refuse_unsupported(read)
+        _refuse_partial(read)
 
         hidden = read.integer("hidden_size")
         layers = read.integer("num_hidden_layers")
@@ -522,10 +522,6 @@ def _architecture(read: _Reader) -> Architecture:
             f"{read.source}: names no architecture (model_type is {show(kind)}), supported are {known}; load another model"
         )
     return BY_MODEL_TYPE[kind]
-
-
-def _refuse_unsupported(read: _Reader) -> None:
-    _refuse_partial(read)
 
 
 def _activation(read: _Reader) -> str:
