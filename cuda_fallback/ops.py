@@ -83,7 +83,8 @@ def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torc
 def split_heads(heads: torch.Tensor, spec: LayerSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]."""
     H, G = spec.heads, spec.key_value_heads
-    return heads.unflatten(-1, (H + 2 * G, spec.head_dim)).transpose(1, 2).split((H, G, G), dim=1)
+    B, T, _ = heads.shape
+    return heads.view(B, T, H + 2 * G, spec.head_dim).transpose(1, 2).split_with_sizes((H, G, G), dim=1)
 
 
 def rope_and_store(heads: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torch.Tensor:
@@ -105,7 +106,8 @@ def attend(query: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torc
     keys, values = view.stored(spec.index, spec.window)
     mask = view.mask(spec.window)
     mask = mask[-query.shape[2]:] if isinstance(mask, torch.Tensor) else mask
-    return attention(query, keys, values, spec.scale, mask).transpose(1, 2).flatten(-2)
+    mixed = attention(query, keys, values, spec.scale, mask)
+    return mixed.transpose(1, 2).reshape(len(query), -1, spec.heads * spec.head_dim)
 
 
 def last_position(x: torch.Tensor) -> torch.Tensor:
