@@ -114,9 +114,11 @@ class Adjusted(Symbol):
         return self.product.first
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write or accumulate it to `buffer`."""
+        """Write or accumulate it to `buffer`. Raises ValueError as Product.place, and without a buffer to compute it in."""
         w = self.trace.workspace
         source = w.delta if accumulate else buffer
+        if not len(source.array):
+            raise ValueError("the workspace has no buffer for outputs that are normed or scaled: no layer says that it does so")
         self.product.place(source)
         self.trace.program.add(
             "adjust", 1, per_token=True, delta=source.address, delta_bytes=source.row_bytes,
@@ -332,7 +334,9 @@ def _(x: Product, weight: np.ndarray, eps: float) -> Adjusted:
 
 @ops.scale.register
 def _(x: Symbol, factor: float) -> Symbol:
-    if isinstance(x, Rows):  # the embedding
+    if isinstance(x, Rows):
+        if len(x.trace.program):
+            raise ValueError("of all rows only the embedding is scaled where it lies")
         x.trace.embedding_factor *= factor
         return x
     adjusted = x if isinstance(x, Adjusted) else Adjusted(x.trace, x)
@@ -353,7 +357,9 @@ def _(x: Symbol, weight: Panels | tuple[Panels, ...], bias: np.ndarray | None = 
 @ops.gated_linear.register
 def _(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None, activation: str = "silu") -> Gated:
     product, w = x.trace.multiply(x, weight, bias), x.trace.workspace
-    for operation, buffer in zip(product.operations, (w.gate, w.up), strict=True):
+    for operation, (_, rows), buffer in zip(product.operations, product.parts, (w.gate, w.up), strict=True):
+        if pad(rows, ROWS) > buffer.array.shape[1]:
+            raise ValueError(f"a product of {rows} columns does not fit a buffer {buffer.array.shape}")
         x.trace.program.amend(operation, out=buffer.address, out_bytes=buffer.row_bytes)
     return Gated(x.trace, activation)
 

@@ -186,3 +186,18 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
         one.pack(Normed(one, workspace.Buffer(40), 1e-5), list(core.code.recipe.activations))
     with pytest.raises(ValueError, match="no output buffer"):
         one.program.finish()
+
+
+def test_outputs_that_no_buffer_is_for_are_refused():
+    """No layer of this model scales what it adds to the stream, and its gate is as wide as its MLP."""
+    llama, ops = model("odd widths"), runner.ops
+    core, block = llama._runner, llama.blocks[0]
+    trace = Trace(llama.config, core.code, core.workspace, 1, True)
+    head = llama.head.weight  # 1003 rows: wider than the gate
+    with pytest.raises(ValueError, match="a product of 1003 columns does not fit"):
+        ops.gated_linear(trace.stream, (head, head))
+    scaled = ops.scale(ops.linear(trace.stream, block.attention.out.weight), 0.5)
+    with pytest.raises(ValueError, match="no buffer for outputs that are normed or scaled"):
+        ops.add(trace.stream, scaled)
+    with pytest.raises(ValueError, match="only the embedding is scaled"):
+        ops.scale(trace.stream, 2.0)
