@@ -1,4 +1,4 @@
-"""What several tests of core share."""
+"""Fixtures of core's tests."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class LoadOptions:
             raise BackendError(f"--dtype {dtype!r:.40} is not one of {', '.join(DTYPES)}")
         if dtype not in self.dtypes:
             raise BackendError(f"--dtype {dtype}: the {self.backend} backend computes in {' or '.join(self.dtypes[1:])}, "
-                               "whatever width the weights are stored in: leave it out, or choose --backend mlx or cuda")
+                               "at any stored width: leave it out, or choose --backend mlx or cuda")
         limits = {"threads": range(1, self.most_threads + 1), "activation_bits": self.activation_bits}
         given = {name: self._whole_number(name, value, limits[name])
                  for name, value in (("threads", threads), ("activation_bits", activation_bits)) if value is not None}

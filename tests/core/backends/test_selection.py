@@ -1,4 +1,4 @@
-"""Which backend `auto` takes, and what is said when one is not there."""
+"""The choice of `auto`, and errors for a backend that is not installed."""
 
 from __future__ import annotations
 

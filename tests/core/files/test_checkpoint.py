@@ -50,7 +50,7 @@ def test_a_file_that_torch_wrote(tmp_path):
     assert all(np.array_equal(x.bits, tensors[name].numpy()) for name, x in opened.tensors.items())
 
 
-# What belongs to the checkpoint as a whole
+# The checkpoint as a whole
 
 
 def test_a_checkpoint_knows_itself(tmp_path):

@@ -232,7 +232,7 @@ def edited_tokenizer(folder: Path, kind: str, change) -> Path:
 
 
 def several_ways(raw) -> int:
-    """Where the first merge stands whose token the next one makes too."""
+    """Index of the first merge whose token the next merge makes as well."""
     made = ["".join(pair) for pair in raw["model"]["merges"]]
     return next(i for i in range(len(made)) if made[i] == made[i + 1])
 

@@ -106,7 +106,7 @@ def test_a_revision_is_a_branch_or_a_commit(cache):
     assert open_checkpoint("toy/llama", COMMIT[::-1]).config.num_hidden_layers == 1
 
 
-def test_what_is_not_cached_is_told_with_the_reason(cache):
+def test_a_model_outside_the_cache_is_refused_with_the_reason(cache):
     message = refusal("toy/absent")
     assert "toy/absent" in message and "not in the local cache" in message and "HF_HUB_OFFLINE" in message
     put_in_cache(cache)

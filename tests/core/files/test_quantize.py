@@ -87,7 +87,7 @@ def edit_config(folder: Path, **fields) -> None:
 
 
 @pytest.mark.parametrize("bits, group", SCHEMES)
-def test_what_is_written_is_read_as_mlx_reads_it(bits, group, tmp_path):
+def test_written_matrices_are_read_as_mlx_reads_them(bits, group, tmp_path):
     mx = pytest.importorskip("mlx.core", reason="the judge is mx.dequantize")
     source = make_checkpoint(tmp_path / "in", dtype="float32", hidden_size=128, intermediate_size=256)
     write_mlx(open_checkpoint(source), tmp_path / "out", bits, group)

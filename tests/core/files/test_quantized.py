@@ -115,7 +115,7 @@ def test_extreme_blocks(kind):
 
 
 @pytest.mark.parametrize("kind", QUANTISABLE)
-def test_what_gguf_quantised(kind):
+def test_matrices_quantised_by_gguf(kind):
     x = np.random.default_rng(4).standard_normal((8, 128), dtype=np.float32)
     blocks = gguf.quants.quantize(x, Type[kind])
     ours = gguf_weight(kind, blocks).float32()
@@ -180,7 +180,7 @@ def mlx_judge(packed: np.ndarray, scales: mx.array, biases: mx.array, bits: int,
 @pytest.mark.parametrize("dtype", MLX_DTYPES)
 @pytest.mark.parametrize("group_size", MLX_GROUPS)
 @pytest.mark.parametrize("bits", MLX_BITS)
-def test_what_mlx_quantised(bits, group_size, dtype):
+def test_matrices_quantised_by_mlx(bits, group_size, dtype):
     x = mx.array(np.random.default_rng(bits).standard_normal((24, 384), dtype=np.float32)).astype(getattr(mx, dtype))
     packed, scales, biases = mx.quantize(x, group_size=group_size, bits=bits)
     weight = MLXWeight("a.weight", bits, group_size, np.array(packed), raw(scales), raw(biases))

@@ -12,7 +12,7 @@ from transformers import LlamaConfig as TheirLlama, LlamaForCausalLM, MistralCon
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.models.config import LlamaConfig
 
-# What the hub's files say, each with the fields that were new in it
+# config.json of models on the hub, each with the fields that it introduced
 GENERATIONS = {
     "llama-1": {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
                 "num_hidden_layers": 32, "rms_norm_eps": 1e-6, "vocab_size": 32000, "max_sequence_length": 2048,

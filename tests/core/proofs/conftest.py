@@ -1,4 +1,4 @@
-"""What the tests of the proofs share."""
+"""Fixtures of the proofs' tests."""
 
 from __future__ import annotations
 

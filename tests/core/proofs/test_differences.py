@@ -11,7 +11,7 @@ import torch
 from mlx_llama.core.proofs import differences as core
 
 
-def test_what_differences_are():
+def test_differences_by_hand():
     """Against NumPy's own formulas on arrays small enough to see."""
     wanted = np.array([[3.0, 4.0], [0.0, 10.0]], np.float32)
     found = core.measure_difference("x", wanted + np.array([[0.0, 0.5], [0.0, 0.0]], np.float32), wanted)

@@ -1,4 +1,4 @@
-"""What the doctor says of a model, against transformers, safetensors and gguf; of a machine, against the backends."""
+"""The doctor's findings on a model, against transformers, safetensors and gguf; of a machine, against the backends."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_groups_of_a_gguf_file_are_those_of_its_reader(tmp_path):
     assert fit(diagnosis, "cpu").computes_in == "float32"
 
 
-def test_what_mlx_lm_quantises_is_named_with_its_groups(tmp_path):
+def test_quantised_matrices_of_mlx_lm_are_named_with_their_groups(tmp_path):
     from mlx_llama.core.files.quantize import write_mlx
 
     source = make_checkpoint(tmp_path / "in", dtype="bfloat16")

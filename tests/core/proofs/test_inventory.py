@@ -27,7 +27,7 @@ def test_it_agrees_with_the_backends_here():
     assert facts["cpu"].kernels == (target and target.name)
 
 
-def test_what_is_not_installed_comes_with_its_command(monkeypatch):
+def test_a_missing_package_comes_with_its_command(monkeypatch):
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("MLX_LLAMA_CPU_TARGET", "numpy")
     facts = {one.name: one for one in inventory.take_stock(Gpus())}

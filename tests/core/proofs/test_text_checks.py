@@ -1,4 +1,4 @@
-"""What the doctor says of tokenizers, end tokens and templates; its remedies work."""
+"""The doctor's findings on tokenizers, end tokens and templates; its remedies work."""
 
 from __future__ import annotations
 
@@ -115,6 +115,6 @@ def test_a_bos_that_the_config_has_otherwise(tmp_path):
     assert any("bos_token_id is 5, the tokenizer's BOS is 1 ('<s>'); the tokenizer's is used" in one for one in said)
 
 
-def test_what_the_generation_config_asks_for_in_vain(tmp_path):
+def test_fields_of_the_generation_config_without_effect(tmp_path):
     said = found(diagnose(chatty(tmp_path / "m", generation={"num_beams": 4})), "note")
     assert any("num_beams=4" in one for one in said)

@@ -56,7 +56,7 @@ def load_vocabulary(metadata, **fields):
 
 
 def has_wide_space(text):
-    """Whether llama.cpp and deepseek's own tokenizer.json split a text differently: see core/text/pre_tokenizers.py."""
+    """True if llama.cpp and deepseek's own tokenizer.json split a text differently: see core/text/pre_tokenizers.py."""
     return any(char.isspace() and char >= "\u0800" for char in text)
 
 

@@ -33,7 +33,7 @@ def library_ids(one, text):
 
 
 def rebuilt(kind, text):
-    """Whether transformers' LlamaTokenizer, and so this package, encodes a text in another way than the file."""
+    """True if transformers' LlamaTokenizer, and so this package, encodes a text in another way than the file."""
     return kind == "llama2" and text.startswith((" ", "\u2581"))
 
 

@@ -254,7 +254,7 @@ def test_the_callers_messages_stay_as_they_are():
     assert json.dumps(messages) == before
 
 
-# Where templates come from
+# Sources of templates
 
 
 def test_the_jinja_file_comes_first(tmp_path, models):
