@@ -40,10 +40,14 @@ def test_free_memory_is_what_the_system_says():
     free = machine.free_memory()
     total = psutil.virtual_memory().total if os.name == "nt" else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < free <= total
-    held = np.ones(400_000_000, np.uint8)
+
+    def take() -> int:
+        before = machine.free_memory()
+        taken = np.ones(400_000_000, np.uint8)
+        return before - machine.free_memory() if len(taken) else 0
+
     if sys.platform == "linux":
-        assert free - machine.free_memory() > 200e6  # other programs come and go
-    assert len(held)
+        assert max(take() for _ in range(5)) > 200e6  # other programs take and release memory meanwhile
 
 
 @pytest.fixture
