@@ -65,7 +65,6 @@ class Weights:
         sources = sorted({(plan.layout, plan.source) for plan in plans.values()}, key=lambda one: (one[0].name, one[1]))
         self.code = Code(Recipe(compilation.target, tuple(sources), compilation.activation_bits, self.config.head_dim,
                                 self.config.activation))
-        self.nbytes = sum(plan.nbytes for plan in plans.values())
         size = sum(-(-plan.nbytes // panels.Arena.ALIGN) * panels.Arena.ALIGN for plan in plans.values())
         try:
             arena = panels.Arena(size)

@@ -604,7 +604,7 @@ FACTS = (
         "I was trained by `examples/training/train_guide.py`, in under an hour on two CPU cores, from text that the script "
         "writes itself. Nothing was downloaded.",
         "The script makes its own text, trains a sentencepiece vocabulary, then the network, and writes this folder.",
-        ("i was trained by", "train_guide.py`"),
+        ("trained by `examples/training/train_guide.py`",),
         """
         who [trained|made|built|created|wrote|programmed] you
         how [long|much time] did [your training|it] take [to train you|]

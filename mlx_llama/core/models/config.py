@@ -717,6 +717,8 @@ def _sliding_window(read: _Reader, architecture: Architecture, layers: int) -> t
         if isinstance(full, bool) or not isinstance(full, int) or full < 0:
             read.fail("max_window_layers", full, "a whole number from 0")
         sliding = max(0, layers - full)
+        if not sliding:
+            window = sliding = None
     kinds = read.get("layer_types", None)
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != layers:
