@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
+from mlx_llama.core.backends.weights import check_memory, group_runs
 from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
@@ -33,7 +33,8 @@ class Weights:
         self.config, self.tensors, self.device = checkpoint.config, checkpoint.tensors, device
         self.dtype = runtime.pick_dtype(dtype, checkpoint.dtype, device)
         self.nbytes = facts.weights_nbytes(self.tensors.values(), runtime.dtype_name(self.dtype), device.type != "cpu")
-        self._check_memory()
+        if device.type != "cpu":  # where weights stay mapped
+            check_memory(self.nbytes, lambda: runtime.free_memory(device), runtime.device_name(device))
         self.notices: tuple[str, ...] = ()
         if dtype == "auto" and self.dtype != getattr(torch, checkpoint.dtype):
             self.notices = (f"{runtime.device_name(device)} has no {checkpoint.dtype}: computing in "
@@ -55,22 +56,11 @@ class Weights:
         """The embedding; shares its matrix with a tied head."""
         return Embedding(self._matrix(f"{name}.weight"))
 
-    def _check_memory(self) -> None:
-        """Raises OutOfMemoryError when a GPU has less memory free than the weights take."""
-        if self.device.type == "cpu":
-            return  # where weights stay mapped
-        free = runtime.free_memory(self.device)
-        if free is not None and self.nbytes > free:
-            gc.collect()  # a model may wait for its collection
-            free = runtime.free_memory(self.device)
-        if free is not None and self.nbytes > free:
-            raise OutOfMemoryError.of(self.nbytes, free, runtime.device_name(self.device))
-
     def _matrix(self, *names: str) -> ops.Matrix | tuple[ops.Matrix, ...]:
         """Tensors rows on rows, in as few blocks as their formats allow; of one block, the block."""
         if names not in self._read:
             try:
-                blocks = [self._block(run) for run in _runs([self.tensors[name] for name in names])]
+                blocks = [self._block(run) for run in group_runs((self.tensors[name] for name in names), can_concatenate)]
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -130,17 +120,6 @@ class Upload:
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an error says that a device or the host is out of memory."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-
-
-def _runs(weights: Sequence[Tensor | AffineWeight]) -> list[list[Tensor | AffineWeight]]:
-    """Neighbours that can be one matrix."""
-    runs: list[list[Tensor | AffineWeight]] = []
-    for weight in weights:
-        if runs and can_concatenate(runs[-1][0], weight):
-            runs[-1].append(weight)
-        else:
-            runs.append([weight])
-    return runs
 
 
 def _mapped(stored: Tensor) -> torch.Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
 
+from mlx_llama.core.backends.weights import check_memory, group_runs
 from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
@@ -36,7 +36,7 @@ class Weights:
         self.dtype, self.device = dtype, device
         self.nbytes = facts.weights_nbytes(self.tensors.values(), runtime.dtype_name(dtype), device.type == mx.gpu)
         self._blocks: dict[tuple[str, ...], list[mx.array | QuantizedMatrix]] = {}  # read so far, by names
-        self._check_memory()
+        check_memory(self.nbytes, lambda: _free_memory(device), runtime.device_name(device))
         self._advance = progress.meter(checkpoint.nbytes)
 
     def linear(self, *names: str) -> Linear:
@@ -73,14 +73,8 @@ class Weights:
         return vector
 
     def _read(self, *keys: str) -> list[mx.array | QuantizedMatrix]:
-        runs: list[list[Tensor | AffineWeight]] = []
-        for tensor in map(self.tensors.__getitem__, keys):
-            if runs and can_concatenate(runs[-1][0], tensor):
-                runs[-1].append(tensor)
-            else:
-                runs.append([tensor])
         blocks = []
-        for run in runs:
+        for run in group_runs(map(self.tensors.__getitem__, keys), can_concatenate):
             is_low_bit = isinstance(run[0], AffineWeight)
             blocks.append(QuantizedMatrix.pack(run, self.dtype, self.device) if is_low_bit else self._copy(run))
             self._advance(sum(tensor.nbytes for tensor in run))
@@ -106,14 +100,6 @@ class Weights:
         weight = columns.T
         mx.eval(columns, weight)
         return weight
-
-    def _check_memory(self) -> None:
-        free = _free_memory(self.device)
-        if free is not None and self.nbytes > free:
-            gc.collect()  # frees a model that was dropped but not collected yet
-            free = _free_memory(self.device)
-        if free is not None and self.nbytes > free:
-            raise OutOfMemoryError.of(self.nbytes, free, runtime.device_name(self.device))
 
     @contextlib.contextmanager
     def _allocating(self) -> Iterator[None]:
