@@ -6,11 +6,13 @@ and signatures in each. "Array" is the backend's own array type.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Protocol
+from typing import Any, Callable, Protocol
 
 import numpy as np
 
+from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.models.config import LlamaConfig
 
 Array = Any
@@ -20,28 +22,36 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number
 
 
 class Cache(Protocol):
-    """The one owner of sequence state: keys, values and tokens so far, rope tables and masks."""
+    """The one owner of sequence state: each row holds one sequence's keys, values and tokens."""
 
-    length: int  # positions filled
-    capacity: int  # positions it may hold at most; storage grows towards it in steps
-    tokens: Array  # ids so far, int32 [B, allocated]
+    lengths: list[int]  # positions filled, by row
+    length: int  # lengths[0], for a cache of one sequence
+    rows: int  # number of rows; an empty row takes no storage
+    capacity: int  # positions that a row may hold at most; its storage grows towards it in steps
+    position_nbytes: int  # bytes of one position's keys and values
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int: ...  # taken now, shared pages once
+    def nbytes_for(self, length: int) -> int: ...  # that a row of `length` positions takes
     def arrays(self) -> list[Array]: ...
-    def check_memory(self, batch: int, end: int) -> None: ...
-    def trim(self, length: int) -> None: ...
-    def reset(self) -> None: ...
-    def state(self) -> dict[str, np.ndarray]: ...
-    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
+    def reserve(self, ends: Mapping[int, int]) -> None: ...
+    def check_memory(self, ends: Mapping[int, int]) -> None: ...
+    def view(self, tokens: Array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> Any: ...
+    def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> Array: ...
+    def trim(self, length: int, row: int = 0) -> None: ...
+    def reset(self, row: int | None = None) -> None: ...
+    def copy_prefix(self, source: int, target: int, length: int) -> None: ...
+    def state(self, row: int = 0) -> dict[str, np.ndarray]: ...
+    def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None: ...
 
 
-class Sampler(Protocol):
-    """Logits to token, on the device."""
+class SamplingBatch(Protocol):
+    """Logits to tokens, on the device; each row has options of its own."""
 
-    window: int  # recent tokens it looks at
+    options: tuple[GenerationOptions, ...]  # by row
+    window: int  # recent tokens that any row looks at
 
-    def __call__(self, logits: Array, position: int, recent: Array) -> Array: ...
+    def __call__(self, logits: Array, positions: Sequence[int], recent: Array | None = None) -> Array: ...
 
 
 class Model(Protocol):
@@ -49,14 +59,17 @@ class Model(Protocol):
 
     config: LlamaConfig
     dtype: Any  # of the activations, the backend's own
+    cache_bits: int | None  # of keys and values; None: the activations' width
     verify_width: int  # positions that `verify` takes at little more than a step's cost
     notices: tuple[str, ...]  # lines for the user on precision and compilation
 
-    def make_cache(self, capacity: int) -> Cache: ...
-    def forward(self, tokens: Array, index_pos: int, cache: Cache, *, all_positions: bool = False,
-                probe: Probe | None = None) -> Array: ...
-    def step(self, token: Array, index_pos: int, cache: Cache, sampler: Sampler) -> Array: ...
-    def verify(self, tokens: Array, index_pos: int, cache: Cache, sampler: Sampler) -> Array: ...
+    def make_cache(self, capacity: int, rows: int = 1) -> Cache: ...
+    def forward(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, *, rows: Sequence[int] | None = None,
+                all_positions: bool = False, probe: Probe | None = None) -> Array: ...
+    def step(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
+             rows: Sequence[int] | None = None) -> Array: ...
+    def verify(self, tokens: Array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
+               rows: Sequence[int] | None = None) -> Array: ...
 
 
 @dataclass(frozen=True)

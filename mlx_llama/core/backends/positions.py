@@ -1,12 +1,14 @@
 """Host-side state of a cache: positions filled, positions allocated, columns visible.
 
-Positions are Python ints, so that reading them never waits for the device. `Cache` and `View` of each backend derive from
-these classes.
+A cache has rows, one sequence each. Positions are Python ints, so that reading them never waits for the device. `Cache` and
+`View` of each backend derive from these classes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,33 +24,60 @@ def position_nbytes(config: LlamaConfig, itemsize: int) -> int:
 
 
 class Positions:
-    """Lengths of a cache.
+    """Lengths of a cache's rows; each row holds one sequence.
 
-    length: positions filled. capacity: maximum positions. allocated: positions that the storage has room for.
+    capacity: maximum positions of a row. position_nbytes: bytes of one position's keys and values in all layers. lengths:
+    positions filled, by row. allocated: positions that the storage has room for, by row; a backend's `_grow` keeps it.
     """
 
-    def __init__(self, config: LlamaConfig, capacity: int, itemsize: int):
+    def __init__(self, config: LlamaConfig, capacity: int, position_nbytes: int, rows: int = 1):
         if capacity < 1:
             raise ContextError(f"a cache cannot have {capacity} positions: ask for at least 1")
+        if rows < 1:
+            raise ContextError(f"a cache cannot have {rows} rows: ask for at least 1")
         self.config = config
         self.capacity = capacity
-        self.itemsize = itemsize  # bytes of one number of the keys and values
-        self.length = 0
+        self.position_nbytes = position_nbytes
+        self.lengths = [0] * rows
+        self.allocated = [0] * rows
 
-    def room_for(self, index_pos: int, count: int) -> int:
-        """Check that `count` new positions from `index_pos` fit; returns the positions to allocate.
+    @property
+    def length(self) -> int:
+        """Positions filled in row 0, for a cache of one sequence."""
+        return self.lengths[0]
 
-        Raises ContextError if index_pos is not the cache's length, or the capacity is exceeded.
-        """
-        if index_pos != self.length:
-            raise ContextError(f"index_pos is {index_pos} but the cache holds {self.length} positions: "
-                               f"trim({index_pos}) or continue at {self.length}")
+    @property
+    def rows(self) -> int:
+        """Number of rows, empty ones included."""
+        return len(self.lengths)
+
+    def select_rows(self, batch: int, rows: Sequence[int] | None) -> list[int]:
+        """The rows of a call over `batch` sequences; None: the first ones. Raises ContextError unless they are distinct
+        rows of this cache, one per sequence."""
+        chosen = list(range(batch)) if rows is None else [int(row) for row in rows]
+        if len(chosen) != batch:
+            raise ContextError(f"a batch of {batch} sequences needs {batch} rows, not {len(chosen)}")
+        if len(set(chosen)) != batch:
+            raise ContextError(f"rows {chosen}: a row occurs twice")
+        for row in chosen:
+            self.check_row(row)
+        return chosen
+
+    def check_row(self, row: int) -> None:
+        """Raise ContextError unless the cache has this row."""
+        if not 0 <= row < self.rows:
+            raise ContextError(f"row {row} does not exist: the cache has {self.rows}; make_cache takes the number of rows")
+
+    def check_continues(self, row: int, index_pos: int, count: int) -> None:
+        """Raise ContextError unless `count` new positions from `index_pos` continue the row and fit the capacity."""
+        if index_pos != self.lengths[row]:
+            where = "the cache" if self.rows == 1 else f"row {row}"
+            raise ContextError(f"index_pos is {index_pos} but {where} holds {self.lengths[row]} positions: "
+                               f"trim({index_pos}) or continue at {self.lengths[row]}")
         if count < 1:
             raise ContextError("forward needs at least one token")
-        end = index_pos + count
-        if end > self.capacity:
-            raise ContextError(f"{end} positions do not fit the cache's capacity of {self.capacity}")
-        return self.storage_for(end)
+        if index_pos + count > self.capacity:
+            raise ContextError(f"{index_pos + count} positions do not fit the cache's capacity of {self.capacity}")
 
     def storage_for(self, end: int) -> int:
         """Positions to allocate for `end`: rounded up to GROWTH, or to up to an eighth of `end` if that is more.
@@ -58,43 +87,49 @@ class Positions:
         step = max(GROWTH, 1 << max(0, end.bit_length() - 4))
         return min(-(-end // step) * step, self.capacity)
 
-    def reserve(self, batch: int, index_pos: int, count: int) -> None:
-        """Allocate storage for `count` new positions from `index_pos` of `batch` sequences. Raises ContextError."""
-        allocated = self.room_for(index_pos, count)
-        if self.tokens is not None:
-            self.check_batch(batch, self.tokens.shape[0])
-        if allocated > self.allocated:
-            self.check_memory(batch, index_pos + count)
-            self._grow(batch, allocated)
+    def nbytes_for(self, length: int) -> int:
+        """Bytes that a row of `length` positions takes."""
+        return self.storage_for(length) * self.position_nbytes if length else 0
 
-    def check_memory(self, batch: int, end: int) -> None:
-        """Raise ContextError if storage for `end` positions of `batch` sequences exceeds free memory."""
-        allocated = self.storage_for(end)
-        needed = batch * allocated * position_nbytes(self.config, self.itemsize)
-        if allocated <= self.allocated or needed < 1 << 20:
+    def reserve(self, ends: Mapping[int, int]) -> None:
+        """Allocate storage. ends: {row: positions that it shall have room for}. Raises ContextError where memory is short."""
+        grown = {row: end for row, end in ends.items() if end > self.allocated[row]}
+        if grown:
+            self.check_memory(grown)
+            self._grow(grown)
+
+    def check_memory(self, ends: Mapping[int, int]) -> None:
+        """Raise ContextError if storage for `ends`, as in `reserve`, exceeds free memory."""
+        positions = sum(self.storage_for(end) for row, end in ends.items() if end > self.allocated[row])
+        needed = positions * self.position_nbytes
+        if needed < 1 << 20:
             return
         free = self.free_memory()
         if free is not None and needed > free:
-            raise ContextError(f"keys and values of {allocated} positions take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
+            raise ContextError(f"keys and values of {positions} positions take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
                                f"of memory are free: shorten the prompt, lower --ctx-size, or close other programs")
 
-    def check_batch(self, batch: int, cached: int) -> None:
-        """Raise ContextError unless a call has the batch size of the cache."""
-        if batch != cached:
-            raise ContextError(f"a batch of {batch} sequences cannot continue a cache of {cached}: reset it first")
+    def check_trim(self, length: int, row: int) -> None:
+        """Raise ContextError unless 0 <= length <= the row's length."""
+        self.check_row(row)
+        if not 0 <= length <= self.lengths[row]:
+            raise ContextError(f"cannot trim to {length} positions: the cache holds {self.lengths[row]}")
 
-    def check_trim(self, length: int) -> None:
-        """Raise ContextError unless 0 <= length <= self.length."""
-        if not 0 <= length <= self.length:
-            raise ContextError(f"cannot trim to {length} positions: the cache holds {self.length}")
+    def check_copy(self, source: int, target: int, length: int) -> None:
+        """Raise ContextError unless `length` positions of row `source` can be copied to the empty row `target`."""
+        self.check_row(target)
+        self.check_trim(length, source)
+        if source == target or self.lengths[target]:
+            raise ContextError(f"row {target} is not empty: reset it before a prefix is copied to it")
 
-    def check_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def check_state(self, state: Mapping[str, np.ndarray], row: int) -> None:
         """Raise ContextError unless `state` (see Cache.state) has this model's shapes and fits the capacity."""
+        self.check_row(row)
         if not state:
             return
         c = self.config
-        B, length = np.shape(state["tokens"])
-        expected = (c.num_hidden_layers, B, c.num_key_value_heads, length, c.head_dim)
+        (length,) = np.shape(state["tokens"])
+        expected = (c.num_hidden_layers, c.num_key_value_heads, length, c.head_dim)
         for name in ("keys", "values"):
             if np.shape(state[name]) != expected:
                 raise ContextError(f"the saved cache's {name} have the shape {list(np.shape(state[name]))}, "
@@ -103,28 +138,22 @@ class Positions:
             raise ContextError(f"the saved cache holds {length} positions, this one at most {self.capacity}")
 
 
-class CallView:
-    """Host-side state of one call on a cache: `count` new positions from `index_pos` on, of `batch` sequences.
+@dataclass(frozen=True)
+class Span:
+    """New positions `start` .. `end` - 1 of one row."""
 
-    A context manager. The cache's length includes the new positions once the block succeeds, and is unchanged if it raises.
-    """
+    row: int
+    start: int
+    count: int
 
-    def __init__(self, cache: Positions, batch: int, count: int, index_pos: int):
-        """Allocate storage in the cache. Raises ContextError."""
-        cache.reserve(batch, index_pos, count)
-        self.cache, self.config = cache, cache.config
-        self.batch, self.count, self.index_pos, self.end = batch, count, index_pos, index_pos + count
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.cache.length = self.end
+    @property
+    def end(self) -> int:
+        """The position after the last new one: the row's length after the call."""
+        return self.start + self.count
 
     def first_visible(self, window: int | None) -> int:
         """First column that any new query sees: 0 without a sliding window."""
-        return max(0, self.index_pos + 1 - window) if window else 0
+        return max(0, self.start + 1 - window) if window else 0
 
     def visible(self, window: int | None) -> np.ndarray | None:
         """Columns that each new query sees: bool [count, end - first_visible], True where visible.
@@ -134,12 +163,42 @@ class CallView:
         """
         if self.count == 1:
             return None
-        rows = np.arange(self.index_pos, self.end)[:, None]
+        rows = np.arange(self.start, self.end)[:, None]
         columns = np.arange(self.first_visible(window), self.end)[None, :]
         mask = columns <= rows
         if window:
             mask &= columns > rows - window
         return mask
+
+
+class CallView:
+    """Host-side state of one call on a cache: `count` new positions of each of some rows.
+
+    spans: the new positions, by sequence of the batch. A context manager: the rows' lengths include the new positions once
+    the block succeeds, and are unchanged if it raises.
+    """
+
+    def __init__(self, cache: Positions, batch: int, count: int, index_pos: int | Sequence[int],
+                 rows: Sequence[int] | None = None):
+        """Allocate storage in the cache. index_pos: of the first new position, one for all rows or one per row. rows:
+        None for the first `batch`. Raises ContextError."""
+        chosen = cache.select_rows(batch, rows)
+        starts = [int(index_pos)] * batch if np.ndim(index_pos) == 0 else [int(start) for start in index_pos]
+        if len(starts) != batch:
+            raise ContextError(f"{batch} sequences need {batch} positions or one for all, not {len(starts)}")
+        for row, start in zip(chosen, starts):
+            cache.check_continues(row, start, count)
+        self.spans = tuple(Span(row, start, count) for row, start in zip(chosen, starts))
+        cache.reserve({span.row: span.end for span in self.spans})
+        self.cache, self.config, self.batch, self.count = cache, cache.config, batch, count
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            for span in self.spans:
+                self.cache.lengths[span.row] = span.end
 
 
 def checked_tokens(tokens: Any, vocab_size: int) -> Any:

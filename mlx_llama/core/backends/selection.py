@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.system.gpus import has_gpu_driver
 
-from .interface import Array, Model, Sampler
+from .interface import Array, Model, SamplingBatch
 
 PACKAGES = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
 _NEEDS = {
@@ -54,8 +55,9 @@ class Backend:
         """Check the options of `load` before any work: see LoadOptions.check. Raises BackendError."""
         return self.runtime.LOAD_OPTIONS.check(dtype, threads, activation_bits, compile)
 
-    def sampler(self, options: GenerationOptions) -> Sampler:
-        return self.sampling.Sampler(options, self.device)
+    def sampling_batch(self, options: Sequence[GenerationOptions]) -> SamplingBatch:
+        """Sampling of one token per row. options: of each row."""
+        return self.sampling.SamplingBatch(options, self.device)
 
     def launch(self, *arrays: Array) -> None:
         self.runtime.launch(*arrays)
