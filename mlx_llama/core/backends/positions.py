@@ -18,9 +18,15 @@ from mlx_llama.core.models.config import LlamaConfig
 GROWTH = 256  # minimum positions to allocate at a time: one copy per 256 tokens instead of one per token
 
 
-def position_nbytes(config: LlamaConfig, itemsize: int) -> int:
-    """Bytes of one position's keys and values in all layers. itemsize: bytes of one number."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
+CACHE_GROUP = 32  # numbers of a head that share a float16 scale where keys and values have 8 bits
+
+
+def position_nbytes(config: LlamaConfig, itemsize: int, bits: int | None = None) -> int:
+    """Bytes of one position's keys and values in all layers. itemsize: bytes of one number; bits: 8 for codes of one byte
+    with a float16 scale per CACHE_GROUP of a head, None for numbers."""
+    size = config.head_dim
+    head_nbytes = size * itemsize if bits is None else size + 2 * -(-size // CACHE_GROUP)
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * head_nbytes
 
 
 class Positions:
