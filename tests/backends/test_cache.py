@@ -86,8 +86,8 @@ def test_state_moves_to_any_backend(other, model):
     cache = model.make_cache(40)
     model.forward(ids(20), 0, cache)
     state = cache.state()
-    assert state["tokens"].tolist() == ids(20).tolist()
-    assert state["keys"].shape == state["values"].shape == (2, 1, 2, 20, 16)
+    assert state["tokens"].tolist() == ids(20)[0].tolist()
+    assert state["keys"].shape == state["values"].shape == (2, 2, 20, 16)
     restored = model.make_cache(40)
     moved = target.model.Cache(model.config, 40, target.runtime.pick_dtype("float32", "float32", target.device),
                                target.device)
@@ -117,7 +117,7 @@ def test_calls_that_do_not_fit_or_continue_are_refused(model):
                                 (ids(1), 4, "index_pos is 4 but the cache holds 5"),
                                 ([[384]], 5, "token id 384 is outside the vocabulary of 384"),
                                 ([[-1]], 5, "token id -1 is outside"),
-                                ([[1], [2]], 5, "a batch of 2"),
+                                ([[1], [2]], 5, "row 1 does not exist: the cache has 1"),
                                 ([[]], 5, "tokens must be integers"), ([[1, 2], [3]], 5, "same length"),
                                 ([[0.5]], 5, "must be integers")):
         with pytest.raises(ContextError, match=message):
@@ -145,14 +145,12 @@ def test_another_batch_is_refused_when_storage_must_grow_too(model):
     model, to_numpy = model
     cache = model.make_cache(600)
     model.forward(ids(250), 0, cache)
-    with pytest.raises(ContextError, match="a batch of 2"):
+    with pytest.raises(ContextError, match="row 1 does not exist"):
         model.forward(np.repeat(ids(20), 2, axis=0), 250, cache)
     got = to_numpy(model.forward(ids(20, seed=3), 250, cache))
     fresh = model.make_cache(600)
     model.forward(ids(250), 0, fresh)
     assert got.tobytes() == to_numpy(model.forward(ids(20, seed=3), 250, fresh)).tobytes()
-    with pytest.raises(ContextError, match="one sequence, not a batch of 2"):
-        model.step(np.zeros((2, 1), np.int32), 0, model.make_cache(8), None)
 
 
 def test_an_interrupt_while_storage_grows_changes_nothing(model, monkeypatch):
@@ -202,7 +200,7 @@ def test_far_positions_are_rotated_alike(rope_type, load, tmp_path):
     folder = make_checkpoint(tmp_path / "m", max_position_embeddings=131072, rope_theta=500000.0, rope_scaling=scaling)
     model, to_numpy = load(folder)
     cache, at, seen = model.make_cache(131072), 100_000, {}
-    cache.length = at  # zeros in place of the tokens before
+    cache.lengths[0] = at  # zeros in place of the tokens before
     model.forward(ids(3), at, cache, probe=lambda name, array: seen.__setitem__(name, to_numpy(array)))
     frequencies, factor = rope.inverse_frequencies(model.config)
     turn = np.exp(1j * np.arange(at, at + 3)[:, None] * frequencies) * factor
@@ -221,15 +219,15 @@ def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, 
     model.forward(ids(20), 0, cache)
     before = cache.nbytes
     with pytest.raises(ContextError, match=r"of 22528 positions take 0.01 GB, and 0.01 GB of memory are free"):
-        cache.check_memory(1, 20_481)
-    cache.check_memory(1, 20_480)
+        cache.check_memory({0: 20_481})
+    cache.check_memory({0: 20_480})
     with pytest.raises(ContextError, match="lower ctx_size"):
         model.forward(ids(20_500), 20, cache)
     assert (cache.nbytes, cache.length) == (before, 20)
     model.forward(ids(5), 20, cache)  # the cache is still usable
     monkeypatch.undo()
     with pytest.raises(ContextError, match=r"positions take \d+\.\d\d GB, and \d+\.\d\d GB of memory are free"):
-        model.make_cache(10**12).check_memory(1, 10**12)
+        model.make_cache(10**12).check_memory({0: 10**12})
 
 
 def test_a_prompt_that_memory_has_no_room_for_is_refused_before_its_first_chunk(backend, tmp_path, monkeypatch):
@@ -248,3 +246,81 @@ def test_the_remedy_for_a_full_context_is_one_that_helps(toy):
         with pytest.raises(ContextError, match="answer included: shorten the prompt") as caught:
             llm.generate("a llama " * llm.engine.context)
         assert ("raise ctx_size" in str(caught.value)) is (size is not None)
+
+
+def lengths_and_states(cache):
+    return cache.lengths[:], [cache.state(row) for row in range(cache.rows)]
+
+
+def same_state(one, other) -> bool:
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def test_rows_come_and_go_without_touching_others(model):
+    """Every change of a row leaves the state of all other rows as it was, bit for bit."""
+    model, to_numpy = model
+    cache = model.make_cache(600, 5)
+    for row, length in ((0, 20), (1, 3), (3, 270)):
+        model.forward(ids(length, seed=row), 0, cache, rows=[row])
+    changes = [
+        (lambda: model.forward(ids(5, seed=9), 20, cache, rows=[0]), [0]),
+        (lambda: model.forward(np.concatenate([ids(2, seed=7), ids(2, seed=8)]), [270, 3], cache, rows=[3, 1]), [3, 1]),
+        (lambda: cache.trim(11, 0), [0]), (lambda: cache.copy_prefix(3, 2, 260), [2]), (lambda: cache.copy_prefix(0, 4, 11), [4]),
+        (lambda: model.forward(ids(300, seed=5), 260, cache, rows=[2]), [2]), (lambda: cache.reset(3), [3]),
+        (lambda: cache.restore(cache.state(2), 3), [3]), (lambda: cache.trim(0, 1), [1]), (lambda: cache.reset(4), [4]),
+    ]
+    for change, touched in changes:
+        _, before = lengths_and_states(cache)
+        change()
+        lengths, after = lengths_and_states(cache)
+        for row in range(5):
+            assert lengths[row] == len(after[row].get("tokens", ()))
+            assert row in touched or same_state(before[row], after[row])
+    assert cache.lengths == [11, 0, 560, 560, 0]
+    cache.reset()
+    assert cache.lengths == [0] * 5 and cache.nbytes == 0
+
+
+def test_a_copied_prefix_goes_on_as_its_source(model):
+    model, to_numpy = model
+    cache = model.make_cache(600, 3)
+    model.forward(ids(300), 0, cache, rows=[1])
+    cache.copy_prefix(1, 2, 290)
+    model.forward(ids(4, seed=6), 300, cache, rows=[1])  # the source goes on by itself
+    got = to_numpy(model.forward(ids(300)[:, 290:], 290, cache, rows=[2]))
+    fresh = model.make_cache(600)
+    model.forward(ids(300)[:, :290], 0, fresh)
+    assert relative_error(got, to_numpy(model.forward(ids(300)[:, 290:], 290, fresh))) < 1e-5
+    assert cache.state(2)["tokens"].tolist() == ids(300)[0].tolist()
+    assert to_numpy(cache.recent(3, [2, 1])).tolist() == [ids(300)[0, -3:].tolist(), ids(4, seed=6)[0, -3:].tolist()]
+    assert to_numpy(cache.recent(3, [2, 1], [2, 300])).tolist() == [[-1, *ids(300)[0, :2].tolist()], ids(300)[0, -3:].tolist()]
+
+
+def test_a_step_of_rows_gives_each_its_own_token(backend, model):
+    """Rows of different lengths, in any order and number, with the tokens that they get alone."""
+    model, to_numpy = model
+    options = [resolve({"temperature": 0.0 if i % 2 else 0.9, "seed": i, "repetition_penalty": 1.2 if i == 2 else 1.0}).options
+               for i in range(5)]
+    lengths = [20, 3, 255, 60, 1]
+    alone = []
+    for i, length in enumerate(lengths):
+        cache, sampling, found = model.make_cache(600), backend.sampling_batch([options[i]]), []
+        token = model.step(ids(length, seed=i), 0, cache, sampling)
+        for _ in range(6):
+            found.append(backend.read(token))
+            token = model.step(token, cache.length, cache, sampling)
+        alone.append(found)
+    for order in ([0, 1, 2, 3, 4], [3, 0], [2, 4, 1], [4]):
+        cache = model.make_cache(600, 7)
+        rows = [6 - i for i in order]
+        first = [backend.read(model.step(ids(lengths[i], seed=i), 0, cache, backend.sampling_batch([options[i]]), rows=[row]))
+                 for i, row in zip(order, rows)]
+        found, sampling = [first], backend.sampling_batch([options[i] for i in order])
+        tokens = np.array(first, np.int32)[:, None]
+        for _ in range(5):
+            tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, sampling, rows=rows)
+            assert tuple(tokens.shape) == (len(rows), 1)
+            found.append(backend.read_all(tokens))
+        for column, i in enumerate(order):
+            assert [step[column] for step in found] == alone[i], (order, i)
+        assert [cache.lengths[row] for row in rows] == [lengths[i] + 5 for i in order]

@@ -55,7 +55,7 @@ def test_its_steps_choose_the_largest_logit(name, backend):
 
     path, wanted = made(name)
     model = backend.load(open_checkpoint(path), "float32")
-    cache, sampler = model.make_cache(40), backend.sampler(options.resolve({"temperature": 0}).options)
+    cache, sampler = model.make_cache(40), backend.sampling_batch([options.resolve({"temperature": 0}).options])
     token = TOKENS[:1]
     for i in range(6):
         token = model.step(token, cache.length, cache, sampler)

@@ -96,7 +96,7 @@ def test_probes_change_nothing_and_steps_choose_the_likeliest(name, backend):
     assert len(seen) == 3 + 10 * 4
     assert relative_error(backend.runtime.to_numpy(seen["logits"]), wanted) < 1e-4
     assert relative_error(backend.runtime.to_numpy(probed), wanted) < 1e-4
-    cache, sampler = model.make_cache(40), backend.sampler(options.resolve({"temperature": 0}).options)
+    cache, sampler = model.make_cache(40), backend.sampling_batch([options.resolve({"temperature": 0}).options])
     token = TOKENS[:1]
     for _ in range(5):
         token = model.step(token, cache.length, cache, sampler)

@@ -95,7 +95,7 @@ def test_the_protocols_are_implemented(backend):
     from mlx_llama.core.backends import interface as protocols
 
     for protocol, real in ((protocols.Model, backend.model.Llama), (protocols.Cache, backend.model.Cache),
-                           (protocols.Sampler, backend.sampling.Sampler)):
+                           (protocols.SamplingBatch, backend.sampling.SamplingBatch)):
         for name, member in vars(protocol).items():
             if inspect.isfunction(member) and (not name.startswith("_") or name == "__call__"):
                 assert list(inspect.signature(member).parameters) == list(
@@ -144,7 +144,8 @@ def misuse(name: str, folder: Path) -> dict[str, str]:
     backend = open_backend(name)
     checkpoint = open_checkpoint(folder)
     model = backend.load(checkpoint, "float32")
-    sampler, cache = backend.sampler(options.resolve({}).options), model.make_cache(8)
+    sampling, cache = backend.sampling_batch([options.resolve({}).options] * 2), model.make_cache(8)
+    several = model.make_cache(8, 3)
     model.forward([[1, 2, 3]], 0, cache)
     state = cache.state()
     other = {part: array[..., :8] if part != "tokens" else array for part, array in state.items()}
@@ -161,16 +162,26 @@ def misuse(name: str, folder: Path) -> dict[str, str]:
         "trim": lambda: cache.trim(4),
         "restore another": lambda: cache.restore(other),
         "restore more": lambda: model.make_cache(2).restore(state),
-        "step of a batch": lambda: model.step([[1], [2]], 3, cache, sampler),
-        "step elsewhere": lambda: model.step([[1]], 2, cache, sampler),
-        "step foreign": lambda: model.step([[10**6]], 3, cache, sampler),
-        "verify a batch": lambda: model.verify([[1], [2]], 3, cache, sampler),
-        "verify too many": lambda: model.verify([[1] * 6], 3, cache, sampler),
+        "step of a batch": lambda: model.step([[1], [2]], 3, cache, sampling),
+        "step elsewhere": lambda: model.step([[1]], 2, cache, sampling),
+        "step foreign": lambda: model.step([[10**6]], 3, cache, sampling),
+        "verify a batch": lambda: model.verify([[1], [2]], 3, cache, sampling),
+        "verify too many": lambda: model.verify([[1] * 6], 3, cache, sampling),
+        "no rows": lambda: model.make_cache(8, 0),
+        "row beyond": lambda: model.forward([[1]], 0, several, rows=[3]),
+        "row twice": lambda: model.forward([[1], [2]], 0, several, rows=[1, 1]),
+        "rows and batch": lambda: model.step([[1], [2]], 0, several, sampling, rows=[1]),
+        "positions and batch": lambda: model.step([[1], [2]], [0], several, sampling, rows=[1, 2]),
+        "row elsewhere": lambda: model.step([[1], [2]], [0, 1], several, sampling, rows=[1, 2]),
+        "trim a row": lambda: several.trim(1, 2),
+        "copy too much": lambda: several.copy_prefix(0, 1, 1),
+        "copy to itself": lambda: several.copy_prefix(1, 1, 0),
+        "copy to nowhere": lambda: several.copy_prefix(1, 7, 0),
         "dtype": lambda: backend.load(checkpoint, "float8"),
         "threads": lambda: backend.load(checkpoint, threads="many" if name == "cpu" else None, dtype="int4"),
     }
     found = {case: refused(call) for case, call in calls.items()}
-    assert cache.length == 3  # unchanged
+    assert cache.length == 3 and several.lengths == [0, 0, 0]  # unchanged
     return found
 
 

@@ -28,7 +28,9 @@ def arrays(backend):
 
 @pytest.fixture(scope="module")
 def sampler(backend):
-    return lambda **options: backend.sampler(resolve({"seed": 1, **options}).options)
+    """Sampling for one row with the given options; `rows`: for several, a dict of options each."""
+    return lambda *rows, **options: backend.sampling_batch(
+        [resolve({"seed": 1, **one}).options for one in rows or [options]])
 
 
 def logits(seed: int = 0) -> np.ndarray:
@@ -60,7 +62,7 @@ def test_filters_are_those_of_transformers(options, seed, sampler, arrays, backe
     judges += [TopPLogitsWarper(o["top_p"])] if o["top_p"] < 1 else []
     judges += [MinPLogitsWarper(o["min_p"])] if o["min_p"] else []
     wanted = judges(None, torch.from_numpy(logits(seed))[None])[0].numpy()
-    got = backend.runtime.to_numpy(sampler(**o).processed(arrays(logits(seed))))
+    got = backend.runtime.to_numpy(sampler(**o).processed(arrays(logits(seed)[None])))[0]
     assert (np.isneginf(got) == np.isneginf(wanted)).all()
     kept = np.isfinite(wanted)
     np.testing.assert_allclose(got[kept], wanted[kept], rtol=1e-6)
@@ -82,14 +84,14 @@ def test_penalties_and_bias_are_those_of_mlx_lm(sampler, arrays, backend):
     chosen = sampler(logit_bias=bias, repetition_penalty=1.3, repetition_context_size=6, presence_penalty=0.4,
                      frequency_penalty=0.2)
     assert chosen.window == 6
-    got = backend.runtime.to_numpy(chosen.processed(arrays(logits()), arrays(history[None, -6:])))
+    got = backend.runtime.to_numpy(chosen.processed(arrays(logits()[None]), arrays(history[None, -6:])))[0]
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_missing_history_is_no_token(sampler, arrays, backend):
     chosen = sampler(repetition_penalty=2.0, frequency_penalty=1.0, repetition_context_size=4)
-    got = backend.runtime.to_numpy(chosen.processed(arrays(logits()), arrays(np.full((1, 4), -1, np.int32))))
-    np.testing.assert_array_equal(got, logits())
+    got = backend.runtime.to_numpy(chosen.processed(arrays(logits()[None]), arrays(np.full((1, 4), -1, np.int32))))
+    np.testing.assert_array_equal(got[0], logits())
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 0xDEADBEEF12345678, 2**64 - 1])
@@ -100,7 +102,7 @@ def test_noise_is_equal_to_the_bit(seed, position, sampler, arrays, backend):
     gumbel = getattr(importlib.import_module(type(sampler()).__module__), "gumbel", None)
     if gumbel is None:  # NumPy has no noise of its own: check its sampler
         flat = sampler(temperature=1.0, seed=seed)
-        assert backend.read(flat(np.zeros((1, V), np.float32), position)) == rng.gumbel(seed, position, V).argmax()
+        assert backend.read(flat(np.zeros((1, V), np.float32), [position])) == rng.gumbel(seed, position, V).argmax()
         return
     indices = np.arange(V, dtype=np.uint32 if backend.name == "mlx" else np.int32)
     got = backend.runtime.to_numpy(gumbel(seed, position, arrays(rng.gumbel_table()), arrays(indices)))
@@ -113,7 +115,7 @@ def test_tokens_are_the_definitions(temperature, sampler, arrays, backend):
     for position in range(1, 20):
         scores = logits(position)
         wanted = scores if not temperature else scores / np.float32(temperature) + rng.gumbel(1, position, V)
-        token = sampler(temperature=temperature)(arrays(scores[None]), position)
+        token = sampler(temperature=temperature)(arrays(scores[None]), [position])
         assert tuple(token.shape) == (1, 1)
         assert backend.read(token) == int(np.argmax(wanted))
 
@@ -121,7 +123,7 @@ def test_tokens_are_the_definitions(temperature, sampler, arrays, backend):
 def test_sampled_tokens_follow_the_softmax(sampler, arrays, backend):
     scores = np.array([[1.0, 0.0, 2.0, -1.0, 0.5]], np.float32)
     draw, n = sampler(temperature=0.5), 3000
-    counts = np.bincount([backend.read(draw(arrays(scores), position)) for position in range(n)], minlength=5)
+    counts = np.bincount([backend.read(draw(arrays(scores), [position])) for position in range(n)], minlength=5)
     shares = np.exp(scores[0] / 0.5) / np.exp(scores[0] / 0.5).sum()
     assert ((counts - n * shares) ** 2 / (n * shares)).sum() < 18.5  # 4 degrees of freedom, p = 0.001
 
@@ -129,16 +131,49 @@ def test_sampled_tokens_follow_the_softmax(sampler, arrays, backend):
 def test_a_filtered_token_is_never_drawn(sampler, arrays, backend):
     draw = sampler(temperature=2.0, top_k=3)
     allowed = set(np.argsort(logits())[-3:].tolist())
-    assert {backend.read(draw(arrays(logits()[None]), position)) for position in range(200)} == allowed
+    assert {backend.read(draw(arrays(logits()[None]), [position])) for position in range(200)} == allowed
 
 
 @pytest.mark.parametrize("options", [dict(temperature=1e-4, top_p=1e-6), dict(temperature=1e-4, min_p=1.0),
                                      dict(temperature=100.0, top_p=0.999999), dict(logit_bias={5: 1e6}, top_p=0.5),
                                      dict(logit_bias={i: -1e6 for i in range(V)}, top_p=0.5)], ids=str)
 def test_the_ends_of_the_ranges_agree(options, sampler, arrays, backend, recwarn):
-    wanted = select("cpu").sampler(resolve({"seed": 1, "temperature": 1.0, **options}).options)
+    wanted = select("cpu").sampling_batch([resolve({"seed": 1, "temperature": 1.0, **options}).options])
     ours = sampler(**{"temperature": 1.0, **options})
     for position in range(1, 30):
         scores = logits(position)[None]
-        assert backend.read(ours(arrays(scores), position)) == wanted(scores, position)[0, 0]
+        assert backend.read(ours(arrays(scores), [position])) == wanted(scores, [position])[0, 0]
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
+MIXED = [
+    {}, dict(temperature=0.8, seed=3), dict(temperature=1.2, top_k=7, seed=2**63), dict(temperature=0.9, top_p=0.7, min_p=0.01),
+    dict(repetition_penalty=1.4, repetition_context_size=3), dict(logit_bias={5: 30.0, 17: -4.0}),
+    dict(temperature=1.0, top_k=2, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.25, repetition_context_size=6,
+         logit_bias={900: 2.0}, seed=11), dict(temperature=0.5, min_p=0.2, seed=4),
+]
+
+
+@pytest.mark.parametrize("order", [range(8), [6, 0, 3, 1], [4, 2], [5, 5, 0]], ids=str)
+def test_a_row_draws_what_it_would_draw_alone(order, sampler, arrays, backend):
+    rows = [MIXED[i] for i in order]
+    batch = sampler(*rows)
+    assert len(batch.options) == len(rows)
+    for trial in range(20):
+        scores = np.stack([logits(100 * trial + i) for i in range(len(rows))])
+        positions = [3 + 7 * trial + i for i in range(len(rows))]
+        history = np.random.default_rng(trial).integers(0, V, (len(rows), 6)).astype(np.int32)
+        history[0, :4] = -1
+        recent = arrays(history[:, 6 - batch.window:]) if batch.window else None
+        together = batch(arrays(scores), positions, recent)
+        assert tuple(together.shape) == (len(rows), 1)
+        for i, (options, drawn) in enumerate(zip(rows, backend.read_all(together))):
+            alone = sampler(options)
+            own = arrays(history[i:i + 1, 6 - alone.window:]) if alone.window else None
+            assert drawn == backend.read(alone(arrays(scores[i:i + 1]), positions[i:i + 1], own)), (trial, options)
+
+
+def test_the_kind_of_a_batch_tells_features_and_no_values(sampler):
+    assert sampler(dict(temperature=0.5)).kind == sampler(dict(temperature=0.9, seed=8)).kind
+    assert sampler(dict(temperature=0.5)).kind != sampler({}).kind
+    assert sampler(dict(top_k=5, temperature=1.0)).kind != sampler(dict(top_p=0.5, temperature=1.0)).kind

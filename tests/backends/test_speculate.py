@@ -128,7 +128,7 @@ def test_transformers_prompt_lookup_gives_these_tokens(loaded):
 def test_verify_is_so_many_steps(variant, sampling, backend, loaded):
     model = loaded(variant)[0].model
     options = GenerationOptions(**{"seed": 0} | SAMPLING[sampling])
-    sampler, read = backend.sampler(options), backend.runtime.read_all
+    sampler, read = backend.sampling_batch([options]), backend.runtime.read_all
     text = [9, 8, 7, 9, 8, 7, 9, 9, 30, 31, 9, 8, 7]
     one, several = model.make_cache(64), model.make_cache(64)
     for cache in (one, several):
