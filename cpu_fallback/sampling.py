@@ -30,11 +30,16 @@ class SamplingBatch:
 
         logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with -1 in front.
         """
-        drawn = np.empty((len(self.options), 1), np.int32)
-        for row, (options, window, position) in enumerate(zip(self.options, self._windows, positions, strict=True)):
-            seen = recent[row, recent.shape[1] - window:] if window else None
-            drawn[row] = _draw(logits[row], options, position, seen)
-        return drawn
+        rows = zip(logits, self.options, positions, self._seen(recent), strict=True)
+        return np.array([[_draw(*row)] for row in rows], np.int32)
+
+    def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
+        """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered out."""
+        return np.stack([_process(*row) for row in zip(scores, self.options, self._seen(recent), strict=True)])
+
+    def _seen(self, recent: np.ndarray | None) -> list[np.ndarray | None]:
+        """By row, the recent tokens of its own window; None if it penalises none."""
+        return [recent[row, recent.shape[1] - window:] if window else None for row, window in enumerate(self._windows)]
 
 
 def _penalises(o: GenerationOptions) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..pages import PAGE
 from . import arithmetic, layouts
-from .emit import Function, Module, Value, Variable, f32, f32s, i32, i64, void
+from .emit import Function, Module, Value, Variable, f32, i32, i64, void
 from .layouts import GROUP, ActivationLayout, FloatLayout, Layout
 from .target import Compiled, Target, compile_module
 

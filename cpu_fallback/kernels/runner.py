@@ -12,8 +12,8 @@ from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
 
 from .. import cache, ops
-from .lowering import Mark, Segment, Tokens, Trace, View
 from ..pages import PAGE
+from .lowering import Mark, Segment, Tokens, Trace, View
 from .program import CONTEXT, Code
 from .team import Team
 from .workspace import CHUNK, HEAD_CHUNK, Workspace, pad
