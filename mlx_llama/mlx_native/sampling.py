@@ -40,11 +40,11 @@ def gumbel(seed: int | mx.array, position: int | mx.array, table: mx.array, indi
 
 
 class Kind(NamedTuple):
-    """Features that any row of a batch uses. window: recent tokens of penalties, rounded up to a power of two; 0: none.
-    biases: as many of all rows, rounded up so; 0: none."""
+    """Features that any row of a batch uses. Sizes are rounded up to powers of two, 0 for none: top_k, the largest; window,
+    recent tokens of penalties; biases, of all rows."""
 
     random: bool
-    top_k: bool
+    top_k: int
     top_p: bool
     min_p: bool
     window: int
@@ -66,7 +66,7 @@ class SamplingBatch:
         self._windows = [o.repetition_context_size if _penalises(o) else 0 for o in self.options]
         self.window = max(self._windows, default=0)
         drawing = [o for o in self.options if o.temperature > 0]
-        self.kind = Kind(bool(drawing), any(o.top_k for o in drawing), any(o.top_p < 1 for o in drawing),
+        self.kind = Kind(bool(drawing), _round_up(max((o.top_k for o in drawing), default=0)), any(o.top_p < 1 for o in drawing),
                          any(o.min_p for o in drawing), _round_up(self.window), _round_up(sum(len(o.logit_bias) for o in self.options)))
         self._arranged: dict[tuple[int, ...], dict[str, mx.array]] = {}
 
@@ -106,7 +106,7 @@ class SamplingBatch:
             add("temperature", lambda o: o.temperature, 1)
             add("noise", lambda o: 1, 0)
         if kind.top_k:
-            add("top_k", lambda o: o.top_k or 2**31 - 1, 2**31 - 1, np.int32)
+            add("top_k", lambda o: min(o.top_k, 2**31 - 1), 0, np.int32)
         if kind.top_p:
             add("top_p", lambda o: o.top_p if o.top_p < 1 else math.inf, math.inf)
         if kind.min_p:
@@ -146,23 +146,25 @@ def process(kind: Kind, logits: mx.array, recent: mx.array | None, values: dict[
         scores = _penalise(scores, recent, values)
     if kind.random:
         scores = scores / values["temperature"]
-    if kind.top_k or kind.top_p:
-        scores = _filter(scores, values.get("top_k"), values.get("top_p"))
+    if kind.top_k:
+        scores = _keep_likeliest(scores, min(kind.top_k, scores.shape[1]), values["top_k"])
+    if kind.top_p:
+        scores = _keep_nucleus(scores, values["top_p"])
     if kind.min_p:
         scores = mx.where(scores < scores.max(axis=-1, keepdims=True) + values["min_p"], -math.inf, scores)
     return scores
 
 
-def _filter(scores: mx.array, top_k: mx.array | None, top_p: mx.array | None) -> mx.array:
-    """-inf for all but the top_k likeliest and, of these, the smallest set with probability top_p. [S, 1] each, or None."""
+def _keep_likeliest(scores: mx.array, most: int, top_k: mx.array) -> mx.array:
+    """-inf for all but the top_k likeliest and ties with the last of them. top_k: [S, 1], 0 for all; most: the largest."""
+    ordered = mx.sort(mx.topk(scores, most, axis=-1), axis=-1)
+    last = mx.take_along_axis(ordered, most - mx.clip(top_k, 1, most), axis=-1)
+    return mx.where((scores < last) & (top_k > 0), -math.inf, scores)
+
+
+def _keep_nucleus(scores: mx.array, top_p: mx.array) -> mx.array:
+    """-inf for all but the smallest set with probability top_p, [S, 1], inf for all."""
     ordered = mx.sort(scores, axis=-1)[:, ::-1]
-    if top_k is not None:
-        last = mx.take_along_axis(ordered, mx.minimum(top_k, scores.shape[1]) - 1, axis=-1)
-        scores = mx.where(scores < last, -math.inf, scores)  # ties with the last stay
-    if top_p is None:
-        return scores
-    if top_k is not None:
-        ordered = mx.where(ordered < last, -math.inf, ordered)
     shares = mx.softmax(ordered, axis=-1)
     before = mx.cumsum(shares, axis=-1) - shares  # probability of all likelier tokens: 0 for the first, which stays
     smallest = mx.where(before < top_p, ordered, math.inf).min(axis=-1, keepdims=True)
