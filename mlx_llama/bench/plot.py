@@ -85,7 +85,7 @@ def draw_throughput(figures: dict[str, Any], rows: list[BatchRow], file: str) ->
     axes.set_ylim(bottom=0)
     axes.set_xlabel("rows decoded together")
     axes.set_ylabel("decoded tokens per second, all rows")
-    axes.legend(loc="upper left", frameon=False)
+    axes.legend(loc="best", frameon=False)
     _save(figure, file)
 
 
