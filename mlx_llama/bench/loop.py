@@ -23,7 +23,7 @@ def prefill(backend: Backend, model: Model, cache: Cache, prompts: dict[int, Seq
             model.forward(np.array([prompt[start:start + CHUNK]], np.int32), cache.lengths[row], cache, rows=[row])
             backend.launch(*cache.arrays())
         sampled.append(model.step(np.array([prompt[rest:]], np.int32), cache.lengths[row], cache, sampling, rows=[row]))
-        backend.launch(sampled[-1], *cache.arrays())
+        backend.launch(sampled[-1])
     return backend.read_all(*sampled)
 
 
@@ -36,8 +36,9 @@ def decode(backend: Backend, model: Model, cache: Cache, tokens: Sequence[int], 
     sampling, unread = backend.sampling_batch([GREEDY] * len(rows)), None
     current = np.array(tokens, np.int32)[:, None]
     for _ in range(count):
-        sampled = model.step(current, [cache.lengths[row] for row in rows], cache, sampling, rows=rows)
-        backend.launch(sampled, *cache.arrays())
+        starts = cache.lengths[:len(rows)]
+        sampled = model.step(current, starts if len(rows) > 1 else starts[0], cache, sampling, rows=rows)
+        backend.launch(sampled)
         if backend.runs_ahead:
             if unread is not None:
                 yield backend.read_all(unread)
