@@ -6,7 +6,8 @@ in the same run, between tokens where possible, since it drifts on shared machin
 that decoding reached. A prompt reuses each weight for all its tokens, so arithmetic bounds it.
 
 Several lengths or depths make a table with llama-bench's row names: pp512 is a prompt of 512 tokens, tg32 @ d1024 are
-32 tokens decoded after 1024 others.
+32 tokens decoded after 1024 others. With --rows the table is llama-batched-bench's: B prompts of PP tokens and TG tokens
+decoded after each, one step for all rows.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ from mlx_llama.core.generation import options
 from mlx_llama.core.generation.llm import context_size
 
 from . import plot, report
+from .batch import Batch, measure_batches
 from .host import measure_host
 from .measure import Case, load, measure, measure_rows
 
+MOST_ROWS = 512
 PLOT_DEPTHS = 9
 PLOT_REACH = 4096  # most tokens on the axis of a picture without --depth
 
 
 def parser() -> options.Parser:
-    """The command line; -p, -n, -d, -r and -o as in llama-bench."""
+    """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in llama-batched-bench."""
     result = options.Parser(prog="python -m mlx_llama.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
     many = dict(action="append", metavar="N[,N...]", default=None)
-    result.add_argument("--prompt-tokens", "-p", help="lengths of the prompt (default: 128)", **many)
-    result.add_argument("--generate-tokens", "-n", help="tokens to decode (default: 64)", **many)
+    result.add_argument("--prompt-tokens", "-p", "-npp", help="lengths of the prompt (default: 128)", **many)
+    result.add_argument("--generate-tokens", "-n", "-ntg", help="tokens to decode (default: 64)", **many)
+    result.add_argument("--rows", "-b", "-npl", help="decode so many prompts together, and report the throughput", **many)
     result.add_argument("--depth", "-d", help="tokens in the cache before the measurement (default: 0)", **many)
     result.add_argument("--repetitions", "-r", default="3", metavar="N",
                         help="timed runs; medians are printed with the slowest and the fastest (default: 3)")
@@ -46,9 +50,11 @@ def parser() -> options.Parser:
                         help="format of the figures (default: text)")
     result.add_argument("--json", action="store_true", help="same as -o json")
     result.add_argument("--plot", metavar="FILE", default=None,
-                        help="draw the decode time per token over the context (.png, .svg or .pdf; needs matplotlib)")
+                        help="draw the decode time per token over the context, or with --rows the throughput over the rows (.png, "
+                             ".svg or .pdf; needs matplotlib)")
     result.add_argument("--host", action="store_true",
-                        help="measure the host's time per token, and on mlx the primitives of a step's graph")
+                        help="measure the host's time per token (with --rows: per step of the most rows), and on mlx the "
+                             "primitives of a step's graph")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     options.add_model_flags(result)
     return result
@@ -92,6 +98,11 @@ def main(arguments: list[str]) -> int:
     prompts = parse_numbers("--prompt-tokens", given.prompt_tokens, 128, 1)
     generates = parse_numbers("--generate-tokens", given.generate_tokens, 64, 2)
     depths = None if given.depth is None else parse_numbers("--depth", given.depth, 0, 0)
+    row_counts = None if given.rows is None else parse_numbers("--rows", given.rows, 1, 1)
+    if row_counts and max(row_counts) > MOST_ROWS:
+        raise OptionsError(f"--rows {max(row_counts)}: must be at most {MOST_ROWS}")
+    if row_counts and depths is not None:
+        raise OptionsError("--depth and --rows contradict each other: name the depth of all rows with --prompt-tokens")
     [repetitions, *more] = parse_numbers("--repetitions", given.repetitions, 3, 1)
     if more:
         raise OptionsError(f"--repetitions {given.repetitions}: must be one number")
@@ -101,12 +112,14 @@ def main(arguments: list[str]) -> int:
     if given.plot is not None:
         plot.check(given.plot)
     backend = select(given.backend, given.device)
-    load_options = backend.load_options(given.dtype, given.threads, given.activation_bits, given.compile)
+    load_options = backend.load_options(given.dtype, given.threads, given.activation_bits, given.compile, given.cache_bits)
     checkpoint = open_checkpoint(given.model, given.revision)
     context = context_size(checkpoint, given.ctx_size)
-    is_single = (len(prompts) == len(generates) == 1 and depths in (None, [0]) and not given.plot
+    is_single = (row_counts is None and len(prompts) == len(generates) == 1 and depths in (None, [0]) and not given.plot
                  and output in ("text", "json"))
-    cases = plan(prompts, generates, depths, context if given.plot else None)
+    cases: list[Case] | list[Batch] = plan(prompts, generates, depths, context if given.plot else None)
+    if row_counts:
+        cases = [Batch(prompt, generate, rows) for prompt in prompts for generate in generates for rows in row_counts]
     asked = [(case.name, case.positions) for case in cases]
     if is_single:
         asked = [(f"a prompt of {prompts[0]} and {generates[0]} more tokens", prompts[0] + generates[0])]
@@ -115,19 +128,21 @@ def main(arguments: list[str]) -> int:
             remedy = "" if given.ctx_size is None else ", or raise --ctx-size"
             raise ContextError(
                 f"{name} needs {positions} positions and the context of {checkpoint.name} has {context}: "
-                f"lower --prompt-tokens, --generate-tokens or --depth{remedy}")
+                f"lower --prompt-tokens{', --generate-tokens or --depth' if not row_counts else ' or --generate-tokens'}"
+                f"{remedy}")
     loaded = load(checkpoint, backend, given.dtype, **load_options)
-    host = {"host": measure_host(loaded, context)} if given.host else {}
+    host = {"host": measure_host(loaded, context, max(row_counts or [1]))} if given.host else {}
     if is_single:
         figures = measure(loaded, prompts[0], generates[0], repetitions) | host
         print(report.as_json(figures) if output == "json" else report.single(figures))
         return 0
     is_watched = sys.stderr is not None and sys.stderr.isatty()
-    rows = measure_rows(loaded, cases, repetitions, lambda name: cli.say(f"measuring {name}") if is_watched else None)
+    measure_cases, draw = (measure_batches, plot.draw_throughput) if row_counts else (measure_rows, plot.draw)
+    rows = measure_cases(loaded, cases, repetitions, lambda name: cli.say(f"measuring {name}") if is_watched else None)
     figures = loaded.facts() | {"repetitions": repetitions, "peak_memory_bytes": loaded.peak_memory(),
                                 "rows": [row.figures() for row in rows]} | host
     print(report.table(figures, output))
     if given.plot:
-        plot.draw(figures, rows, given.plot)
+        draw(figures, rows, given.plot)
         cli.say(f"wrote {given.plot}")
     return 0

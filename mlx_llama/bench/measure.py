@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from mlx_llama import cli
-from mlx_llama.core.backends.interface import Cache, Model
+from mlx_llama.core.backends.interface import ITEMSIZE, Cache, Model
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.engine import Engine
+from mlx_llama.core.generation.request import Request
+from mlx_llama.core.generation.scheduler import Scheduler
+
+from .loop import decode, prefill
 
 
 class HostMemory:
@@ -57,13 +60,7 @@ def bytes_per_token(checkpoint: Checkpoint, model: Model, position: int, width: 
         nbytes = math.prod(tensor.shape) * width if plain else tensor.nbytes
         looked_up = name == "model.embed_tokens.weight" and not c.tie_word_embeddings
         needed += nbytes // c.vocab_size if looked_up else nbytes
-    cache = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * position
-    return needed + cache * itemsize(model)
-
-
-def itemsize(model: Model) -> int:
-    """Bytes of one activation."""
-    return model.make_cache(1).itemsize
+    return needed + position * model.make_cache(1).position_nbytes
 
 
 def describe_formats(checkpoint: Checkpoint) -> str:
@@ -90,11 +87,16 @@ class Loaded:
     model: Model
     seconds: float
 
+    @property
+    def dtype(self) -> str:
+        """Of the activations."""
+        return self.backend.runtime.dtype_name(self.model.dtype)
+
     def facts(self) -> dict[str, Any]:
         """Model, backend, device and notices, by name."""
         return {
             "model": self.checkpoint.name, "backend": self.backend.name, "device": self.backend.device_name,
-            "dtype": self.backend.runtime.dtype_name(self.model.dtype), "stored": describe_formats(self.checkpoint),
+            "dtype": self.dtype, "cache_bits": self.model.cache_bits, "stored": describe_formats(self.checkpoint),
             "weights_bytes": self.checkpoint.nbytes, "load_seconds": self.seconds, "notices": list(self.model.notices),
         }
 
@@ -114,20 +116,21 @@ def load(checkpoint: Checkpoint, backend: Backend, dtype: str, **load_options: A
 def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dict[str, Any]:
     """Time a prompt and its answer. Returns the figures by name: seconds, tokens per second, bytes, shares."""
     checkpoint, backend, model = loaded.checkpoint, loaded.backend, loaded.model
-    engine = Engine(backend, model, None, frozenset(), prompt + generate)
     tokens = random_tokens(prompt, checkpoint.config.vocab_size)
-    resolved = options.resolve({"max_tokens": generate, "temperature": 0.0})
-    width = None if backend.name == "cpu" else itemsize(model)
+    request = Request(tokens, options.resolve({"max_tokens": generate, "temperature": 0.0}), eos=frozenset(), wants_text=False)
+    width = None if backend.name == "cpu" else ITEMSIZE[loaded.dtype]
     needed = bytes_per_token(checkpoint, model, prompt + generate // 2, width)
 
     def once(probe: Callable[[], float] | None = None) -> tuple[Completion, list[float]]:
-        completion, bandwidths = Completion(prompt_tokens=prompt), []
-        for count, _ in enumerate(engine.tokens(tokens, model.make_cache(prompt + generate), resolved, completion)):
-            # Probe memory between tokens where nothing runs ahead: its speed drifts within a run. The engine does not
+        # A scheduler of its own: an older one knows the prompt already.
+        scheduler = Scheduler(backend, model, None, frozenset(), prompt + generate, max_rows=1)
+        handle, bandwidths = scheduler.submit(request), []
+        for count, _ in enumerate(handle.tokens()):
+            # Probe memory between tokens where nothing runs ahead: its speed drifts within a run. The scheduler does not
             # count its consumer's time.
             if probe and not backend.runs_ahead and count % 8 == 0:
                 bandwidths.append(probe())
-        return completion, bandwidths
+        return handle.completion, bandwidths
 
     once()  # first use of every shape: page faults, kernels to compile
     peak = loaded.peak_memory()  # before the bandwidth probe takes memory of its own
@@ -200,39 +203,36 @@ def measure_rows(loaded: Loaded, cases: list[Case], repetitions: int,
     Each case runs once untimed. Storage is then as large as the case needs and no larger: attention over storage of a
     fixed shape, as in MLX's traced step, pays for all of it.
     """
-    model, vocabulary = loaded.model, loaded.checkpoint.config.vocab_size
     most = max(case.positions for case in cases)
-    engine = Engine(loaded.backend, model, None, frozenset(), most + 1)  # the last token is not stored
-    tokens = random_tokens(most, vocabulary)
+    tokens = random_tokens(most, loaded.checkpoint.config.vocab_size)
     rows: dict[Case, Row] = {}
     cache, reached = None, 0
     for case in sorted(set(cases), key=lambda case: (case.depth, case.length)):
         advance(case.name)
         if cache is None or case.positions < reached:
-            cache = model.make_cache(most)
-        _fill(engine, tokens, cache, case.depth)
+            cache = loaded.model.make_cache(most)
+        _fill(loaded, tokens, cache, case.depth)
         reached = case.positions
-        rows[case] = Row(case, [_run(engine, tokens, cache, case) for _ in range(1 + repetitions)][1:])
+        rows[case] = Row(case, [_run(loaded, tokens, cache, case) for _ in range(1 + repetitions)][1:])
     return [rows[case] for case in cases]
 
 
-def _fill(engine: Engine, tokens: list[int], cache: Cache, depth: int) -> None:
+def _fill(loaded: Loaded, tokens: list[int], cache: Cache, depth: int) -> None:
     """Extend the cache, which holds the beginning of `tokens`, to its first `depth` tokens."""
     cache.trim(min(depth, cache.length))
     if cache.length < depth:
-        resolved = options.resolve({"max_tokens": 1, "temperature": 0.0})
-        # Read a token, so that the device is idle when the clock starts.
-        for _ in engine.tokens(tokens[cache.length:depth], cache, resolved, Completion()):
-            pass
+        # Reads a token, so that the device is idle when the clock starts.
+        prefill(loaded.backend, loaded.model, cache, {0: tokens[cache.length:depth]})
 
 
-def _run(engine: Engine, tokens: list[int], cache: Cache, case: Case) -> list[float]:
+def _run(loaded: Loaded, tokens: list[int], cache: Cache, case: Case) -> list[float]:
     """Seconds of each token, or of the whole prompt, after the depth; leaves the cache at the depth."""
-    is_prompt = case.kind == "pp"
-    completion = Completion()
-    resolved = options.resolve({"max_tokens": 1 if is_prompt else case.length, "temperature": 0.0})
-    prompt, ends = tokens[case.depth:case.depth + (case.length if is_prompt else 1)], [0.0]
-    for _ in engine.tokens(prompt, cache, resolved, completion):
-        ends.append(completion.prefill_seconds + completion.decode_seconds)
+    backend, model, ends = loaded.backend, loaded.model, [time.perf_counter()]
+    if case.kind == "pp":
+        prefill(backend, model, cache, {0: tokens[case.depth:case.positions]})
+        ends.append(time.perf_counter())
+    else:
+        for _ in decode(backend, model, cache, [tokens[case.depth]], case.length):
+            ends.append(time.perf_counter())
     cache.trim(case.depth)
     return np.diff(ends).tolist()

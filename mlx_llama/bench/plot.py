@@ -1,4 +1,4 @@
-"""The bench's picture: decode time per token over the tokens in the cache."""
+"""The bench's pictures: decode time per token over the tokens in the cache, and throughput over the rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 
 from mlx_llama.core.errors import OptionsError
 
+from .batch import BatchRow
 from .measure import Row
 
+COLOR = "#2a6f97"
 ENDINGS = (".png", ".svg", ".pdf")
 POINTS = 40  # at most, along the axis; with fewer tokens per point the machine's noise shows
 
@@ -45,26 +47,63 @@ def curve(rows: list[Row]) -> np.ndarray:
 
 
 def draw(figures: dict[str, Any], rows: list[Row], file: str) -> None:
-    """Write the picture to `file`, a .png of 1200 by 750 pixels. Raises OptionsError if that fails."""
-    from matplotlib.figure import Figure  # without pyplot: no window, no global state
+    """Write decode times to `file`, a .png of 1200 by 750 pixels. Raises OptionsError if that fails."""
     from matplotlib.ticker import MaxNLocator
 
     positions, low, median, high = curve(rows).T
-    figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    axes.fill_between(positions, low, high, color="#2a6f97", alpha=0.18, linewidth=0, label="10th to 90th percentile")
-    axes.plot(positions, median, color="#2a6f97", linewidth=1.8, marker="o", markersize=3.5, label="median")
+    figure, axes = _canvas(figures)
+    axes.fill_between(positions, low, high, color=COLOR, alpha=0.18, linewidth=0, label="10th to 90th percentile")
+    axes.plot(positions, median, color=COLOR, linewidth=1.8, marker="o", markersize=3.5, label="median")
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.15 * high.max())
     axes.set_xlabel("context: tokens already in the cache")
     axes.set_ylabel("decode time per token (ms)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(loc="lower right", frameon=False)
+    _save(figure, file)
+
+
+def draw_throughput(figures: dict[str, Any], rows: list[BatchRow], file: str) -> None:
+    """Write decoded tokens per second of all rows together over their number. As `draw`."""
+    figure, axes = _canvas(figures)
+    series: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row.case.rows):
+        series.setdefault((row.case.prompt, row.case.generate), []).append(row.figures())
+    for (prompt, generate), found in series.items():
+        counts = [one["pl"] for one in found]
+        label = f"{generate} tokens after {prompt}"
+        [line] = axes.plot(counts, [one["speed_tg"] for one in found], linewidth=1.8, marker="o", markersize=4,
+                           color=COLOR if len(series) == 1 else None, label=label)
+        axes.fill_between(counts, [one["speed_tg_min"] for one in found], [one["speed_tg_max"] for one in found],
+                          color=line.get_color(), alpha=0.18, linewidth=0)
+        axes.plot(counts, [one["speed_tg"] / one["pl"] for one in found], linewidth=1.2, linestyle=":", marker="o",
+                  markersize=2.5, color=line.get_color(), label=f"{label}, each row")
+    ticks = sorted({row.case.rows for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("rows decoded together")
+    axes.set_ylabel("decoded tokens per second, all rows")
+    axes.legend(loc="best", frameon=False)
+    _save(figure, file)
+
+
+def _canvas(figures: dict[str, Any]) -> tuple[Any, Any]:
+    """A figure and its axes, with the run as title."""
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
+
+    figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
     # Escape dollar signs, which begin a formula.
     axes.set_title(f"{os.path.basename(figures['model'])}, {figures['stored']} weights\n{figures['backend']}: "
                    f"{figures['device']}, {figures['dtype']}".replace("$", r"\$"), fontsize=11)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False)
+    return figure, axes
+
+
+def _save(figure: Any, file: str) -> None:
     try:
         figure.savefig(os.path.expanduser(file))
     except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import options
+from mlx_llama.core.proofs.batches import SIZES
 
 from .job import TOKENS, Job
 from .modes import MODES, WINDOW
@@ -26,6 +27,9 @@ def parser() -> options.Parser:
     mode.add_argument("--check", metavar="FILE", nargs="?", const=GUIDE_TRACE,
                       help="check the backends against a golden trace (default: the guide model's)")
     mode.add_argument("--verify-cache", action="store_true", help="compare every way of filling the cache with a cold run")
+    mode.add_argument("--batch", metavar="ROWS", nargs="?", const=",".join(map(str, SIZES)), default=None,
+                      help="compare rows alone with the same rows in batches, of so many rows each (default: "
+                           f"{','.join(map(str, SIZES))})")
     mode.add_argument("--repeat", metavar="N", default=None, help="run the same request N times here and N times in fresh "
                                                                   "processes, and compare the bits")
     mode.add_argument("--perplexity", metavar="FILE", help="perplexity of a text (- reads standard input) on each backend")
@@ -50,16 +54,18 @@ def parser() -> options.Parser:
                        help="width of the activations (default: the checkpoint's)")
     model.add_argument("--compile", default=None, action=argparse.BooleanOptionalAction,
                        help="decode by compiled or captured steps, or not (default: as in the other commands)")
+    options.add_cache_bits_flag(model)
     return result
 
 
 ONLY_FOR = {  # modes that take a flag; the others refuse it
     "html": ("compare",), "reference": ("compare",), "ctx_size": ("perplexity",), "stride": ("perplexity",),
-    "prompt": ("compare", "record", "verify_cache", "repeat", "digest"),
-    "tokens": ("compare", "record", "verify_cache", "repeat", "digest"),
-    "backends": ("compare", "check", "verify_cache", "repeat", "digest", "perplexity"),
-    "compile": ("compare", "check", "verify_cache", "repeat", "digest", "perplexity"),
-    "json": ("compare", "check", "verify_cache", "repeat", "perplexity"),
+    "prompt": ("compare", "record", "verify_cache", "batch", "repeat", "digest"),
+    "tokens": ("compare", "record", "verify_cache", "batch", "repeat", "digest"),
+    "backends": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
+    "compile": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
+    "cache_bits": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
+    "json": ("compare", "check", "verify_cache", "batch", "repeat", "perplexity"),
 }
 
 

@@ -27,22 +27,24 @@ class Job:
         self.given = given
         self.opened = open_backends(given.backends, given.device)
         for backend in self.opened:
-            backend.load_options(given.dtype, compile=given.compile)
+            backend.load_options(given.dtype, compile=given.compile, cache_bits=given.cache_bits)
         self.checkpoint = open_checkpoint(given.model, given.revision)
         self.is_low_bit = any(isinstance(weight, AffineWeight) for weight in self.checkpoint.tensors.values())
         self.made_for = self.checkpoint.config.max_position_embeddings
 
     def load(self, backend: backends.Backend) -> LLM:
         """The model on a backend, as the command line asks for it."""
-        return self._load(backend, f"{backend.name} ({backend.device_name})", self.given.dtype, self.given.compile)
+        return self._load(backend, f"{backend.name} ({backend.device_name})", self.given.dtype, self.given.compile,
+                          self.given.cache_bits)
 
     def load_reference(self) -> LLM:
         """The float32 NumPy model that all are compared with."""
-        return self._load(backends.select("cpu"), "NumPy at float32", "float32", False)
+        return self._load(backends.select("cpu"), "NumPy at float32", "float32", False, None)
 
-    def _load(self, backend: backends.Backend, name: str, dtype: str, compile: bool | None) -> LLM:
+    def _load(self, backend: backends.Backend, name: str, dtype: str, compile: bool | None,
+              cache_bits: str | None) -> LLM:
         cli.say(f"running {self.checkpoint.name} on {name}")
-        model = backend.load(self.checkpoint, dtype, compile=compile)
+        model = backend.load(self.checkpoint, dtype, compile=compile, cache_bits=cache_bits)
         return LLM(self.checkpoint, backend, model, self.checkpoint.template, context_size(self.checkpoint, None))
 
     def tokens(self) -> tuple[list[int], int]:
@@ -68,7 +70,7 @@ class Job:
         return min(STEPS, self.made_for - len(prompt))
 
     def tolerance(self, llm: LLM) -> float:
-        return parity.tolerance_of(parity.dtype_of(llm), self.is_low_bit)
+        return parity.tolerance_of(parity.dtype_of(llm), self.is_low_bit, llm.model.cache_bits)
 
     def facts(self, **more: Any) -> dict[str, Any]:
         return {"model": self.checkpoint.name, **more}

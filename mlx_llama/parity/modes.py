@@ -11,13 +11,14 @@ from pathlib import Path
 from mlx_llama import cli
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
-from mlx_llama.core.proofs import cache_ways, parity, trace
+from mlx_llama.core.proofs import batches, cache_ways, parity, trace
 from mlx_llama.core.proofs.differences import is_tie
 from mlx_llama.core.proofs.perplexity import measure_perplexity
 
 from . import report
 from .job import Job, number
 
+MOST_ROWS = 256  # of a batch
 WINDOW = 512  # of a perplexity, in a longer context
 
 
@@ -107,6 +108,39 @@ def verify_cache(job: Job) -> int:
                    report.describe_way)
 
 
+def batch(job: Job) -> int:
+    """Rows alone against the same rows in company, on each backend."""
+    sizes = parse_sizes(job.given.batch)
+    tokens, _ = job.tokens()
+    if min(len(tokens), job.made_for - batches.STEPS - 1) < batches.MIN_TOKENS:
+        raise OptionsError(f"--batch needs at least {batches.MIN_TOKENS} tokens and room for {batches.STEPS + 1} more: give a "
+                           "longer --prompt, or a model with a larger context")
+    prompts, rows = batches.make_prompts(tokens, max(sizes), job.made_for), []
+    is_watched = sys.stderr is not None and sys.stderr.isatty()
+    for backend in job.opened:
+        llm = job.load(backend)
+        promise = batches.promise_of(llm.model, parity.dtype_of(llm))
+        rows += [{"backend": backend.name, "device": backend.device_name, "dtype": parity.dtype_of(llm), **one.report(),
+                  "tolerance": one.tolerance}
+                 for one in batches.compare_companies(llm.backend, llm.model, prompts, promise, job.tolerance(llm), sizes,
+                                                      lambda name: cli.say(f"comparing {name}") if is_watched else None)]
+        parity.free(llm)
+    facts = job.facts(prompts=len(prompts), prompt_tokens=f"{min(map(len, prompts))} to {max(map(len, prompts))}",
+                      decoded=batches.STEPS + 1)
+    code = _finish(job, facts, rows, ("backend", "dtype", "rows", "start", "same_tokens", "same_bits", "relative", "promise"),
+                   report.describe_company)
+    if not job.given.json:
+        for line in report.batch_verdicts(rows):
+            print(line)
+    return code
+
+
+def parse_sizes(given: str) -> list[int]:
+    """The numbers of rows of --batch, lists with commas. Raises OptionsError."""
+    found = [number("--batch", text.strip(), 2, MOST_ROWS) for text in given.split(",")]
+    return sorted({one for one in found if one is not None})
+
+
 def repeat(job: Job) -> int:
     """The same bits in every run, in this process and in fresh ones."""
     count = number("--repeat", job.given.repeat, 2, 1000)
@@ -132,6 +166,7 @@ def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
     for flag, value in (("--model", given.model), ("--revision", given.revision), ("--prompt", given.prompt),
                         ("--tokens", given.tokens), ("--device", None if backend.name == "cpu" else given.device)):
         command += [f"{flag}={value}"] if value is not None else []
+    command += [] if given.cache_bits is None else ["--cache-bits", given.cache_bits]
     command += [] if given.compile is None else ["--compile" if given.compile else "--no-compile"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -174,5 +209,5 @@ def _finish(job: Job, facts: dict, rows: list[dict], columns: tuple[str, ...], r
 
 
 MODES: dict[str, Callable[[Job], int]] = {
-    "record": record, "check": check, "verify_cache": verify_cache, "repeat": repeat, "perplexity": perplexity,
+    "record": record, "check": check, "verify_cache": verify_cache, "batch": batch, "repeat": repeat, "perplexity": perplexity,
     "digest": digest, "compare": compare}

@@ -115,6 +115,28 @@ def describe_way(row: dict[str, Any]) -> str:
                                      f"{row['tolerance']:g}")
 
 
+def describe_company(row: dict[str, Any]) -> str:
+    """A batch that broke its promise, in a line; "" for one that kept it."""
+    if row["within"]:
+        return ""
+    promise = {"bits": "the same bits", "tokens": f"the same tokens, and numbers within {row['tolerance']:g},",
+               "tolerance": f"numbers within {row['tolerance']:g}"}[row["promise"]]
+    return (f"OUTSIDE: {row['backend']}, {row['rows']} rows, {row['start']}: {promise} are promised; the same tokens in "
+            f"{row['same_tokens']}, the same bits in {row['same_bits']}, relative difference {row['relative']:.2g}")
+
+
+def batch_verdicts(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each backend whose promises are all kept."""
+    kept = {"bits": "a row's tokens and bits do not depend on its company",
+            "tokens": "a row's tokens do not depend on its company",
+            "tolerance": "a row's numbers stay within {:g} in any company, and its tokens but for near-ties"}
+    found: dict[str, str] = {}
+    for row in rows:
+        if all(one["within"] for one in rows if one["backend"] == row["backend"]):
+            found[row["backend"]] = f"{row['backend']}: {kept[row['promise']].format(row['tolerance'])}"
+    return list(found.values())
+
+
 def describe_repeat(row: dict[str, Any]) -> str:
     """The bits of all runs, in a line."""
     if row["within"]:

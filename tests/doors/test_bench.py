@@ -16,7 +16,8 @@ from machine import device_of
 from making import make_checkpoint
 
 from mlx_llama.bench import command as bench, host as bench_host, plot as bench_plot, report as bench_report
-from mlx_llama.bench.measure import Case, HostMemory, Row, itemsize, load, measure, measure_rows
+from mlx_llama.bench.measure import Case, HostMemory, Row, load, measure, measure_rows
+from mlx_llama.core.backends.interface import ITEMSIZE
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 
@@ -57,7 +58,7 @@ def test_low_bit_weights_count_their_bytes_in_the_file(backend, tmp_path):
     assert figures["stored"] == "Q4_0, Q8_0"  # the head has 8 bits
     layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64
     rows = {"embedding": 64 * 18 // 32, "head": 384 * 64 * 34 // 32, "layers": 2 * layer * 18 // 32}
-    norms, cache, width = 5 * 64, 2 * 2 * 2 * 16 * 24, itemsize(loaded.model)
+    norms, cache, width = 5 * 64, 2 * 2 * 2 * 16 * 24, ITEMSIZE[loaded.dtype]
     kept = 4 if backend.name == "cpu" else width
     assert figures["bytes_per_token"] == sum(rows.values()) + norms * kept + cache * width
 
@@ -76,9 +77,9 @@ def test_a_row_runs_the_steps_of_its_name(case, loaded, monkeypatch):
     """Compare the position and number of tokens of each step, and the framework's waits."""
     asked, step = [], loaded.model.step
 
-    def noted(tokens, index_pos, *rest):
-        asked.append((np.shape(tokens)[1], index_pos))
-        return step(tokens, index_pos, *rest)
+    def noted(tokens, index_pos, *rest, **named):
+        asked.append((np.shape(tokens)[1], *np.ravel(index_pos)))
+        return step(tokens, index_pos, *rest, **named)
 
     monkeypatch.setattr(loaded.model, "step", noted)
     if loaded.backend.name == "cpu":
@@ -191,11 +192,11 @@ def test_primitives_are_those_of_one_step(tmp_path):
     assert counts[2] - counts[1] == 2 * (counts[1] - counts[0]) > 0
     text = io.StringIO()
     model = backend.load(checkpoint, "auto")
-    sampler = backend.sampler(bench.options.resolve({"temperature": 0.0}).options)
+    sampling = backend.sampling_batch([bench.options.resolve({"temperature": 0.0}).options])
     cache = model.make_cache(16)
-    token = model.step(np.array([[1]], np.int32), 0, cache, sampler)
+    token = model.step(np.array([[1]], np.int32), 0, cache, sampling)
     mx.eval(token, cache.arrays())
-    mx.export_to_dot(text, model.step(token, 1, cache, sampler), cache.tokens)
+    mx.export_to_dot(text, model.step(token, 1, cache, sampling), *cache.arrays())
     # The graph names arrays by letters in quotes and operations by numbers.
     ends = re.findall(r"^(\S+) -> (\S+)$", text.getvalue(), re.M)
     assert counts[2] == len({end for edge in ends for end in edge if end.isdigit()})

@@ -17,11 +17,13 @@ import pytest
 from machine import to_run
 from making import make_checkpoint
 from making_gguf import make_gguf
+from rows_toy import ToyBackend, ToyModel
 
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.proofs import parity as core
+from mlx_llama.core.proofs.batches import STARTS
 from mlx_llama.parity import command as parity, report as parity_report
-from mlx_llama.parity.job import STEPS
+from mlx_llama.parity.job import STEPS, Job
 
 BACKENDS = [name for name in ("mlx", "cpu", "cuda") if name in to_run()]
 LAYERS = 3
@@ -424,3 +426,87 @@ def test_the_table_for_people(door):
     assert done.code == 0 and "20 tokens, the last 10 one by one, against NumPy at float32" in done.out
     assert "all 24 greedy tokens are the same" in done.out and "within 0.0001" in done.out
     assert max(map(len, done.out.splitlines())) <= 110
+
+
+# Rows in company
+
+
+def test_rows_do_not_depend_on_their_company(door):
+    """On every backend: bits where they are promised, tokens at float32 elsewhere."""
+    found = run(door, "--batch", "2,3", "--dtype", "float32", "--tokens", "24")
+    assert [(row["backend"], row["rows"], row["start"]) for row in found["rows"]] == [
+        (name, rows, start) for name in BACKENDS for rows in (2, 3) for start in STARTS]
+    for row in found["rows"]:
+        assert row["within"] and row["same_tokens"] == f"{row['rows']} of {row['rows']}" and row["relative"] < 1e-4
+        assert row["promise"] == ("bits" if row["backend"] == "cpu" and kernels() else "tokens")
+
+
+def kernels() -> bool:
+    """The cpu backend has compiled kernels here."""
+    from cpu_fallback.kernels import compilation
+
+    return compilation.find_target()[0] is not None
+
+
+class Loaded:
+    """A stand-in for a loaded model, without a promise of bits unless it is asked for."""
+
+    def __init__(self, model, promises_bits=False):
+        self.backend, self.model = ToyBackend(), model
+        model.is_batch_invariant = promises_bits
+        self.engine = self
+
+
+@pytest.fixture
+def batch(door, monkeypatch):
+    """batch(model, *arguments, promises_bits): --batch over a stand-in, here called mlx."""
+
+    def go(model, *arguments, promises_bits=False):
+        monkeypatch.setattr(Job, "load", lambda self, backend: Loaded(model, promises_bits))
+        return door(parity.main, "--model", str(globals()["model"]()), "--backends", "cpu", "--dtype", "float32",
+                    "--batch", *arguments)
+
+    return go
+
+
+class Counting(ToyModel):
+    """Its last bit depends on the number of rows."""
+
+    def forward(self, tokens, index_pos, cache, **named):
+        logits = super().forward(tokens, index_pos, cache, **named)
+        return np.nextafter(logits, np.float32(9)) if len(logits) == 3 else logits
+
+
+def test_a_broken_promise_is_exit_code_1_and_named(batch):
+    done = batch(Counting(), promises_bits=True)
+    assert done.code == 1 and "is_batch" not in done.out
+    lines = [line for line in done.out.splitlines() if line.startswith("OUTSIDE: ")]
+    assert len(lines) == len(STARTS) and all(line.startswith("OUTSIDE: cpu, 3 rows, ") for line in lines)
+    assert "the same bits are promised; the same tokens in 3 of 3, the same bits in 0 of 3" in lines[0]
+    assert "do not depend on its company" not in done.out
+    assert batch(Counting()).code == 0
+
+
+def test_kept_promises_are_said_in_a_line(batch):
+    done = batch(ToyModel(), promises_bits=True)
+    assert done.code == 0 and done.out.splitlines()[-1] == "cpu: a row's tokens and bits do not depend on its company"
+    table = [line.split("│")[1:-1] for line in done.out.splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in line][2:7] for line in table] == [
+        [str(rows), start, f"{rows} of {rows}", f"{rows} of {rows}", "0"] for rows in (2, 3, 8, 32) for start in STARTS]
+    done = batch(ToyModel(), "4,2", "--json")
+    assert [row["rows"] for row in json.loads(done.out)["rows"]] == [2] * len(STARTS) + [4] * len(STARTS)
+    assert batch(ToyModel(), "2").out.splitlines()[-1] == "cpu: a row's tokens do not depend on its company"
+
+
+@pytest.mark.parametrize("arguments, part", [
+    (["1"], "--batch '1': must be a whole number, 2 to 256"), (["2,x"], "--batch 'x'"), (["2,,3"], "--batch ''"),
+    (["--tokens", "7"], "--batch needs at least 8 tokens"), (["--html", "x"], "--html has no meaning with --batch"),
+    (["--cache-bits", "4"], "--cache-bits '4': must be 8"), (["--repeat", "2"], "not allowed with argument")])
+def test_a_batch_that_cannot_be(batch, arguments, part):
+    done = batch(None, *arguments)
+    assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1
+
+
+def test_8_bits_are_no_part_of_a_recorded_trace(door):
+    done = door(parity.main, "--record", "x.json", "--cache-bits", "8")
+    assert done.code == 2 and "--cache-bits has no meaning with --record" in done.err

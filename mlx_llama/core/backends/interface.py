@@ -62,6 +62,7 @@ class Model(Protocol):
     cache_bits: int | None  # of keys and values; None: the activations' width
     verify_width: int  # positions that `verify` takes at little more than a step's cost
     notices: tuple[str, ...]  # lines for the user on precision and compilation
+    is_batch_invariant: bool  # a row has the same bits in any company and with any chunks
 
     def make_cache(self, capacity: int, rows: int = 1) -> Cache: ...
     def forward(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, *, rows: Sequence[int] | None = None,

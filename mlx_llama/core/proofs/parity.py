@@ -30,6 +30,7 @@ LAST = ("norm", "logits")
 # Relative errors allowed, by the dtype of the activations: norms of differences over norms. float32 differs between two
 # libraries by about 1e-6; 16-bit activations are rounded some ten times per layer (8 and 11 bits of mantissa).
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+CACHE_TOLERANCE = 5e-2  # for keys and values in 8 bits: one position's attention, whose few large terms do not average out
 LOW_BIT_TOLERANCE = 2e-3  # for float32 activations rounded to 16-bit fixed point against low-bit weights
 
 
@@ -44,9 +45,11 @@ def dtype_of(llm: LLM) -> str:
     return llm.backend.runtime.dtype_name(llm.model.dtype)
 
 
-def tolerance_of(dtype: str, is_low_bit: bool) -> float:
-    """The relative error allowed to activations of a dtype, against low-bit weights or others."""
-    return max(TOLERANCE[dtype], LOW_BIT_TOLERANCE) if is_low_bit and dtype == "float32" else TOLERANCE[dtype]
+def tolerance_of(dtype: str, is_low_bit: bool, cache_bits: int | None = None) -> float:
+    """The relative error allowed to activations of a dtype, against low-bit weights or others. cache_bits: of keys and
+    values."""
+    tolerance = max(TOLERANCE[dtype], LOW_BIT_TOLERANCE) if is_low_bit and dtype == "float32" else TOLERANCE[dtype]
+    return max(tolerance, CACHE_TOLERANCE) if cache_bits else tolerance
 
 
 # Running

@@ -1,0 +1,88 @@
+"""Rows decoded together: llama-batched-bench's measurement.
+
+B prompts of PP tokens are processed, then TG tokens of each are decoded, one step for all rows. A step reads every weight
+once for all of them, so the tokens per second of all rows grow with B until arithmetic bounds them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .loop import decode, prefill
+from .measure import Loaded
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`rows` prompts of `prompt` tokens each, and `generate` tokens decoded after each."""
+
+    prompt: int
+    generate: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows} rows of {self.prompt} + {self.generate}"
+
+    @property
+    def positions(self) -> int:
+        """Positions of one row at the end."""
+        return self.prompt + self.generate
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """A batch and its repetitions: seconds of all prompts and of all decoded tokens, for each."""
+
+    case: Batch
+    seconds: list[tuple[float, float]]
+
+    def figures(self) -> dict[str, Any]:
+        """Medians under the names of llama-batched-bench's JSON; speeds in tokens per second of all rows."""
+        case = self.case
+        t_pp, t_tg, t = (statistics.median(part) for part in
+                         ([run[0] for run in self.seconds], [run[1] for run in self.seconds], map(sum, self.seconds)))
+        n_kv, speeds = case.rows * case.positions, [case.rows * case.generate / run[1] for run in self.seconds]
+        return {
+            "pp": case.prompt, "tg": case.generate, "pl": case.rows, "n_kv": n_kv,
+            "t_pp": t_pp, "speed_pp": case.rows * case.prompt / t_pp, "t_tg": t_tg,
+            "speed_tg": case.rows * case.generate / t_tg, "t": t, "speed": n_kv / t,
+            "speed_tg_min": min(speeds), "speed_tg_max": max(speeds),
+        }
+
+
+def measure_batches(loaded: Loaded, cases: list[Batch], repetitions: int,
+                    advance: Callable[[str], None] = lambda name: None) -> list[BatchRow]:
+    """Measure each case, in order; calls advance(name) before each. Each runs once untimed, which makes its storage.
+
+    Raises ContextError where memory has no room for all rows.
+    """
+    found, vocabulary = [], loaded.checkpoint.config.vocab_size
+    for case in cases:
+        advance(case.name)
+        cache = loaded.model.make_cache(case.positions, rows=case.rows)
+        cache.check_memory(dict.fromkeys(range(case.rows), case.positions))  # before minutes of prompts
+        prompts = np.random.default_rng(0).integers(0, vocabulary, (case.rows, case.prompt)).tolist()
+        runs = []
+        for _ in range(1 + repetitions):
+            for row in range(case.rows):
+                cache.trim(0, row)
+            runs.append(_run(loaded, cache, case, prompts))
+        found.append(BatchRow(case, runs[1:]))
+    return found
+
+
+def _run(loaded: Loaded, cache: Any, case: Batch, prompts: list[list[int]]) -> tuple[float, float]:
+    """Seconds of the prompts and of the decoded tokens."""
+    started = time.perf_counter()
+    tokens = prefill(loaded.backend, loaded.model, cache, dict(enumerate(prompts)))
+    between = time.perf_counter()
+    for _ in decode(loaded.backend, loaded.model, cache, tokens, case.generate):
+        pass
+    return between - started, time.perf_counter() - between

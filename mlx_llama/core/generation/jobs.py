@@ -1,0 +1,221 @@
+"""Batch jobs: requests from a JSON Lines file, results into another one as they finish.
+
+A line is {"prompt": ...} or {"messages": [...]}, options by name, and perhaps an "id". A result is one line, written
+whole and flushed, so a job that was killed goes on: the same command runs what is missing. Results name a digest of
+their request, so that they are never mixed with those of other prompts, options or models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mlx_llama.core.errors import LlamaError, OptionsError
+from mlx_llama.core.models.config import show
+from mlx_llama.core.system import progress
+
+from .completion import Completion
+from .options import validate
+from .request import Handle
+
+_RESULT = b'{"index": '  # the beginning of every result
+QUEUED = 2  # requests in the scheduler per row: enough for every row to find a next one
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: str
+    content: str
+
+
+class _Line(BaseModel):
+    """A line of the file; fields that are not here are options."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    id: str | int | None = None
+    prompt: str | None = None
+    messages: list[_Message] | None = Field(None, min_length=1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request. index: counts the requests of the file from 0. prompt: a text, or messages. options: by name."""
+
+    index: int
+    id: str | int | None
+    prompt: str | list[dict[str, str]]
+    options: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Names the request in its result."""
+        asked = json.dumps([self.model, self.prompt, self.options], sort_keys=True, default=str)
+        return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+    def result(self, completion: Completion) -> dict[str, Any]:
+        """The line of an answer."""
+        return self._line(text=completion.text, finish_reason=completion.finish_reason, prompt_tokens=completion.prompt_tokens,
+                          reused_tokens=completion.reused_tokens, completion_tokens=len(completion.tokens), seed=completion.seed)
+
+    def failure(self, error: Exception) -> dict[str, Any]:
+        """The line of a request that failed."""
+        return self._line(error=str(error) if isinstance(error, LlamaError) else f"{type(error).__name__}: {error}")
+
+    def _line(self, **fields: Any) -> dict[str, Any]:
+        return {"index": self.index, **({} if self.id is None else {"id": self.id}), **fields, "request": self.digest}
+
+
+def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str,
+               convert: Callable[[str | list[dict[str, str]]], str | list[dict[str, str]]] = lambda prompt: prompt) -> list[Job]:
+    """The requests in `text`. name: of the file, for messages. options: of all requests; a line's own win. model: its
+    name. convert: makes the prompt or the messages of a line into what the model gets.
+
+    Raises OptionsError that names the file, the line and the field.
+    """
+    jobs: list[Job] = []
+    seen: dict[str | int, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            parsed = _Line.model_validate_json(line)
+            if (parsed.prompt is None) == (parsed.messages is None):
+                raise OptionsError("needs one of the fields prompt and messages" +
+                                   (", not both" if parsed.messages is not None else ""))
+            own = {key: value for key, value in (parsed.model_extra or {}).items() if value is not None}
+            validate(own)
+        except ValidationError as error:
+            raise OptionsError(f"{name}: line {number}: {_describe_fault(error.errors()[0])}") from None
+        except OptionsError as error:
+            raise OptionsError(f"{name}: line {number}: {error.args[0]}") from None
+        if parsed.id is not None and seen.setdefault(parsed.id, number) != number:
+            raise OptionsError(f"{name}: line {number}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: give "
+                               "each request its own")
+        prompt = parsed.prompt if parsed.messages is None else [message.model_dump() for message in parsed.messages]
+        jobs.append(Job(len(jobs), parsed.id, convert(prompt), {**options, **own}, model))
+    if not jobs:
+        raise OptionsError(f"{name}: has no requests: write one JSON object a line, such as {{\"prompt\": \"Hello\"}}")
+    return jobs
+
+
+def _describe_fault(fault: Mapping[str, Any]) -> str:
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]
+                    if part not in ("str", "int")).lstrip(".")  # branches of a union are no places
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if fault["type"] == "json_invalid":
+        return f"is not JSON ({message.removeprefix('Invalid JSON: ')})"
+    if not place:
+        return f"is {show(fault['input'])}, it must be a JSON object"
+    if fault["type"] == "missing":
+        return f"field {place} is missing"
+    return f"field {place} is {show(fault['input'])}, it must be {message}"
+
+
+class Results:
+    """The file of results. Raises OptionsError where it holds something else, before anything is changed.
+
+    done: indices of the requests that have a result. failed: of those, the number of errors.
+    """
+
+    def __init__(self, path: str | os.PathLike, jobs: Sequence[Job]):
+        self.path = Path(os.path.expanduser(path))
+        self.done: set[int] = set()
+        self.failed = 0
+        digests = [job.digest for job in jobs]
+        self._whole = 0  # bytes of whole lines
+        try:
+            if self.path.exists() and not self.path.is_file():
+                raise OptionsError(f"--output {path}: is not a file: name another one")
+            content = self.path.read_bytes() if self.path.exists() else b""
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise OptionsError(f"--output {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        *lines, torn = content.split(b"\n")
+        for number, line in enumerate(lines, 1):
+            index, is_failed = _read_result(line, digests)
+            if index is None:
+                raise OptionsError(f"--output {path}: line {number} is no result of these prompts, options and model: name "
+                                   "another file, or remove this one")
+            self.failed += is_failed and index not in self.done
+            self.done.add(index)
+            self._whole += len(line) + 1
+        if not torn.startswith(_RESULT[:len(torn)]):
+            raise OptionsError(f"--output {path}: its last line is no result of these prompts: name another file, or remove "
+                               "this one")
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Results:
+        """Open the file for more results; a line that was torn by a kill is dropped. Raises OptionsError."""
+        try:
+            self._file = open(self.path, "ab")
+            self._file.truncate(self._whole)
+        except (OSError, ValueError) as error:
+            raise OptionsError(f"--output {self.path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Append a result and flush it."""
+        self._file.write(json.dumps(result).encode() + b"\n")
+        self._file.flush()
+        self.done.add(result["index"])
+        self.failed += "error" in result
+
+
+def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
+    """(index of the request, whether it failed); None for a line that is no result of these requests."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None, False
+    index = found.get("index") if isinstance(found, dict) else None
+    if not isinstance(index, int) or not 0 <= index < len(digests) or found.get("request") != digests[index]:
+        return None, False
+    return index, "error" in found
+
+
+def run_jobs(jobs: Sequence[Job], results: Results, submit: Callable[[Job], Handle], tick: Callable[[], bool],
+             most: int) -> None:
+    """Run the jobs that have no result yet, and write each result when it is there.
+
+    submit: queues a job, or raises its error. tick: one tick of the scheduler. most: jobs in the scheduler at once. A
+    request that fails gets a line with its error; the others go on.
+    """
+    advance = progress.meter(len(jobs))
+    advance(len(results.done))
+    waiting = deque(job for job in jobs if job.index not in results.done)
+    active: dict[Handle, Job] = {}
+
+    def write(result: dict[str, Any]) -> None:
+        results.write(result)
+        advance(1)
+
+    while waiting or active:
+        while waiting and len(active) < most:
+            job = waiting.popleft()
+            try:
+                active[submit(job)] = job
+            except Exception as error:
+                write(job.failure(error))
+        is_idle = not tick()
+        for handle in [handle for handle in active if handle.done or is_idle]:
+            job = active.pop(handle)
+            try:
+                completion = handle.finish()
+            except Exception as error:
+                write(job.failure(error))
+            else:
+                write(job.result(completion))

@@ -1,0 +1,164 @@
+"""Batch invariance: what a row gets does not depend on its company.
+
+Each prompt runs alone, then in batches of several sizes and orders: all at once, joining in turn, and from a prefix
+that another row holds. Tokens, the logits of the last one and the keys and values of all layers are compared with the
+run alone; keys and values carry every step's bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.backends.interface import Cache, Model
+from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.generation.options import GenerationOptions
+
+from .differences import measure_difference
+
+SIZES = (2, 3, 8, 32)  # rows of a batch
+STEPS = 8  # tokens decoded after each prompt and its first token
+MIN_TOKENS = 8  # to make prompts of
+CHUNK = 5  # prompt tokens per evaluation in a batch; alone a prompt is one evaluation
+STARTS = ("at once", "reversed", "staggered", "from a prefix")
+GREEDY = GenerationOptions(temperature=0.0)
+
+
+@dataclass
+class Run:
+    """One row's end: tokens, logits after the last, and keys and values [T, n] by position."""
+
+    tokens: list[int]
+    logits: np.ndarray  # float32 [1, V]
+    stored: np.ndarray  # float32 [T, n]
+
+
+@dataclass
+class Company:
+    """Rows of one batch beside the same rows alone.
+
+    same_tokens, same_bits: rows that have them. relative: the largest relative difference of keys, values and logits, at
+    the worst position of the worst row, as far as its tokens are the same. promise: "bits" (and tokens), "tokens" (and
+    the tolerance), or "tolerance".
+    """
+
+    rows: int
+    start: str
+    same_tokens: int
+    same_bits: int
+    relative: float
+    promise: str
+    tolerance: float
+
+    @property
+    def is_kept(self) -> bool:
+        if self.promise == "bits":
+            return self.same_bits == self.rows
+        return (self.promise != "tokens" or self.same_tokens == self.rows) and self.relative <= self.tolerance
+
+    def report(self) -> dict[str, Any]:
+        return {"rows": self.rows, "start": self.start, "same_tokens": f"{self.same_tokens} of {self.rows}",
+                "same_bits": f"{self.same_bits} of {self.rows}", "relative": self.relative, "promise": self.promise,
+                "within": self.is_kept}
+
+
+def promise_of(model: Model, dtype: str) -> str:
+    """The promise that holds for a model: see Company. dtype: of the activations, by name."""
+    return "bits" if model.is_batch_invariant else "tokens" if dtype == "float32" else "tolerance"
+
+
+def make_prompts(tokens: Sequence[int], count: int, room: int) -> list[list[int]]:
+    """`count` prompts of different lengths from `tokens`, half of which every prompt begins with.
+
+    room: positions of a row, answer included.
+    """
+    longest = max(2, min(len(tokens), room - STEPS - 1))
+    shared = list(tokens[:longest // 2])
+    prompts = []
+    for i in range(count):
+        length = 1 + (7 * i + 3) % (longest - len(shared))
+        first = (5 * i) % len(tokens)
+        prompts.append(shared + [tokens[(first + j) % len(tokens)] for j in range(length)])
+    return prompts
+
+
+def compare_companies(backend: Backend, model: Model, prompts: list[list[int]], promise: str, tolerance: float,
+                      sizes: Sequence[int] = SIZES, advance: Callable[[str], None] = lambda name: None) -> Iterator[Company]:
+    """Every size and start, with the first prompts. prompts: at least max(sizes), see make_prompts."""
+    advance("each row alone")
+    alone = [_run(backend, model, [prompt], "alone")[0] for prompt in prompts[:max(sizes)]]
+    for rows in sizes:
+        for start in STARTS:
+            advance(f"{rows} rows, {start}")
+            found = _run(backend, model, prompts[:rows], start)
+            yield _compare(found, alone[:rows], start, promise, tolerance)
+
+
+def _compare(found: list[Run], alone: list[Run], start: str, promise: str, tolerance: float) -> Company:
+    same_tokens = same_bits = 0
+    relative = 0.0
+    for one, other in zip(found, alone):
+        if one.tokens != other.tokens:
+            first = next(i for i, pair in enumerate(zip(one.tokens, other.tokens)) if pair[0] != pair[1])
+            common = len(one.stored) - len(one.tokens) + first
+            parts = [(one.stored[:common], other.stored[:common])]
+        else:
+            same_tokens += 1
+            same_bits += one.logits.tobytes() == other.logits.tobytes() and one.stored.tobytes() == other.stored.tobytes()
+            parts = [(one.stored, other.stored), (one.logits, other.logits)]
+        relative = max(relative, *(measure_difference("row", *pair).peak for pair in parts))
+    return Company(len(found), start, same_tokens, same_bits, float(relative), promise, tolerance)
+
+
+def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -> list[Run]:
+    """Decode STEPS tokens of each prompt, in one row each of one cache."""
+    count, room = len(prompts), max(map(len, prompts)) + STEPS + 1
+    cache = model.make_cache(room, rows=count + 1)  # the last one holds the prefix
+    order = list(range(count))[::-1] if start == "reversed" else list(range(count))
+    shared = 0
+    if start == "from a prefix":
+        shared = next((i for i, column in enumerate(zip(*prompts)) if len(set(column)) > 1), len(min(prompts, key=len)) - 1)
+        shared = min(shared, min(map(len, prompts)) - 1)
+        if shared:
+            model.forward([prompts[0][:shared]], 0, cache, rows=[count])
+    tokens: list[list[int]] = [[] for _ in prompts]
+    waiting, running = list(order), []
+    while waiting or running:
+        joining = waiting[:max(1, count // 4)] if start == "staggered" else list(waiting)
+        for row in joining:
+            waiting.remove(row)
+            if shared:
+                cache.copy_prefix(count, row, shared)
+            chunk = len(prompts[row]) if start == "alone" else CHUNK
+            tokens[row].append(_prefill(backend, model, cache, row, prompts[row], chunk))
+            running.append(row)
+        running = [row for row in running if len(tokens[row]) <= STEPS]
+        if running:
+            last = np.array([[tokens[row][-1]] for row in running], np.int32)
+            sampled = model.step(last, [cache.lengths[row] for row in running], cache,
+                                 backend.sampling_batch([GREEDY] * len(running)), rows=running)
+            for row, token in zip(running, backend.runtime.to_numpy(sampled)[:, 0].tolist()):
+                tokens[row].append(token)
+    last = np.array([[tokens[row][-1]] for row in order], np.int32)
+    logits = backend.runtime.to_numpy(model.forward(last, [cache.lengths[row] for row in order], cache, rows=order))
+    logits = logits.reshape(count, -1)
+    return [Run(tokens[row], logits[[order.index(row)]], _by_position(cache.state(row))) for row in range(count)]
+
+
+def _prefill(backend: Backend, model: Model, cache: Cache, row: int, prompt: list[int], chunk: int) -> int:
+    """Append the rest of a prompt to its row, `chunk` tokens per evaluation; returns the next token."""
+    while len(prompt) - cache.lengths[row] > chunk:
+        start = cache.lengths[row]
+        model.forward([prompt[start:start + chunk]], start, cache, rows=[row])
+    start = cache.lengths[row]
+    sampled = model.step([prompt[start:]], start, cache, backend.sampling_batch([GREEDY]), rows=[row])
+    return int(backend.runtime.to_numpy(sampled)[0, 0])
+
+
+def _by_position(state: dict[str, np.ndarray]) -> np.ndarray:
+    """Keys and values of all layers by position: [T, n]."""
+    both = np.stack([state["keys"], state["values"]])  # [2, layers, G, T, D]
+    return np.ascontiguousarray(np.moveaxis(both, 3, 0).reshape(both.shape[3], -1))

@@ -1,0 +1,167 @@
+"""The bench's rows: what is run, and the columns of llama-batched-bench."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rows_toy import CONFIG, ToyBackend, ToyModel
+
+from mlx_llama.bench import command as bench
+from mlx_llama.bench.batch import Batch, BatchRow, measure_batches
+from mlx_llama.bench.measure import Case, Loaded, measure_rows
+
+# From llama.cpp's README of its batched-bench.
+PUBLISHED = """
+|   128 |    128 |    1 |    256 |    0.108 |  1186.64 |    3.079 |    41.57 |    3.187 |    80.32 |
+|   128 |    128 |    2 |    512 |    0.198 |  1295.19 |    5.029 |    50.90 |    5.227 |    97.95 |
+|   128 |    128 |    4 |   1024 |    0.373 |  1373.96 |    6.878 |    74.44 |    7.251 |   141.23 |
+|   128 |    128 |    8 |   2048 |    0.751 |  1363.27 |    7.344 |   139.43 |    8.095 |   252.99 |
+|   128 |    256 |   16 |   6144 |    1.569 |  1304.93 |   18.073 |   226.64 |   19.642 |   312.80 |
+"""
+HEADER = ["PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s"]
+
+
+def loaded(runs_ahead: bool = False) -> Loaded:
+    return Loaded(SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}), ToyBackend(runs_ahead), ToyModel(), 0.5)
+
+
+@pytest.mark.parametrize("line", PUBLISHED.split("\n")[1:-1])
+def test_columns_are_those_of_llama_batched_bench(line):
+    pp, tg, rows, n_kv, t_pp, s_pp, t_tg, s_tg, t, s = map(float, line.strip("|").split("|"))
+    found = BatchRow(Batch(int(pp), int(tg), int(rows)), [(t_pp, t_tg)]).figures()
+    assert [found[name] for name in ("pp", "tg", "pl", "n_kv")] == [pp, tg, rows, n_kv]
+    assert found["t"] == pytest.approx(t, abs=1.1e-3)
+    rounding = 0.0006 / t_pp  # their times have three decimals, their speeds come from microseconds
+    assert found["speed_pp"] == pytest.approx(s_pp, rel=rounding)
+    assert (found["speed_tg"], found["speed"]) == pytest.approx((s_tg, s), rel=1e-3)
+
+
+def test_medians_and_their_spread():
+    found = BatchRow(Batch(10, 20, 4), [(1.0, 2.0), (2.0, 8.0), (3.0, 4.0)]).figures()
+    assert (found["t_pp"], found["t_tg"], found["t"]) == (2.0, 4.0, 7.0)
+    assert (found["speed_pp"], found["speed_tg"]) == (20.0, 20.0)
+    assert (found["speed_tg_min"], found["speed_tg_max"]) == (10.0, 40.0)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_batch_is_one_step_for_all_rows(runs_ahead):
+    it = loaded(runs_ahead)
+    [row] = measure_batches(it, [Batch(600, 3, 4)], 2)
+    once = [((1, 512), [0]), ((1, 88), [512])] * 4 + [((4, 1), [600 + i] * 4) for i in range(3)]
+    assert [(shape, starts) for shape, starts, _ in it.model.calls] == 3 * once  # the first run is not timed
+    assert [rows for _, _, rows in it.model.calls[:8]] == [[row] for row in (0, 0, 1, 1, 2, 2, 3, 3)]
+    assert len(row.seconds) == 2 and np.min(row.seconds) > 0
+    steps = ["launch", "launch", "read", "launch", "read", "read"] if runs_ahead else ["launch", "read"] * 3
+    assert it.backend.events == 3 * (["launch"] * 8 + ["read"] + steps)
+
+
+def test_rows_decode_what_they_decode_alone():
+    """The tokens of a step are those of the rows' own texts, also where the step ran ahead."""
+    from mlx_llama.bench.loop import decode, prefill
+
+    for runs_ahead in (False, True):
+        it, prompts = loaded(runs_ahead), [[1, 2, 3], [4], [5, 6]]
+
+        def run(chosen, it=it):
+            cache = it.model.make_cache(20, rows=len(chosen))
+            first = prefill(it.backend, it.model, cache, dict(enumerate(chosen)))
+            return np.array([first, *decode(it.backend, it.model, cache, first, 5)]).T.tolist()
+
+        assert run(prompts) == [run([prompt])[0] for prompt in prompts]
+
+
+def test_rows_that_do_not_fit_are_refused_before_their_prompts(monkeypatch):
+    from mlx_llama.core.errors import ContextError
+
+    it = loaded()
+    monkeypatch.setattr("rows_toy.ToyCache.free_memory", lambda self: 1 << 20)
+    with pytest.raises(ContextError, match="of memory are free"):
+        measure_batches(it, [Batch(128, 64, 400)], 1)
+    assert it.model.calls == []
+
+
+def test_a_row_of_lengths_and_depths_runs_the_steps_of_its_name():
+    it = loaded()
+    measure_rows(it, [Case("pp", 9), Case("tg", 5), Case("tg", 5, 30)], 1)
+    assert [(shape[1], starts[0]) for shape, starts, _ in it.model.calls] == [
+        *2 * [(1, i) for i in range(5)], *2 * [(9, 0)], (30, 0), *2 * [(1, 30 + i) for i in range(5)]]
+
+
+@pytest.fixture
+def run(door, toy, monkeypatch):
+    """run(*arguments): the bench on the stand-in."""
+    monkeypatch.setattr(bench, "load", lambda checkpoint, backend, dtype, **rest: loaded())
+    return lambda *arguments: door(bench.main, "--model", toy, "--backend", "cpu", "-r", "1", *" ".join(arguments).split())
+
+
+def test_every_format_has_every_row(run):
+    asked = "-npp 8,16 -ntg 4 -npl 1,2,8 -o"
+    wanted = [[pp, 4, rows, rows * (pp + 4)] for pp in (8, 16) for rows in (1, 2, 8)]
+    told = json.loads(run(asked, "json").out)
+    assert [[row[name] for name in ("pp", "tg", "pl", "n_kv")] for row in told["rows"]] == wanted
+    for row in told["rows"]:
+        assert row["speed_tg"] == pytest.approx(row["pl"] * row["tg"] / row["t_tg"])
+    listed = list(csv.DictReader(io.StringIO(run(asked, "csv").out)))
+    assert [[int(row[name]) for name in ("pp", "tg", "pl", "n_kv")] for row in listed] == wanted
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in run(asked, "md").out.splitlines()
+             if line.startswith("|")]
+    assert table[0][3:] == HEADER and [list(map(int, row[3:7])) for row in table[2:]] == wanted
+    assert {len(row) for row in table} == {13}
+    lines = run(asked, "text").out.splitlines()
+    assert lines[1].split() == " ".join(HEADER).split()
+    assert [list(map(int, line.split()[:4])) for line in lines[2:8]] == wanted
+    assert len({len(line) for line in lines[1:8]}) == 1  # columns to the right
+
+
+def test_one_number_of_rows_is_a_table_too(run):
+    assert run("-b 4 -p 8 -n 4").out.splitlines()[1].split()[:3] == ["PP", "TG", "B"]
+
+
+def test_names_of_both_programs(run):
+    one, other = (json.loads(run(words, "-o json").out)["rows"][0] for words in ("-b 2 -p 8 -n 4", "-npl 2 -npp 8 -ntg 4"))
+    assert [one[name] for name in ("pp", "tg", "pl")] == [other[name] for name in ("pp", "tg", "pl")] == [8, 4, 2]
+
+
+@pytest.mark.parametrize("arguments, part", [
+    ("-b 0", "--rows 0: must be at least 1"), ("-b 513", "--rows 513: must be at most 512"), ("-b two", "--rows 'two'"),
+    ("-b 2 -d 0", "--depth and --rows contradict each other"), ("-b 2 -p 200 -n 57", "needs 257 positions"),
+    ("-b 2 -p 200 -n 57", "lower --prompt-tokens or --generate-tokens")])
+def test_rows_that_cannot_be_are_refused_before_loading(arguments, part, run, monkeypatch):
+    monkeypatch.setattr(bench, "load", lambda *rest, **more: pytest.fail("loaded"))
+    done = run(arguments)
+    assert done.code == 2 and done.out == "" and done.err.count("\n") == 1 and part in done.err
+
+
+def test_keys_and_values_in_8_bits_reach_the_model_and_the_title(door, toy, monkeypatch):
+    seen = {}
+
+    def load(checkpoint, backend, dtype, **rest):
+        seen.update(rest)
+        it = loaded()
+        it.model.cache_bits = rest["cache_bits"]
+        return it
+
+    monkeypatch.setattr(bench, "load", load)
+    done = door(bench.main, "--model", toy, "--backend", "cpu", *"-b 2 -p 4 -n 2 -r 1 --cache-bits 8".split())
+    assert seen == {"cache_bits": 8} and "keys and values in 8 bits" in done.out
+
+
+def test_a_picture_of_the_throughput(run, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "rows.png"
+    done = run("-b 1,2,4 -p 8 -n 4 --plot", str(file))
+    assert done.code == 0 and done.err == f"wrote {file}\n"
+    picture = image.open(file)
+    assert picture.size == (1200, 750)
+    shades = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+    assert (shades == (0x2a, 0x6f, 0x97)).all(axis=1).sum() > 300  # the color of the curve
+    assert run("-b 1,2,4 -p 8,12 -n 4 --plot", str(tmp_path / "rows.svg")).code == 0
+    text = (tmp_path / "rows.svg").read_text(encoding="utf-8")
+    assert "<!-- rows decoded together -->" in text and "<!-- 4 tokens after 12, each row -->" in text
+    assert all(f"<!-- {rows} -->" in text for rows in (1, 2, 4))
