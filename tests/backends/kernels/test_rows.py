@@ -102,8 +102,8 @@ class Company:
         self.tokens[row], self.events[row] = (), ()
 
 
-FEW = st.integers(0, 5)  # rows that meet often
-SHARE = st.sampled_from([0.0, 0.3, 0.64, 0.9, 1.0])
+FEW = st.integers(0, 3)  # rows that meet often
+SHARE = st.sampled_from([0.9, 0.3, 0.64, 1.0, 0.0])
 EVENTS = st.one_of(
     st.tuples(st.just("forward"), FEW.map(lambda row: [row]),
               st.sampled_from([1, 2, 3, 17, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 5, CHUNK + 3])),
@@ -118,10 +118,16 @@ EVENTS = st.one_of(
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(events=st.lists(EVENTS, min_size=3, max_size=14))
-def test_a_row_has_the_bits_that_it_has_alone(case, events):
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(events=st.lists(EVENTS, min_size=8, max_size=16), copies=st.lists(st.tuples(FEW, FEW, SHARE, SHARE), max_size=3))
+def test_a_row_has_the_bits_that_it_has_alone(case, events, copies):
     company = Company(model(*case))
+    for row, length in enumerate((PAGE + 5, 2 * PAGE, 9)):
+        company.forward([row], length)
+    for source, target, share, rest in copies:
+        company.copy(source, target, share)
+        company.trim(target, rest)
+        company.forward([target], 3)
     for kind, *given_ in events:
         getattr(company, kind)(*given_)
         assert company.cache.lengths == [len(tokens) for tokens in company.tokens]
