@@ -146,9 +146,8 @@ class Cache(Positions):
         for one in range(self.rows) if row is None else [row]:
             self.lengths[one] = self.allocated[one] = 0
             room = self._vacate(one)
-            if room and row is not None and 0 < room.count <= len(room.members) // 4:
-                for other in [other for other in room.members if other is not None]:
-                    self._take_out(other, self.storage_for(self.lengths[other]))
+            if room and row is not None:
+                self._empty_if_wide(room)
         self._drop_tables()
 
     @property
@@ -242,6 +241,7 @@ class Cache(Positions):
         room, _ = self._places[row]
         if len(room.members) > 1:
             self._take_out(row, self.storage_for(end))
+            self._empty_if_wide(room)
             room, _ = self._places[row]
         return room
 
@@ -321,6 +321,12 @@ class Cache(Positions):
             # A pending slice would hold the shared arrays, and their next step would copy them.
             mx.eval(room.arrays())
         self._place(row, room, 0)
+
+    def _empty_if_wide(self, room: Room) -> None:
+        """Give the last rows of a room arrays of their own, so that each frees what it takes."""
+        if room.count <= max(1, len(room.members) // 4):
+            for row in [row for row in room.members if row is not None]:
+                self._take_out(row, self.storage_for(max(self.lengths[row], 1)))
 
     def _arrange(self, rows: tuple[int, ...]) -> Layout:
         """Put `rows` into rooms, those that are in one already in the same one."""

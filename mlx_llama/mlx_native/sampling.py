@@ -119,7 +119,7 @@ class SamplingBatch:
             biases = [(slot, token, bias) for slot, i in enumerate(order) if i >= 0
                       for token, bias in self.options[i].logit_bias.items()]
             # Adding -0 changes no number. The rows of `order` may repeat, as in a verification.
-            biases += [(0, 0, -0.0)] * (_round_up(len(biases)) - len(biases))
+            biases += [(0, 0, -0.0)] * (max(kind.biases, _round_up(len(biases))) - len(biases))
             for name, column, dtype in zip(("bias_slots", "bias_ids", "bias"), zip(*biases), (np.int32, np.int32, np.float32)):
                 values[name] = np.array(column, dtype)
         arrays = {name: mx.array(array) for name, array in values.items()}
