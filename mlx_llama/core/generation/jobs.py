@@ -20,14 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlx_llama.core.errors import LlamaError, OptionsError
 from mlx_llama.core.models.config import show
-from mlx_llama.core.system import progress
 
 from .completion import Completion
 from .options import validate
 from .request import Handle
 
 _RESULT = b'{"index": '  # the beginning of every result
-QUEUED = 2  # requests in the scheduler per row: enough for every row to find a next one
+QUEUED = 2  # requests in the scheduler per row, so that each row finds a next one
 
 
 class _Message(BaseModel):
@@ -188,20 +187,19 @@ def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
 
 
 def run_jobs(jobs: Sequence[Job], results: Results, submit: Callable[[Job], Handle], tick: Callable[[], bool],
-             most: int) -> None:
+             most: int, advance: Callable[[int], None] = lambda done: None) -> None:
     """Run the jobs that have no result yet, and write each result when it is there.
 
-    submit: queues a job, or raises its error. tick: one tick of the scheduler. most: jobs in the scheduler at once. A
-    request that fails gets a line with its error; the others go on.
+    submit: queues a job, or raises its error. tick: one tick of the scheduler. most: jobs in the scheduler at once.
+    advance: called with the number of results so far. A request that fails gets a line with its error; the others go on.
     """
-    advance = progress.meter(len(jobs))
     advance(len(results.done))
     waiting = deque(job for job in jobs if job.index not in results.done)
     active: dict[Handle, Job] = {}
 
     def write(result: dict[str, Any]) -> None:
         results.write(result)
-        advance(1)
+        advance(len(results.done))
 
     while waiting or active:
         while waiting and len(active) < most:
