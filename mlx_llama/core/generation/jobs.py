@@ -75,10 +75,9 @@ class Job:
         return {"index": self.index, **({} if self.id is None else {"id": self.id}), **fields, "request": self.digest}
 
 
-def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str,
-               convert: Callable[[str | list[dict[str, str]]], str | list[dict[str, str]]] = lambda prompt: prompt) -> list[Job]:
+def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> list[Job]:
     """The requests in `text`. name: of the file, for messages. options: of all requests; a line's own win. model: its
-    name. convert: makes the prompt or the messages of a line into what the model gets.
+    name, and what else shapes all answers.
 
     Raises OptionsError that names the file, the line and the field.
     """
@@ -102,7 +101,7 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str,
             raise OptionsError(f"{name}: line {number}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: give "
                                "each request its own")
         prompt = parsed.prompt if parsed.messages is None else [message.model_dump() for message in parsed.messages]
-        jobs.append(Job(len(jobs), parsed.id, convert(prompt), {**options, **own}, model))
+        jobs.append(Job(len(jobs), parsed.id, prompt, {**options, **own}, model))
     if not jobs:
         raise OptionsError(f"{name}: has no requests: write one JSON object a line, such as {{\"prompt\": \"Hello\"}}")
     return jobs
@@ -124,13 +123,14 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
 class Results:
     """The file of results. Raises OptionsError where it holds something else, before anything is changed.
 
-    done: indices of the requests that have a result. failed: of those, the number of errors.
+    done: indices of the requests that have a result. failed: of those, the number of errors. tokens: generated for the
+    results that were written here.
     """
 
     def __init__(self, path: str | os.PathLike, jobs: Sequence[Job]):
         self.path = Path(os.path.expanduser(path))
         self.done: set[int] = set()
-        self.failed = 0
+        self.failed = self.tokens = 0
         digests = [job.digest for job in jobs]
         self._whole = 0  # bytes of whole lines
         try:
@@ -172,6 +172,7 @@ class Results:
         self._file.flush()
         self.done.add(result["index"])
         self.failed += "error" in result
+        self.tokens += result.get("completion_tokens", 0)
 
 
 def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
