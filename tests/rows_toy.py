@@ -1,4 +1,4 @@
-"""A stand-in for a backend: rows of any lengths, and logits that are a hash of a row's tokens alone.
+"""A stand-in for a backend: rows of any lengths; keys, values and logits are a hash of a row's tokens alone.
 
 Tests of doors and proofs plant faults in it: subclass ToyModel and change `mix` or `leak`.
 """
@@ -25,6 +25,10 @@ class ToyCache(Positions):
         self.ids: list[list[int]] = [[] for _ in range(rows)]
         self.features: list[list[np.ndarray]] = [[] for _ in range(rows)]  # float32 [2, LAYERS, HEADS, SIZE] by position
 
+    @property
+    def nbytes(self):
+        return sum(self.allocated) * self.position_nbytes
+
     def free_memory(self):
         return 1 << 30
 
@@ -40,9 +44,24 @@ class ToyCache(Positions):
         self.lengths[row] = length
         del self.ids[row][length:], self.features[row][length:]
 
+    def reset(self, row=None):
+        for one in range(self.rows) if row is None else [row]:
+            self.lengths[one] = self.allocated[one] = 0
+            self.ids[one], self.features[one] = [], []
+
+    def restore(self, state, row=0):
+        self.reset(row)
+        self.check_state(state, row)
+        if state:
+            self.reserve({row: len(state["tokens"])})
+            self.ids[row] = state["tokens"].tolist()
+            self.features[row] = list(np.moveaxis(np.stack([state["keys"], state["values"]]), 3, 0))
+            self.lengths[row] = len(self.ids[row])
+
     def copy_prefix(self, source, target, length):
         self.check_copy(source, target, length)
         self.ids[target], self.features[target] = self.ids[source][:length], self.features[source][:length]
+        self.reserve({target: length})
         self.lengths[target] = length
 
     def state(self, row=0):
@@ -53,7 +72,7 @@ class ToyCache(Positions):
 
 
 class ToyModel:
-    config, dtype, cache_bits, notices = CONFIG, "float32", None, ()
+    config, dtype, cache_bits, notices, verify_width = CONFIG, "float32", None, (), 16
 
     def __init__(self):
         self.calls: list[tuple] = []  # (shape of the tokens, first positions, rows)
@@ -77,7 +96,7 @@ class ToyModel:
                     cache.ids[span.row].append(int(tokens[b, t]))
                     source = self.mix(cache.ids[span.row], batch, count)
                     cache.features[span.row].append(source.standard_normal((2, LAYERS, HEADS, SIZE)).astype(np.float32))
-                    logits[b, t] = source.standard_normal(VOCABULARY)
+                    logits[b, t] = source.standard_normal(VOCABULARY) + sum(part[0, 0, 0, 0] for part in cache.features[span.row])
         return logits if all_positions else logits[:, -1]
 
     def step(self, tokens, index_pos, cache, sampling, *, rows=None):
@@ -94,13 +113,17 @@ class ToyBackend:
         self.runs_ahead = runs_ahead
         self.events: list[str] = []
         self.runtime = SimpleNamespace(
-            to_numpy=np.array, dtype_name=str, peak_memory=lambda device: 0, primitives=lambda *arrays: None)
+            to_numpy=np.array, dtype_name=str, peak_memory=lambda device: 0, primitives=lambda *arrays: None,
+            free_memory=lambda device: 1 << 30)
 
     def sampling_batch(self, options):
         return SimpleNamespace(options=tuple(options), window=0)
 
     def launch(self, *arrays):
         self.events.append("launch")
+
+    def read(self, token):
+        return self.read_all(token)[0]
 
     def read_all(self, *tokens):
         self.events.append("read")

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlx_llama import cli
 from mlx_llama.core.errors import LlamaError, OptionsError, SessionError
+from mlx_llama.core.generation.cache_file import cache_path
 from mlx_llama.core.generation.options import ALIASES, FIELDS
 from mlx_llama.core.generation.session import Session, Stream
 from mlx_llama.core.generation.session_file import FORMAT
@@ -30,6 +31,7 @@ class Leave(Exception):
     """Raised to end the REPL."""
 
 
+CACHE_FLAG = "--cache"
 Outcome = str | Stream  # a message to print, or an answer to show
 
 
@@ -143,11 +145,12 @@ def _escape(text: str) -> str:
 
 
 def _save(session: Session, argument: str) -> str:
-    path = file_path(argument)
+    name = argument.removesuffix(CACHE_FLAG).rstrip() if argument.endswith(" " + CACHE_FLAG) else argument
+    path, cache = file_path(name), name != argument
     if os.path.lexists(path) and not _is_saved_session(path):
         raise SessionError(f"{path}: exists already and is not a saved session: choose another name")
-    session.save(path)
-    return f"(saved {len(session.messages)} messages to {path})"
+    session.save(path, cache)
+    return f"(saved {len(session.messages)} messages to {path}" + (f", their cache to {cache_path(path)})" if cache else ")")
 
 
 def _is_saved_session(path: str) -> bool:
@@ -210,8 +213,8 @@ COMMANDS = {
     "regen": Command(_regen, "", "answer the last message again"),
     "system": Command(_system, "[TEXT]", "show the system prompt, or set it; none: remove it"),
     "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
-    "save": Command(_save, "FILE", "save the conversation"),
-    "load": Command(_load, "FILE", "continue a saved conversation"),
+    "save": Command(_save, "FILE [--cache]", "save the conversation; --cache: with its keys and values"),
+    "load": Command(_load, "FILE", "continue a saved conversation, from its cache if it was saved"),
     "stats": Command(_stats, "", "speed, reuse and evaluations per token; use of the context"),
     "read": Command(_read, "FILE", "send the text of a file as a message"),
     "exit": Command(_exit, "", "leave"),

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import TYPE_CHECKING, TextIO
 
 from mlx_llama import cli
 from mlx_llama.core.generation import options
 
 from .view import Plain
 
+if TYPE_CHECKING:
+    from mlx_llama.core.generation.llm import LLM
+
+    from .dialogue import Chat
+
 
 def parser() -> options.Parser:
     """The command line. Names follow mlx_lm.chat's."""
     result = options.Parser(prog="python -m mlx_llama.chat", description=__doc__, allow_abbrev=False)
     result.add_argument("--system-prompt", "-sys", default=None, help="instructions before the conversation")
+    result.add_argument("--prompt-cache", metavar="FILE", default=None,
+                        help="start from the keys and values in this file if it exists, and save them to it at the end")
     result.add_argument("--stats", action="store_true", help="print speed and counts after each answer, on stderr")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     options.add_load_flags(result)
@@ -29,7 +38,6 @@ def main(arguments: list[str]) -> int:
 
     from mlx_llama.core.generation.llm import load
 
-    from . import script
     from .dialogue import Chat
 
     is_typed = sys.stdin is not None and sys.stdin.isatty()
@@ -39,6 +47,18 @@ def main(arguments: list[str]) -> int:
     with cli.Bar("loading"):
         llm = load(**options.load_arguments(given))
     chat = Chat(llm.chat(given.system_prompt, **wanted), stats=given.stats, debug=given.debug)
+    if given.prompt_cache is not None and os.path.lexists(os.path.expanduser(given.prompt_cache)):
+        cli.say(f"({llm.load_cache(given.prompt_cache)} tokens from {given.prompt_cache})")
+    code = _talk(chat, llm, is_typed, screen)
+    if given.prompt_cache is not None and chat.session.messages:
+        llm.save_cache(given.prompt_cache)
+    return code
+
+
+def _talk(chat: Chat, llm: LLM, is_typed: bool, screen: TextIO | None) -> int:
+    """Hold the conversation in a terminal or from a pipe; returns the exit code."""
+    from . import script
+
     if is_typed and screen:
         from . import terminal
 

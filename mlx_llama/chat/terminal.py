@@ -138,7 +138,7 @@ class CommandCompleter(Completer):
             elif (option := option_name(option)) in FIELDS:
                 values = {option_value(self.session, option): "current value", "default": "reset the option"}
                 yield from _matching(value, {word: about for word, about in values.items() if word})
-        elif COMMANDS.get(name) and COMMANDS[name].argument == "FILE":
+        elif COMMANDS.get(name) and COMMANDS[name].argument.startswith("FILE"):
             yield from self.paths.get_completions(Document(rest.lstrip()), complete_event)
 
 

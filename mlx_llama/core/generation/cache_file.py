@@ -105,9 +105,10 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
     return state
 
 
-def is_cache(path: str | os.PathLike) -> bool:
-    """True for a file that says to be a prompt cache."""
-    return _read_metadata(expand_path(path)).get("format") == FORMAT
+def cache_path(session: str | os.PathLike) -> Path:
+    """The prompt cache beside a saved session."""
+    path = expand_path(session)
+    return path.with_name(path.name + ".safetensors")
 
 
 def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:

@@ -20,14 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlx_llama.core.errors import LlamaError, OptionsError
 from mlx_llama.core.models.config import show
-from mlx_llama.core.system import progress
 
 from .completion import Completion
 from .options import validate
 from .request import Handle
 
 _RESULT = b'{"index": '  # the beginning of every result
-QUEUED = 2  # requests in the scheduler per row: enough for every row to find a next one
+QUEUED = 2  # requests in the scheduler per row, so that each row finds a next one
 
 
 class _Message(BaseModel):
@@ -76,10 +75,9 @@ class Job:
         return {"index": self.index, **({} if self.id is None else {"id": self.id}), **fields, "request": self.digest}
 
 
-def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str,
-               convert: Callable[[str | list[dict[str, str]]], str | list[dict[str, str]]] = lambda prompt: prompt) -> list[Job]:
+def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> list[Job]:
     """The requests in `text`. name: of the file, for messages. options: of all requests; a line's own win. model: its
-    name. convert: makes the prompt or the messages of a line into what the model gets.
+    name, and what else shapes all answers.
 
     Raises OptionsError that names the file, the line and the field.
     """
@@ -103,7 +101,7 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str,
             raise OptionsError(f"{name}: line {number}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: give "
                                "each request its own")
         prompt = parsed.prompt if parsed.messages is None else [message.model_dump() for message in parsed.messages]
-        jobs.append(Job(len(jobs), parsed.id, convert(prompt), {**options, **own}, model))
+        jobs.append(Job(len(jobs), parsed.id, prompt, {**options, **own}, model))
     if not jobs:
         raise OptionsError(f"{name}: has no requests: write one JSON object a line, such as {{\"prompt\": \"Hello\"}}")
     return jobs
@@ -125,13 +123,14 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
 class Results:
     """The file of results. Raises OptionsError where it holds something else, before anything is changed.
 
-    done: indices of the requests that have a result. failed: of those, the number of errors.
+    done: indices of the requests that have a result. failed: of those, the number of errors. tokens: generated for the
+    results that were written here.
     """
 
     def __init__(self, path: str | os.PathLike, jobs: Sequence[Job]):
         self.path = Path(os.path.expanduser(path))
         self.done: set[int] = set()
-        self.failed = 0
+        self.failed = self.tokens = 0
         digests = [job.digest for job in jobs]
         self._whole = 0  # bytes of whole lines
         try:
@@ -173,6 +172,7 @@ class Results:
         self._file.flush()
         self.done.add(result["index"])
         self.failed += "error" in result
+        self.tokens += result.get("completion_tokens", 0)
 
 
 def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
@@ -188,20 +188,19 @@ def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
 
 
 def run_jobs(jobs: Sequence[Job], results: Results, submit: Callable[[Job], Handle], tick: Callable[[], bool],
-             most: int) -> None:
+             most: int, advance: Callable[[int], None] = lambda done: None) -> None:
     """Run the jobs that have no result yet, and write each result when it is there.
 
-    submit: queues a job, or raises its error. tick: one tick of the scheduler. most: jobs in the scheduler at once. A
-    request that fails gets a line with its error; the others go on.
+    submit: queues a job, or raises its error. tick: one tick of the scheduler. most: jobs in the scheduler at once.
+    advance: called with the number of results so far. A request that fails gets a line with its error; the others go on.
     """
-    advance = progress.meter(len(jobs))
     advance(len(results.done))
     waiting = deque(job for job in jobs if job.index not in results.done)
     active: dict[Handle, Job] = {}
 
     def write(result: dict[str, Any]) -> None:
         results.write(result)
-        advance(1)
+        advance(len(results.done))
 
     while waiting or active:
         while waiting and len(active) < most:

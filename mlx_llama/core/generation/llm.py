@@ -100,6 +100,10 @@ class LLM:
                 handle.cancel()
         return [handle.completion for handle in handles]
 
+    def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Handle:
+        """Queue `prompt` for `scheduler`, whose ticks compute it; arguments and errors as for `stream`."""
+        return self._prepare(prompt, options).begin()
+
     async def astream(self, prompt: Prompt, **options: Unpack[Options]) -> abc.AsyncGenerator[str, None]:
         """`stream` for asyncio: `async for piece in llm.astream(...)`. Leaving the loop ends the answer."""
         handle = self._prepare(prompt, options)
@@ -136,7 +140,7 @@ class LLM:
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Session:
         """A conversation: `send` or `stream` each question. Raises OptionsError, and TemplateError without a template."""
         return Session(self.scheduler, self.require_template(), self.checkpoint.generation_config, self.checkpoint.name,
-                       system, options)
+                       system, options, self._identify_cache)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Logits after each of `tokens`: float32 [T, V]. Raises ContextError."""

@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 
+from .cache_file import Identity, cache_path, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
 from .options import Options, Resolved, resolve, validate
@@ -82,11 +83,14 @@ class Session:
     """
 
     def __init__(self, scheduler: Scheduler, template: ChatTemplate, generation_config: dict[str, Any], model: str,
-                 system: str | None = None, options: Mapping[str, Any] | None = None):
+                 system: str | None = None, options: Mapping[str, Any] | None = None,
+                 identify_cache: Callable[[], Identity] | None = None):
+        """identify_cache: of the files that `save` writes with the cache, None: it cannot."""
         self.scheduler = scheduler
         self.template = template
         self.generation_config = generation_config
         self.model = model
+        self.identify_cache = identify_cache
         self.system = system
         self.options = {name: value for name, value in (options or {}).items() if value is not None}
         self.messages: list[dict[str, str]] = []
@@ -196,14 +200,23 @@ class Session:
             self._settle()
             self.messages, self.dropped, self.last = [], 0, None
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write the conversation as JSON, whole or not at all. Raises SessionError."""
+    def save(self, path: str | os.PathLike, cache: bool = False) -> None:
+        """Write the conversation as JSON, whole or not at all. Raises SessionError.
+
+        cache: write the keys and values beside it, to PATH.safetensors, with which `load` goes on at once.
+        """
+        if cache:
+            assert self.identify_cache is not None
+            write_cache(cache_path(path), self.scheduler.export(self._text), self.identify_cache())
         options = json.loads(validate(self.options).model_dump_json(include=set(self.options)))
         write_session(expand_path(path), model=self.model, system=self.system, options=options, messages=self.messages,
                       dropped=self.dropped)
 
     def load(self, path: str | os.PathLike) -> list[str]:
-        """Continue a saved conversation; returns notices. Raises SessionError, and then changes nothing."""
+        """Continue a saved conversation, from its keys and values where they were saved with it; returns notices.
+
+        Raises SessionError, and then changes nothing. Keys and values that cannot be used are a notice.
+        """
         saved = read_session(expand_path(path))
         try:
             self.engine.check_options(resolve(saved.options, self.generation_config).options)
@@ -216,6 +229,13 @@ class Session:
             self._settle()
             self.messages, self.dropped = [message.model_dump() for message in saved.messages], saved.dropped
             self.system, self.options, self.last = saved.system, saved.options, None
+        if self.identify_cache and os.path.lexists(cache_path(path)):
+            try:
+                state = read_cache(cache_path(path), self.identify_cache())
+                self.scheduler.install(state)
+                self._text = state["tokens"].tolist()
+            except (SessionError, ContextError) as error:
+                notices.append(f"without its cache: {error}")
         return notices
 
     def _fit(self, messages: list[dict[str, str]], resolved: Resolved) -> tuple[list[int], int]:

@@ -17,7 +17,7 @@ from mlx_llama.core.errors import SessionError, spelled_as_flags
 from mlx_llama.core.files import writing
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import cache_file
-from mlx_llama.core.generation.cache_file import Identity, is_cache, read_cache, write_cache
+from mlx_llama.core.generation.cache_file import Identity, read_cache, write_cache
 
 WIDTHS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -192,7 +192,7 @@ def test_a_foreign_file_is_refused(saved, toy, tmp_path):
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         assert "cannot be read: is not a file" in refused(tmp_path / "pipe", identity)
-    assert not is_cache(toy / "model.safetensors") and not is_cache(tmp_path / "none") and not is_cache(tmp_path)
+    assert cache_file.cache_path(tmp_path / "a.json") == tmp_path / "a.json.safetensors"
 
 
 def test_a_path_that_cannot_be_written(saved, checkpoint):
