@@ -17,9 +17,17 @@ from .emit import LANES, Function, Module, Value, Variable, f16, f32, f32s, i8, 
 from .layouts import GROUP, PLANES, ActivationLayout, FloatLayout, LowBitLayout
 from .target import Target
 
-PANELS_AT_ONCE = 4  # of float weights when decoding; independent sums hide the latency of fma
+PANELS_AT_ONCE = 4  # of float weights for one token; independent sums hide the latency of fma
 
 PRODUCT = {"weights": i64, "x": i64, "out": i64, "out_stride": i64, "blocks": i64, "bias": i64, "accumulate": i64}
+
+
+def panels_at_once(target: Target, layout: layouts.Layout, tokens: int) -> int:
+    """Consecutive panels that a product multiplies together, a divisor of PANELS_AT_ONCE."""
+    if not isinstance(layout, FloatLayout):
+        return 1
+    sums = 16 if target.wide else 4  # that the registers hold beside the weights
+    return max(1, min(PANELS_AT_ONCE, sums // tokens))
 
 
 def product_name(layout: layouts.Layout, x_layout: ActivationLayout, tokens: int, panels: int = 1) -> str:
@@ -78,7 +86,8 @@ def _float_sums(f: Function, layout: FloatLayout, tokens: int, panels: int) -> l
     with f.loop(steps) as i:
         weights, x = f.weights + i * (unroll * width), f.x + i * (unroll * 4 * tokens)
         if tokens > 1:
-            f.prefetch(weights + panel_bytes, unroll * width)
+            for panel in range(panels):  # of the next panels
+                f.prefetch(weights + panel_bytes * (panels + panel), unroll * width)
         for u in range(unroll):
             for panel in range(panels):
                 w = _load_wide(f, layout.dtype, weights + panel_bytes * panel if panel else weights, u * width)
@@ -215,15 +224,23 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: A
         with f.loop((f.blocks - span * per_span).minimum(per_span)) as i:
             block = first + i * layout.block_bytes
             with f.loop(layout.groups) as g:  # a loop: in unrolled code LLVM would reorder the reads
-                ahead = target.prefetch_bytes if tokens == 1 else f.blocks * layout.block_bytes  # prompts: the next panel
-                if tokens > 1 or target.prefetch_bytes:
-                    f.prefetch(block + g * layout.group_bytes + ahead, layout.group_bytes)
+                _prefetch(f, target, block + g * layout.group_bytes, layout, tokens)
                 add_group(block, g, i * layout.groups + g)
         outer = _Scales(f, layout, first).outer("scales") if factor_outer else None
         for t in range(tokens):
             scale = f.load(f32, record, x_layout.at("scale", tokens) + 4 * t, 4).splat()
             sums[t].set(f.fma(inner[t].get(), scale if outer is None else scale * outer, sums[t].get()))
     return sums
+
+
+def _prefetch(f: Function, target: Target, group: Value, layout: LowBitLayout, tokens: int) -> None:
+    """Prefetch codes that lie ahead of a group's."""
+    if tokens > 2 and target.tile_prefetch_bytes:
+        f.prefetch(group + target.tile_prefetch_bytes, layout.group_bytes, level=1)
+    elif tokens == target.tile and not target.tile_prefetch_bytes:
+        f.prefetch(group + f.blocks * layout.block_bytes, layout.group_bytes)  # of the next panel
+    elif target.prefetch_bytes:
+        f.prefetch(group + target.prefetch_bytes, layout.group_bytes)
 
 
 def _products(f: Function, target: Target, x_layout: ActivationLayout, x: Value, chunks: list[tuple[int, Value]],
@@ -320,23 +337,25 @@ def _exp(f: Function, x: Value) -> Value:
     return y * ((n.to_int() + 127) << 23).bitcast(f32s)
 
 
-def pack_name(x_layout: ActivationLayout, source: str, tokens: int) -> str:
-    return f"pack_{source}_{x_layout.name}_{x_layout.limit}_{x_layout.offset}_{tokens}"
+def pack_name(x_layout: ActivationLayout, source: str, single: bool) -> str:
+    return f"pack_{source}_{x_layout.name}_{x_layout.limit}_{x_layout.offset}_{'one' if single else 'tile'}"
 
 
-PACK = {"a": i64, "b": i64, "factor": f32, "groups": i64, "out": i64, "slot": i64}
+PACK = {"a": i64, "b": i64, "factor": f32, "groups": i64, "out": i64, "slot": i64, "slots": i64}
 
 
-def pack(module: Module, x_layout: ActivationLayout, source: str, tokens: int, public: bool = False) -> Function:
-    """Pack one token's floats into its slot in the records of a block of `tokens` tokens.
+def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, public: bool = False) -> Function:
+    """Pack one token's floats into its slot in the records of a block of `slots` tokens; single: of one.
 
     source: "plain" x = a, "norm" x = a * factor * b, "silu" x = silu(a) * b; a, b: float32 [32 groups]; groups: multiple
-    of SPAN; "gelu_tanh" likewise with gelu by the tanh approximation; out: the first record to write; slot: the token's number in its block.
+    of SPAN; "gelu_tanh" likewise with gelu by the tanh approximation; out: the first record to write; slot: the token's
+    number in its block.
     """
-    name = pack_name(x_layout, source, tokens)
+    name = pack_name(x_layout, source, single)
     if name in module.known:
         return module.known[name]
     f = Function(module, name, PACK, public=public)
+    tokens, slot = (1, f.constant(i64, 0)) if single else (f.slots, f.slot)
     record = x_layout.record(tokens)
 
     def load_values(group: Value) -> list[Value]:
@@ -360,11 +379,11 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, tokens: int, p
         with f.loop(f.groups) as i:
             out = f.out + i * x_layout.codes(tokens)
             for half, value in enumerate(load_values(i)):
-                if tokens == 1:
+                if single:
                     f.store(value, out, 4 * LANES * half, 4)
                     continue
                 for e in range(LANES):
-                    f.store(value.extract_lane(e), out + f.slot * 4, 4 * tokens * (LANES * half + e), 4)
+                    f.store(value.extract_lane(e), out + slot * 4, 4 * tokens * (LANES * half + e), 4)
         return f.finish()
     scratch = f.allocate_stack(4 * GROUP * layouts.SPAN)
     with f.loop(f.groups // layouts.SPAN) as span:
@@ -380,20 +399,20 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, tokens: int, p
         scale = top * float(np.float32(1 / x_layout.limit))
         with f.loop(layouts.SPAN) as i:
             x = [f.load(f32s, scratch, i * (4 * GROUP) + 4 * LANES * half, 4) for half in range(2)]
-            _quantise(f, x_layout, x, inverse, f.out + span * record, i, tokens)
-        f.store(scale, f.out + span * record + f.slot * 4, x_layout.at("scale", tokens), 4)
+            _quantise(f, x_layout, x, inverse, f.out + span * record, i, slot, tokens)
+        f.store(scale, f.out + span * record + slot * 4, x_layout.at("scale", tokens), 4)
     return f.finish()
 
 
 def _quantise(f: Function, x_layout: ActivationLayout, x: list[Value], inverse: Value, record: Value, group: Value,
-              tokens: int) -> None:
-    """Quantise one token's group of a span: code = x / scale, rounded."""
+              slot: Value, tokens: Value | int) -> None:
+    """Quantise one token's group of a span: code = x / scale, rounded. tokens: slots of the block."""
     out = record + group * x_layout.codes(tokens)
     codes = [f.math("rint", half * inverse.splat()).to_int() for half in x]
     sums = [f.reduce_sum(half) for half in codes]
 
     for name, totals in (("sum", [sums[0] + sums[1]]), ("half_sums", sums)):
-        at = record + group * (4 * len(totals) * tokens) + f.slot * 4
+        at = record + group * (4 * len(totals) * tokens) + slot * 4
         for half, total in enumerate(totals):
             f.store(total.to_float(), at, x_layout.at(name, tokens) + 4 * half * tokens, 4)
             f.store(total * -x_layout.offset, at, x_layout.at(f"offset_{name}", tokens) + 4 * half * tokens, 4)
@@ -403,7 +422,7 @@ def _quantise(f: Function, x_layout: ActivationLayout, x: list[Value], inverse: 
             swapped = code.truncate(vector(i16)).shuffle([4 * j + e for j in range(4) for e in (0, 2, 1, 3)])
             quads = swapped.bitcast(vector(i64, 4))
             for j in range(4):
-                f.store(quads.extract_lane(j), out + f.slot * 8, 8 * tokens * (4 * half + j), 4)
+                f.store(quads.extract_lane(j), out + slot * 8, 8 * tokens * (4 * half + j), 4)
         return
     planes = [codes]
     if x_layout.name == "int8x2":
@@ -413,7 +432,7 @@ def _quantise(f: Function, x_layout: ActivationLayout, x: list[Value], inverse: 
         for half, code in enumerate(halves):
             quads = code.truncate(vector(i8)).bitcast(vector(i32, 4))
             for j in range(4):
-                f.store(quads.extract_lane(j), out + f.slot * 4, 4 * tokens * (8 * plane + 4 * half + j), 4)
+                f.store(quads.extract_lane(j), out + slot * 4, 4 * tokens * (8 * plane + 4 * half + j), 4)
 
 
 def sum_of_squares(module: Module, public: bool = False) -> Function:

@@ -208,10 +208,10 @@ class Function:
     def store(self, value: Value, address: Value, offset: Value | int = 0, align: int = 1) -> None:
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 
-    def prefetch(self, address: Value, nbytes: int) -> None:
-        """Prefetch cache lines into the L2 cache."""
+    def prefetch(self, address: Value, nbytes: int, level: int = 2) -> None:
+        """Prefetch cache lines into the cache of this level, 1 or 2."""
         name = "llvm.prefetch.p0"
-        flags = [i32(0), i32(2), i32(1)]  # to read, second level, data
+        flags = [i32(0), i32(4 - level), i32(1)]  # to read, locality, data
         declared = self.module.globals.get(name) or ir.Function(
             self.module, ir.FunctionType(void, [pointer, i32, i32, i32]), name)
         for line in range(0, nbytes, 64):

@@ -4,8 +4,8 @@ Weights [N, K] are stored as contiguous panels of 16 rows; the last panel is pad
 blocks along K, padded with zeros to whole blocks, and a kernel reads it sequentially once. Lane r of a vector is row r of
 the panel. Inputs are counted in groups of 32.
 
-Activations are stored in blocks of T tokens (T = 1 when decoding, a tile of tokens for prompts). A block is a sequence of
-records, one per span of 256 inputs. An integer layout's record holds the span's codes, their scale and their sums.
+Activations are stored in blocks of T tokens, a tile (program.tiles). A block is a sequence of records, one per span of 256
+inputs. An integer layout's record holds the span's codes, their scale and their sums.
 """
 
 from __future__ import annotations
@@ -178,5 +178,6 @@ def unpack(layout: ActivationLayout, records: np.ndarray, columns: int, slots: i
         codes = planes[:, :, :, 0] if layout.name == "int8" else 256 * planes[:, :, :, 0] + planes[:, :, :, 1]
     at = layout.at("scale", slots)
     scale = np.ascontiguousarray(rows[:, :, at:at + 4 * slots]).view(np.float32)  # [blocks, spans, slots]
-    x = codes.transpose(0, 4, 1, 2, 3, 5).reshape(blocks, slots, spans, SPAN * GROUP).astype(np.float32)
-    return (x * scale.transpose(0, 2, 1)[..., None]).reshape(-1, columns)[:tokens]
+    # Slots beyond the tokens hold anything.
+    x = codes.transpose(0, 4, 1, 2, 3, 5).reshape(blocks * slots, spans, SPAN * GROUP)[:tokens].astype(np.float32)
+    return (x * scale.transpose(0, 2, 1).reshape(-1, spans, 1)[:tokens]).reshape(tokens, columns)

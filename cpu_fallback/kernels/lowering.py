@@ -15,9 +15,10 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
 
 from .. import ops
+from .arithmetic import PANELS_AT_ONCE
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
 from .panels import Panels
-from .program import Code, Program, float_bits, pack_kind, product_kind, tile
+from .program import Code, Program, float_bits, pack_kind, product_kind, split_tokens
 from .workspace import WIDTH, Buffer, Workspace, pad
 
 NO_WINDOW = 1 << 60
@@ -169,7 +170,7 @@ class View:
 
 
 class Trace:
-    """One run of the forward on symbols. decode: kernels for single tokens, else for tiles of tokens.
+    """One run of the forward on symbols. decode: for single tokens; products take smaller portions of panels.
 
     segments: the finished programs; vectors: norms and biases that they point to; embedding: the model's, its rows
     times embedding_factor.
@@ -207,8 +208,15 @@ class Trace:
 
     def _make_reader(self, layout: ActivationLayout) -> Callable[[int], np.ndarray]:
         records, width = self.workspace.activations[layout].array, self.config.hidden_size
-        columns, slots = self.workspace.hidden.array.shape[1], tile(self.code.recipe.target, layout, self.decode)
-        return lambda tokens: unpack(layout, records, columns, slots, tokens)[:, :width]
+        columns, target = self.workspace.hidden.array.shape[1], self.code.recipe.target
+        token_bytes = columns // WIDTH * layout.record(1)
+
+        def read(tokens: int) -> np.ndarray:
+            tiles = [unpack(layout, records[first * token_bytes:], columns, slots, count)
+                     for first, count, slots in split_tokens(target, layout, tokens)]
+            return np.concatenate(tiles)[:, :width]
+
+        return read
 
     def split(self, at: int | None = None) -> None:
         """End a segment before operation `at` (None: after the latest)."""
@@ -270,9 +278,9 @@ class Trace:
         width, eps = (self.config.hidden_size, x.eps) if source == "norm" else (1, self.config.rms_norm_eps)
         for layout in layouts:
             self.program.add(
-                pack_kind(layout, source, self.decode), -(-groups // part), per_token=True, wait=layout is layouts[-1],
+                pack_kind(layout, source), -(-groups // part), per_token=True, wait=layout is layouts[-1],
                 a=a.address, a_bytes=a.row_bytes, b=b.address if b else a.address, b_bytes=b_bytes, groups=groups, part=part,
-                x=w.activations[layout].address, x_bytes=groups // SPAN * layout.record(self._tile(layout)),
+                x=w.activations[layout].address, x_bytes=groups // SPAN * layout.record(1),
                 width=float_bits(width), eps=float_bits(eps), scratch=w.scratch.address)
         return a
 
@@ -299,16 +307,13 @@ class Trace:
             raise ValueError(f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}")
         portion = max(1, (1 << 16 if self.decode else 1 << 17) // plan.panel_bytes)
         portion = min(portion, max(1, plan.panels // (2 * self.threads)))
-        if layout.name == "float" and self.decode:
-            portion = pad(portion, 4)
+        if layout.name == "float":
+            portion = pad(portion, PANELS_AT_ONCE)
         return self.program.add(
-            product_kind(plan.layout, self.decode), plan.panels, portion, wait=wait, weights=matrix.address,
+            product_kind(plan.layout), plan.panels, portion, wait=wait, weights=matrix.address,
             panel_bytes=plan.panel_bytes, blocks=plan.blocks, x=self.workspace.activations[layout].address,
-            x_bytes=columns // WIDTH * layout.record(self._tile(layout)), out=0, out_bytes=0,
+            x_bytes=columns // WIDTH * layout.record(1), out=0, out_bytes=0,
             bias=0 if bias is None else self.copy_vector(bias).address, accumulate=0)
-
-    def _tile(self, layout: ActivationLayout) -> int:
-        return tile(self.code.recipe.target, layout, self.decode)
 
 
 # ---- ops

@@ -3,7 +3,8 @@
 An operation is a record of 32 words (int64): its kind, its number of items, the addresses of its operands. Threads take
 items from shared counters in small portions, so that the others finish a delayed thread's share. A barrier follows, unless
 the next operation is independent. A second record, the context, holds the arguments of a call, such as the number of tokens
-and where each token's row keeps its pages. Decoding and prompts use the same records with kernels of another tile.
+and where each token's row keeps its pages. Tokens are packed and multiplied in tiles: full ones, then the smallest that holds the rest. Every
+tile sums in the same order, so the same records serve a decoded token, a few rows and a prompt, with the same bits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WORDS = 32  # of a record
 # kind: number of the operation. items: their count, times the context's tokens if per_token. portion: items taken at a time.
 # wait: whether a barrier follows. counters: address of the counters of the threads' shares.
 _COMMON = ("kind", "items", "per_token", "portion", "wait", "counters")
-# Addresses are of float32 by default; every "_bytes" is a stride.
+# Addresses are of float32 by default; every "_bytes" is a stride, x_bytes of one token's share of its tile.
 _OPERANDS = {
     # items: panels. out[token] = panels times x[token] (+ bias) (+ out)
     "product": ("weights", "panel_bytes", "blocks", "x", "x_bytes", "out", "out_bytes", "bias", "accumulate"),
@@ -89,9 +90,17 @@ class Recipe:
         return tuple(dict.fromkeys(self.activation_layout(layout) for layout in self.layouts))
 
 
-def tile(target: Target, x_layout: ActivationLayout, decode: bool) -> int:
-    """Tokens of an activation block."""
-    return 1 if decode else target.float_tile if x_layout.name == "float" else target.tile
+def tiles(target: Target, x_layout: ActivationLayout) -> tuple[int, ...]:
+    """Tokens of each tile of activations, smallest first; the last is the full one."""
+    return target.tiles(low_bit=x_layout.name != "float")
+
+
+def split_tokens(target: Target, x_layout: ActivationLayout, tokens: int) -> list[tuple[int, int, int]]:
+    """(first token, tokens, slots) of each tile of activations, as the machine code packs them."""
+    sizes = tiles(target, x_layout)
+    starts = range(0, tokens, sizes[-1])
+    counts = [min(sizes[-1], tokens - first) for first in starts]
+    return [(first, count, next(size for size in sizes if size >= count)) for first, count in zip(starts, counts)]
 
 
 class Code:
@@ -107,12 +116,12 @@ class Code:
         self.fill = {source: self.compiled.function(name, len(arithmetic.FILL)) for source, name in fills.items()}
 
 
-def product_kind(layout: Layout, decode: bool) -> str:
-    return f"product {layout.name} {'decode' if decode else 'prompt'}"
+def product_kind(layout: Layout) -> str:
+    return f"product {layout.name}"
 
 
-def pack_kind(x_layout: ActivationLayout, source: str, decode: bool) -> str:
-    return f"pack {source} {x_layout.name} {x_layout.offset} {'decode' if decode else 'prompt'}"
+def pack_kind(x_layout: ActivationLayout, source: str) -> str:
+    return f"pack {source} {x_layout.name} {x_layout.offset}"
 
 
 class Program:
@@ -244,15 +253,11 @@ class _Operation:
 def _operations(recipe: Recipe) -> list[tuple[str, Writer]]:
     """Names of all operations, with the functions that write them."""
     target, found = recipe.target, []
-    for decode in (True, False):
-        for layout in recipe.layouts:
-            x_layout = recipe.activation_layout(layout)
-            tokens = tile(target, x_layout, decode)
-            found.append((product_kind(layout, decode), _product_writer(target, layout, x_layout, tokens)))
-        for x_layout in recipe.activations:
-            tokens = tile(target, x_layout, decode)
-            for source in ("norm", "plain", recipe.activation):
-                found.append((pack_kind(x_layout, source, decode), _pack_writer(x_layout, source, tokens)))
+    for layout in recipe.layouts:
+        found.append((product_kind(layout), _product_writer(target, layout, recipe.activation_layout(layout))))
+    for x_layout in recipe.activations:
+        for source in ("norm", "plain", recipe.activation):
+            found.append((pack_kind(x_layout, source), _pack_writer(x_layout, source, tiles(target, x_layout))))
     found.append(("adjust", _write_adjust))
     found.append(("norm_heads", _norm_heads_writer(recipe.head_dim)))
     found.append(("rotate", _rotate_writer(recipe.head_dim, recipe.cache_bits)))
@@ -260,41 +265,55 @@ def _operations(recipe: Recipe) -> list[tuple[str, Writer]]:
     return found
 
 
-def _product_writer(target: Target, layout: Layout, x_layout: ActivationLayout, tokens: int) -> Writer:
+def _product_writer(target: Target, layout: Layout, x_layout: ActivationLayout) -> Writer:
     def write(module: Module, name: str) -> Function:
-        one = arithmetic.product(module, target, layout, x_layout, tokens)
-        several = arithmetic.PANELS_AT_ONCE if tokens == 1 and isinstance(layout, FloatLayout) else 1
-        many = arithmetic.product(module, target, layout, x_layout, tokens, several)
+        sizes = tiles(target, x_layout)
+        kernels = {}  # by tile: {panels at once: kernel}, most panels first
+        for size in sizes:
+            several = arithmetic.panels_at_once(target, layout, size)
+            kernels[size] = {count: arithmetic.product(module, target, layout, x_layout, size, count)
+                             for count in dict.fromkeys((several, 1))}
         o = _Operation(module, name)
         f = o.f
         weights, panel_bytes, blocks, out, out_bytes = o.weights, o.panel_bytes, o.blocks, o.out, o.out_bytes
         x, x_bytes, bias, accumulate = o.x, o.x_bytes, o.bias, o.accumulate
         has_bias = bias.compare("!=", 0)
 
-        def panels(kernel: Function, at_once: int, start: Value, end: Value, block: Value) -> None:
-            with f.loop(end, start, at_once) as p:
-                f.call(kernel, weights + p * panel_bytes, x + block * x_bytes,
-                       out + p * (4 * layouts.ROWS) + block * tokens * out_bytes, out_bytes, blocks,
-                       has_bias.select(bias + p * (4 * layouts.ROWS), 0), accumulate)
+        def multiply(size: int, token: Value) -> None:
+            """Multiply the panels lo .. hi - 1 with the tile that starts at `token`."""
+            start = f.lo
+            for at_once, kernel in kernels[size].items():
+                end = start + (f.hi - start) // at_once * at_once
+                with f.loop(end, start, at_once) as p:
+                    f.call(kernel, weights + p * panel_bytes, x + token * x_bytes,
+                           out + p * (4 * layouts.ROWS) + token * out_bytes, out_bytes, blocks,
+                           has_bias.select(bias + p * (4 * layouts.ROWS), 0), accumulate)
+                start = end
 
-        with f.loop((o.context("tokens") + (tokens - 1)) // tokens) as block:
-            split = f.lo + (f.hi - f.lo) // several * several
-            panels(many, several, f.lo, split, block)
-            if several > 1:
-                panels(one, 1, split, f.hi, block)
+        tokens = o.context("tokens")
+        *smaller, full = sizes
+        largest = smaller[-1] if smaller else 0
+        count = (tokens + (full - 1 - largest)) // full  # the rest takes a full tile only if no smaller one holds it
+        with f.loop(count) as tile:
+            multiply(full, tile * full)
+        rest = tokens - count * full
+        for below, size in zip((0, *smaller), smaller):
+            with f.if_then(rest.compare(">", below) & rest.compare("<=", size)):
+                multiply(size, count * full)
         return f.finish()
 
     return write
 
 
-def _pack_writer(x_layout: ActivationLayout, source: str, tokens: int) -> Writer:
+def _pack_writer(x_layout: ActivationLayout, source: str, sizes: tuple[int, ...]) -> Writer:
     def write(module: Module, name: str) -> Function:
-        pack = arithmetic.pack(module, x_layout, source, tokens)
+        packs = [arithmetic.pack(module, x_layout, source, single) for single in (True, False)]
         squares = arithmetic.sum_of_squares(module)
         o = _Operation(module, name)
         f = o.f
         part, groups = o.part, o.groups
         parts = (groups + part - 1) // part
+        tokens, full = o.context("tokens"), sizes[-1]
         with f.loop(f.hi, f.lo) as item:
             token, start = item // parts, item % parts * part
             row = token + o.context("first_row")
@@ -305,9 +324,17 @@ def _pack_writer(x_layout: ActivationLayout, source: str, tokens: int) -> Writer
                 f.call(squares, a, groups, scratch)
                 width, eps = o.load_float("width"), o.load_float("eps")
                 factor = f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch, 0, 4) / width + eps)
+            first = token // full * full  # of the token's tile
+            rest = tokens - first
+            slots = f.constant(i64, full)
+            for size in reversed(sizes[:-1]):
+                slots = rest.compare("<=", size).select(f.constant(i64, size), slots)
             at = start * (4 * GROUP)
-            out = o.x + token // tokens * o.x_bytes + start // layouts.SPAN * x_layout.record(tokens)
-            f.call(pack, a + at, b + at, factor, (groups - start).minimum(part), out, token % tokens)
+            out = o.x + first * o.x_bytes + start // layouts.SPAN * (slots * x_layout.record(1))
+            with f.if_else(slots.compare("==", 1)) as branches:
+                for branch, pack in zip(branches, packs):
+                    with branch:
+                        f.call(pack, a + at, b + at, factor, (groups - start).minimum(part), out, token - first, slots)
         return f.finish()
 
     return write

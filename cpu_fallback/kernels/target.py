@@ -37,8 +37,9 @@ class Target:
 
     dot: instruction that sums four products of 8-bit codes and activations into 32 bits: "vnni" (vpdpbusd), "sdot" (NEON),
     "madd" (16-bit multiply and pair-add). tile: prompt tokens per pass over low-bit weights; float_tile: per pass over float
-    weights; both are limited by the registers. prefetch_bytes: distance of a decoding kernel's software prefetch of low-bit
-    weights, 0 where the hardware prefetcher suffices. gfni: one instruction shifts bits within bytes.
+    weights; both are limited by the registers. prefetch_bytes: distance of the software prefetch of low-bit weights for one
+    or two tokens, 0 where the hardware prefetcher suffices; tile_prefetch_bytes: for more, into the first level, 0: a full
+    tile prefetches the next panel. gfni: one instruction shifts bits within bytes.
     """
 
     name: str
@@ -49,7 +50,18 @@ class Target:
     tile: int
     float_tile: int
     prefetch_bytes: int = 0
+    tile_prefetch_bytes: int = 0
     gfni: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """A register holds 16 numbers, and there are 32."""
+        return self.name.startswith("avx512")
+
+    def tiles(self, low_bit: bool) -> tuple[int, ...]:
+        """Tokens per pass over low-bit or float weights, smallest first: powers of two, then a prompt's tile."""
+        full = self.tile if low_bit else self.float_tile
+        return (*(tokens for tokens in (1, 2, 4, 8) if tokens < full), full)
 
     def machine(self) -> llvm.TargetMachine:
         llvm.initialize_all_targets()
@@ -72,7 +84,7 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> Tar
     tile, float_tile = (8, 16) if wide else (4, 6) if name == "avx2" else (4, 4)
     gfni = wide and "+gfni" in features.split(",")
     return Target(name, triple or llvm.get_default_triple(), cpu, features, dot, tile, float_tile,
-                  4096 if dot == "madd" else 0, gfni)
+                  4096 if dot == "madd" else 0, 4096 if dot == "vnni" else 0, gfni)
 
 
 def available() -> list[str]:

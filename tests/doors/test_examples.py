@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py"}  # by tests/doors/test
 RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py"}  # by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
 
 
+BATCHED_BENCH = shutil.which(os.environ.get("LLAMA_BATCHED_BENCH", "llama-batched-bench"))
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
 
 
@@ -94,6 +97,50 @@ def test_compare_peers(tmp_path):
     error = result["error"]["all"]
     assert error["ours"] < 1e-5 < error["peer"] < 3e-3  # llama.cpp rounds activations to float16
     assert "relative error of logits" in run("compare_peers.py", *asked[:-2])
+
+
+BATCHES = "--rows 1 3 --rounds 2 --prompt 8 --generate 4 --threads 1".split()
+
+
+@pytest.mark.skipif(not BATCHED_BENCH, reason="llama.cpp's llama-batched-bench is neither on the path nor in LLAMA_BATCHED_BENCH")
+def test_compare_batches(tmp_path):
+    run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
+    file = str(tmp_path / "tiny-F16.gguf")
+    figures = json.loads(run("compare_batches.py", file, *BATCHES, "--json", "--llama-batched-bench", BATCHED_BENCH))
+    assert [record["rows"] for record in figures["results"]] == [1, 3] and figures["threads"] == 1
+    for record in figures["results"]:
+        assert record["file"] == "tiny-F16.gguf" and all(len(runs) == 2 for runs in record["runs"].values())
+        assert min(min(runs) for runs in record["runs"].values()) > 0
+    done = start("compare_batches.py", str(EXAMPLES / "continue_text.py"), "--llama-batched-bench", BATCHED_BENCH)
+    assert done.returncode != 0 and len(done.stderr.splitlines()) == 1
+
+
+PROGRAM = """#!{python}
+import json, sys
+def given(name): return int(sys.argv[sys.argv.index(name) + 1])
+assert given("-c") == given("-npl") * 256 and given("-t") == given("-tb") == 1 and given("-npp") == 8, sys.argv
+print("a line of text")
+if given("-npl") > 3: sys.exit(print("no room", file=sys.stderr) or 1)
+print(json.dumps({{"pl": given("-npl"), "tg": given("-ntg"), "speed_tg": given("-npl") * 1000.0}}))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not run a script by its first line")
+def test_compare_batches_with_a_program_of_known_speed(tmp_path):
+    run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
+    file, program = str(tmp_path / "tiny-F16.gguf"), tmp_path / "bench"
+    program.write_text(PROGRAM.format(python=sys.executable))
+    program.chmod(0o755)
+    asked = [file, *BATCHES, "--llama-batched-bench", str(program)]
+    for record in json.loads(run("compare_batches.py", *asked, "--json"))["results"]:
+        assert record["runs"]["peer"] == [1000.0 * record["rows"]] * 2
+        assert record["ratio"] == pytest.approx(sum(record["runs"]["ours"]) / 2 / record["peer"])
+    lines = run("compare_batches.py", *asked).splitlines()
+    assert len(lines) == 4 and lines[-1].split()[:2] == ["tiny-F16.gguf", "3"] and lines[-1].split()[3] == "3000.0"
+    done = start("compare_batches.py", *asked, "--rows", "4")
+    assert done.returncode == 1 and done.stderr == f"error: {program} on {file} with 4 rows: no room\n"
+    done = start("compare_batches.py", file, "--llama-batched-bench", str(tmp_path / "none"))
+    assert done.returncode == 1 and "there is no such program: build llama-batched-bench" in done.stderr
 
 
 PEERS = [pytest.param(backend, marks=pytest.mark.skipif(not importlib.util.find_spec(package), reason=f"no {package}"))

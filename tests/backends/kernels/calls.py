@@ -24,7 +24,7 @@ Wanted = tuple  # a kernel: its kind and parameters, such as ("attend", 64)
 _WRITERS: dict[str, Callable[..., Function]] = {
     "product": lambda module, target, layout, x_layout, tokens, several=1:
         kernels.product(module, target, layout, x_layout, tokens, several, public=True),
-    "pack": lambda module, target, x_layout, source, tokens: kernels.pack(module, x_layout, source, tokens, public=True),
+    "pack": lambda module, target, x_layout, source, single: kernels.pack(module, x_layout, source, single, public=True),
     "sum_of_squares": lambda module, target: kernels.sum_of_squares(module, public=True),
     "rotate": lambda module, target, head_dim: kernels.rotate(module, head_dim, public=True),
     "store": lambda module, target, head_dim, bits: kernels.store(module, head_dim, bits, public=True),
@@ -117,9 +117,9 @@ class Library:
         out = Memory((groups // SPAN * x_layout.record(tokens),), np.uint8, values=0xEE)
         b = a if b is None else b
         for slot in range(tokens):
-            self._calls["pack", x_layout, source, tokens](
+            self._calls["pack", x_layout, source, tokens == 1](
                 address(a[slot], np.float32, (groups * GROUP,)), address(b[slot], np.float32, (groups * GROUP,)),
-                1.0 if factor is None else float(factor[slot]), groups, address(out.array, np.uint8, (None,), 64), slot)
+                1.0 if factor is None else float(factor[slot]), groups, address(out.array, np.uint8, (None,), 64), slot, tokens)
         out.assert_guards()
         return out.array
 

@@ -28,9 +28,8 @@ def x_layouts(target: Target) -> list[ActivationLayout]:
 @functools.cache
 def library(name: str) -> Library:
     target = build_target(name)
-    wanted = [("pack", x_layout, source, tokens) for x_layout in x_layouts(target) for source in SOURCES for tokens in TOKENS
-              if source == "plain" or x_layout in (FLOAT, x_layouts(target)[1])]
-    wanted += [("pack", FLOAT, "plain", target.float_tile), ("pack", x_layouts(target)[3], "plain", target.tile)]
+    wanted = [("pack", x_layout, source, single) for x_layout in x_layouts(target) for source in SOURCES
+              for single in (True, False) if source == "plain" or x_layout in (FLOAT, x_layouts(target)[1])]
     wanted += [("sum_of_squares",), *(("rotate", size) for size in (*SIZES, 34)), *(("attend", size) for size in SIZES)]
     wanted += [(kind, size, 8) for kind in ("store", "attend") for size in SIZES]
     return Library(target, wanted)
@@ -43,7 +42,7 @@ def kernels(request) -> Library:
 
 def test_floats_are_packed_unchanged(kernels):
     rng = np.random.default_rng(1)
-    for tokens in (*TOKENS, kernels.target.float_tile):
+    for tokens in (*TOKENS, *kernels.target.tiles(low_bit=False)):
         a = rng.standard_normal((tokens, 2 * WIDTH), np.float32)
         np.testing.assert_array_equal(read_records(FLOAT, kernels.pack(FLOAT, "plain", tokens, a), tokens)["codes"], a)
 
@@ -69,7 +68,7 @@ def quantised(x_layout: ActivationLayout, a: np.ndarray) -> tuple[np.ndarray, np
 def test_codes_scales_and_sums(kernels, size):
     rng = np.random.default_rng(3)
     for x_layout in x_layouts(kernels.target)[1:]:
-        for tokens in (*TOKENS, *([kernels.target.tile] if x_layout == x_layouts(kernels.target)[3] else [])):
+        for tokens in (*TOKENS, *kernels.target.tiles(low_bit=True)):
             a = rng.standard_normal((tokens, 3 * WIDTH), np.float32) * np.float32(size)
             a[-1, WIDTH:2 * WIDTH] = 0  # a span of zeros
             a[0, 5] = -np.abs(a[0, :WIDTH]).max() * 1.5

@@ -102,6 +102,34 @@ def test_the_bits_do_not_depend_on_threads_or_cuts(case):
                 np.testing.assert_array_equal(got, alone)
 
 
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)  # tokens in one pass
+
+
+@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("case,bits", [("odd widths", 32), ("head 20", 32), ("head 36", 32), ("many formats", 16),
+                                       ("Q4_K_M", 8), ("Q4_K_M", 16), ("Q4_K_M", 32)])
+def test_a_token_has_the_same_bits_in_every_tile(case, bits, name, monkeypatch):
+    """Alone, and in one pass with up to 16 others; probes as well."""
+    monkeypatch.setenv(compilation.VARIABLE, name)
+    llama = load(case, "float32" if bits == 32 else "auto", threads=2, activation_bits=bits)
+    tiles = llama._runner.code.recipe.target.tiles(low_bit=bits != 32)
+    assert len({next((tile for tile in tiles if tile >= count), tiles[-1]) for count in COUNTS}) == len(tiles)
+    alone, _ = answer(llama, TOKENS[:1], cuts=tuple(range(1, LENGTH)))
+    for count in COUNTS:
+        cache = llama.make_cache(LENGTH)
+        llama.forward(TOKENS[:1, :5], 0, cache)
+        got = llama.forward(TOKENS[:1, 5:5 + count], 5, cache, all_positions=True)
+        np.testing.assert_array_equal(got, alone[:, 5:5 + count])
+        cache.trim(5)
+        seen: dict[str, np.ndarray] = {}
+        llama.forward(TOKENS[:1, 5:5 + count], 5, cache, all_positions=True, probe=seen.__setitem__)
+        np.testing.assert_array_equal(seen["logits"], alone[:, 5:5 + count])
+        if count == 1:
+            first = seen
+        for probed in seen:
+            np.testing.assert_array_equal(np.take(seen[probed], [0], axis=-2), first[probed])
+
+
 def test_a_prompt_of_several_chunks_has_the_same_bits():
     llama, rng = model("many formats", 2, 16), np.random.default_rng(2)
     assert llama.config.max_position_embeddings >= 256

@@ -34,8 +34,8 @@ from cpu_fallback.kernels.target import NAMES, Target, available, build_target
 BITS = (8, 16, 32)
 SPAN_WIDTH = SPAN * GROUP  # inputs whose codes share a scale
 ROWS = 37  # three panels, the last one padded
-# Tested with a prompt's tile too; LLVM takes seconds for float activations against low-bit weights, so one such kind
-TILED = {16: ("Q4_0", "Q6_K", "Q8_0", "mlx 6 64 bfloat16"), 32: ("float16", "Q4_0")}
+# Tested in every tile; LLVM takes seconds for float activations against low-bit weights, so one such kind
+TILED = {8: ("Q4_0",), 16: ("Q4_0", "Q4_K", "Q6_K", "Q8_0", "mlx 6 64 bfloat16"), 32: (*FLOATS, "Q4_0")}
 EVERY = bool(os.environ.get("MLX_LLAMA_TEST_EVERY_LAYOUT"))
 
 
@@ -55,13 +55,19 @@ def x_layout_for(kind: str, bits: int, target: Target) -> ActivationLayout:
 def tokens_for(kind: str, bits: int, target: Target) -> list[int]:
     """Numbers of tokens to test."""
     few = [1, 3] if bits == 16 or kind in FEW else [1]
-    return [*few, target.float_tile if bits == 32 else target.tile] if kind in TILED.get(bits, ()) else few
+    return [*few, *target.tiles(low_bit=bits != 32)[1:]] if kind in TILED.get(bits, ()) else few
 
 
 @functools.cache
 def matrix(kind: str, whole: bool = False) -> Matrix:
     """whole: with rows of whole blocks."""
     return random_matrix(kind, ROWS, np.random.default_rng(len(kind)), 512 if whole else None)
+
+
+def several_panels(target: Target, layout: layouts.Layout) -> list[tuple[int, int]]:
+    """(tokens, panels) of each kernel of several panels."""
+    found = [(tokens, kernels.panels_at_once(target, layout, tokens)) for tokens in target.tiles(low_bit=False)]
+    return [(tokens, several) for tokens, several in found if several > 1]
 
 
 @functools.cache
@@ -74,7 +80,7 @@ def library(name: str) -> Library:
             x_layout = x_layout_for(kind, bits, target)
             wanted += [("product", layout, x_layout, tokens) for tokens in tokens_for(kind, bits, target)]
         if kind in FLOATS:
-            wanted.append(("product", layout, FLOAT, 1, kernels.PANELS_AT_ONCE))
+            wanted += [("product", layout, FLOAT, tokens, several) for tokens, several in several_panels(target, layout)]
     return Library(target, dict.fromkeys(wanted))
 
 
@@ -176,11 +182,14 @@ def test_several_panels_at_once_give_the_same_bits(name, kind):
     rng = np.random.default_rng(4)
     source = random_matrix(kind, 16 * kernels.PANELS_AT_ONCE * 2 - 3, rng)
     found = library(name).fill(source.tensor)
-    records = activations(FLOAT, found, 1, rng)[0](slice(None))
     bias = rng.standard_normal(16 * found.plan.panels, np.float32)
-    one = library(name).product(found, FLOAT, records, 1, bias, bias[None])
-    several = library(name).product(found, FLOAT, records, 1, bias, bias[None], several=kernels.PANELS_AT_ONCE)
-    np.testing.assert_array_equal(one, several)
+    cases = several_panels(build_target(name), found.plan.layout)
+    assert (1, kernels.PANELS_AT_ONCE) in cases and kernels.PANELS_AT_ONCE % max(several for _, several in cases) == 0
+    for tokens, several in cases:
+        records, before = activations(FLOAT, found, tokens, rng)[0](slice(None)), np.stack([bias] * tokens)
+        one = library(name).product(found, FLOAT, records, tokens, bias, before)
+        together = library(name).product(found, FLOAT, records, tokens, bias, before, several=several)
+        np.testing.assert_array_equal(one, together)
 
 
 def extreme(kind: str) -> Matrix:
