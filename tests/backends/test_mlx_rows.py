@@ -210,7 +210,7 @@ def test_forty_rows_decode_in_groups(mlx):
 
 
 def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
-    from mlx_llama.mlx_native import cache as home
+    from mlx_llama.mlx_native.kernels import rooms as home
 
     monkeypatch.setattr(home, "SMALL", 0)
     company = Company(mlx, loaded(mlx), 6, 2000)
@@ -284,7 +284,7 @@ def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
     """To the bit, at any place in a batch, behind padding, and with a longer history than it looks at."""
     import mlx.core as mx
 
-    from mlx_llama.mlx_native.sampling import draw, process
+    from mlx_llama.mlx_native.kernels.draw import draw, process
 
     seed = data.draw(st.integers(0, 1000))
     rng = np.random.default_rng(seed)
@@ -496,7 +496,7 @@ def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
     from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
     from mlx_llama.mlx_native import ops
-    from mlx_llama.mlx_native.cache import Packing
+    from mlx_llama.mlx_native.kernels.rooms import Packing
 
     rng = np.random.default_rng(0)
     count = 1 if masked == "rows" else 5

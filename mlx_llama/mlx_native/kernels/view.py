@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..cache import Packing, Parts
+from .rooms import Packing, Parts
 
 
 class StepView:
@@ -21,7 +21,7 @@ class StepView:
     """
 
     flat = True
-    count = groups = 1
+    count = 1
 
     def __init__(self, token: mx.array, position: mx.array, tokens: mx.array, keys: Sequence[Parts],
                  values: Sequence[Parts], tables: tuple, packing: Packing):
@@ -46,9 +46,9 @@ class StepView:
         self.keys[layer] = self._put(self.keys[layer], key)
         self.values[layer] = self._put(self.values[layer], value)
 
-    def stored(self, layer: int, window: int | None = None, group: int = 0) -> tuple[Parts, Parts]:
-        """A layer's keys and values, visible or not: [S, G, L, *] each; see `mask`."""
-        return self.keys[layer], self.values[layer]
+    def stored(self, layer: int, window: int | None = None) -> list[tuple[Parts, Parts]]:
+        """A layer's keys and values of all slots, visible or not: [S, G, L, *] each; see `mask`."""
+        return [(self.keys[layer], self.values[layer])]
 
     def new_keys(self, layer: int) -> mx.array:
         """Keys that this step stored in a layer, [S, G, 1, D]."""
@@ -56,15 +56,15 @@ class StepView:
             mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3])) if self.position.ndim == 0
             else mx.take_along_axis(part, self._find_indices(part), axis=2) for part in self.keys[layer]))
 
-    def mask(self, window: int | None = None, group: int = 0) -> mx.array:
-        """The `stored` rows that each query sees: bool [S, 1, 1, L]."""
+    def mask(self, window: int | None = None) -> list[mx.array]:
+        """The `stored` positions that each query sees: bool [S, 1, 1, L]."""
         if window not in self._masks:
             columns, position = mx.arange(self.length), self.position.reshape(-1, 1)
             visible = columns <= position
             if window and window < self.length:
                 visible = visible & (columns > position - window)
             self._masks[window] = visible[:, None, None]
-        return self._masks[window]
+        return [self._masks[window]]
 
     def recent(self, window: int) -> mx.array:
         """The last `window` tokens of each slot, this step's last: int32 [S, window], -1 in front where there are fewer."""
