@@ -327,7 +327,7 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     import mlx.core as mx
 
     model = loaded(mlx, "plain", compile, 20000)
-    cache, options = model.make_cache(8192, 4), [{}] * 4
+    cache, options = model.make_cache(8192, 6), [{}] * 4
     for row in range(4):
         cache.reserve({row: 8000})
         cache.lengths[row] = 7500  # of zeros
@@ -356,6 +356,20 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     mx.reset_peak_memory()
     model.forward([[5, 6]], cache.lengths[3], cache, rows=[3])  # leaves
     mx.eval(cache.arrays())
+    assert mx.get_peak_memory() - held < row_nbytes * 1.1 + 4 * layer
+    cache.reset(4)
+    run([0, 1, 2, 3])
+    held = settle(cache)
+    mx.reset_peak_memory()
+    cache.copy_prefix(1, 4, 10)
+    run([0, 1, 2, 3])
+    assert mx.get_peak_memory() - held < clean + layer
+    cache.reset(4)
+    cache.reserve({4: 8000})
+    cache.lengths[4] = 7500
+    held = settle(cache)
+    mx.reset_peak_memory()
+    run([0, 1, 2, 4])  # row 3 makes place
     assert mx.get_peak_memory() - held < row_nbytes * 1.1 + 4 * layer
     kept = list(rooms(cache)[0].keys)  # a second reference makes the next step copy the array
     held = settle(cache)
@@ -409,6 +423,25 @@ def test_an_empty_row_takes_nothing_and_a_room_shrinks(mlx):
     for row in range(7):
         cache.reset(row)
     assert run([7]) == one
+
+
+def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
+    """Its next position would be the first of another head or row."""
+    model = loaded(mlx)
+    cache = model.make_cache(600, 4)
+    for row, length in enumerate((GROWTH - 2, 5, 6, 7)):
+        prefill(model, cache, row, ids(length, seed=row))
+
+    def run(rows: list[int]) -> None:
+        mlx.read_all(model.step([[5]] * len(rows), [cache.lengths[row] for row in rows], cache,
+                                sampling(mlx, *[{}] * len(rows)), rows=rows))
+
+    run([0, 1, 2, 3])
+    run([0, 1, 2])
+    assert cache.lengths[0] == rooms(cache)[0].length == GROWTH
+    waiting = [cache.state(row) for row in (0, 3)]
+    run([1, 2])
+    assert all(same_state(cache.state(row), state) for row, state in zip((0, 3), waiting))
 
 
 def test_rows_that_wait_leave_a_room_that_is_too_large_for_the_others(mlx):
