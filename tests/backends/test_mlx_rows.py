@@ -227,6 +227,21 @@ def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
     assert [len(room.members) for room in rooms(cache)] == [8]
 
 
+def test_rows_that_memory_has_no_room_for_side_by_side_decode_one_by_one(mlx, monkeypatch):
+    model = loaded(mlx, "plain", None, 20000)
+    company = Company(mlx, model, 4, 3000)
+    for row in range(4):
+        company.start(row, ids(900 + row, seed=row))
+    monkeypatch.setattr(mlx.runtime, "free_memory", lambda device: 900_000)
+    company.step([0, 1, 2, 3], 3)
+    assert [len(room.members) for room in rooms(company.cache)] == [1] * 4
+    monkeypatch.undo()
+    company.step([0, 1, 2, 3], 1)  # the layout stays until a row joins or leaves
+    company.reset(3)
+    company.step([0, 1, 2], 2)
+    assert [len(room.members) for room in rooms(company.cache)] == [4]
+
+
 def test_the_kernel_of_gpus_rotates_each_row_at_its_own_position(mlx, monkeypatch):
     """mx.fast.rope with a vector of positions, at float32 within its rounding."""
     import mlx.core as mx

@@ -14,7 +14,6 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.backends.positions import CACHE_GROUP, Positions
-from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
@@ -264,17 +263,23 @@ class Rooms(Positions):
         return Layout(rows, [Group(room, tuple(index.get(row, -1) for row in room.members)) for room in rooms])
 
     def _fits(self, room: Room | None, new: list[int], wanted: set[int]) -> bool:
-        """True if the rows `new` may join a room: it has few enough of them, and wastes little memory on short ones."""
+        """True if the rows `new` may join a room, None for a new one: it has few enough of them, wastes little memory on
+        short ones, and its larger arrays fit free memory."""
         active = [row for row in (room.members if room else ()) if row in wanted] + new
         if len(active) > SLOTS[-1]:
             return False
         needs = [self.storage_for(self.lengths[row] + 1) for row in active]
         slots = max(len(room.members) if room else 1, _bucket(len(active)))
-        positions = slots * max(*needs, room.length if room else 0)
-        return positions <= SPARE * sum(needs) or positions * self.position_nbytes <= SMALL
+        length = max(*needs, room.length if room else 0)
+        nbytes = slots * length * self.position_nbytes
+        if slots * length > SPARE * sum(needs) and nbytes > SMALL:
+            return False
+        is_new = len(active) > 1 and (room is None or slots > len(room.members) or length > room.length)
+        free = self.free_memory() if is_new and nbytes >= 1 << 20 else None
+        return free is None or nbytes <= free
 
     def _join(self, room: Room | None, new: list[int], wanted: set[int]) -> None:
-        """Copy rows into free slots, of a new and larger room if need be. Raises ContextError where memory is short."""
+        """Copy rows into free slots, of a new and larger room if need be."""
         staying = [row for row in (room.members if room else ()) if row in wanted]
         length = max([self.storage_for(self.lengths[row] + 1) for row in new] + ([room.length] if room else []))
         slots = _bucket(len(staying) + len(new))
@@ -293,7 +298,6 @@ class Rooms(Positions):
                     self._place(row, room, slot)
             return
         slots = max(slots, len(room.members) if room else 0)
-        self._check_room(slots, length)
         self._free_idle(room, wanted)
         self._move([*staying, *new], slots, length)
 
@@ -319,12 +323,6 @@ class Rooms(Positions):
                 mx.eval(room.arrays())
         for slot, row in enumerate(rows):
             self._place(row, room, slot)
-
-    def _check_room(self, slots: int, length: int) -> None:
-        needed, free = slots * length * self.position_nbytes, self.free_memory()
-        if needed >= 1 << 20 and free is not None and needed > free:
-            raise ContextError(f"keys and values of {slots} rows of {length} positions take {needed / 1e9:.2f} GB, and "
-                               f"{free / 1e9:.2f} GB of memory are free: decode fewer rows at once, or close other programs")
 
 
 def _bucket(count: int) -> int:
