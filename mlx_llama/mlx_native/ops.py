@@ -98,13 +98,13 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
     B, H, T, D = query.shape
 
     stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
-    queries = [query] if len(stored) == 1 else mx.split(query, B)
-    mixed = []
-    for own, (keys, values), mask in zip(queries, stored, masks):
-        if T < view.count:
-            mask = mask[-T:] if isinstance(mask, mx.array) else None  # "causal": the last position sees every column
-        mixed.append(attention(own, keys, values, spec.scale, mask))
-    mixed = mixed[0] if len(mixed) == 1 else mx.concatenate(mixed)
+    if T < view.count:
+        masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]  # "causal": the last sees all
+    if len(stored) == 1:
+        mixed = attention(query, *stored[0], spec.scale, masks[0])
+    else:
+        mixed = mx.concatenate([attention(own, keys, values, spec.scale, mask)
+                                for own, (keys, values), mask in zip(mx.split(query, B), stored, masks)])
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
     return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
 

@@ -58,7 +58,7 @@ class Runner:
         return following
 
     def _find(self, kind: Kind, slots: int, packing: Packing) -> Callable:
-        key = kind, slots, packing
+        key = kind, slots, packing.bits  # the rest of `packing` is the model's
         step = self._functions.pop(key, None)
         if step is None:
             step = partial(self.decode, kind, packing)

@@ -30,13 +30,14 @@ class StepView:
         self._indices: dict[int, mx.array] = {}  # of each slot's position, by last axis
         self._masks: dict[int | None, mx.array] = {}  # by window
         self.slots, self.length = tokens.shape
-        if position.ndim == 0:
+        self.is_single = position.ndim == 0
+        if self.is_single:
             self.tokens = mx.slice_update(tokens, token, position, (1,))
         else:
             self.tokens = mx.put_along_axis(tokens, position[:, None], token, axis=1)
         if tables[0].ndim == 1:  # periods, not cosines and sines
             self.tables = (*tables, position)
-        elif position.ndim == 0:
+        elif self.is_single:
             self.tables = tuple(mx.slice(table, position, (0,), (1, table.shape[1])) for table in tables)
         else:
             self.tables = tuple(mx.take(table, position[:, None, None], axis=0) for table in tables)  # [S, 1, 1, D/2]
@@ -53,12 +54,12 @@ class StepView:
     def new_keys(self, layer: int) -> mx.array:
         """Keys that this step stored in a layer, [S, G, 1, D]."""
         return self.packing.unpack(tuple(
-            mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3])) if self.position.ndim == 0
+            mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3])) if self.is_single
             else mx.take_along_axis(part, self._find_indices(part), axis=2) for part in self.keys[layer]))
 
     def mask(self, window: int | None = None) -> list[mx.array]:
         """The `stored` positions that each query sees: bool [S, 1, 1, L]."""
-        if window not in self._masks:
+        if window not in self._masks:  # one for all layers of that window
             columns, position = mx.arange(self.length), self.position.reshape(-1, 1)
             visible = columns <= position
             if window and window < self.length:
@@ -72,10 +73,12 @@ class StepView:
         return mx.where(last < 0, -1, mx.take_along_axis(self.tokens, mx.maximum(last, 0), axis=1))
 
     def _put(self, parts: Parts, new: mx.array) -> Parts:
-        packed = zip(parts, self.packing.pack(new))
-        if self.position.ndim == 0:
-            return tuple(mx.slice_update(part, each, self.position, (2,)) for part, each in packed)
-        return tuple(mx.put_along_axis(part, self._find_indices(part), each, axis=2) for part, each in packed)
+        packed = self.packing.pack(new)
+        if not self.is_single:
+            return tuple([mx.put_along_axis(part, self._find_indices(part), each, axis=2) for part, each in zip(parts, packed)])
+        if len(packed) == 1:
+            return (mx.slice_update(parts[0], new, self.position, (2,)),)
+        return tuple([mx.slice_update(part, each, self.position, (2,)) for part, each in zip(parts, packed)])
 
     def _find_indices(self, part: mx.array) -> mx.array:
         """int32 [S, G, 1, *], each slot's position: broadcast once, not for every layer."""
