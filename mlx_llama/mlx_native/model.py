@@ -15,11 +15,13 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
 
 from . import ops, runtime
-from .cache import Cache, Packing, Parts, View
+from .cache import Cache, View
+from .kernels.draw import Kind, draw
+from .kernels.rooms import Packing, Parts
 from .kernels.trace import Runner
 from .kernels.view import StepView
 from .layers import MLP, Attention, Block, Unnormed
-from .sampling import Kind, SamplingBatch, draw
+from .sampling import SamplingBatch
 from .weights import Weights
 
 

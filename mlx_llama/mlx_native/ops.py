@@ -12,8 +12,9 @@ import mlx.core as mx
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.spec import LayerSpec
 
-from .cache import Parts, View
+from .cache import View
 from .dense import DenseMatrix
+from .kernels.rooms import Parts
 from .quantized import QuantizedMatrix
 
 Matrix = mx.array | DenseMatrix | QuantizedMatrix
@@ -96,15 +97,14 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
     """
     B, H, T, D = query.shape
 
-    def attend_group(query: mx.array, group: int) -> mx.array:
-        keys, values = view.stored(spec.index, spec.window, group)
-        mask = view.mask(spec.window, group)
-        if T < view.count:
-            mask = mask[-T:] if isinstance(mask, mx.array) else None  # "causal": the last position sees every column
-        return attention(query, keys, values, spec.scale, mask)
-
-    mixed = (attend_group(query, 0) if view.groups == 1 else
-             mx.concatenate([attend_group(query[i:i + 1], i) for i in range(view.groups)]))
+    stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
+    if T < view.count:
+        masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]  # "causal": the last sees all
+    if len(stored) == 1:
+        mixed = attention(query, *stored[0], spec.scale, masks[0])
+    else:
+        mixed = mx.concatenate([attention(own, keys, values, spec.scale, mask)
+                                for own, (keys, values), mask in zip(mx.split(query, B), stored, masks)])
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
     return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
 

@@ -195,15 +195,15 @@ def test_the_words_of_a_step_are_those_of_a_call(mlx):
             assert mx.array_equal(ours, wanted)
         assert mx.array_equal(step.new_keys(0), row) and mx.array_equal(call.new_keys(0), row)
         for window in (None, 7, 50):
-            seen = np.array(step.mask(window))[0, 0, 0]
+            seen = np.array(step.mask(window)[0])[0, 0, 0]
             first = max(0, filled + 1 - window) if window else 0
-            assert seen.nonzero()[0].tolist() == list(range(first, filled + 1)) and call.mask(window) is None
-            assert step.mask(window) is step.mask(window)
-            for (ours,), (wanted,) in zip(step.stored(0, window), call.stored(0, window)):
+            assert seen.nonzero()[0].tolist() == list(range(first, filled + 1)) and call.mask(window) == [None]
+            assert step.mask(window)[0] is step.mask(window)[0]
+            for (ours,), (wanted,) in zip(*step.stored(0, window), *call.stored(0, window)):
                 assert mx.array_equal(ours[:, :, mx.array(seen.nonzero()[0])], wanted)
             assert not window or mx.array_equal(step.recent(window), cache.recent(window))
         prompt = model.make_cache(100).view(mx.array(TOKENS), 0)
-        assert prompt.mask(7) is prompt.mask(7) and prompt.mask(50) == prompt.mask() == "causal"
+        assert prompt.mask(7)[0] is prompt.mask(7)[0] and prompt.mask(50) == prompt.mask() == ["causal"]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -46,10 +46,11 @@ def checkpoint(name: str, length: int = 2048) -> Path:
 _LOADED: dict[tuple, object] = {}
 
 
-def loaded(mlx, name: str = "plain", compile: bool | None = None, length: int = 2048, dtype: str = "float32"):
-    key = str(mlx.device), name, compile, length, dtype
+def loaded(mlx, name: str = "plain", compile: bool | None = None, length: int = 2048, dtype: str = "float32",
+           bits: int | None = None):
+    key = str(mlx.device), name, compile, length, dtype, bits
     if key not in _LOADED:
-        _LOADED[key] = mlx.load(open_checkpoint(checkpoint(name, length)), dtype, compile=compile)
+        _LOADED[key] = mlx.model.Llama.load(open_checkpoint(checkpoint(name, length)), dtype, mlx.device, compile, bits)
     return _LOADED[key]
 
 
@@ -209,7 +210,7 @@ def test_forty_rows_decode_in_groups(mlx):
 
 
 def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
-    from mlx_llama.mlx_native import cache as home
+    from mlx_llama.mlx_native.kernels import rooms as home
 
     monkeypatch.setattr(home, "SMALL", 0)
     company = Company(mlx, loaded(mlx), 6, 2000)
@@ -224,6 +225,21 @@ def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
     monkeypatch.undo()
     company.step(list(range(6)), 2)  # small enough to share
     assert [len(room.members) for room in rooms(cache)] == [8]
+
+
+def test_rows_that_memory_has_no_room_for_side_by_side_decode_one_by_one(mlx, monkeypatch):
+    model = loaded(mlx, "plain", None, 20000)
+    company = Company(mlx, model, 4, 3000)
+    for row in range(4):
+        company.start(row, ids(900 + row, seed=row))
+    monkeypatch.setattr(mlx.runtime, "free_memory", lambda device: 900_000)
+    company.step([0, 1, 2, 3], 3)
+    assert [len(room.members) for room in rooms(company.cache)] == [1] * 4
+    monkeypatch.undo()
+    company.step([0, 1, 2, 3], 1)  # the layout stays until a row joins or leaves
+    company.reset(3)
+    company.step([0, 1, 2], 2)
+    assert [len(room.members) for room in rooms(company.cache)] == [4]
 
 
 def test_the_kernel_of_gpus_rotates_each_row_at_its_own_position(mlx, monkeypatch):
@@ -283,7 +299,7 @@ def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
     """To the bit, at any place in a batch, behind padding, and with a longer history than it looks at."""
     import mlx.core as mx
 
-    from mlx_llama.mlx_native.sampling import draw, process
+    from mlx_llama.mlx_native.kernels.draw import draw, process
 
     seed = data.draw(st.integers(0, 1000))
     rng = np.random.default_rng(seed)
@@ -326,7 +342,7 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     import mlx.core as mx
 
     model = loaded(mlx, "plain", compile, 20000)
-    cache, options = model.make_cache(8192, 4), [{}] * 4
+    cache, options = model.make_cache(8192, 6), [{}] * 4
     for row in range(4):
         cache.reserve({row: 8000})
         cache.lengths[row] = 7500  # of zeros
@@ -355,6 +371,20 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     mx.reset_peak_memory()
     model.forward([[5, 6]], cache.lengths[3], cache, rows=[3])  # leaves
     mx.eval(cache.arrays())
+    assert mx.get_peak_memory() - held < row_nbytes * 1.1 + 4 * layer
+    cache.reset(4)
+    run([0, 1, 2, 3])
+    held = settle(cache)
+    mx.reset_peak_memory()
+    cache.copy_prefix(1, 4, 10)
+    run([0, 1, 2, 3])
+    assert mx.get_peak_memory() - held < clean + layer
+    cache.reset(4)
+    cache.reserve({4: 8000})
+    cache.lengths[4] = 7500
+    held = settle(cache)
+    mx.reset_peak_memory()
+    run([0, 1, 2, 4])  # row 3 makes place
     assert mx.get_peak_memory() - held < row_nbytes * 1.1 + 4 * layer
     kept = list(rooms(cache)[0].keys)  # a second reference makes the next step copy the array
     held = settle(cache)
@@ -408,6 +438,25 @@ def test_an_empty_row_takes_nothing_and_a_room_shrinks(mlx):
     for row in range(7):
         cache.reset(row)
     assert run([7]) == one
+
+
+def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
+    """Its next position would be the first of another head or row."""
+    model = loaded(mlx)
+    cache = model.make_cache(600, 4)
+    for row, length in enumerate((GROWTH - 2, 5, 6, 7)):
+        prefill(model, cache, row, ids(length, seed=row))
+
+    def run(rows: list[int]) -> None:
+        mlx.read_all(model.step([[5]] * len(rows), [cache.lengths[row] for row in rows], cache,
+                                sampling(mlx, *[{}] * len(rows)), rows=rows))
+
+    run([0, 1, 2, 3])
+    run([0, 1, 2])
+    assert cache.lengths[0] == rooms(cache)[0].length == GROWTH
+    waiting = [cache.state(row) for row in (0, 3)]
+    run([1, 2])
+    assert all(same_state(cache.state(row), state) for row, state in zip((0, 3), waiting))
 
 
 def test_rows_that_wait_leave_a_room_that_is_too_large_for_the_others(mlx):
@@ -483,3 +532,83 @@ def test_a_step_that_fails_changes_no_row(mlx, monkeypatch):
     assert cache.lengths == lengths
     assert all(same_state(cache.state(row), state) for row, state in enumerate(before))
     mlx.read_all(model.step([[5]] * 3, cache.lengths[:], cache, batch))
+
+
+# ---- keys and values of 8 bits
+
+
+@pytest.mark.parametrize("masked", [None, "causal", "window", "rows"])
+@pytest.mark.parametrize("size", [64, 24])
+def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
+    import mlx.core as mx
+    from mlx_lm.models.base import quantized_scaled_dot_product_attention
+
+    from mlx_llama.mlx_native import ops
+    from mlx_llama.mlx_native.kernels.rooms import Packing
+
+    rng = np.random.default_rng(0)
+    count = 1 if masked == "rows" else 5
+    packing = Packing(8, size, mx.float32, mx.float32)
+    query, key, value = (mx.array(rng.standard_normal(shape).astype(np.float32))
+                         for shape in ((2, 6, count, size), (2, 3, 40, size), (2, 3, 40, size)))
+    mask = {"window": mx.array(rng.random((count, 40)) < 0.5), "rows": mx.array(rng.random((2, 1, 1, 40)) < 0.5)}.get(masked, masked)
+    with mx.stream(mlx.device):
+        keys, values = packing.pack(key), packing.pack(value)
+        got = np.array(ops.attention(query, keys, values, 0.2, mask))
+        spare = ((0, 0), (0, 0), (0, 0), (0, -size % 32))
+        wanted = quantized_scaled_dot_product_attention(mx.pad(query, spare), keys, values, 0.2, mask, 32, 8)[..., :size]
+        exact = mx.fast.scaled_dot_product_attention(query, key, value, scale=0.2, mask=mask)
+        np.testing.assert_allclose(got, np.array(wanted), rtol=1e-4, atol=1e-5)
+        assert 0 < np.abs(got - np.array(exact)).max() < 0.03
+        for parts, numbers in ((keys, key), (values, value)):
+            assert rms(np.array(packing.unpack(parts)), np.array(numbers)) < 7e-3
+
+
+def rms(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.sqrt(((got - wanted) ** 2).mean() / (wanted ** 2).mean()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["plain", "sliding", "qwen3", "dynamic"])
+def test_logits_of_eight_bits_are_close(name, dtype, mlx):
+    """A prompt in chunks, steps and probes; within 1e-2 of full width."""
+    found, kept = {}, {}
+    for bits in (None, 8):
+        model = loaded(mlx, name, dtype=dtype, bits=bits)
+        cache, tokens = model.make_cache(64), [ids(40)]
+        logits = [model.forward([tokens[0][:25]], 0, cache, all_positions=True)[0],
+                  model.forward([tokens[0][25:30]], 25, cache, all_positions=True)[0]]
+        logits += [model.forward([[token]], 30 + i, cache) for i, token in enumerate(tokens[0][30:])]
+        found[bits] = np.concatenate([mlx.runtime.to_numpy(part) for part in logits])
+        kept[bits] = cache
+    assert 0 < rms(found[8], found[None]) < 1e-2
+    scale = 4 if mlx.device.type == mlx.runtime.mx.cpu or dtype == "float32" else 2
+    assert kept[8].position_nbytes == 2 * 2 * 2 * (32 + 2 * scale)  # both, layers, heads of up to 32
+    assert kept[8].nbytes == kept[8].nbytes_for(40) + 4 * 64
+    assert 0 < rms(kept[8].state()["keys"], kept[None].state()["keys"]) < 1e-2
+    again = loaded(mlx, name, dtype=dtype, bits=8).make_cache(64)
+    again.restore(kept[8].state())
+    assert rms(again.state()["values"], kept[8].state()["values"]) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["plain", "sliding", "qwen3"])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schedule=SCHEDULE)
+def test_tokens_of_eight_bits_do_not_depend_on_the_company(name, mlx, schedule):
+    model = loaded(mlx, name, bits=8)
+    play(Company(mlx, model, ROWS, 600), [part for part in schedule if part[0] != "copy"])  # a restored state is packed anew
+
+
+def test_a_traced_step_of_eight_bits_is_the_untraced(mlx):
+    found = []
+    for compile in (False, True):
+        model = loaded(mlx, "qwen3", compile, bits=8)
+        cache = model.make_cache(300, 3)
+        for row in range(3):
+            prefill(model, cache, row, ids(5 + row, seed=row))
+        tokens = [[5]] * 3
+        for _ in range(8):
+            tokens = model.step(tokens, cache.lengths[:], cache, sampling(mlx, {}, dict(temperature=1.0), {}))
+            mlx.launch(tokens)
+        found.append([cache.state(row) for row in range(3)])
+    assert all(same_state(*pair) for pair in zip(*found))

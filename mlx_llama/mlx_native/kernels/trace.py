@@ -12,8 +12,8 @@ import numpy as np
 
 from mlx_llama.core.backends.positions import CallView
 
-from ..cache import Cache, Packing, Room
-from ..sampling import Kind, SamplingBatch
+from .draw import Kind, OptionArrays
+from .rooms import Packing, Room, Rooms
 
 KEPT = 24  # compiled functions per model; the one used longest ago is evicted
 
@@ -29,7 +29,7 @@ class Runner:
         self.decode, self.compile = decode, compile
         self._functions: OrderedDict[tuple, Callable] = OrderedDict()
 
-    def step(self, tokens: mx.array | np.ndarray, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch,
+    def step(self, tokens: mx.array | np.ndarray, index_pos: int | Sequence[int], cache: Rooms, sampling: OptionArrays,
              rows: Sequence[int] | None) -> mx.array:
         """The next tokens, int32 [B, 1]; the cache takes over the step's arrays. Raises ContextError."""
         with CallView(cache, len(tokens), 1, index_pos, rows) as call:
@@ -45,7 +45,7 @@ class Runner:
             layout.following, layout.returned = following, _collect(following, [group.order for group in layout.groups])
         return layout.returned
 
-    def _run(self, cache: Cache, room: Room, token: mx.array, order: tuple[int, ...], sampling: SamplingBatch) -> mx.array:
+    def _run(self, cache: Rooms, room: Room, token: mx.array, order: tuple[int, ...], sampling: OptionArrays) -> mx.array:
         """The next token in each slot of a room, int32 [S, 1]. token: int32 [S, 1]."""
         if len(order) == 1:
             position = mx.array(cache.lengths[room.members[0]], mx.int32)
@@ -58,7 +58,7 @@ class Runner:
         return following
 
     def _find(self, kind: Kind, slots: int, packing: Packing) -> Callable:
-        key = kind, slots, packing
+        key = kind, slots, packing.bits  # the rest of `packing` is the model's
         step = self._functions.pop(key, None)
         if step is None:
             step = partial(self.decode, kind, packing)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..cache import Packing, Parts
+from .rooms import Packing, Parts
 
 
 class StepView:
@@ -21,7 +21,7 @@ class StepView:
     """
 
     flat = True
-    count = groups = 1
+    count = 1
 
     def __init__(self, token: mx.array, position: mx.array, tokens: mx.array, keys: Sequence[Parts],
                  values: Sequence[Parts], tables: tuple, packing: Packing):
@@ -30,13 +30,14 @@ class StepView:
         self._indices: dict[int, mx.array] = {}  # of each slot's position, by last axis
         self._masks: dict[int | None, mx.array] = {}  # by window
         self.slots, self.length = tokens.shape
-        if position.ndim == 0:
+        self.is_single = position.ndim == 0
+        if self.is_single:
             self.tokens = mx.slice_update(tokens, token, position, (1,))
         else:
             self.tokens = mx.put_along_axis(tokens, position[:, None], token, axis=1)
         if tables[0].ndim == 1:  # periods, not cosines and sines
             self.tables = (*tables, position)
-        elif position.ndim == 0:
+        elif self.is_single:
             self.tables = tuple(mx.slice(table, position, (0,), (1, table.shape[1])) for table in tables)
         else:
             self.tables = tuple(mx.take(table, position[:, None, None], axis=0) for table in tables)  # [S, 1, 1, D/2]
@@ -46,25 +47,25 @@ class StepView:
         self.keys[layer] = self._put(self.keys[layer], key)
         self.values[layer] = self._put(self.values[layer], value)
 
-    def stored(self, layer: int, window: int | None = None, group: int = 0) -> tuple[Parts, Parts]:
-        """A layer's keys and values, visible or not: [S, G, L, *] each; see `mask`."""
-        return self.keys[layer], self.values[layer]
+    def stored(self, layer: int, window: int | None = None) -> list[tuple[Parts, Parts]]:
+        """A layer's keys and values of all slots, visible or not: [S, G, L, *] each; see `mask`."""
+        return [(self.keys[layer], self.values[layer])]
 
     def new_keys(self, layer: int) -> mx.array:
         """Keys that this step stored in a layer, [S, G, 1, D]."""
         return self.packing.unpack(tuple(
-            mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3])) if self.position.ndim == 0
+            mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3])) if self.is_single
             else mx.take_along_axis(part, self._find_indices(part), axis=2) for part in self.keys[layer]))
 
-    def mask(self, window: int | None = None, group: int = 0) -> mx.array:
-        """The `stored` rows that each query sees: bool [S, 1, 1, L]."""
-        if window not in self._masks:
+    def mask(self, window: int | None = None) -> list[mx.array]:
+        """The `stored` positions that each query sees: bool [S, 1, 1, L]."""
+        if window not in self._masks:  # one for all layers of that window
             columns, position = mx.arange(self.length), self.position.reshape(-1, 1)
             visible = columns <= position
             if window and window < self.length:
                 visible = visible & (columns > position - window)
             self._masks[window] = visible[:, None, None]
-        return self._masks[window]
+        return [self._masks[window]]
 
     def recent(self, window: int) -> mx.array:
         """The last `window` tokens of each slot, this step's last: int32 [S, window], -1 in front where there are fewer."""
@@ -72,10 +73,12 @@ class StepView:
         return mx.where(last < 0, -1, mx.take_along_axis(self.tokens, mx.maximum(last, 0), axis=1))
 
     def _put(self, parts: Parts, new: mx.array) -> Parts:
-        packed = zip(parts, self.packing.pack(new))
-        if self.position.ndim == 0:
-            return tuple(mx.slice_update(part, each, self.position, (2,)) for part, each in packed)
-        return tuple(mx.put_along_axis(part, self._find_indices(part), each, axis=2) for part, each in packed)
+        packed = self.packing.pack(new)
+        if not self.is_single:
+            return tuple([mx.put_along_axis(part, self._find_indices(part), each, axis=2) for part, each in zip(parts, packed)])
+        if len(packed) == 1:
+            return (mx.slice_update(parts[0], new, self.position, (2,)),)
+        return tuple([mx.slice_update(part, each, self.position, (2,)) for part, each in zip(parts, packed)])
 
     def _find_indices(self, part: mx.array) -> mx.array:
         """int32 [S, G, 1, *], each slot's position: broadcast once, not for every layer."""
