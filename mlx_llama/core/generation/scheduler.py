@@ -30,7 +30,7 @@ from .completion import Completion, Writer
 from .device import Device
 from .engine import Engine
 from .options import MAX_ROWS
-from .request import Handle, Request, Sequence
+from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
 from .speculate import ModelDrafts, PromptLookup, Speculation
 
@@ -110,7 +110,7 @@ class Scheduler:
                 budget = self.cache_memory if self.cache_memory is not None else self._measure_budget()
                 cache = self.model.make_cache(self.context, count)
                 # Beyond its trained positions a draft model guesses badly, and dynamic rope would forbid trimming.
-                drafts = draft and draft.make_cache(min(self.context, draft.config.max_position_embeddings), count)
+                drafts = draft.make_cache(min(self.context, draft.config.max_position_embeddings), count) if draft else None
                 self._rows = Rows(self.model.config, cache, drafts, budget, self.kept_rows)
             return self._rows
 
@@ -138,7 +138,8 @@ class Scheduler:
         options, engine = request.options.options, self.engine
         engine.check_options(options)
         engine.check_prompt(request.prompt)
-        if request.wants_text and engine.tokenizer is None:
+        tokenizer = engine.tokenizer if request.wants_text else None
+        if request.wants_text and tokenizer is None:
             raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
         if options.stop and not request.wants_text:
             raise OptionsError("option stop: needs text, and this request asks for token ids only")
@@ -147,7 +148,7 @@ class Scheduler:
         completion = Completion(prompt_tokens=len(request.prompt))
         eos = engine.eos if request.eos is None else request.eos
         limit = min(options.max_tokens, self.context - len(request.prompt))
-        decoder = engine.tokenizer.stream(starts_text=request.starts_text) if request.wants_text else None
+        decoder = tokenizer.stream(starts_text=request.starts_text) if tokenizer else None
         writer = Writer(completion, options.max_tokens, limit, eos, decoder, options.stop)
         writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
         lookup = PromptLookup(request.prompt) if kind == "prompt" else None
@@ -202,7 +203,7 @@ class Scheduler:
             self.steps, self._last, self._batch = [], None, None
             if self._rows is not None:
                 for row in list(self._rows.kept):
-                    self._rows._drop_oldest()
+                    self._rows.drop(row)
 
     def _run(self) -> None:
         while True:
@@ -339,9 +340,10 @@ class Scheduler:
         return rope.length_dependent(config) and length > config.max_position_embeddings
 
     def _begin_drafts(self, sequence: Sequence) -> None:
-        row, draft = sequence.row, self.engine.draft
+        row, draft, cache = sequence.row, self.engine.draft, self.rows.drafts
+        assert draft and cache
         if row not in self._drafters:
-            self._drafters[row] = ModelDrafts(draft, self.rows.drafts, row)
+            self._drafters[row] = ModelDrafts(draft, cache, row)
         self._drafters[row].begin(sequence.text, sequence.sampling, sequence.options.prefill_step_size)
         sequence.speculation.drafter = self._drafters[row]
 
@@ -483,7 +485,7 @@ class Scheduler:
         """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
         self._remove(sequence)
         self.rows.release(sequence.row)
-        sequence.row = None
+        sequence.row = NO_ROW
         if sequence.speculation.kind == "model":
             sequence.speculation.drafter = None  # it belongs to the row
         self.waiting.appendleft(sequence)
@@ -526,17 +528,17 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         """Remove a sequence and keep its row as a prefix."""
         self._remove(sequence)
-        if sequence.row is not None:
+        if sequence.row != NO_ROW:
             self.rows.keep(sequence.row)
-            sequence.row = None
+            sequence.row = NO_ROW
         self._close(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """End a sequence by an error, and forget its row."""
         self._remove(sequence)
-        if sequence.row is not None:
+        if sequence.row != NO_ROW:
             self.rows.release(sequence.row)
-            sequence.row = None
+            sequence.row = NO_ROW
         if not sequence.is_over:
             sequence.error = error
             sequence.writer.fail(error)
@@ -606,22 +608,22 @@ class Scheduler:
     def count_known(self, tokens: Several[int]) -> int:
         """Tokens at the beginning of `tokens` that some row holds."""
         with self._ticking:
-            return max((min(length, self.cache.lengths[row]) for row, length in [self.rows.find_prefix([*tokens, -1])]
-                        if row is not None), default=0)
+            return self.rows.find_prefix([*tokens, -1])[1]
 
     def export(self, tokens: Several[int] | None = None) -> dict[str, Any]:
         """State of the row with the longest prefix of `tokens`, None: of the last row that ended; {}: there is none.
         See Cache.state."""
         with self._ticking:
             if tokens is None:
-                row, length = next(reversed(self.rows.kept), None), None
+                row = next(reversed(self.rows.kept), NO_ROW)
+                length = len(self.rows.kept.get(row, ()))
             else:
                 row, length = self.rows.find_prefix([*tokens, -1])
-            if row is None:
+            if length == 0:
                 return {}
             state = self.cache.state(row)
-            return state if length is None else {
-                "tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length], "values": state["values"][:, :, :length]}
+            return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length],
+                    "values": state["values"][:, :, :length]}
 
     def install(self, state: dict[str, Any]) -> None:
         """Restore an exported state as a prefix of later prompts. Raises ContextError."""
@@ -630,8 +632,7 @@ class Scheduler:
             try:
                 self.cache.restore(state, row)
             except BaseException:
-                del self.rows.kept[row]
-                self.rows._free(row)
+                self.rows.drop(row)
                 raise
 
 
