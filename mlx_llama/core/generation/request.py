@@ -13,6 +13,8 @@ from .completion import Completion, Writer
 from .options import GenerationOptions, Resolved
 from .speculate import Speculation
 
+NO_ROW = -1
+
 
 @dataclass(frozen=True)
 class Request:
@@ -38,7 +40,7 @@ class Sequence:
     """A request being served. Only ticks change it, but for the flags at the end.
 
     text: the tokens known on the host, prompt and answer. limit: most tokens of the answer. number: order of submission.
-    row: of the cache, None while it waits.
+    row: of the cache, NO_ROW while it waits.
     """
 
     request: Request
@@ -48,7 +50,7 @@ class Sequence:
     speculation: Speculation
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0
-    row: int | None = None
+    row: int = NO_ROW
     is_over: bool = False
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread

@@ -30,7 +30,7 @@ from .completion import Completion, Writer
 from .device import Device
 from .engine import Engine
 from .options import MAX_ROWS
-from .request import Handle, Request, Sequence
+from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
 from .speculate import ModelDrafts, PromptLookup, Speculation
 
@@ -104,13 +104,16 @@ class Scheduler:
 
     @property
     def rows(self) -> Rows:
+        return self._rows or self._make_rows()
+
+    def _make_rows(self) -> Rows:
         with self._setup:
             if self._rows is None:
                 draft, count = self.engine.draft, self.max_rows + self.kept_rows
                 budget = self.cache_memory if self.cache_memory is not None else self._measure_budget()
                 cache = self.model.make_cache(self.context, count)
                 # Beyond its trained positions a draft model guesses badly, and dynamic rope would forbid trimming.
-                drafts = draft and draft.make_cache(min(self.context, draft.config.max_position_embeddings), count)
+                drafts = draft.make_cache(min(self.context, draft.config.max_position_embeddings), count) if draft else None
                 self._rows = Rows(self.model.config, cache, drafts, budget, self.kept_rows)
             return self._rows
 
@@ -138,7 +141,8 @@ class Scheduler:
         options, engine = request.options.options, self.engine
         engine.check_options(options)
         engine.check_prompt(request.prompt)
-        if request.wants_text and engine.tokenizer is None:
+        tokenizer = engine.tokenizer if request.wants_text else None
+        if request.wants_text and tokenizer is None:
             raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
         if options.stop and not request.wants_text:
             raise OptionsError("option stop: needs text, and this request asks for token ids only")
@@ -147,7 +151,7 @@ class Scheduler:
         completion = Completion(prompt_tokens=len(request.prompt))
         eos = engine.eos if request.eos is None else request.eos
         limit = min(options.max_tokens, self.context - len(request.prompt))
-        decoder = engine.tokenizer.stream(starts_text=request.starts_text) if request.wants_text else None
+        decoder = tokenizer.stream(starts_text=request.starts_text) if tokenizer else None
         writer = Writer(completion, options.max_tokens, limit, eos, decoder, options.stop)
         writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
         lookup = PromptLookup(request.prompt) if kind == "prompt" else None
@@ -202,7 +206,7 @@ class Scheduler:
             self.steps, self._last, self._batch = [], None, None
             if self._rows is not None:
                 for row in list(self._rows.kept):
-                    self._rows._drop_oldest()
+                    self._rows.drop(row)
 
     def _run(self) -> None:
         while True:
@@ -227,8 +231,8 @@ class Scheduler:
             sequence.is_awaited = False
             return
         with self._ticking:
-            if not has_news():
-                self._tick_held()
+            if not has_news() and not self._tick_held() and not has_news():
+                self._fail(sequence, SessionError("this request was lost: submit it again"))
 
     def sweep(self) -> None:
         """End cancelled requests now, or in the tick that runs."""
@@ -276,20 +280,24 @@ class Scheduler:
             for step in steps:
                 self._run_ahead(step, groups)
         for step in steps:
-            self._read(step)
+            if not self._read(step):
+                break  # the other steps were forgotten with it
         if self.backend.runs_ahead:
             self._launch()  # the device works while consumers look at the tokens
         return True
 
     def _sweep(self) -> None:
-        """Queue the requests that arrived and end those that were cancelled."""
+        """Queue the requests that arrived; end those that were cancelled."""
         while self._arrived:
-            self.waiting.append(self._arrived.popleft())
+            if not self.waiting or self.waiting[-1] is not self._arrived[0]:
+                self.waiting.append(self._arrived[0])
+            self._arrived.popleft()
         if any(sequence.is_cancelled for sequence in self.waiting):
             for sequence in [sequence for sequence in self.waiting if sequence.is_cancelled]:
                 self._end(sequence)
-        for sequence in [sequence for sequence in self._alive() if sequence.is_cancelled]:
-            self._end(sequence)
+        for sequence in self._alive():
+            if sequence.is_cancelled or sequence.writer.is_finished:  # finished before an interrupt
+                self._end(sequence)
 
     def _alive(self) -> list[Sequence]:
         return [*self.running, *([self.prefilling] if self.prefilling else [])]
@@ -307,17 +315,16 @@ class Scheduler:
             if not self.running:
                 self._refuse(sequence)
             return
-        self.prefilling = sequence
-        self.waiting.popleft()
         sequence.row, reused = claimed
         sequence.writer.start(self._clock.now(), min(reused, sequence.prompt_length))
-        if sequence.sampling is None:
-            sequence.sampling = self.backend.sampling_batch([sequence.options])
+        sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
         if sequence.speculation.kind == "model" and sequence.speculation.is_on:
             self._begin_drafts(sequence)
         if self._may_not_share(length):
             sequence.writer.add_notices(["no prefix is reused: this model's dynamic rope rotates keys of a text beyond "
                                          f"{self.model.config.max_position_embeddings} tokens by angles of its length"])
+        self.prefilling = sequence
+        self.waiting.popleft()
 
     def _refuse(self, sequence: Sequence) -> None:
         """End a request that does not fit although nothing else runs."""
@@ -339,9 +346,10 @@ class Scheduler:
         return rope.length_dependent(config) and length > config.max_position_embeddings
 
     def _begin_drafts(self, sequence: Sequence) -> None:
-        row, draft = sequence.row, self.engine.draft
+        row, draft, cache = sequence.row, self.engine.draft, self.rows.drafts
+        assert draft and cache
         if row not in self._drafters:
-            self._drafters[row] = ModelDrafts(draft, self.rows.drafts, row)
+            self._drafters[row] = ModelDrafts(draft, cache, row)
         self._drafters[row].begin(sequence.text, sequence.sampling, sequence.options.prefill_step_size)
         sequence.speculation.drafter = self._drafters[row]
 
@@ -414,6 +422,7 @@ class Scheduler:
                                          sequence.sampling, sequence.writer)
         except Exception as error:  # drafts do not change the text, so go on without
             speculation.end(f"speculation was switched off: {error}")
+            self._rewind(sequence)
             return False
         self.steps.append(Step([sequence], sampled, drafts))
         return True
@@ -451,10 +460,12 @@ class Scheduler:
             return
         if not self.rows.reserve({sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences}):
             return
+        before = [self.cache.lengths[sequence.row] for sequence in step.sequences]
         try:
             self.steps.append(self._step(step.sequences, step.sampled))
-        except Exception:
-            self._last = None  # try again with tokens of the host
+        except Exception:  # launch it again once the tokens are read
+            for sequence, length in zip(step.sequences, before):
+                self.cache.trim(length, sequence.row)
 
     # Memory
 
@@ -478,29 +489,37 @@ class Scheduler:
 
     def _set_aside(self, sequence: Sequence) -> None:
         """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
-        self._remove(sequence)
+        self.waiting.appendleft(sequence)
+        if sequence is self.prefilling:
+            self.prefilling = None
+        else:
+            self.running.remove(sequence)
         self.rows.release(sequence.row)
-        sequence.row = None
+        self._leave_row(sequence)
+
+    def _leave_row(self, sequence: Sequence) -> None:
+        sequence.row = NO_ROW
         if sequence.speculation.kind == "model":
             sequence.speculation.drafter = None  # it belongs to the row
-        self.waiting.appendleft(sequence)
 
     # Reading
 
-    def _read(self, step: Step) -> None:
+    def _read(self, step: Step) -> bool:
+        """Read a step and take its tokens. False: it failed, and all launched steps are forgotten."""
         try:
             sampled = self.device.read(step.sampled, [sequence.writer for sequence in step.sequences])
         except Exception as error:
             self._forget_steps()
             self._retry(step.sequences, error)
-            return
+            return False
         self._last = step
         now = self._clock.now()
         if step.drafts:
             self._take(step.sequences[0], step.drafts, sampled, now)
-            return
-        for sequence, token in zip(step.sequences, sampled):
-            self._take(sequence, [], [token], now)
+        else:
+            for sequence, token in zip(step.sequences, sampled):
+                self._take(sequence, [], [token], now)
+        return True
 
     def _take(self, sequence: Sequence, drafts: list[int], sampled: list[int], now: float) -> None:
         """Append the tokens that a step gave."""
@@ -521,23 +540,23 @@ class Scheduler:
     # Ends
 
     def _end(self, sequence: Sequence) -> None:
-        """Remove a sequence and keep its row as a prefix."""
-        self._remove(sequence)
-        if sequence.row is not None:
-            self.rows.keep(sequence.row)
-            sequence.row = None
+        """Remove a sequence and keep its row as a prefix. An interrupt may come between any two lines: it is done again."""
         self._close(sequence)
+        if sequence.row != NO_ROW:
+            self.rows.keep(sequence.row)
+            sequence.row = NO_ROW
+        self._remove(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """End a sequence by an error, and forget its row."""
-        self._remove(sequence)
-        if sequence.row is not None:
-            self.rows.release(sequence.row)
-            sequence.row = None
         if not sequence.is_over:
             sequence.error = error
             sequence.writer.fail(error)
             self._close(sequence)
+        if sequence.row != NO_ROW:
+            self.rows.release(sequence.row)
+            sequence.row = NO_ROW
+        self._remove(sequence)
 
     def _close(self, sequence: Sequence) -> None:
         if sequence.is_over:
@@ -568,6 +587,7 @@ class Scheduler:
             if len(sequences) == 1:
                 self._fail(sequence, error)
                 return
+            self._rewind(sequence)
             try:
                 step = self._step([sequence], np.array([[sequence.text[-1]]], np.int32))
                 sampled = self.device.read(step.sampled, [sequence.writer])
@@ -580,18 +600,23 @@ class Scheduler:
         """Drop all launched steps; rows go on from the tokens known on the host."""
         self.steps, self._last = [], None
         for sequence in self._alive():
-            known = len(sequence.text) - 1
-            self.cache.trim(min(self.cache.lengths[sequence.row], known), sequence.row)
+            self._rewind(sequence)
+
+    def _rewind(self, sequence: Sequence) -> None:
+        """Keep the positions before the last known token, which is the next step's input."""
+        self.cache.trim(min(self.cache.lengths[sequence.row], len(sequence.text) - 1), sequence.row)
 
     def _recover(self) -> None:
         """Make rows and queues consistent after an interrupt at any point."""
-        if self.waiting and self.waiting[0] is self.prefilling:
-            self.waiting.popleft()
-        if self.prefilling in self.running:
+        first = self.prefilling
+        if first is not None and (first in self.waiting or first in self.running or first.row == NO_ROW):
             self.prefilling = None
+        self.running = [sequence for sequence in self.running if sequence not in self.waiting and sequence.row != NO_ROW]
+        for sequence in self.waiting:
+            self._leave_row(sequence)
         if self._rows is None:
             return
-        self._rows.release_lost({sequence.row for sequence in self._alive()})
+        self._rows.settle({sequence.row for sequence in self._alive()})
         self._forget_steps()
 
     # Prefixes
@@ -599,22 +624,22 @@ class Scheduler:
     def count_known(self, tokens: Several[int]) -> int:
         """Tokens at the beginning of `tokens` that some row holds."""
         with self._ticking:
-            return max((min(length, self.cache.lengths[row]) for row, length in [self.rows.find_prefix([*tokens, -1])]
-                        if row is not None), default=0)
+            return self.rows.find_prefix([*tokens, -1])[1]
 
     def export(self, tokens: Several[int] | None = None) -> dict[str, Any]:
         """State of the row with the longest prefix of `tokens`, None: of the last row that ended; {}: there is none.
         See Cache.state."""
         with self._ticking:
             if tokens is None:
-                row, length = next(reversed(self.rows.kept), None), None
+                row = next(reversed(self.rows.kept), NO_ROW)
+                length = len(self.rows.kept.get(row, ()))
             else:
                 row, length = self.rows.find_prefix([*tokens, -1])
-            if row is None:
+            if length == 0:
                 return {}
             state = self.cache.state(row)
-            return state if length is None else {
-                "tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length], "values": state["values"][:, :, :length]}
+            return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length],
+                    "values": state["values"][:, :, :length]}
 
     def install(self, state: dict[str, Any]) -> None:
         """Restore an exported state as a prefix of later prompts. Raises ContextError."""
@@ -623,8 +648,7 @@ class Scheduler:
             try:
                 self.cache.restore(state, row)
             except BaseException:
-                del self.rows.kept[row]
-                self.rows._free(row)
+                self.rows.drop(row)
                 raise
 
 
