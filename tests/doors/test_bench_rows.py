@@ -66,15 +66,16 @@ def test_rows_decode_what_they_decode_alone():
     """The tokens of a step are those of the rows' own texts, also where the step ran ahead."""
     from mlx_llama.bench.loop import decode, prefill
 
-    for runs_ahead in (False, True):
-        it, prompts = loaded(runs_ahead), [[1, 2, 3], [4], [5, 6]]
+    prompts = [[1, 2, 3], [4], [5, 6]]
 
-        def run(chosen, it=it):
-            cache = it.model.make_cache(20, rows=len(chosen))
-            first = prefill(it.backend, it.model, cache, dict(enumerate(chosen)))
-            return np.array([first, *decode(it.backend, it.model, cache, first, 5)]).T.tolist()
+    def run(chosen, runs_ahead):
+        it = loaded(runs_ahead)
+        cache = it.model.make_cache(20, rows=len(chosen))
+        first = prefill(it.backend, it.model, cache, dict(enumerate(chosen)))
+        return np.array([first, *decode(it.backend, it.model, cache, first, 5)]).T.tolist()
 
-        assert run(prompts) == [run([prompt])[0] for prompt in prompts]
+    alone = [run([prompt], False)[0] for prompt in prompts]
+    assert run(prompts, False) == run(prompts, True) == alone
 
 
 def test_rows_that_do_not_fit_are_refused_before_their_prompts(monkeypatch):
