@@ -169,7 +169,7 @@ def test_host(loaded, monkeypatch):
     else:
         assert host["primitives"] is None and "primitives" not in line
         assert ("computes the step itself" in line) == (host["thread_us"] is None) == host["host_computes"]
-    assert bench_host.measure_host(loaded, 8)["tokens"] == 2  # limited by the context
+    assert bench_host.measure_host(loaded, 8)["tokens"] == 1  # limited by the context
 
 
 def test_primitives_are_those_of_one_step(tmp_path):
