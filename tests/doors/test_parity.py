@@ -126,20 +126,22 @@ def planted(patch, backend: str, fault: str) -> None:
     elif fault == "offset after the prompt":
         init = cache.View.__init__
 
-        def shifted(self, cache, tokens, index_pos):
-            init(self, cache, tokens, index_pos)
-            if index_pos:
-                self.tables = tuple(part[index_pos - 1:index_pos - 1 + tokens.shape[1]] for part in cache.tables)
+        def shifted(self, cache, tokens, index_pos, rows=None):
+            init(self, cache, tokens, index_pos, rows)
+            [span] = self.spans
+            if span.start and backend == "mlx":
+                self.tables = self._find_tables(span.start - 1, span.end - 1, self.rooms[0])
+            elif span.start:
+                self.tables = tuple(part[None, span.start - 1:span.end - 1] for part in cache.tables)
 
         patch.setattr(cache.View, "__init__", shifted)
     elif fault == "stale row":  # layer 1's value of the last prompt token
         append = cache.View.append
 
         def stale(self, layer, key, value):
+            if layer == 1 and self.spans[0].start == 0:
+                value = xp.concatenate([value[:, :, :-1], value[:, :, 2:3]], axis=2)
             append(self, layer, key, value)
-            if layer == 1 and self.index_pos == 0:
-                last = key.shape[2] - 1
-                self.values[1][:, :, last:last + 1] = self.values[1][:, :, 2:3]
 
         patch.setattr(cache.View, "append", stale)
     elif fault == "no scale":
@@ -175,16 +177,20 @@ def planted_in_programs(patch, fault: str) -> None:
         replace(ops.add_rms_norm, lambda right, x, delta, weight, eps: right(x, delta, weight.astype(np.float16), eps))
     elif fault == "offset after the prompt":
         def shifted(self, tokens, view, *rest):
-            if view.index_pos:
-                view.tables = tuple(part[view.index_pos - 1:view.end - 1] for part in view.cache.tables)
+            [span] = view.spans
+            if span.start:
+                view.tables = tuple(part[None, span.start - 1:span.end - 1] for part in view.cache.tables)
             return forward(self, tokens, view, *rest)
 
         patch.setattr(runner.Runner, "forward", shifted)
     elif fault == "stale row":
         def stale(self, tokens, view, *rest):
             found = forward(self, tokens, view, *rest)
-            if view.index_pos == 0:
-                view.values[1][:, :, view.end - 1] = view.values[1][:, :, 2]
+            [span], [pages] = view.spans, view.pages
+            if span.start == 0:
+                keys, values = (np.array(part) for part in view.cache._read(pages, 1, 0, span.end))
+                values[:, -1] = values[:, 2]
+                view.cache._write(pages, 1, 0, keys, values)
             return found
 
         patch.setattr(runner.Runner, "forward", stale)
@@ -267,8 +273,8 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
 
     step = Llama.step
 
-    def wrong(self, token, index_pos, cache, sampler):
-        found = step(self, token, index_pos, cache, sampler)
+    def wrong(self, token, index_pos, cache, sampling, **named):
+        found = step(self, token, index_pos, cache, sampling, **named)
         return (found + 1) % self.config.vocab_size if index_pos == 53 and self._runner is not None else found
 
     if not open_cpu()._runner:
