@@ -79,6 +79,11 @@ class Llama:
         return model
 
     @property
+    def is_batch_invariant(self) -> bool:
+        """True if a row has the same bits in any company and with any chunks: compiled kernels."""
+        return self._runner is not None
+
+    @property
     def verify_width(self) -> int:
         """Positions that `verify` computes at little more than the cost of a step."""
         return self._tile or 16

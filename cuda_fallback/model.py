@@ -90,6 +90,11 @@ class Llama:
         return self._notices + (self._runner.notices if self._runner else ())
 
     @property
+    def is_batch_invariant(self) -> bool:
+        """True if a row has the same bits in any company and with any chunks: kernels, not torch's operations."""
+        return self._runner is not None
+
+    @property
     def verify_width(self) -> int:
         """Positions that `verify` takes for little more than a step costs."""
         return 16  # as many as the kernels for low-bit weights are meant for

@@ -118,10 +118,10 @@ def test_greedy_tokens(backend, files):
         theirs.eval(theirs_tokens[-1:])
     model = backend.load(open_checkpoint(path), "float32")
     from mlx_llama.core.generation import options
-    from mlx_llama.core.generation.completion import Completion
-    from mlx_llama.core.generation.engine import Engine
+    from mlx_llama.core.generation.request import Request
+    from mlx_llama.core.generation.scheduler import Scheduler
 
-    engine = Engine(backend, model, None, frozenset(), 256)
     resolved = options.resolve({"max_tokens": 24, "temperature": 0.0})
-    assert list(engine.tokens(TOKENS, model.make_cache(256), resolved, Completion())) == theirs_tokens
+    handle = Scheduler(backend, model, None, frozenset(), 256).submit(Request(TOKENS, resolved, wants_text=False))
+    assert list(handle.tokens()) == theirs_tokens
     assert len(set(theirs_tokens)) > 4  # not a constant

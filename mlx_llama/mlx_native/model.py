@@ -57,6 +57,11 @@ class Llama:
         return model
 
     @property
+    def is_batch_invariant(self) -> bool:
+        """True if a row has the same bits in any company and with any chunks. MLX's products depend on their shapes."""
+        return False
+
+    @property
     def verify_width(self) -> int:
         """Positions that `verify` takes for little more than a step costs."""
         return 16  # an estimate, not measured on Metal

@@ -22,18 +22,18 @@ from mlx_llama.core.generation import options
 from mlx_llama.core.system import machine
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.engine import Engine
+from mlx_llama.core.generation.request import Request
+from mlx_llama.core.generation.scheduler import Scheduler
 
 folder, name, device, length = *sys.argv[1:4], int(sys.argv[4])
 backend = select(name, device)
 model = backend.load(open_checkpoint(folder))
-engine = Engine(backend, model, None, frozenset(), 20_000)
 tokens = np.random.default_rng(0).integers(0, 384, length).tolist()
 
 def answer(prompt):
     resolved = options.resolve({"max_tokens": 2, "temperature": 0.0})
-    return list(engine.tokens(prompt, model.make_cache(20_000), resolved, Completion()))
+    scheduler = Scheduler(backend, model, None, frozenset(), 20_000)
+    return list(scheduler.submit(Request(prompt, resolved, wants_text=False)).tokens())
 
 answer(tokens[:600])
 before = max(machine.peak_memory(), 0 if device == "cpu" else backend.runtime.peak_memory(backend.device))

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from rows_toy import CONFIG, ToyBackend, ToyModel
 
-from mlx_llama.bench import command as bench
+from mlx_llama.bench import command as bench, report as bench_report
 from mlx_llama.bench.batch import Batch, BatchRow, measure_batches
-from mlx_llama.bench.measure import Case, Loaded, measure_rows
+from mlx_llama.bench.host import SKIPPED, TOKENS, measure_host
+from mlx_llama.bench.measure import Case, Loaded, measure, measure_rows
+from mlx_llama.core.backends.selection import Backend
 
 # From llama.cpp's README of its batched-bench.
 PUBLISHED = """
@@ -64,15 +66,16 @@ def test_rows_decode_what_they_decode_alone():
     """The tokens of a step are those of the rows' own texts, also where the step ran ahead."""
     from mlx_llama.bench.loop import decode, prefill
 
-    for runs_ahead in (False, True):
-        it, prompts = loaded(runs_ahead), [[1, 2, 3], [4], [5, 6]]
+    prompts = [[1, 2, 3], [4], [5, 6]]
 
-        def run(chosen, it=it):
-            cache = it.model.make_cache(20, rows=len(chosen))
-            first = prefill(it.backend, it.model, cache, dict(enumerate(chosen)))
-            return np.array([first, *decode(it.backend, it.model, cache, first, 5)]).T.tolist()
+    def run(chosen, runs_ahead):
+        it = loaded(runs_ahead)
+        cache = it.model.make_cache(20, rows=len(chosen))
+        first = prefill(it.backend, it.model, cache, dict(enumerate(chosen)))
+        return np.array([first, *decode(it.backend, it.model, cache, first, 5)]).T.tolist()
 
-        assert run(prompts) == [run([prompt])[0] for prompt in prompts]
+    alone = [run([prompt], False)[0] for prompt in prompts]
+    assert run(prompts, False) == run(prompts, True) == alone
 
 
 def test_rows_that_do_not_fit_are_refused_before_their_prompts(monkeypatch):
@@ -90,6 +93,39 @@ def test_a_row_of_lengths_and_depths_runs_the_steps_of_its_name():
     measure_rows(it, [Case("pp", 9), Case("tg", 5), Case("tg", 5, 30)], 1)
     assert [(shape[1], starts[0]) for shape, starts, _ in it.model.calls] == [
         *2 * [(1, i) for i in range(5)], *2 * [(9, 0)], (30, 0), *2 * [(1, 30 + i) for i in range(5)]]
+
+
+def whole(runs_ahead: bool = False, primitives=None) -> Loaded:
+    """A stand-in with the modules of a backend."""
+    toy = ToyBackend(runs_ahead)
+    runtime = SimpleNamespace(**vars(toy.runtime) | {
+        "launch": toy.launch, "read": toy.read, "read_all": toy.read_all, "runs_ahead": lambda device: toy.runs_ahead,
+        "device_name": str, "bandwidth": lambda device: 1e9, "primitives": lambda *arrays: primitives})
+    sampling = SimpleNamespace(SamplingBatch=lambda options, device: toy.sampling_batch(options))
+    return Loaded(SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}),
+                  Backend("toy", "toy", runtime, None, sampling), ToyModel(), 0.5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_the_hosts_time_of_a_step_of_all_rows(rows):
+    it = whole(runs_ahead=True, primitives=7)
+    host = measure_host(it, 256, rows)
+    steps = [shape for shape, _, _ in it.model.calls if shape == (rows, 1)]
+    assert host["rows"] == rows and host["tokens"] == TOKENS <= len(steps) - SKIPPED and host["primitives"] == 7
+    assert host["step_us"] > 0 and host["launch_us"] > 0 and host["thread_us"] > 0
+    line = bench_report.host_line(host)
+    assert ("per token" if rows == 1 else f"per step of {rows} rows") in line
+    short = measure_host(whole(), rows + 8, rows)  # limited by the context
+    assert short["tokens"] == 2 and short["host_computes"]
+
+
+def test_one_prompt_runs_on_the_scheduler_and_from_an_empty_cache():
+    it = whole()
+    figures = measure(it, 20, 8, 3)
+    calls = [(shape, starts) for shape, starts, _ in it.model.calls]
+    assert calls == 4 * [((1, 20), [0]), *(((1, 1), [20 + i]) for i in range(7))]
+    assert (figures["evaluations_per_token"], figures["launches_per_token"], figures["read_bytes_per_token"]) == (1, 1, 4)
+    assert figures["bytes_per_token"] == 24 * 2 * 2 * 1 * 4 * 4  # keys and values of 24 positions
 
 
 @pytest.fixture

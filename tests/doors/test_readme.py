@@ -27,6 +27,13 @@ def test_the_script_runs_as_it_stands(capsys):
     assert int(capsys.readouterr().out.split()[-1]) > 0  # the second turn reused tokens
 
 
+def test_the_script_for_many_runs_as_it_stands(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(blocks("python")[1], {})
+    assert [file.name for file in tmp_path.iterdir()] == ["story.safetensors"]
+    assert int(capsys.readouterr().out.split()[-1]) > 10  # tokens of the prompt and the answer
+
+
 def test_files_and_flags_it_names_exist():
     for name in re.findall(r"`([\w/]+\.py)`", TEXT):
         assert any((ROOT / folder / name).exists() for folder in ("", "examples", "mlx_llama", "cpu_fallback")), name
