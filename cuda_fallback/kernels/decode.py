@@ -106,6 +106,7 @@ def _multiply(x, w, bias, out, M, N, K: tl.constexpr, ACTIVATION: tl.constexpr, 
     A program multiplies TILE rows of x with each weight that it loads. Threads share the columns alone, so that TILE does
     not change the order of a sum.
     """
+    GATED: tl.constexpr = ACTIVATION != ""
     tiles = tl.cdiv(M, TILE)  # neighbouring programs read the same rows of w
     m = (tl.program_id(0) % tiles * TILE + tl.arange(0, TILE))[:, None]
     n = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS))[None, :]
@@ -118,13 +119,13 @@ def _multiply(x, w, bias, out, M, N, K: tl.constexpr, ACTIVATION: tl.constexpr, 
         inside = k < K
         value = tl.load(x + sample * K + k, mask=inside, other=0).to(tl.float32)
         total += tl.load(w + row * K + k, mask=inside, other=0, eviction_policy="evict_first").to(tl.float32) * value
-        if ACTIVATION:
+        if GATED:
             second = tl.load(w + (row + N) * K + k, mask=inside, other=0, eviction_policy="evict_first")
             other += second.to(tl.float32) * value
     result = tl.sum(total, axis=2)
     if bias is not None:
         result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
-    if ACTIVATION:
+    if GATED:
         up = tl.sum(other, axis=2)
         if bias is not None:
             up += tl.load(bias + N + n, mask=n < N, other=0).to(tl.float32)
