@@ -74,7 +74,7 @@ class Llama:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         config, weights = checkpoint.config, Weights(checkpoint, dtype, device)
-        decoding = kernels.plan_decoding(config, weights.dtype, device, compile)
+        decoding = kernels.plan_decoding(config, weights.dtype, device, compile, cache_bits)
         model = cls(config, weights, weights.dtype, device, decoding.notices + weights.notices, cache_bits)
         if decoding.kernels:
             def build_view(rows: int, kind: Kind) -> StateView:

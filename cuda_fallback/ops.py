@@ -91,7 +91,7 @@ def rope_and_store(heads: torch.Tensor, view: View | StateView, spec: LayerSpec)
     """Rotate queries and keys, store keys and values. heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D]."""
     if isinstance(view, StateView):
         return view.kernels.store_rotated(view.state, spec.index, heads, spec.heads, spec.key_value_heads, spec.head_dim,
-                                          spec.rotates)
+                                          spec.rotates, view.bits)
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
         query, key = rope(query, view.tables), rope(key, view.tables)
@@ -102,7 +102,8 @@ def rope_and_store(heads: torch.Tensor, view: View | StateView, spec: LayerSpec)
 def attend(query: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torch.Tensor:
     """Attention to what the view holds. query: [B, H, T, D], of all new positions or of the last; returns [B, T, H D]."""
     if isinstance(view, StateView):
-        return view.kernels.attend(view.state, spec.index, query, spec.key_value_heads, spec.window, spec.scale)
+        return view.kernels.attend(view.state, spec.index, query, spec.key_value_heads, spec.window, spec.scale,
+                                   view.bits)
     # Each sequence by itself: they have different lengths, and storage of their own.
     mixed = []
     for own, (keys, values), mask in zip(query.split(1), view.stored(spec.index, spec.window), view.mask(spec.window)):

@@ -51,7 +51,8 @@ def find_kernels(device: torch.device) -> Kernels:
     return Kernels(decode, packed)
 
 
-def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device, compile: bool | None) -> Decoding:
+def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device, compile: bool | None,
+                  cache_bits: int | None = None) -> Decoding:
     """Find how a model's tokens can be decoded. compile: capture them as a CUDA graph, or not (None: where that can be).
 
     Raises BackendError where `compile` asks for a graph and there can be none.
@@ -62,7 +63,7 @@ def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
         decode, reason = None, reason or "dynamic rope turns by angles that depend on the length"
     elif decode:
         try:  # at this model's sizes, for which a GPU may have too little shared memory
-            decode.try_heads(config, dtype, device)
+            decode.try_heads(config, dtype, device, cache_bits)
         except Exception as error:  # noqa: BLE001: Triton's, which derive from Exception alone
             decode, reason = None, f"attention's kernel does not run here ({first_line(error)})"
     if device.type == "cpu":

@@ -156,16 +156,47 @@ def _head_address(state, layer, part, head, position, row, like, G, WIDTH: tl.co
     return _address(state, FIELD, row, like) + line * WIDTH
 
 
+@triton.jit
+def _store_codes(state, layer, source, table, codes, scales, part, g, row, position, G, HALF: tl.constexpr,
+                 ROTATES: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Store one head of keys (part 0), rotated, or values (1) as cache.quantize does."""
+    D: tl.constexpr = 2 * HALF
+    GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+    group = tl.arange(0, BLOCK)[:, None]
+    d = group * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = d < D
+    value = tl.load(source + d, mask=inside, other=0)
+    if ROTATES:
+        if part == 0:
+            angle = position * HALF + tl.where(d < HALF, d, d - HALF)
+            cosine = tl.load(_address(state, _COSINES, row, table) + angle, mask=inside, other=0)
+            sine = tl.load(_address(state, _SINES, row, table) + angle, mask=inside, other=0)
+            other = tl.load(source + tl.where(d < HALF, d + HALF, d - HALF), mask=inside, other=0).to(tl.float32)
+            other = tl.where(d < HALF, -other, other)
+            value = (value.to(tl.float32) * cosine + other * sine).to(value.dtype)
+    wide = value.to(tl.float32)
+    largest = tl.max(tl.abs(wide), axis=1)[:, None]
+    scale = tl.minimum(tl.div_rn(largest, largest * 0 + 127), 65504).to(tl.float16)
+    by = scale.to(tl.float32)
+    code = tl.div_rn(wide, tl.where(by > 0, by, 1))
+    code = tl.where(by > 0, (code + 12582912.0) - 12582912.0, 0)  # rounded to even: 1.5 * 2**23 leaves no fraction
+    code = tl.minimum(tl.maximum(code, -127), 127)
+    tl.store(_head_address(state, layer, part, g, position, row, codes, G, D, _NUMBERS) + d, code.to(tl.int8), mask=inside)
+    target = _head_address(state, layer, part, g, position, row, scales, G, GROUPS, _SCALES)
+    tl.store(target + group, scale, mask=group < GROUPS)
+
+
 @triton.jit(do_not_specialize=["layer"])
-def _store_rotated(state, layer, heads, query, table, H, G, HALF: tl.constexpr, BLOCK: tl.constexpr,
-                   ROTATES: tl.constexpr):
+def _store_rotated(state, layer, heads, query, table, codes, scales, H, G, HALF: tl.constexpr, BLOCK: tl.constexpr,
+                   ROTATES: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr):
+    """One head of a row. codes, scales: tensors of the stored types; scales None: numbers are stored as they are."""
     h, row = tl.program_id(0), tl.program_id(1)
     position = _field(state, _POSITION, row)
+    source = heads + (row * (H + 2 * G) + h) * 2 * HALF
     d = tl.arange(0, BLOCK)
     inside = d < HALF
-    source = heads + (row * (H + 2 * G) + h) * 2 * HALF + d
-    first = tl.load(source, mask=inside, other=0)
-    second = tl.load(source + HALF, mask=inside, other=0)
+    first = tl.load(source + d, mask=inside, other=0)
+    second = tl.load(source + HALF + d, mask=inside, other=0)
     if ROTATES:
         if h < H + G:
             cosine = tl.load(_address(state, _COSINES, row, table) + position * HALF + d, mask=inside, other=0)
@@ -175,12 +206,16 @@ def _store_rotated(state, layer, heads, query, table, H, G, HALF: tl.constexpr, 
             second = (two * cosine + one * sine).to(first.dtype)
     if h < H:
         target = query + (row * H + h) * 2 * HALF
-    elif h < H + G:
-        target = _head_address(state, layer, 0, h - H, position, row, heads, G, 2 * HALF, _NUMBERS)
+        tl.store(target + d, first, mask=inside)
+        tl.store(target + HALF + d, second, mask=inside)
     else:
-        target = _head_address(state, layer, 1, h - H - G, position, row, heads, G, 2 * HALF, _NUMBERS)
-    tl.store(target + d, first, mask=inside)
-    tl.store(target + HALF + d, second, mask=inside)
+        part, g = (h - H) // G, (h - H) % G
+        if scales is None:
+            target = _head_address(state, layer, part, g, position, row, codes, G, 2 * HALF, _NUMBERS)
+            tl.store(target + d, first, mask=inside)
+            tl.store(target + HALF + d, second, mask=inside)
+        else:
+            _store_codes(state, layer, source, table, codes, scales, part, g, row, position, G, HALF, ROTATES, BLOCKS, GROUP)
 
 
 @triton.jit
@@ -413,28 +448,38 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
 
 
 def store_rotated(state: torch.Tensor, layer: int, heads: torch.Tensor, H: int, G: int, D: int,
-                  rotates: bool = True) -> torch.Tensor:
+                  rotates: bool = True, bits: int | None = None) -> torch.Tensor:
     """Rotate queries and keys for each row's position, store keys and values there. heads: [B, .., (H + 2 G) D]: queries,
-    keys, values of one position; rotates: False to store them as they are; returns the queries [B, H, 1, D]."""
+    keys, values of one position; rotates: False to store them as they are; bits: of what is stored, 8 or None for heads'
+    type; returns the queries [B, H, 1, D]."""
     B = len(heads)
     query = torch.empty((B, H, 1, D), dtype=heads.dtype, device=heads.device)
     table = torch.empty(0, dtype=torch.float32, device=heads.device)
-    packed.run(_store_rotated, (H + 2 * G, B), state, layer, heads.contiguous(), query, table, H, G, D // 2,
-               triton.next_power_of_2(D // 2), rotates, num_warps=1)
+    packed.run(_store_rotated, (H + 2 * G, B), state, layer, heads.contiguous(), query, table, *_stored(heads, bits), H, G,
+               D // 2, triton.next_power_of_2(D // 2), rotates, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)),
+               CACHE_GROUP, num_warps=1)
     return query
 
 
-def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window: int | None, scale: float) -> torch.Tensor:
-    """Attention of the token at each row's position to what the row holds up to it. query: [B, H, 1, D]; returns
-    [B, 1, H D]."""
+def _stored(like: torch.Tensor, bits: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Tensors of the types in which a cache of `bits` holds keys and values, and their scales."""
+    if bits is None:
+        return like, None
+    return torch.empty(0, dtype=torch.int8, device=like.device), torch.empty(0, dtype=torch.float16, device=like.device)
+
+
+def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window: int | None, scale: float,
+           bits: int | None = None) -> torch.Tensor:
+    """Attention of the token at each row's position to what the row holds up to it. query: [B, H, 1, D]; bits: as in
+    `store_rotated`; returns [B, 1, H D]."""
     B, H, _, D = query.shape
     width = max(16, triton.next_power_of_2(D))  # the least that tl.dot takes
     keys = keys_at_a_time(D, query.itemsize)
     sums, tops = torch.empty((2, B, H, _PIECES), dtype=torch.float32, device=query.device)
     parts = torch.empty((B, H, _PIECES, D), dtype=torch.float32, device=query.device)
     out = torch.empty((B, 1, H * D), dtype=query.dtype, device=query.device)
-    packed.run(_attend, (G, _PIECES, B), state, layer, query, query, None, sums, tops, parts, scale, window or 0, G, H // G, D,
-               max(16, triton.next_power_of_2(H // G)), width, _PIECES, keys, CACHE_GROUP, num_warps=4)
+    packed.run(_attend, (G, _PIECES, B), state, layer, query, *_stored(query, bits), sums, tops, parts, scale, window or 0, G,
+               H // G, D, max(16, triton.next_power_of_2(H // G)), width, _PIECES, keys, CACHE_GROUP, num_warps=4)
     packed.run(_join, (H, B), state, sums, tops, parts, out, window or 0, H, D, width, _PIECES, keys, num_warps=4)
     return out
 
@@ -483,20 +528,22 @@ def advance(state: torch.Tensor, tokens: torch.Tensor) -> None:
     packed.run(_advance, (len(tokens),), state, tokens, tokens, num_warps=1)
 
 
-def read_keys(state: torch.Tensor, layer: int, B: int, G: int, D: int, dtype: torch.dtype) -> torch.Tensor:
-    """A layer's keys at the rows' positions, as they are stored: [B, G, 1, D]."""
+def read_keys(state: torch.Tensor, layer: int, B: int, G: int, D: int, dtype: torch.dtype,
+              bits: int | None = None) -> torch.Tensor:
+    """A layer's keys at the rows' positions, of what is stored: [B, G, 1, D]."""
     out = torch.empty((B, G, 1, D), dtype=dtype, device=state.device)
-    packed.run(_read_keys, (G, B), state, layer, out, None, out, G, D, triton.next_power_of_2(D), CACHE_GROUP, num_warps=1)
+    packed.run(_read_keys, (G, B), state, layer, *_stored(out, bits), out, G, D, triton.next_power_of_2(D), CACHE_GROUP,
+               num_warps=1)
     return out
 
 
-def try_heads(config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Compile and launch `attend` for a model's heads. Raises Triton's errors."""
+def try_heads(config: LlamaConfig, dtype: torch.dtype, device: torch.device, bits: int | None = None) -> None:
+    """Compile and launch `attend` for a model's heads. bits: of keys and values. Raises Triton's errors."""
     H, G, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    storage = Storage.allocate(config, 1, dtype, None, device)
+    storage = Storage.allocate(config, 1, dtype, bits, device)
     state, table = new_state(), torch.zeros((1, D), device=device)
     pack_row(state, 0, 0, storage, (table, table))
-    attend(torch.from_numpy(state).to(device), 0, torch.zeros((1, H, 1, D), dtype=dtype, device=device), G, None, 1.0)
+    attend(torch.from_numpy(state).to(device), 0, torch.zeros((1, H, 1, D), dtype=dtype, device=device), G, None, 1.0, bits)
 
 
 def try_out(device: torch.device) -> None:

@@ -868,6 +868,7 @@ def assembled(name: str, element: str, capability: int, fixed: dict, warps: int)
 SHARED = {75: 65536, 80: 101376, 90: 101376}  # bytes that the smallest GPUs of 7.5, 8.x, 9.0 and later give a program
 HEADS = {"scales": None, "R": 4, "D": 128, "ROWS": 16, "WIDTH": 128, "PIECES": 64, "KEYS": 64, "GROUP": 32}
 PRODUCT = dict(bias=None, M=1, K=4096, ACTIVATION="", TILE=1, ROWS=2, COLUMNS=1024)
+STORE = dict(scales=None, HALF=64, BLOCK=64, ROTATES=True, BLOCKS=4, GROUP=32)
 KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
     "_add_rms_norm": (dict(E=4096, BLOCK=4096), 8, True),
     "_norm_heads": (dict(D=128, BLOCK=128), 1, False),
@@ -876,10 +877,12 @@ KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
     "_multiply gated": (PRODUCT | dict(ACTIVATION="silu", ROWS=1), 4, True),
     "_multiply gated rows": (PRODUCT | dict(M=8, ACTIVATION="gelu_tanh", TILE=4, ROWS=1), 4, True),
     "_rotate": (dict(HALF=64, BLOCK=64), 1, False),
-    "_store_rotated": (dict(HALF=64, BLOCK=64, ROTATES=True), 1, False),
-    "_store_rotated as it is": (dict(HALF=64, BLOCK=64, ROTATES=False), 1, False),
+    "_store_rotated": (STORE, 1, False),
+    "_store_rotated as it is": (STORE | dict(ROTATES=False), 1, False),
+    "_store_rotated codes": ({name: value for name, value in STORE.items() if name != "scales"}, 1, False),
     "_read_keys": (dict(scales=None, D=128, BLOCK=128, GROUP=32), 1, False),
     "_attend": (HEADS, 4, True),
+    "_attend codes": ({name: value for name, value in HEADS.items() if name != "scales"}, 4, True),
     "_join": ({key: HEADS[key] for key in ("D", "WIDTH", "PIECES", "KEYS")}, 4, True),
     "_gate": (dict(F=14336, BLOCK=1024, ACTIVATION="silu"), 4, True),
     "_recent": (dict(WINDOW=20, BLOCK=32), 4, False),
