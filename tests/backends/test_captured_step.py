@@ -819,7 +819,7 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
 
 def test_the_measuring_command_sees_right_and_wrong_kernels(call):
     found, wrong, rates = call(judged, str(Path(__file__).resolve().parents[2] / "examples/benchmarks"))
-    assert len(found) == 2 * (2 + 2 * 2 + 3 + 3 + 6) + 1 and all(one["ok"] for one in found), found
+    assert len(found) == 2 * (2 + 3 * 2 + 3 + 3 + 6) + 1 and all(one["ok"] for one in found), found
     bad = [one["name"] for one in wrong if not one["ok"]]
     assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8  # a single position hides the fault
     assert rates.keys() == {"out", "gate, up", "affine 4/64", "Q8_0", "attention"}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from making import make_checkpoint
 from making_gguf import make_gguf
 
@@ -364,3 +363,127 @@ def test_rows_join_and_leave_replayed_steps(call):
     assert found["captured alone"] == 4 and found["captures"] == {1, 2}
     captured, kinds, lengths = found["same kind"]
     assert captured <= 1 and not kinds and lengths == [1, 1, 6]
+
+
+# Keys and values in 8 bits
+
+
+def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
+    """Codes, scales, queries and attention by kernels and by torch's own operations, of the last position of each row."""
+    from backends.test_captured_step import device_state, made, worst
+    from cuda_fallback import ops
+    from cuda_fallback.cache import Storage, dequantize, quantize
+    from cuda_fallback.kernels import decode
+
+    H, room, found = 2 * G, 300, {}
+    tables = tuple(made(2, room, D // 2))
+    heads = made(2, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
+    heads[0, :, (H + G) * D:] = 0  # values without a scale
+    rows = []
+    for i in range(2):
+        codes, scales = quantize(made(2, 2, G, room, D, seed=i))
+        rows.append(Storage(torch.zeros(room + 1, dtype=torch.int32, device=DEVICE), codes, scales))
+    state, before = device_state((70, rows[0], tables), (299, rows[1], tables)), [row.numbers.clone() for row in rows]
+    query = decode.store_rotated(state, 1, heads, H, G, D, rotates, 8)
+    out = decode.attend(state, 1, query, G, None, D**-0.5, 8)
+    keys = decode.read_keys(state, 1, 2, G, D, dtype, 8)
+    for i, (position, row) in enumerate(zip((70, 299), rows)):
+        split = heads[i].view(H + 2 * G, 1, D)
+        with computing(by_kernels=False):
+            table = tuple(part[position:position + 1] for part in tables)
+            turned = ops.rope(split[None, :H + G], table)[0] if rotates else split[:H + G]
+        found[f"query {i}"] = worst(query[i], turned[:H])
+        wanted = torch.stack([turned[H:], split[H + G:]])  # [2, G, 1, D]
+        codes, scales = quantize(wanted)
+        new = row.numbers[1, :, :, position:position + 1]
+        # Sums of two products may round otherwise, and so a code at the edge between two.
+        assert (new.int() - codes.int()).abs().max() <= 1 and (new != codes).float().mean() < 0.02
+        assert worst(row.scales[1, :, :, position:position + 1], scales) < 2e-3
+        assert torch.equal(keys[i], dequantize(new, row.scales[1, :, :, position:position + 1], dtype)[0])
+        now = row.numbers.clone()
+        now[1, :, :, position] = before[i][1, :, :, position]
+        assert torch.equal(now, before[i])
+        seen = row.read(1, slice(None), 0, position + 1, torch.float64)[:, None]
+        wanted = ops.attention(query[i:i + 1].double(), *seen, D**-0.5)
+        found[f"attention {i}"] = worst(out[i].view(1, H, 1, D), wanted)
+    return found
+
+
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("G, D", [(1, 20), (2, 64), (1, 80)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 3e-6), (torch.float16, 3e-3)], ids=["float32", "float16"])
+def test_codes_are_stored_and_attended_to(dtype, bound, G, D, rotates, call):
+    found = call(stored_codes, dtype, G, D, rotates)
+    assert len(found) == 4 and max(found.values()) < bound, found
+
+
+@pytest.mark.parametrize("D", [8, 20, 32, 80])
+def test_codes_are_within_half_a_step(D):
+    from cuda_fallback.cache import dequantize, quantize
+
+    values = torch.from_numpy(np.random.default_rng(D).standard_normal((3, 5, D)).astype(np.float32))
+    values[0], values[1, 0] = 0, 1e-9
+    codes, scales = quantize(values)
+    assert codes.dtype == torch.int8 and codes.shape == values.shape and scales.shape == (3, 5, -(-D // 32))
+    for start in range(0, D, 32):
+        part = slice(start, start + 32)
+        step = values[..., part].abs().amax(-1, keepdim=True) / 127
+        assert ((dequantize(codes, scales, torch.float32)[..., part] - values[..., part]).abs() <= 0.57 * step + 1e-9).all()
+
+
+def relative_rms(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.sqrt(np.square(found - wanted).mean() / np.square(wanted).mean()))
+
+
+@pytest.mark.parametrize("fields", [{}, dict(architectures=["MistralForCausalLM"], sliding_window=7),
+                                    dict(rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16)],
+                         ids=["plain", "sliding", "dynamic rope"])
+def test_logits_in_8_bits_are_near_those_of_full_width(fields, tmp_path):
+    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", tokenizer=False, head_dim=64, **fields))
+    full, coarse = (select("cuda", "cpu").model.Llama.load(checkpoint, "float32", cache_bits=bits) for bits in (None, 8))
+    tokens, found = np.random.default_rng(0).integers(3, 380, (1, 40)), []
+    for model in (full, coarse):
+        cache = model.make_cache(64, rows=2)
+        prompt = model.forward(tokens[:, :30], 0, cache, rows=[1], all_positions=True)[0]
+        cache.copy_prefix(1, 0, 30)
+        steps = [model.forward(tokens[:, at:at + 1], at, cache) for at in range(30, 40)]
+        found.append(torch.cat([prompt, *steps]).numpy())
+    assert coarse.cache_bits == 8 and 0 < relative_rms(found[1], found[0]) < 1e-2
+    assert cache.nbytes == 2 * cache.storage_for(40) * (2 * 2 * 2 * (64 + 2 * 2) + 4)
+    again = coarse.make_cache(64)
+    again.restore(cache.state())
+    for name, part in cache.state().items():
+        error = np.abs(again.state()[name] - part).max()
+        assert error <= 1e-3 * np.abs(part).max(), name
+    with pytest.raises(BackendError, match="--cache-bits 4: must be 8"):
+        coarse.load(checkpoint, cache_bits=4)
+
+
+def in_8_bits(path: Path) -> tuple[list, list]:
+    """Logits of steps in company by kernels and by torch's own operations; bits of each row alone by kernels."""
+    from cuda_fallback.model import Llama
+
+    found = []
+    for by_kernels in (True, False):
+        with computing(by_kernels):
+            model = Llama.load(open_checkpoint(path), "float32", DEVICE, cache_bits=8)
+            cache, logits = model.make_cache(64, rows=3), []
+            fill(model, cache, range(3))
+            for token in (5, 6):
+                logits.append(model.forward([[token], [token + 1], [token + 2]], cache.lengths, cache).numpy())
+            found.append(logits)
+            if by_kernels:
+                assert model._runner
+                for row in range(3):
+                    cache = model.make_cache(64)
+                    model.forward([ALONE[row]], 0, cache)
+                    for i, token in enumerate((5, 6)):
+                        one = model.forward([[token + row]], cache.length, cache).numpy()
+                        assert one[0].tobytes() == logits[i][row].tobytes()
+    return tuple(found)
+
+
+def test_steps_in_8_bits_by_kernels_are_those_of_torch(call, tmp_path):
+    few, many = call(in_8_bits, make_checkpoint(tmp_path / "m", tokenizer=False, num_hidden_layers=2, head_dim=20))
+    for one, other in zip(few, many):
+        assert 0 < relative_error(one, other) < 2e-3
