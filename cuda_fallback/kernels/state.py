@@ -54,7 +54,7 @@ class StateView:
     def __init__(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device, kernels: ModuleType, rows: int = 1,
                  bits: int | None = None, kind: Kind = Kind()):
         self.config, self.dtype, self.kernels, self.rows, self.bits, self.kind = config, dtype, kernels, rows, bits, kind
-        self.state = torch.from_numpy(new_state(kind.words)).to(device)
+        self.state = torch.zeros((WORDS + kind.words, MAX_ROWS), dtype=torch.int64, device=device)
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)
         self.next_positions = self.state[NEXT, :rows]
         self.values = Values(self.state[WORDS:, :rows])

@@ -218,7 +218,7 @@ def kernel_model(name: str):
     if name == "low-bit":
         path = Path(tempfile.mkdtemp()) / "m.gguf"
         make_gguf(path, tokenizer=None, num_hidden_layers=1, hidden_size=256, intermediate_size=256, num_attention_heads=2,
-                  num_key_value_heads=1, head_dim=24, vocab_size=64, max_position_embeddings=512,
+                  num_key_value_heads=1, head_dim=128, vocab_size=64, max_position_embeddings=512,
                   kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K")
     else:
         path = make_checkpoint(Path(tempfile.mkdtemp()) / "m", num_hidden_layers=2, hidden_size=36, intermediate_size=50,
