@@ -268,7 +268,7 @@ def check_company(name: str, joins: list[int], order: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["odd", "low-bit"])
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(joins=st.lists(st.integers(0, 3), min_size=1, max_size=3), order=st.integers(0, 99))
 @example(joins=[0, 1, 0, 2, 0, 1, 0, 0], order=1)
 @example(joins=[0], order=0)
@@ -314,11 +314,11 @@ def replayed_rows(path: Path) -> dict:
         points, point = [], type(model._runner.build_view(1, batch({}).kind)).point
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("cuda_fallback.kernels.state.StateView.point",
-                          lambda *given, **named: (points.append(1), point(*given, **named)))
+                          lambda *given: (len(given) == 5 and points.append(1), point(*given)))  # with sampling: a step's
             cache, drawn = model.make_cache(300, rows=6), {}
             rows = [5, 1, 4, 0]
             # Each: the conversations of a step.
-            plan = [[0, 1], [0, 1], [0, 1], [0, 1, 2], [2, 1, 0], [1, 2], [2], [2, 3], [3], [3], [3], [3]]
+            plan = [[0, 1], [0, 1], [0, 1], [0, 1, 2], [2, 1, 0], [2], [2], [2, 3], [3], [3], [3], [3]]
             tokens, before = None, None
             for now in plan:
                 for i in now:
@@ -382,7 +382,7 @@ def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
     rows = []
     for i in range(2):
         codes, scales = quantize(made(2, 2, G, room, D, seed=i))
-        rows.append(Storage(torch.zeros(room + 1, dtype=torch.int32, device=DEVICE), codes, scales))
+        rows.append(Storage(torch.zeros(room + 1, dtype=torch.int32, device=DEVICE), codes.contiguous(), scales))
     state, before = device_state((70, rows[0], tables), (299, rows[1], tables)), [row.numbers.clone() for row in rows]
     query = decode.store_rotated(state, 1, heads, H, G, D, rotates, 8)
     out = decode.attend(state, 1, query, G, None, D**-0.5, 8)
