@@ -340,7 +340,7 @@ def replayed_rows(path: Path) -> dict:
         # Other values of the same kind, and other rows, need no capture.
         count, kinds = model._runner.capture.recorded, set(model._runner._steps)
         tokens = model.step([[5], [6], [7]], [0, 0, 5], model_cache := three(model), batch(
-            dict(temperature=0.5, top_k=2, seed=9), MIXED[0], MIXED[0]))
+            dict(temperature=0.5, top_k=4, seed=9), MIXED[0], MIXED[0]))
         found["same kind"] = model._runner.capture.recorded - count, set(model._runner._steps) - kinds, model_cache.lengths
         found["captures"] = {key[0] for key, step in model._runner._steps.items() if step.is_captured}
     return found
@@ -360,9 +360,9 @@ def test_rows_join_and_leave_replayed_steps(call):
     assert tokens == alone
     points, changes = found["points"]
     assert points == changes  # a step that goes on needs nothing from the host
-    assert found["captured alone"] == 4 and found["captures"] == {1, 2}
+    assert found["captured alone"] == 4 and found["captures"] == {1, 2, 4}
     captured, kinds, lengths = found["same kind"]
-    assert captured <= 1 and not kinds and lengths == [1, 1, 6]
+    assert captured == 0 and not kinds and lengths == [1, 1, 6]
 
 
 # Keys and values in 8 bits
