@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mlx_llama.core.backends.positions import checked_tokens
+from mlx_llama.core.backends.positions import CallView, checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models.config import LlamaConfig
@@ -18,9 +18,10 @@ from mlx_llama.core.models.spec import LayerSpec
 from . import kernels, ops, runtime
 from .cache import Cache, View
 from .kernels.cuda_graph import Capture, Runner
+from .kernels.draw import Kind
 from .kernels.state import StateView
 from .layers import MLP, Attention, Block, Unnormed
-from .sampling import Kind, SamplingBatch
+from .sampling import SamplingBatch
 from .weights import Weights, is_out_of_memory
 
 
@@ -151,24 +152,24 @@ class Llama:
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
         B, T = tokens.shape
+        call = CallView(cache, B, T, index_pos, rows)
         if len(sampling.options) != B:
             raise ContextError(f"a batch of {B} sequences needs {B} options of sampling, not {len(sampling.options)}")
         if self._runner and T == 1:
-            return self._runner.step(tokens, index_pos, cache, sampling, rows)
-        chosen = cache.select_rows(B, rows)
+            return self._runner.step(tokens, call, sampling)
+        chosen = [span.row for span in call.spans]
         if B == 1 or T == 1:
             logits = self.forward(tokens, index_pos, cache, rows=chosen)
         else:
             lengths = list(cache.lengths)
-            starts = [index_pos] * B if isinstance(index_pos, int) else index_pos
             try:
-                logits = torch.cat([self.forward(tokens[i:i + 1], starts[i], cache, rows=[row])
-                                    for i, row in enumerate(chosen)])
+                logits = torch.cat([self.forward(tokens[i:i + 1], span.start, cache, rows=[span.row])
+                                    for i, span in enumerate(call.spans)])
             except BaseException:
                 cache.lengths[:] = lengths
                 raise
         recent = cache.recent(sampling.window, chosen) if sampling.window else None
-        return sampling(logits, [cache.lengths[row] for row in chosen], recent)
+        return sampling(logits, [span.end for span in call.spans], recent)
 
     @_on_device
     def verify(self, tokens: torch.Tensor, index_pos: int, cache: Cache, sampling: SamplingBatch, *,

@@ -23,8 +23,9 @@ import torch
 from mlx_llama.core.backends.positions import CallView, Span
 
 from ..cache import Cache
-from ..sampling import Kind, SamplingBatch, choose, gumbel_table, process
+from ..sampling import SamplingBatch
 from . import first_line
+from .draw import Kind, choose, gumbel_table, process
 from .state import MAX_ROWS, StateView
 
 KEPT = 24  # graphs per model, one for each bucket of rows and kind of sampling
@@ -131,18 +132,17 @@ class Runner:
                     logits.append(self.compute(view.tokens, view, True, probe))
                 return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def step(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch,
-             rows: Sequence[int] | None = None) -> torch.Tensor:
-        """The next tokens, int32 [B, 1], of `tokens` [B, 1], checked ids. Raises ContextError."""
+    def step(self, tokens: torch.Tensor, call: CallView, sampling: SamplingBatch) -> torch.Tensor:
+        """The next tokens, int32 [B, 1], of `tokens` [B, 1], checked ids, at the positions of `call`."""
         with self._lock:
             self._follow_streams()
-            with CallView(cache, len(tokens), 1, index_pos, rows) as call:
+            with call:
                 if len(tokens) <= MAX_ROWS:
-                    return self._step(tokens, call.spans, cache, sampling)
+                    return self._step(tokens, call.spans, call.cache, sampling)
                 drawn = []
                 for at in range(0, len(tokens), MAX_ROWS):
                     some = SamplingBatch(sampling.options[at:at + MAX_ROWS], sampling.device)
-                    drawn.append(self._step(tokens[at:at + MAX_ROWS], call.spans[at:at + MAX_ROWS], cache, some))
+                    drawn.append(self._step(tokens[at:at + MAX_ROWS], call.spans[at:at + MAX_ROWS], call.cache, some))
                 return torch.cat(drawn)
 
     def _step(self, tokens: torch.Tensor, spans: tuple[Span, ...], cache: Cache, sampling: SamplingBatch) -> torch.Tensor:

@@ -24,16 +24,15 @@ from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.generation import rng
 from mlx_llama.core.models.config import LlamaConfig
 
-from .. import sampling
-from ..cache import Storage
-from . import packed, state as fields
+from . import draw, packed, state as fields
 from .state import new_state, pack_row
+from .storage import Storage
 
 _STRIDE = tl.constexpr(fields.MAX_ROWS)
 _POSITION, _NEXT, _TOKEN, _ALLOCATED, _TOKENS, _NUMBERS, _SCALES, _COSINES, _SINES = map(tl.constexpr, (
     fields.POSITION, fields.NEXT, fields.TOKEN, fields.ALLOCATED, fields.TOKENS, fields.NUMBERS, fields.SCALES,
     fields.COSINES, fields.SINES))
-_SEED_LOW, _SEED_HIGH, _IS_RANDOM = map(tl.constexpr, (sampling.SEED_LOW, sampling.SEED_HIGH, sampling.IS_RANDOM))
+_SEED_LOW, _SEED_HIGH, _IS_RANDOM = map(tl.constexpr, (draw.SEED_LOW, draw.SEED_HIGH, draw.IS_RANDOM))
 
 _SAMPLES = 4  # most rows of x that a program of `multiply` takes
 _ROWS = 2  # of a matrix, of one program of `multiply`: small programs fill the last wave of a small matrix

@@ -11,8 +11,10 @@ import torch
 from mlx_llama.core.backends.positions import CACHE_GROUP, Span
 from mlx_llama.core.models.config import LlamaConfig
 
-from ..cache import Cache, Storage
-from ..sampling import Kind, SamplingBatch, Values
+from ..cache import Cache
+from ..sampling import SamplingBatch
+from .draw import Kind, Values, pack
+from .storage import Storage
 
 MAX_ROWS = 32  # of one step
 
@@ -72,7 +74,7 @@ class StateView:
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables, allocated=0)
         if sampling is not None:
-            sampling.pack(state[WORDS:])
+            pack(sampling.options, sampling.kind, state[WORDS:])
         host = torch.from_numpy(state)  # pinned for a GPU, where other copies wait for queued kernels
         self.state.copy_(host.pin_memory() if self.state.is_cuda else host, non_blocking=True)
         if on_device:

@@ -114,15 +114,16 @@ def _noise_is_right() -> bool:
     import torch
 
     from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.draw import gumbel_table, pack
     from cuda_fallback.kernels.state import MAX_ROWS
-    from cuda_fallback.sampling import SamplingBatch, gumbel_table
+    from cuda_fallback.sampling import SamplingBatch
     from mlx_llama.core.generation import rng
     from mlx_llama.core.generation.options import resolve
 
     seed, position = 2**63 + 12345, 77
     batch = SamplingBatch([resolve({"temperature": 1.0, "seed": seed}).options])
     words = np.zeros((batch.kind.words, MAX_ROWS), np.int64)
-    batch.pack(words)
+    pack(batch.options, batch.kind, words)
     zeros = torch.zeros((1, VOCABULARY), device=DEVICE)
     found = decode.add_noise(zeros, gumbel_table(zeros.device), torch.tensor([position], device=DEVICE),
                              torch.from_numpy(words).to(DEVICE))
@@ -133,8 +134,8 @@ def _row(numbers: Any, position: int, tables: tuple[Any, Any]) -> tuple[Any, Any
     """A cache's row of these keys and values, and a state on the device of a token at `position`."""
     import torch
 
-    from cuda_fallback.cache import Storage
     from cuda_fallback.kernels.state import new_state, pack_row
+    from cuda_fallback.kernels.storage import Storage
 
     storage = Storage(torch.zeros(numbers.shape[3] + 1, dtype=torch.int32, device=DEVICE), numbers, None)
     state = new_state()

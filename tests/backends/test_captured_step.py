@@ -122,8 +122,8 @@ def device_state(*rows: tuple, words: int = 0):
 def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
     """Errors of stored rows and of attention over them, at positions at the ends of blocks and pieces."""
     from cuda_fallback import ops
-    from cuda_fallback.cache import Storage
     from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.storage import Storage
 
     room, found = 4200, []
     tables = cosines, sines = tuple(made(2, room, D // 2))
@@ -171,15 +171,16 @@ NOISY = ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2))  # seeds and posi
 
 
 def noise_and_tokens() -> tuple:
-    from cuda_fallback.cache import Storage
     from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.draw import gumbel_table, pack
     from cuda_fallback.kernels.state import MAX_ROWS, NEXT, POSITION, TOKEN
-    from cuda_fallback.sampling import SamplingBatch, gumbel_table
+    from cuda_fallback.kernels.storage import Storage
+    from cuda_fallback.sampling import SamplingBatch
 
     batch = SamplingBatch([options.resolve(dict(temperature=temperature, seed=seed)).options
                            for temperature in (1.0, 0.0) for seed, _ in NOISY], DEVICE)
     words = np.zeros((batch.kind.words, MAX_ROWS), np.int64)
-    batch.pack(words)
+    pack(batch.options, batch.kind, words)
     positions = torch.tensor([position + 1 for _ in range(2) for _, position in NOISY], device=DEVICE)
     noise = decode.add_noise(torch.zeros((6, 3000), device=DEVICE), gumbel_table(DEVICE), positions,
                              torch.from_numpy(words).to(DEVICE)).cpu().numpy()

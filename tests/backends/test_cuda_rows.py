@@ -382,8 +382,8 @@ def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
     """Codes, scales, queries and attention by kernels and by torch's own operations, of the last position of each row."""
     from backends.test_captured_step import device_state, made, worst
     from cuda_fallback import ops
-    from cuda_fallback.cache import Storage, dequantize, quantize
     from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.storage import Storage, dequantize, quantize
 
     H, room, found = 2 * G, 300, {}
     tables = tuple(made(2, room, D // 2))
@@ -429,7 +429,7 @@ def test_codes_are_stored_and_attended_to(dtype, bound, G, D, rotates, call):
 
 @pytest.mark.parametrize("D", [8, 20, 32, 80])
 def test_codes_are_within_half_a_step(D):
-    from cuda_fallback.cache import dequantize, quantize
+    from cuda_fallback.kernels.storage import dequantize, quantize
 
     values = torch.from_numpy(np.random.default_rng(D).standard_normal((3, 5, D)).astype(np.float32))
     values[0], values[1, 0] = 0, 1e-9
