@@ -158,6 +158,8 @@ def test_rows_of_different_lengths_are_transformers_rows(model):
 
 def in_company(model, count: int, given: list[dict]) -> tuple[list, list]:
     """Tokens of `count` steps of rows together, in an order that is not the rows', and of each alone."""
+    from cuda_fallback import runtime
+
     cache, alone = model.make_cache(64, rows=9), []
     rows = [8, 0, 5, 2, 7][:len(given)]
     fill(model, cache, rows)
@@ -165,6 +167,7 @@ def in_company(model, count: int, given: list[dict]) -> tuple[list, list]:
     for _ in range(count):
         tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, draw, rows=rows)
         together.append(tokens[:, 0].tolist())
+        assert runtime.read_all(tokens) == together[-1] and runtime.read_all(tokens, tokens[:1]) == together[-1] + together[-1][:1]
     for i, one in enumerate(given):
         cache, token, draw = model.make_cache(64), [[30 + i]], batch(one)
         model.forward([ALONE[i]], 0, cache)
