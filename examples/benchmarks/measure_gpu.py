@@ -212,7 +212,7 @@ def prompt_tokens(count: int, vocabulary: int) -> list[int]:
 
 
 class Clocked:
-    """A backend and its model for the engine, with clocks in step() and launch() and a count of waits."""
+    """A backend and its model for the scheduler, with clocks in step() and launch() and a count of waits."""
 
     def __init__(self, backend: Any, model: Any):
         self.backend, self.model = backend, model
@@ -277,7 +277,7 @@ class Program:
 
 
 class Ours(Program):
-    """This package's backend behind the engine of all doors."""
+    """This package's backend behind the scheduler of all doors."""
 
     def __init__(self, name: str, device: str):
         super().__init__(name, device)
@@ -499,18 +499,14 @@ class Ours(Program):
 
     def _run(self, model: Any, tokens: list[int], count: int, **given: Any) -> tuple[Clocked, Any]:
         from mlx_llama.core.generation import options
-        from mlx_llama.core.generation.completion import Completion
-        from mlx_llama.core.generation.engine import Engine
+        from mlx_llama.core.generation.request import Request
+        from mlx_llama.core.generation.scheduler import Scheduler
 
-        clocked, completion = Clocked(self.backend, model), Completion(prompt_tokens=len(tokens))
-        capacity = len(tokens) + count
-        engine = Engine(clocked.as_backend, clocked.as_model, None, frozenset(), capacity)
+        clocked = Clocked(self.backend, model)
+        scheduler = Scheduler(clocked.as_backend, clocked.as_model, None, frozenset(), len(tokens) + count, max_rows=1)
         resolved = options.resolve({"max_tokens": count, "temperature": 0.0, "seed": 7, **given})
-        cache = model.make_cache(capacity)
-        for _ in engine.tokens(tokens, cache, resolved, completion):
-            pass
-        clocked.cache = cache
-        return clocked, completion
+        clocked.cache = scheduler.cache
+        return clocked, scheduler.submit(Request(tokens, resolved, wants_text=False)).finish()
 
     def op_decode(self, depth: int, count: int, compile: bool = False) -> dict[str, Any]:
         """Decode `count` tokens after `depth` tokens and a first one. compile: as given to op_load."""

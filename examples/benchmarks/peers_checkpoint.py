@@ -32,40 +32,36 @@ def prompt_tokens(count: int, vocabulary: int) -> list[int]:
 
 
 class Engined:
-    """A model of mlx_llama behind the engine of all doors."""
+    """A model of mlx_llama behind the scheduler of all doors."""
 
     def __init__(self, backend: Any, model: Any, capacity: int):
-        from mlx_llama.core.generation.engine import Engine
+        from mlx_llama.core.generation.scheduler import Scheduler
 
         self.model, self.vocabulary = model, model.config.vocab_size
-        self.engine = Engine(backend, model, None, frozenset(), capacity)  # no end tokens: every run is full
-        self.cache = model.make_cache(capacity)
+        # No end tokens: every run is full. Prompts start cold, decoding from a prefix that a row of the other one holds.
+        self.cold, self.warm = (Scheduler(backend, model, None, frozenset(), capacity, max_rows=1, kept_rows=kept)
+                                for kept in (0, 2))
 
-    def _run(self, tokens: list[int], count: int, ahead: int = 0) -> Any:
+    def _run(self, scheduler: Any, tokens: list[int], count: int, ahead: int = 0) -> Any:
         """The completion after `count` tokens of an answer limited to `count` + `ahead`."""
         from mlx_llama.core.generation import options
-        from mlx_llama.core.generation.completion import Completion
+        from mlx_llama.core.generation.request import Request
 
         resolved = options.resolve({"max_tokens": count + ahead, "temperature": 0.0, "prefill_step_size": CHUNK})
-        completion = Completion(prompt_tokens=len(tokens))
-        for _ in self.engine.tokens(tokens, self.cache, resolved, completion):
-            if len(completion.tokens) == count:
+        handle = scheduler.submit(Request(tokens, resolved, wants_text=False))
+        for number, _ in enumerate(handle.tokens(), 1):
+            if number == count:
                 break
-        return completion
+        handle.cancel()
+        return handle.completion
 
     def prompt(self, count: int) -> float:
         """Seconds for a prompt of `count` tokens and the first token after it."""
-        self.cache.trim(0)
-        return self._run(prompt_tokens(count, self.vocabulary), 1).prefill_seconds
+        return self._run(self.cold, prompt_tokens(count, self.vocabulary), 1).prefill_seconds
 
     def _decoded(self, depth: int, count: int) -> Any:
-        tokens = prompt_tokens(depth + 1, self.vocabulary)
-        self.cache.trim(min(depth, self.cache.length))
-        self.engine.prefill(tokens[self.cache.length:depth], self.cache, CHUNK)
         # Peers launch one token more than they return; launch as many here.
-        completion = self._run(tokens[depth:], count + 1, ahead=1)
-        self.cache.trim(depth)
-        return completion
+        return self._run(self.warm, prompt_tokens(depth + 1, self.vocabulary), count + 1, ahead=1)
 
     def decode(self, depth: int, count: int) -> float:
         """Seconds for `count` tokens decoded after `depth` + 1 others."""

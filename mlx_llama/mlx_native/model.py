@@ -154,7 +154,7 @@ class Llama:
         logits = self.forward(tokens, index_pos, cache, rows=rows, all_positions=True)
         (row,) = cache.select_rows(1, rows)
         count, length = logits.shape[1], cache.lengths[row]
-        lengths = range(length - count + 1, length + 1)
+        lengths = list(range(length - count + 1, length + 1))
         with mx.stream(self.device):
             recent = cache.recent(sampling.window, [row] * count, lengths) if sampling.window else None
             drawn = draw(sampling.kind, logits[0], mx.array(lengths, mx.uint32), recent, sampling.arrange((0,) * count))

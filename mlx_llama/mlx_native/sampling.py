@@ -34,6 +34,6 @@ class SamplingBatch(OptionArrays):
             return draw(self.kind, logits, mx.array([p & 0xFFFFFFFF for p in positions], mx.uint32), recent,
                         self.arrange(range(len(self.options))))
 
-    def processed(self, logits: mx.array, recent: mx.array | None = None) -> mx.array:
+    def processed(self, scores: mx.array, recent: mx.array | None = None) -> mx.array:
         """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered out."""
-        return process(self.kind, logits, recent, self.arrange(range(len(self.options))))
+        return process(self.kind, scores, recent, self.arrange(range(len(self.options))))

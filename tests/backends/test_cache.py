@@ -10,9 +10,9 @@ from backends.conftest import relative_error
 from mlx_llama import load as load_llm
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.generation.request import Request
+from mlx_llama.core.generation.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module")
@@ -237,12 +237,13 @@ def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, 
 
 def test_a_prompt_that_memory_has_no_room_for_is_refused_before_its_first_chunk(backend, tmp_path, monkeypatch):
     model = backend.load(open_checkpoint(make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)), "float32")
-    engine, cache = Engine(backend, model, None, frozenset(), 100_000), model.make_cache(100_000)
+    scheduler = Scheduler(backend, model, None, frozenset(), 100_000, cache_memory=10**9)
     monkeypatch.setattr(backend.runtime, "free_memory", lambda device: 2_000_000)
+    resolved = resolve({"max_tokens": 3})
     with pytest.raises(ContextError, match="of (9216|9024) positions take 0.00 GB"):
-        list(engine.tokens([5] * 9000, cache, resolve({"max_tokens": 3}), Completion()))
-    assert (cache.nbytes, cache.length) == (0, 0)
-    assert len(list(engine.tokens([5] * 900, cache, resolve({"max_tokens": 3}), Completion()))) == 3
+        scheduler.submit(Request([5] * 9000, resolved, wants_text=False)).finish()
+    assert scheduler.cache.nbytes == 0
+    assert len(scheduler.submit(Request([5] * 900, resolved, wants_text=False)).finish().tokens) == 3
 
 
 def test_the_remedy_for_a_full_context_is_one_that_helps(toy):
