@@ -104,7 +104,7 @@ class OursMlx(Ours):
         """build and host (processor time) in microseconds per token, and primitives, by mlx_llama.bench.host."""
         from mlx_llama.bench.host import measure_host
 
-        found = measure_host(self.loaded, self.engine.context)
+        found = measure_host(self.loaded, self.warm.context)
         return {"build": found["step_us"], "host": found["thread_us"], "primitives": found["primitives"]}
 
 

@@ -32,7 +32,7 @@ def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monke
     if compile and backend.name == "cuda" and device_of(backend) == "cpu":
         pytest.skip("CUDA graphs are for a GPU")
     llm = loaded(backend, toy, compile=compile)
-    llm.generate("Once upon", max_tokens=4, **options)  # the first use builds tables, and traces or captures steps
+    llm.generate("A fox", max_tokens=4, **options)  # the first use builds tables, and traces or captures steps
     with counted(backend, monkeypatch) as count:
         completion = llm.generate("Once upon", max_tokens=n, **options)
     assert len(completion.tokens) == n

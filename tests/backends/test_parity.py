@@ -75,14 +75,14 @@ def transformers_logits(feature: str, dtype: str = "float32") -> np.ndarray:
 @pytest.mark.parametrize("feature", FEATURES)
 def test_logits_are_those_of_transformers(feature, load):
     model, to_numpy = load(checkpoint(feature))
-    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True))
+    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True))
     assert relative_error(got, transformers_logits(feature)) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sixteen_bit_weights_at_float32(dtype, load):
     model, to_numpy = load(checkpoint("llama2-grouped", dtype))
-    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True))
+    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True))
     assert relative_error(got, transformers_logits("llama2-grouped", dtype)) < 1e-4
 
 
@@ -100,7 +100,7 @@ def test_logits_are_those_of_mlx_lm(feature, load):
     with mx.stream(mx.cpu):
         wanted = np.array(peer(mx.array(tokens())))
     model, to_numpy = load(checkpoint(feature))
-    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True))
+    got = to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True))
     assert relative_error(got, wanted) < 1e-4
 
 
@@ -108,7 +108,7 @@ def test_logits_are_those_of_mlx_lm(feature, load):
 @pytest.mark.parametrize("feature", [f for f in FEATURES if f != "dynamic-rope"])
 def test_in_one_go_equals_in_chunks_equals_token_by_token(feature, chunks, load):
     model, to_numpy = load(checkpoint(feature))
-    cache, got = model.make_cache(LENGTH), []
+    cache, got = model.make_cache(LENGTH, 2), []
     for size in chunks:
         at = cache.length
         got.append(to_numpy(model.forward(tokens()[:, at:at + size], at, cache, all_positions=True)))
@@ -128,7 +128,7 @@ def test_dynamic_rope_with_a_cache_equals_transformers(load):
         wanted = [peer(ids[:, 30:31], past_key_values=first.past_key_values).logits.numpy()]
         wanted.append(peer(ids[:, 31:], past_key_values=first.past_key_values).logits.numpy())
     model, to_numpy = load(folder)
-    cache = model.make_cache(LENGTH)
+    cache = model.make_cache(LENGTH, 2)
     model.forward(tokens()[:, :30], 0, cache)
     got = [to_numpy(model.forward(tokens()[:, a:b], a, cache, all_positions=True)) for a, b in ((30, 31), (31, LENGTH))]
     assert relative_error(np.concatenate(got, 1), np.concatenate(wanted, 1)) < 1e-4
@@ -136,7 +136,7 @@ def test_dynamic_rope_with_a_cache_equals_transformers(load):
 
 def probes(model, to_numpy) -> dict[str, np.ndarray]:
     seen: dict[str, np.ndarray] = {}
-    model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True,
+    model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True,
                   probe=lambda name, array: seen.__setitem__(name, to_numpy(array)))
     return seen
 
@@ -188,7 +188,7 @@ def test_the_probes_are_transformers_hidden_states(load):
 
 def test_bit_equal_from_run_to_run(load):
     model, to_numpy = load(checkpoint("llama2-grouped"))
-    runs = [to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True)) for _ in range(3)]
+    runs = [to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True)) for _ in range(3)]
     assert runs[0].tobytes() == runs[1].tobytes() == runs[2].tobytes()
 
 
@@ -197,7 +197,7 @@ def test_the_stored_width_is_the_default_and_close(dtype, backend):
     """By default MLX and torch have 16-bit activations, within 16-bit rounding of the float32 logits."""
     model = backend.load(open_checkpoint(checkpoint("llama2-grouped", dtype)), "auto")
     assert str(model.dtype).split(".")[-1] == ("float32" if backend.name == "cpu" else dtype)
-    got = backend.runtime.to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH), all_positions=True))
+    got = backend.runtime.to_numpy(model.forward(tokens(), 0, model.make_cache(LENGTH, 2), all_positions=True))
     bound = {"bfloat16": 4e-2, "float16": 6e-3}[dtype]
     assert relative_error(got, transformers_logits("llama2-grouped", dtype)) < bound
 
@@ -207,7 +207,7 @@ def test_the_stored_width_is_the_default_and_close(dtype, backend):
 def test_the_last_position_alone_is_the_last_of_all(feature, compile, backend):
     """The last layer of a prompt computes one position, and still stores all keys and values."""
     model, to_numpy = backend.load(open_checkpoint(checkpoint(feature)), "float32", compile=compile), backend.runtime.to_numpy
-    whole, last = model.make_cache(LENGTH), model.make_cache(LENGTH)
+    whole, last = model.make_cache(LENGTH, 2), model.make_cache(LENGTH, 2)
     for start, end in ((0, 13), (13, 14), (14, LENGTH)):
         wanted = to_numpy(model.forward(tokens()[:, start:end], start, whole, all_positions=True))[:, -1]
         got = to_numpy(model.forward(tokens()[:, start:end], start, last))

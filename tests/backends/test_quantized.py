@@ -50,7 +50,7 @@ def gguf_model(kind: str, layers: int = 1, tied: bool = False) -> tuple[Path, di
 
 def probes(model, to_numpy, tokens: np.ndarray) -> dict[str, np.ndarray]:
     seen: dict[str, np.ndarray] = {}
-    model.forward(tokens, 0, model.make_cache(tokens.shape[1]), all_positions=True,
+    model.forward(tokens, 0, model.make_cache(tokens.shape[1], len(tokens)), all_positions=True,
                   probe=lambda name, array: seen.__setitem__(name, to_numpy(array)))
     return seen
 
@@ -106,7 +106,7 @@ def transformers_logits(kind: str, tied: bool) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", *MIXED])
 def test_a_gguf_models_logits_are_those_of_transformers(kind, tied, load):
     model, to_numpy = load(gguf_model(kind, 2, tied)[0])
-    cache = model.make_cache(TOKENS.shape[1])
+    cache = model.make_cache(TOKENS.shape[1], len(TOKENS))
     first = to_numpy(model.forward(TOKENS[:, :20], 0, cache, all_positions=True))
     rest = [to_numpy(model.forward(TOKENS[:, i:i + 1], i, cache, all_positions=True)) for i in range(20, TOKENS.shape[1])]
     # random codes with large biases make softmax sharp: rounding grows from layer to layer
@@ -189,7 +189,7 @@ def mlx_lm_logits(case: str) -> np.ndarray:
 def test_a_converted_models_logits_are_those_of_mlx_lm(case, load):
     pytest.importorskip("mlx.core")
     model, to_numpy = load(converted(case))
-    got = to_numpy(model.forward(TOKENS, 0, model.make_cache(TOKENS.shape[1]), all_positions=True))
+    got = to_numpy(model.forward(TOKENS, 0, model.make_cache(TOKENS.shape[1], len(TOKENS)), all_positions=True))
     assert relative_error(got, mlx_lm_logits(case)) < 1e-4
 
 
