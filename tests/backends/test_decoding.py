@@ -21,13 +21,14 @@ WITHOUT = kernels.Kernels(notices=("decoding is not captured, and low-bit weight
 
 def plan(patch, device=GPU, compile=None, found=None, fails: str = "", **fields) -> kernels.Decoding:
     def try_heads(*given) -> None:
-        assert given == (4, 2, 16, torch.float16, device)
+        assert given == (config, torch.float16, device, None)
         if fails:
             raise Exception(fails)
 
     decode = SimpleNamespace(try_heads=try_heads)
     patch.setattr(kernels, "find_kernels", lambda device: found or kernels.Kernels(decode, SimpleNamespace()))
-    decoding = kernels.plan_decoding(LlamaConfig.from_dict(config_fields(**fields)), torch.float16, device, compile)
+    config = LlamaConfig.from_dict(config_fields(**fields))
+    decoding = kernels.plan_decoding(config, torch.float16, device, compile)
     assert decoding.kernels in (None, decode)
     return decoding
 

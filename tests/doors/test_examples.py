@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -239,6 +240,18 @@ def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
     assert compare_peers.summary(pairs) == dict(ours=6.0, peer=1.0, ratio=2.0, bandwidth=41e9, pairs=3)
     comparison.bandwidths = [50e9, 55e9, 52e9]
     assert compare_peers.summary(pairs, *comparison.states()["steady"])["pairs"] == 3
+
+
+def test_the_cost_of_ticks_is_measured():
+    found = json.loads(run("measure_ticks.py", "--rows", "1,3", "--ticks", "20", "--json"))
+    assert [one["rows"] for one in found] == [1] * 4 + [3] * 4
+    assert all(0 < one["median"] <= one["90%"] for one in found)
+
+
+def test_prefixes_and_memory_are_measured():
+    first, ten, last = run("measure_prefix.py", "--prefix", "100", "--requests", "20", "--rounds", "2").splitlines()
+    assert re.fullmatch(r"first token after a known prefix of 100: [\d.]+ ms, after a prompt of 1: [\d.]+ ms, ratio [\d.]+", first)
+    assert ten.startswith("after 10 requests: ") and last.startswith("after 20 requests: ")
 
 
 def test_every_example_is_run_here():
