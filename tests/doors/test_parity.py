@@ -104,6 +104,8 @@ def planted(patch, backend: str, fault: str) -> None:
     """Plant a common fault in a backend's arithmetic."""
     import importlib
 
+    from mlx_llama.core.models.rope import tables as rope_tables
+
     if backend == "cpu":
         planted_in_programs(patch, fault)
         return
@@ -126,20 +128,22 @@ def planted(patch, backend: str, fault: str) -> None:
     elif fault == "offset after the prompt":
         init = cache.View.__init__
 
-        def shifted(self, cache, tokens, index_pos):
-            init(self, cache, tokens, index_pos)
-            if index_pos:
-                self.tables = tuple(part[index_pos - 1:index_pos - 1 + tokens.shape[1]] for part in cache.tables)
+        def shifted(self, cache, tokens, index_pos, rows=None):
+            init(self, cache, tokens, index_pos, rows)
+            (span,) = self.spans
+            if span.start:
+                before = rope_tables(cache.config, span.start - 1, span.count)
+                make = xp.array if backend == "mlx" else xp.from_numpy
+                self.tables = tuple(make(part).reshape(own.shape) for part, own in zip(before, self.tables))
 
         patch.setattr(cache.View, "__init__", shifted)
     elif fault == "stale row":  # layer 1's value of the last prompt token
         append = cache.View.append
 
         def stale(self, layer, key, value):
+            if layer == 1 and self.spans[0].start == 0:
+                value = xp.concatenate([value[:, :, :-1], value[:, :, 2:3]], 2)
             append(self, layer, key, value)
-            if layer == 1 and self.index_pos == 0:
-                last = key.shape[2] - 1
-                self.values[1][:, :, last:last + 1] = self.values[1][:, :, 2:3]
 
         patch.setattr(cache.View, "append", stale)
     elif fault == "no scale":
@@ -269,8 +273,8 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
 
     step = Llama.step
 
-    def wrong(self, token, index_pos, cache, sampler):
-        found = step(self, token, index_pos, cache, sampler)
+    def wrong(self, token, index_pos, cache, sampling, *, rows=None):
+        found = step(self, token, index_pos, cache, sampling, rows=rows)
         return (found + 1) % self.config.vocab_size if index_pos == 53 and self._runner is not None else found
 
     if not open_cpu()._runner:
