@@ -468,7 +468,7 @@ def test_logits_in_8_bits_are_near_those_of_full_width(fields, tmp_path):
     for name, part in cache.state().items():
         error = np.abs(again.state()[name] - part).max()
         assert error <= 1e-3 * np.abs(part).max(), name
-    with pytest.raises(BackendError, match="--cache-bits 4: must be 8"):
+    with pytest.raises(BackendError, match="cache_bits 4: must be 8"):
         coarse.load(checkpoint, cache_bits=4)
 
 

@@ -227,7 +227,7 @@ def test_one_launch_and_one_wait_per_token(backend, monkeypatch):
     device = device_of(backend)
     for kind in ("Q4_0", "Q2_K mix"):
         llm = load_llm(gguf_model(kind, 2)[0], backend=backend.name, device=device)
-        llm.generate("Once upon", max_tokens=2)
+        llm.generate("A fox", max_tokens=2)  # another text: copying a known prefix would be a wait
         with counted(backend, monkeypatch) as count:
             completion = llm.generate("Once upon", max_tokens=8)
         assert count["wait"] == completion.waits == len(completion.tokens)

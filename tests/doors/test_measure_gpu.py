@@ -48,11 +48,11 @@ def ours(request, example) -> Iterator:
 
 
 def test_all_of_it_on_cpus():
-    asked = ["--minutes", "2", "--prompt", "32", "--generate", "8", "--backends", ",".join(HERE), "--json"]
-    done = subprocess.run([*COMMAND, *asked], capture_output=True, text=True, timeout=200)
+    asked = ["--minutes", "4", "--prompt", "32", "--generate", "8", "--backends", ",".join(HERE), "--json"]
+    done = subprocess.run([*COMMAND, *asked], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert not result["failed"] and not result["interrupted"] and result["seconds"] < 120
+    assert not result["failed"] and not result["interrupted"] and result["seconds"] < 240
     assert not [one for one in result["left_out"] if one["reason"].startswith("no time")], done.stderr
     for name in HERE:
         checks = [one for one in result["checks"] if one["backend"] == name]
@@ -149,7 +149,7 @@ def test_the_table_stays_short(example):
     row |= {f"{kind}{part}": value for kind in ("decode", "prefill") for part, value in
             {"": 123456.7, "_ratio": 123.45, "_share": 9.99}.items()}
     assert len(example.shown(row)) == len(example.HEADER) == example.COLUMNS
-    result = {"machine": {}, "bounds": {}, "checks": [], "kernel_rates": {}, "failed": [{"part": "a", "reason": "b" * 300}],
+    result = {"machine": {}, "bounds": {}, "checks": [], "kernel_rates": {}, "batches": [], "failed": [{"part": "a", "reason": "b" * 300}],
               "rows": [row] * 30, "left_out": [{"part": "c", "reason": "d"}] * 30, "seconds": 1.0, "interrupted": False}
     lines = example.table(result).splitlines()
     assert len(lines) == 40 and max(map(len, lines)) == 110 and lines[-1] == "1 s; 23 more lines with --json"

@@ -19,7 +19,7 @@ def test_findings_are_one_line_each_and_stand_once():
 
 
 def test_it_is_json():
-    diagnosis = Diagnosis({"system": "any"}, [], "cpu", "m", fits=[Fit("cpu", "float32", "", 1, 2, None, None)])
+    diagnosis = Diagnosis({"system": "any"}, [], "cpu", "m", fits=[Fit("cpu", "float32", "", 1, None, 2, None, None, None, None)])
     facts = json.loads(json.dumps(diagnosis.facts()))
     assert facts["ok"] is True and facts["fits"][0]["longest_context"] is None and facts["machine"] == {"system": "any"}
 
