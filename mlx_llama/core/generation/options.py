@@ -29,7 +29,8 @@ class GenerationOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    max_tokens: int = _option(256, "most tokens to generate", "--max-tokens", "-m", "-n", "--predict", ge=0, le=2**31)
+    max_tokens: int = _option(
+        256, "most tokens to generate", "--max-tokens", "-m", "-n", "--predict", "--n-predict", ge=0, le=2**31)
     temperature: float = _option(
         0.0, "softmax temperature; 0 is greedy", "--temp", "--temperature", ge=0, le=100)
     top_k: int = _option(0, "sample from the k likeliest tokens; 0: all", "--top-k", ge=0, le=2**31)
@@ -55,7 +56,7 @@ class GenerationOptions(BaseModel):
     stop: tuple[str, ...] = _option(
         (), "end before this text; repeat the flag for more", "--stop", "-r", "--reverse-prompt")
     prefill_step_size: int = _option(
-        512, "tokens of the prompt processed at once", "--prefill-step-size", "--ubatch-size", ge=1, le=65536)
+        512, "tokens of the prompt processed at once", "--prefill-step-size", "--ubatch-size", "--batch-size", ge=1, le=65536)
     speculate: Literal["none", "prompt", "model"] | None = _option(
         None, "guess tokens ahead, for the same text sooner: prompt, from the text so far; model, by the draft model; none "
         "(default: model where a draft model is loaded, else none)", "--speculate")
@@ -309,9 +310,9 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
                             "reserve)")
     group.add_argument("--ctx-size", "-c", "--max-kv-size", default=None, metavar="TOKENS",
                        help="positions of the context (default: as many as the model was trained for)")
-    group.add_argument("--draft-model", default=None, metavar="MODEL",
+    group.add_argument("--draft-model", "--model-draft", default=None, metavar="MODEL",
                        help="a smaller model with the same vocabulary, to guess tokens ahead: the same text, sooner")
-    group.add_argument("--template", default=None, metavar="NAME_OR_FILE",
+    group.add_argument("--template", "--chat-template", "--chat-template-file", default=None, metavar="NAME_OR_FILE",
                        help="chat template to use instead of the checkpoint's")
 
 

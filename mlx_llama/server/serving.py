@@ -1,0 +1,63 @@
+"""uvicorn around the application: signals, the grace of running requests, the end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from mlx_llama import cli
+from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.generation.llm import LLM
+
+from .app import make_app
+from .command import SPARE_SECONDS, describe
+from .settings import Settings
+
+
+class Server(uvicorn.Server):
+    """uvicorn that refuses new requests at the first signal and ends running ones after a grace. A second ends at once."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, grace: float):
+        super().__init__(config)
+        self._app, self._grace = app, grace
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        is_first = not self.should_exit
+        super().handle_exit(sig, frame)
+        if is_first:
+            desk = self._app.state.desk
+            desk.drain()
+            # Signals come between two instructions of any code: leave the rest to the event loop.
+            desk.loop.call_soon_threadsafe(desk.loop.call_later, self._grace, desk.stop_all)
+        elif sig == signal.SIGTERM:
+            self.force_exit = True
+
+
+def serve(settings: Settings, load: Callable[[], LLM], listening: socket.socket, key_file: str | None = None,
+          certificate_file: str | None = None) -> int:
+    """Serve until a signal; returns the exit code. Raises LlamaError if the model cannot be loaded."""
+    servers: list[Server] = []
+
+    def end() -> None:
+        servers[0].should_exit = True
+
+    app = make_app(settings, load, end)
+    try:
+        config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, ws="none",
+                                timeout_graceful_shutdown=int(settings.shutdown_seconds + SPARE_SECONDS),
+                                ssl_keyfile=key_file, ssl_certfile=certificate_file)
+        config.load()
+    except OSError as error:
+        raise LlamaError(f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}: cannot be used ({error})") from None
+    servers.append(Server(config, app, settings.shutdown_seconds))
+    cli.say(describe(settings, listening.getsockname()[1], certificate_file is not None))
+    servers[0].run(sockets=[listening])
+    error = app.state.keeper.error
+    if error is not None:
+        raise error
+    return 0
