@@ -140,6 +140,14 @@ class Handle:
             count += 1
             yield self.completion.tokens[count - 1]
 
+    def until_error(self) -> Iterator[int]:
+        """`tokens` that end where the request fails: `completion.error` says why."""
+        try:
+            yield from self.tokens()
+        except Exception:
+            if self._sequence.error is None:
+                raise
+
     def finish(self) -> Completion:
         """Generate to the end and return the completion."""
         for _ in self.tokens():

@@ -25,18 +25,18 @@ from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import Tokenizer
 
+from .budget import default_budget
 from .completion import Completion, Writer
 from .device import Device
 from .engine import Engine
+from .options import MAX_ROWS
 from .request import Handle, Request, Sequence
 from .rows import Rows
 from .speculate import ModelDrafts, PromptLookup, Speculation
 
-MAX_ROWS = 32  # requests in one step
 KEPT_ROWS = 8  # finished rows that stay as prefixes
 SHARED_CHUNK = 512  # most prompt tokens per tick while others run
 PORTION = 256  # positions of an answer that admission counts in advance
-LEAST_RESERVE = 256 << 20  # bytes of memory left to others
 WAKE_SECONDS = 0.5  # a consumer looks again after this time
 
 
@@ -125,7 +125,7 @@ class Scheduler:
 
     def _measure_budget(self) -> int | None:
         free = self.backend.runtime.free_memory(self.backend.device)
-        return None if free is None else max(0, free - max(free // 10, LEAST_RESERVE))
+        return None if free is None else default_budget(free)
 
     # Requests
 
