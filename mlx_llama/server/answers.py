@@ -227,8 +227,11 @@ class Desk:
             answers.stop(Failure(503, "shutting_down", "the server is shutting down"))
 
 
-def prepare(llm: LLM, ask: Ask, settings: Settings) -> Request:
-    """The request for the scheduler. Encodes the prompt and resolves the options. Raises Refusal."""
+def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Request:
+    """The request for the scheduler. Encodes the prompt and resolves the options. Raises Refusal.
+
+    fits: check that the prompt leaves room for an answer.
+    """
     try:
         resolved = resolve({**settings.options, **ask.options}, llm.checkpoint.generation_config,
                            str(llm.checkpoint.path / "generation_config.json"))
@@ -238,7 +241,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings) -> Request:
         raise _refuse_context(llm, ask, 0, error) from None
     except LlamaError as error:
         raise refuse(error, ask.field) from None
-    if len(tokens) >= llm.engine.context:
+    if fits and len(tokens) >= llm.engine.context:
         raise _refuse_context(llm, ask, len(tokens), None)
     continues = isinstance(ask.prompt, str) or (len(ask.prompt) > 0 and not isinstance(ask.prompt[0], dict))
     return Request(tokens, resolved, starts_text=not continues)

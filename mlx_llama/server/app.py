@@ -15,7 +15,7 @@ from starlette.responses import Response
 from mlx_llama import __version__
 from mlx_llama.core.generation.llm import LLM
 
-from . import openai, operations
+from . import anthropic, jobs, llama_cpp, openai, operations, responses
 from .answers import Desk
 from .faults import Refusal
 from .guard import Guard
@@ -42,6 +42,7 @@ def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[
         app.state.started = time.time()
         app.state.keeper = Keeper(load, settings.idle_unload, on_failure)
         app.state.desk = Desk(settings, app.state.keeper, metrics)
+        app.state.jobs = jobs.Jobs(settings)
         metrics.watch(app.state.desk)
         app.state.keeper.start()
         yield
@@ -50,7 +51,7 @@ def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[
 
     app = FastAPI(title="mlx_llama", version=__version__, description=ABOUT, lifespan=live, redoc_url=None, docs_url=None)
     app.state.settings = settings
-    for part in (openai, operations):
+    for part in (openai, responses, anthropic, llama_cpp, jobs, operations):
         app.include_router(part.router)
     app.openapi = lambda: write_openapi(app)  # type: ignore[method-assign]
 
