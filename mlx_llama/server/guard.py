@@ -106,7 +106,8 @@ class Guard:
                 "Access-Control-Expose-Headers": "X-Request-Id, Retry-After"}
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        if not self._keys or scope["path"] in PUBLIC or scope["path"].startswith(PUBLIC_FOLDERS):
+        path, is_read = scope["path"], scope["method"] in ("GET", "HEAD")
+        if not self._keys or is_read and (path in PUBLIC or path.startswith(PUBLIC_FOLDERS)):
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = _digest(token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))

@@ -155,7 +155,8 @@ async def chat(request: Request) -> Response:
             if batch.is_last:
                 yield delta(batch.index, {}, *_end(answers, batch))
         if body.stream_options.include_usage:
-            yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": write_usage(answers)})
+            yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": write_usage(answers),
+                         "timings": write_timings(answers.completions[0])})
         yield DONE
 
     def _end(answers: Answers, batch: Batch) -> tuple[str]:
