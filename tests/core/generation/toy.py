@@ -15,6 +15,9 @@ import numpy as np
 from mlx_llama.core.backends.positions import CallView, Positions, checked_tokens
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import rng
+from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.generation.request import Request
+from mlx_llama.core.generation.scheduler import Scheduler
 
 VOCABULARY = 50
 POSITION_NBYTES = 1000
@@ -278,3 +281,47 @@ class ToyDecoder:
 
 def letter(token):
     return "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX"[token]
+
+
+CONTEXT, EOS = 1000, 49
+
+
+def make(runs_ahead=False, *, eos=(EOS,), context=CONTEXT, draft=None, text=True, model=None, memory=None, **limits):
+    """A backend and a scheduler on it. model, draft: keyword arguments of ToyModel. limits: of Scheduler."""
+    backend = ToyBackend(runs_ahead)
+    made = None if draft is None else ToyModel(backend, **draft)
+    return backend, Scheduler(backend, ToyModel(backend, **(model or {})), ToyTokenizer() if text else None, frozenset(eos),
+                              context, draft=made, cache_memory=memory, **limits)
+
+
+def request(prompt, text=True, **given):
+    """A request with options, seed 0 unless given."""
+    fields = {name: given.pop(name) for name in ("eos", "notify", "notices") if name in given}
+    return Request(prompt, resolve({"seed": 0, **given}), wants_text=text, **fields)
+
+
+def alone(prompt, *, model=None, eos=(EOS,), context=CONTEXT, **given):
+    """The completion of a request in a scheduler of its own: the judge of all company."""
+    given.pop("notify", None)
+    return make(model=model, eos=eos, context=context)[1].submit(request(prompt, **given)).finish()
+
+
+def make_prompts(count, seed=0, longest=300):
+    """Prompts of random lengths."""
+    random = np.random.default_rng(seed)
+    return [random.integers(0, EOS, random.integers(1, longest)).tolist() for _ in range(count)]
+
+
+def check_rows(scheduler):
+    """Compare the host's knowledge of every row with the cache, and count the rows."""
+    rows, cache = scheduler.rows, scheduler.cache
+    alive = {sequence.row for sequence in scheduler._alive()}
+    assert alive == set(rows.used) and not alive & set(rows.kept)
+    assert sorted([*rows.free, *rows.used, *rows.kept]) == list(range(cache.rows))
+    for row in rows.free:
+        assert cache.lengths[row] == cache.allocated[row] == 0
+    for row, tokens in [*rows.used.items(), *rows.kept.items()]:
+        length = min(len(tokens), cache.lengths[row])
+        assert cache.tokens[row][:length].tolist() == tokens[:length]
+        assert row in rows.used or cache.lengths[row] == len(tokens)
+    assert rows.budget is None or rows.nbytes <= rows.budget
