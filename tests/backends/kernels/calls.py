@@ -145,7 +145,8 @@ class Library:
 
         Each page is an array of its own, keys before values; the table has them in reverse order of their addresses.
         """
-        (heads, D), layout = query.shape, PageLayout(1, 1, query.shape[1])
+        D = query.shape[1]
+        layout = PageLayout(1, 1, D)
         pages = sorted((Memory((2, PAGE, layout.width), values=np.nan) for _ in range(-(-end // PAGE))),
                        key=lambda page: -page.array.ctypes.data)
         for part, given in enumerate((keys, values)):
@@ -157,7 +158,8 @@ class Library:
     def store_and_attend(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int,
                          end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Store keys and values [positions, D] in 8 bits and attend to them: (output, codes [2, positions, D], scales)."""
-        (heads, D), layout = query.shape, PageLayout(1, 1, query.shape[1], 8)
+        D = query.shape[1]
+        layout = PageLayout(1, 1, D, 8)
         pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]  # scales are NaN
         codes, scales = np.empty((2, len(keys), D), np.int8), np.empty((2, len(keys), layout.groups), np.float16)
         for part, given in enumerate((keys, values)):
