@@ -119,7 +119,7 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
         return f"{sign} {context[key]}", f"must be {sign} {context[key]}"
     if kind in _LENGTHS:
         words, key = _LENGTHS[kind]
-        unit = "characters" if kind.startswith("string") else "items"
+        unit = ("character" if kind.startswith("string") else "item") + "s" * (context[key] != 1)
         return f"{words} {context[key]} {unit}", f"must have {words} {context[key]} {unit}"
     if kind == "missing":
         return "required", "is required"
