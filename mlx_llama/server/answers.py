@@ -19,7 +19,7 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.request import Request
 
-from .faults import Fault, Refusal
+from .faults import Fault, Refusal, client_gone
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
@@ -278,7 +278,7 @@ async def until_gone(request: HttpRequest, work: Awaitable[Result]) -> Result:
             task.cancel()
             await asyncio.wait({task})
         if task.cancelled():
-            raise Refusal(499, "client_gone", message="the client left")
+            raise client_gone()
         return task.result()
     finally:
         task.cancel()

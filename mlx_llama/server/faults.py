@@ -44,6 +44,11 @@ def bad_field(field: str, constraint: str, message: str, value: Any = None) -> R
     return Refusal(400, "invalid_value", [Fault(field, constraint, message, shorten(value))])
 
 
+def client_gone() -> Refusal:
+    """The end of a request whose client left; nobody reads it."""
+    return Refusal(499, "client_gone", message="the client left")
+
+
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
           405: "invalid_request_error", 408: "timeout_error", 413: "request_too_large", 415: "invalid_request_error",
           429: "rate_limit_error", 499: "client_closed_request", 503: "overloaded_error", 504: "timeout_error"}

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions
 
-from .faults import Fault, Refusal, collect_faults
+from .faults import Fault, Refusal, client_gone, collect_faults
 from .settings import Settings
 
 MOST_BIASES = 4096  # entries of logit_bias
@@ -65,7 +65,11 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     """Read and check a request's body. Raises Refusal with every fault."""
-    return parse_body(await request.body(), kind, request.app.state.settings)
+    try:
+        raw = await request.body()
+    except ClientDisconnect:
+        raise client_gone() from None
+    return parse_body(raw, kind, request.app.state.settings)
 
 
 def parse_body(raw: bytes, kind: type[Parsed], settings: Settings) -> Parsed:

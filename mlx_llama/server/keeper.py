@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -79,7 +80,10 @@ class Keeper:
             self._on_failure()
             return
         self.loads += 1
-        self._llm, self.name, self.state = llm, llm.checkpoint.name, "ready"
+        name = llm.checkpoint.name
+        # Clients need not know where the model lies.
+        self.name = os.path.basename(name.rstrip("/\\")) if os.path.exists(name) else name
+        self._llm, self.state = llm, "ready"
         self._left = time.monotonic()
         llm.scheduler.start()
 

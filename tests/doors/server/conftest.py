@@ -23,7 +23,7 @@ class Live:
         with log.open("w") as file:
             command = [sys.executable, "-m", "mlx_llama.server", "--backend", "cpu", "--port", "0", *map(str, arguments)]
             self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | environment)
-        found = self.wait(lambda: re.search(r"listening on (http://\S+:(\d+))", self.text()))
+        found = self.wait(lambda: re.search(r"listening on (https?://[^\s;]+:(\d+))", self.text()))
         self.url, self.port = found[1].rstrip(";"), int(found[2])
         self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
         if ready:
@@ -112,3 +112,65 @@ def events(text: str) -> list[tuple[str | None, str]]:
         if "data" in lines:
             found.append((lines.get("event"), lines["data"]))
     return found
+
+
+class Inside:
+    """A server in a thread of this process, for tests that reach into it: `desk`, `keeper`, `settings`."""
+
+    def __init__(self, load, **settings):
+        import threading
+
+        import uvicorn
+
+        from mlx_llama.server.app import make_app
+        from mlx_llama.server.command import bind
+        from mlx_llama.server.settings import Settings
+
+        self.settings = Settings(port=0, **settings)
+        self.app = make_app(self.settings, load)
+        listening = bind(self.settings)
+        self.port = listening.getsockname()[1]
+        self.server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, ws="none", timeout_graceful_shutdown=5))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}, daemon=True)
+        self.thread.start()
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
+        self.wait(lambda: self.http.get("/health").status_code == 200)
+        self.desk, self.keeper = self.app.state.desk, self.app.state.keeper
+
+    def wait(self, condition, seconds: float = 30):
+        end = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < end, f"waited {seconds} s"
+            time.sleep(0.01)
+        return found
+
+    def ready(self) -> Inside:
+        self.wait(lambda: self.http.get("/ready").status_code == 200)
+        return self
+
+    def post(self, path: str, **body) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def is_idle(self) -> bool:
+        scheduler = self.keeper.llm.scheduler
+        return self.desk.active == 0 and not scheduler.running and not scheduler.waiting and not scheduler.prefilling
+
+    def close(self) -> None:
+        self.http.close()
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def inside():
+    """inside(load, **settings): another server in a thread, ended with the test."""
+    started = []
+
+    def start(load, **settings) -> Inside:
+        started.append(Inside(load, **settings))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
