@@ -414,6 +414,7 @@ class Scheduler:
                                          sequence.sampling, sequence.writer)
         except Exception as error:  # drafts do not change the text, so go on without
             speculation.end(f"speculation was switched off: {error}")
+            self._rewind(sequence)
             return False
         self.steps.append(Step([sequence], sampled, drafts))
         return True
@@ -451,10 +452,12 @@ class Scheduler:
             return
         if not self.rows.reserve({sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences}):
             return
+        before = [self.cache.lengths[sequence.row] for sequence in step.sequences]
         try:
             self.steps.append(self._step(step.sequences, step.sampled))
-        except Exception:
-            self._last = None  # try again with tokens of the host
+        except Exception:  # launch it again once the tokens are read
+            for sequence, length in zip(step.sequences, before):
+                self.cache.trim(length, sequence.row)
 
     # Memory
 
@@ -568,6 +571,7 @@ class Scheduler:
             if len(sequences) == 1:
                 self._fail(sequence, error)
                 return
+            self._rewind(sequence)
             try:
                 step = self._step([sequence], np.array([[sequence.text[-1]]], np.int32))
                 sampled = self.device.read(step.sampled, [sequence.writer])
@@ -580,8 +584,11 @@ class Scheduler:
         """Drop all launched steps; rows go on from the tokens known on the host."""
         self.steps, self._last = [], None
         for sequence in self._alive():
-            known = len(sequence.text) - 1
-            self.cache.trim(min(self.cache.lengths[sequence.row], known), sequence.row)
+            self._rewind(sequence)
+
+    def _rewind(self, sequence: Sequence) -> None:
+        """Keep the positions before the last known token, which is the next step's input."""
+        self.cache.trim(min(self.cache.lengths[sequence.row], len(sequence.text) - 1), sequence.row)
 
     def _recover(self) -> None:
         """Make rows and queues consistent after an interrupt at any point."""

@@ -494,6 +494,21 @@ def test_a_draft_model_that_fails_is_not_missed():
     assert done.notices == ["speculation was switched off: no drafts any more"] or "drafted tokens were right" in done.notices[0]
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_verification_that_fails_is_not_missed(runs_ahead):
+    """It fails after its tokens were stored."""
+    backend, scheduler = make(runs_ahead, model={"period": 3})
+
+    def late_fault(cache, rows):
+        if backend.calls[-1][1] > 1 and cache.lengths[rows[0]] > 20:
+            raise ToyError("no verification")
+
+    backend.late_fault = late_fault
+    done = scheduler.submit(request([1, 2, 3] * 4, max_tokens=40, speculate="prompt")).finish()
+    assert done.tokens == [1, 2, 3] * 13 + [1]
+    assert done.notices == ["speculation was switched off: no verification"] and done.accepted > 0
+
+
 def test_a_draft_models_row_keeps_its_prefix():
     backend, scheduler = make(draft={"salt": 0}, eos=())
     done = scheduler.submit(request([1] * 100, max_tokens=10)).finish()
@@ -506,7 +521,7 @@ def test_a_draft_models_row_keeps_its_prefix():
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize("where", ["step", "read", "prompt"])
+@pytest.mark.parametrize("where", ["step", "late", "read", "prompt"])
 def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
     backend, scheduler = make(runs_ahead, eos=())
     prompts = make_prompts(5, longest=30)
@@ -518,6 +533,11 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
         bad = [span for span in view.spans if scheduler.cache.tokens[span.row][:12].tolist() == [48] * 12]
         if where == "prompt" and tokens[0].tolist() == [48] * 12 or where == "step" and bad and bad[0].start >= 16:
             failures.append(view.batch)
+            raise ToyError("row 2 is bad")
+
+    def late_fault(cache, rows):
+        if any(cache.lengths[row] >= 17 and cache.tokens[row][:12].tolist() == [48] * 12 for row in rows):
+            failures.append(len(rows))
             raise ToyError("row 2 is bad")
 
     def read_fault(tokens):
@@ -534,6 +554,8 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
     if where == "read":
         backend.fault = lambda model, tokens, view: setattr(backend, "last_rows", [span.row for span in view.spans])
         backend.read_fault = read_fault
+    elif where == "late":
+        backend.late_fault = late_fault
     else:
         backend.fault = fault
     for i, (handle, prompt) in enumerate(zip(handles, prompts)):

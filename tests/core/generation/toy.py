@@ -165,11 +165,13 @@ class ToyModel:
         rows = range(len(logits)) if rows is None else rows
         assert len(rows) == len(sampling.options)
         recent = cache.recent(max(1, sampling.window), rows)
+        self.backend.check_late_fault(cache, rows)
         return ToyArray([[sampling.draw(i, logits[i][-1], cache.lengths[row], recent[i])] for i, row in enumerate(rows)])
 
     def verify(self, tokens, index_pos, cache, sampling, *, rows=None):
         logits = self._compute(tokens, index_pos, cache, rows)[0]
         row, drawn = 0 if rows is None else rows[0], []
+        self.backend.check_late_fault(cache, [row])
         for i, scores in enumerate(logits):
             position = index_pos + i + 1
             recent = cache.recent(max(1, sampling.window), [row], [position])
@@ -215,6 +217,8 @@ class ToyBackend:
     """Counts launches, reads, calls and positions; fails where it is told to.
 
     memory: bytes that all rows may take. fault: called as fault(model, tokens [B, T], view) inside every call; may raise.
+    late_fault: called as late_fault(cache, rows) once a step has stored its tokens, before it samples. read_fault: called
+    with the arrays to read.
     """
 
     name, device, device_name = "toy", "toy", "a toy"
@@ -224,6 +228,7 @@ class ToyBackend:
         self.memory = None
         self.free = None
         self.fault = None
+        self.late_fault = None
         self.read_fault = None
         self.step_seconds = 0.0
         self.runtime = SimpleNamespace(free_memory=lambda device: self.free, dtype_name=str)
@@ -237,6 +242,10 @@ class ToyBackend:
             time.sleep(self.step_seconds)
         if self.fault:
             self.fault(model, tokens, view)
+
+    def check_late_fault(self, cache, rows):
+        if self.late_fault:
+            self.late_fault(cache, rows)
 
     def sampling_batch(self, options):
         self.batches += 1
