@@ -559,6 +559,8 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
     keys, values: offsets of the head's rows in a page, float32 or int8 [PAGE][D padded with zeros to whole vectors];
     key_scales, value_scales: likewise, float16 [PAGE][groups], for int8; first, end: the visible positions; scores: scratch,
     scores_bytes apart for each head, 4 bytes per position from first's block of 16 to end's.
+
+    Codes are widened once for all heads, 16 keys or a page of values at a time, which stay in the L1 cache.
     """
     name = f"attend_{head_dim}_{cache_bits}"
     if name in module.known:
@@ -566,17 +568,29 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
     layout = page_layout(head_dim, cache_bits)
     row_bytes, scale_bytes = layout.row_bytes, 2 * layout.groups
     chunks = -(-head_dim // LANES)
-    score = _score_block(module, layout)
-    mixers = {count: _mix(module, layout, count) for count in (HEADS_AT_ONCE, 1)}
+    score = _score_block(module, head_dim)
+    mixers = {count: _mix(module, head_dim, count) for count in (HEADS_AT_ONCE, 1)}
+    widen = _widen_rows(module, layout) if cache_bits else None
     f = Function(module, name, ATTEND, public=public)
+    wide_bytes = 4 * layout.width  # of a row of numbers
+    scratch = f.allocate_stack(PAGE * wide_bytes) if cache_bits else None
+
+    def load_rows(numbers: Value, scales: Value, slot: Value, count: Value | int) -> Value:
+        """Address of `count` rows from `slot` on as float32."""
+        numbers = numbers + slot * row_bytes
+        if scratch is None:
+            return numbers
+        f.call(widen, numbers, scales + slot * scale_bytes, count, scratch)
+        return scratch
+
     start = f.first // LANES * LANES
     blocks = (f.end - start + (LANES - 1)) // LANES
     with f.loop(blocks) as b:
         position = start + b * LANES
         page, slot = f.load(i64, f.pages, position // PAGE * 8, 8), position % PAGE
-        keys, scales = page + f.keys + slot * row_bytes, page + f.key_scales + slot * scale_bytes
+        keys = load_rows(page + f.keys, page + f.key_scales, slot, LANES)
         with f.loop(f.heads) as h:
-            f.call(score, f.query + h * (4 * head_dim), keys, scales, position, f.first, f.end,
+            f.call(score, f.query + h * (4 * head_dim), keys, position, f.first, f.end,
                    f.scores + h * f.scores_bytes + b * (4 * LANES), f.scale)
     with f.loop(f.heads) as h:
         row = f.scores + h * f.scores_bytes
@@ -600,46 +614,47 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
         begin, page = number * PAGE, f.load(i64, f.pages, number * 8, 8)
         begin = begin.compare(">", f.first).select(begin, f.first)
         count, slot = (number * PAGE + PAGE).minimum(f.end) - begin, begin % PAGE
-        values, scales = page + f.values + slot * row_bytes, page + f.value_scales + slot * scale_bytes
+        values = load_rows(page + f.values, page + f.value_scales, slot, count)
         shares = f.scores + (begin - start) * 4
         grouped = f.heads // HEADS_AT_ONCE * HEADS_AT_ONCE
         for start_head, end_head, at_once in ((f.constant(i64, 0), grouped, HEADS_AT_ONCE), (grouped, f.heads, 1)):
             with f.loop(end_head, start_head, at_once) as h:
                 for piece in range(0, chunks * LANES, PIECE):
-                    f.call(mixers[at_once][piece], shares + h * f.scores_bytes, f.scores_bytes,
-                           values + piece * (row_bytes // layout.width), scales + piece // CACHE_GROUP * 2, count,
-                           f.out + h * (4 * head_dim) + 4 * piece)
+                    f.call(mixers[at_once][piece], shares + h * f.scores_bytes, f.scores_bytes, values + 4 * piece,
+                           count, f.out + h * (4 * head_dim) + 4 * piece)
     return f.finish()
 
 
-def _load_numbers(f: Function, layout: PageLayout, address: Value, chunk: int) -> Value:
-    """Numbers 16 chunk .. 16 chunk + 15 of a row in a page as float32; codes without their scale."""
-    if layout.bits:
-        return f.load(vector(i8), address, LANES * chunk, 1).sign_extend(i32s).to_float()
-    return f.load(f32s, address, 4 * LANES * chunk, 4)
+def _widen_rows(module: Module, layout: PageLayout) -> Function:
+    """out = codes times scales of `count` rows of a page, float32 [count][width]; the products are exact."""
+    f = Function(module, f"widen_rows_{layout.head_dim}", {"codes": i64, "scales": i64, "count": i64, "out": i64})
+    per_group = CACHE_GROUP // LANES
+    with f.loop(f.count) as i:
+        codes, scales, out = f.codes + i * layout.row_bytes, f.scales + i * (2 * layout.groups), f.out + i * (4 * layout.width)
+        for group in range(layout.groups):
+            scale = f.load(f16, scales, 2 * group, 2).widen_half().splat()
+            for c in range(per_group * group, min(per_group * (group + 1), layout.width // LANES)):
+                wide = f.load(vector(i8), codes, LANES * c, 1).sign_extend(i32s).to_float()
+                f.store(wide * scale, out, 4 * LANES * c, 4)
+    return f.finish()
 
 
-def _score_block(module: Module, layout: PageLayout) -> Function:
+def _score_block(module: Module, head_dim: int) -> Function:
     """Scores of one head against 16 rows of keys; -3e38 outside first .. end."""
-    head_dim, per_group = layout.head_dim, CACHE_GROUP // LANES
-    f = Function(module, f"score_block_{head_dim}_{layout.bits}", {
-        "query": i64, "keys": i64, "scales": i64, "position": i64, "first": i64, "end": i64, "out": i64, "scale": f32})
+    name = f"score_block_{head_dim}"
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, {
+        "query": i64, "keys": i64, "position": i64, "first": i64, "end": i64, "out": i64, "scale": f32})
     sums: list[Value] = []
     # Keys are padded with zeros.
     query = [_load_part(f, f.query, d, head_dim) for d in range(0, head_dim, LANES)]
     for j in range(LANES):
-        row = f.keys + layout.row_bytes * j if j else f.keys
-        total = None
-        for first in range(0, len(query), per_group if layout.bits else len(query)):
-            group = range(first, min(first + per_group, len(query)) if layout.bits else len(query))
-            one = _load_numbers(f, layout, row, first) * query[first]
-            for c in group[1:]:
-                one = f.fma(_load_numbers(f, layout, row, c), query[c], one)
-            if layout.bits:
-                scale = f.load(f16, f.scales, 2 * (j * layout.groups + first // per_group), 2).widen_half().splat()
-                one = one * scale if total is None else f.fma(one, scale, total)
-            total = one
-        sums.append(total)
+        row = f.keys + 4 * LANES * len(query) * j if j else f.keys
+        one = f.load(f32s, row, 0, 4) * query[0]
+        for c in range(1, len(query)):
+            one = f.fma(f.load(f32s, row, 4 * LANES * c, 4), query[c], one)
+        sums.append(one)
     # Reduce 16 vectors to one of their sums: add pairs of lanes of pairs of vectors, four times.
     while len(sums) > 1:
         sums = [one.shuffle(list(range(0, 32, 2)), two) + one.shuffle(list(range(1, 32, 2)), two)
@@ -653,14 +668,17 @@ def _score_block(module: Module, layout: PageLayout) -> Function:
     return f.finish()
 
 
-def _mix(module: Module, layout: PageLayout, heads: int) -> dict[int, Function]:
+def _mix(module: Module, head_dim: int, heads: int) -> dict[int, Function]:
     """By first dimension of a piece: out[h][piece] += sum over `count` positions of share[h][position] * values."""
-    head_dim, per_group, pieces = layout.head_dim, CACHE_GROUP // LANES, {}
+    pieces, row_bytes = {}, -(-head_dim // LANES) * LANES * 4
     for piece in range(0, -(-head_dim // LANES) * LANES, PIECE):
         dims = min(PIECE, head_dim - piece)
         full, tail = dims // LANES, dims % LANES
-        f = Function(module, f"mix_{head_dim}_{layout.bits}_{piece}_{heads}", {
-            "shares": i64, "shares_bytes": i64, "values": i64, "scales": i64, "count": i64, "out": i64})
+        name = f"mix_{head_dim}_{piece}_{heads}"
+        if name in module.known:
+            pieces[piece] = module.known[name]
+            continue
+        f = Function(module, name, {"shares": i64, "shares_bytes": i64, "values": i64, "count": i64, "out": i64})
 
         def addresses(h: int) -> list[Value]:
             """Addresses of a head's output vectors."""
@@ -673,16 +691,13 @@ def _mix(module: Module, layout: PageLayout, heads: int) -> dict[int, Function]:
                 sums.append(Variable(f, _load_part(f, at, 0, LANES if c < full else tail)))
         width = full + bool(tail)
         with f.loop(f.count) as i:
-            row = f.values + i * layout.row_bytes
-            values = [_load_numbers(f, layout, row, c) for c in range(width)]
-            scales = [f.load(f16, f.scales + i * (2 * layout.groups), 2 * group, 2).widen_half()
-                      for group in range(-(-width // per_group) if layout.bits else 0)]
+            row = f.values + i * row_bytes
+            values = [f.load(f32s, row, 4 * LANES * c, 4) for c in range(width)]
             for h in range(heads):
-                share = f.load(f32, f.shares + f.shares_bytes * h + i * 4 if h else f.shares + i * 4, 0, 4)
-                factors = [(share * scale).splat() for scale in scales] or [share.splat()]
+                share = f.load(f32, f.shares + f.shares_bytes * h + i * 4 if h else f.shares + i * 4, 0, 4).splat()
                 for c in range(width):
                     one = sums[h * width + c]
-                    one.set(f.fma(factors[c // per_group if layout.bits else 0], values[c], one.get()))
+                    one.set(f.fma(share, values[c], one.get()))
         for h in range(heads):
             for c, at in enumerate(addresses(h)):
                 value = sums[h * width + c].get()
