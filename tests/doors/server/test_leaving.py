@@ -102,7 +102,7 @@ def test_a_slow_reader_holds_neither_others_nor_its_row(inside, roomy):
         slow.connect(("127.0.0.1", server.port))
         body = json.dumps({**LONG, "stream": True, "n": 8}).encode()
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        server.wait(lambda: server.desk.active == 1)
+        server.wait(lambda: server.desk.active == 8)
         began = time.monotonic()
         assert server.post("/v1/completions", prompt="x", max_tokens=5).status_code == 200
         assert time.monotonic() - began < SOON
