@@ -70,20 +70,24 @@ function begin() {
 function show() {
   $("title").textContent = conversation.title;
   document.title = `${conversation.title} · mlx_llama`;
-  $("log").replaceChildren(...store.path(conversation).map(showMessage));
+  const pending = [];
+  const messages = store.path(conversation).map((node) => showMessage(node, pending));
+  $("log").replaceChildren(...messages);
   showList();
   showUsage(store.path(conversation).findLast((node) => node.usage)?.usage);
   scroll(true);
+  // Rendered Markdown has another height.
+  Promise.all(pending).then(() => messages.at(-1)?.isConnected && scroll(true));
 }
 
-function showMessage(node) {
+function showMessage(node, pending) {
   const text = make("div", { className: "text" });
   const tools = make("div", { className: "tools" });
   const article = make("article", { className: `message ${node.role}` }, text);
   article.dataset.id = node.id;
   article.ariaLabel = node.role === "user" ? "You" : "Answer";
   if (node.role === "user") text.textContent = node.text;
-  else showMarkdown(text, node.text);
+  else pending.push(showMarkdown(text, node.text));
   if (node.error) article.append(make("p", { className: "error", textContent: node.error, role: "alert" }));
   article.append(tools);
   showTools(tools, node);
@@ -226,7 +230,7 @@ async function answer(parent) {
   article.classList.add("running");
   busy(true);
   const growing = new Growing(article.querySelector(".text"));
-  const messages = store.path(owner, parent).map(({ role, text }) => ({ role, content: text }));
+  const messages = store.turns(owner, parent);
   if (owner.system) messages.unshift({ role: "system", content: owner.system });
   const began = performance.now();
   let first = 0;

@@ -55,6 +55,16 @@ export function path(conversation, leaf = conversation.leaf) {
   return nodes;
 }
 
+// Messages of a path for the model. A question whose answer failed is left out with it.
+export function turns(conversation, leaf = conversation.leaf) {
+  const found = [];
+  for (const { role, text } of path(conversation, leaf)) {
+    if (role === "assistant" && !text) found.pop();
+    else found.push({ role, content: text });
+  }
+  return found;
+}
+
 export const siblings = (conversation, node) =>
   Object.values(conversation.nodes).filter((other) => other.parent === node.parent && other.role === node.role);
 
@@ -71,7 +81,7 @@ export function choose(conversation, node) {
 
 // The REPL's session file of the shown path: questions and answers in turn.
 export function toSession(conversation, model) {
-  const messages = path(conversation).map(({ role, text }) => ({ role, content: text }));
+  const messages = turns(conversation);
   if (messages.length % 2) messages.pop();
   return { format: "mlx_llama session", version: 1, model, system: conversation.system || null, options: conversation.options,
     messages, dropped: 0 };
