@@ -114,7 +114,7 @@ async def messages(request: Request) -> Response:
         async for batch in answers.batches():
             if not begun:  # by now the reused tokens are known
                 begun = True
-                empty = {**made, "content": [], "stop_reason": None, "stop_sequence": None,
+                empty: dict[str, Any] = {**made, "content": [], "stop_reason": None, "stop_sequence": None,
                          "usage": write_usage(completion) | {"output_tokens": 0}}
                 yield named({"type": "message_start", "message": empty})
                 yield named({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})

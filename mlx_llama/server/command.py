@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import socket
 import sys
-from typing import Any
 
 from mlx_llama import cli
-from mlx_llama.core.errors import LlamaError, OptionsError
+from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import options
 
 from .settings import Settings
 
 KEY_VARIABLE = "MLX_LLAMA_API_KEY"
-SPARE_SECONDS = 5  # after --shutdown-seconds, to tell the clients
 
 
 def parser() -> options.Parser:
@@ -70,7 +67,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     from mlx_llama.core.generation.llm import load
 
-    from .serving import serve
+    from .serving import bind, serve
 
     how = options.load_arguments(given)
     return serve(settings, lambda: load(**how), bind(settings), given.ssl_key_file, given.ssl_cert_file)
@@ -116,25 +113,3 @@ def _read_keys(given: argparse.Namespace) -> tuple[str, ...]:
     if any(not key.isascii() for key in keys):
         raise OptionsError("--api-key: keys are ASCII, or HTTP headers cannot carry them")
     return tuple(dict.fromkeys(keys))
-
-
-def bind(settings: Settings) -> socket.socket:
-    """A listening socket. Raises LlamaError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of a killed server is free at once
-        listening.bind(address)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise LlamaError(f"--host {settings.host} --port {settings.port}: cannot listen there ({reason}): choose another "
-                         "--port, or 0 for a free one") from None
-    return listening
-
-
-def describe(settings: Settings, port: int, is_https: bool) -> str:
-    """The line that says where the server is."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    key: Any = "; clients need an API key" if settings.api_keys else ""
-    return f"listening on http{'s' if is_https else ''}://{host}:{port}{key}"

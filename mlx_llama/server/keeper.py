@@ -55,8 +55,12 @@ class Keeper:
         loop = asyncio.get_running_loop()
 
         def settle(result: LLM | None, error: Exception | None) -> None:
-            if not future.cancelled():
-                future.set_exception(error) if error else future.set_result(result)
+            if future.cancelled():
+                return
+            if result is not None:
+                future.set_result(result)
+            else:
+                future.set_exception(error or RuntimeError("there is no model"))
 
         def work() -> None:
             result, error = None, None

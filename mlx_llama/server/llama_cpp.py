@@ -55,12 +55,12 @@ class LlamaCompletionRequest(OptionFields):
     n_probs: Literal[0] = 0
     logit_bias: dict[int, float] = Field({}, description="of token ids; also a list of [id or text, bias or false]")
     # Values that switch off what does not exist here
-    dynatemp_range: Literal[0, 0.0] = 0
+    dynatemp_range: float = Field(0, ge=0, le=0)
     dynatemp_exponent: float = Field(1, description="has no effect without dynatemp_range")
-    typical_p: Literal[1, 1.0] = 1
-    xtc_probability: Literal[0, 0.0] = 0
+    typical_p: float = Field(1, ge=1, le=1)
+    xtc_probability: float = Field(0, ge=0, le=0)
     xtc_threshold: float = Field(0.1, description="has no effect without xtc_probability")
-    dry_multiplier: Literal[0, 0.0] = 0
+    dry_multiplier: float = Field(0, ge=0, le=0)
     dry_base: float = Field(1.75, description="has no effect without dry_multiplier")
     dry_allowed_length: int = Field(2, description="has no effect without dry_multiplier")
     dry_penalty_last_n: int = Field(-1, description="has no effect without dry_multiplier")
@@ -125,7 +125,7 @@ async def completion(request: Request) -> Response:
     if options.get("max_tokens") == -1:
         options["max_tokens"] = 2**31
     if any(not isinstance(prompt, str) for prompt in prompts):
-        prompts = [await with_model(request, lambda llm, prompt=prompt: join_mixed(llm, prompt), "prompt") for prompt in prompts]
+        prompts = await with_model(request, lambda llm: [join_mixed(llm, prompt) for prompt in prompts], "prompt")
     if body.ignore_eos:
         await with_model(request, lambda llm: options.update(logit_bias={
             **dict.fromkeys(llm.engine.eos, -1e6), **options.get("logit_bias", {})}))

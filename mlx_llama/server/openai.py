@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
@@ -63,7 +63,7 @@ class Message(BaseModel):
         return {"role": "system" if self.role == "developer" else self.role, "content": join_parts(self.content)}
 
 
-def join_parts(content: str | Sequence[Any]) -> str:
+def join_parts(content: Any) -> str:
     """The text of a message's parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from sse_starlette import EventSourceResponse
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -98,7 +98,7 @@ class Stream(EventSourceResponse):
         self._answers, self._events, self._write_failure = answers, events, write_failure
         self._outcome = "gone"
         super().__init__(self._run(), ping=PING_SECONDS, sep="\n", send_timeout=settings.send_timeout,
-                         ping_message_factory=lambda: b": waiting\n\n")
+                         ping_message_factory=lambda: ServerSentEvent(comment="waiting", sep="\n"))
 
     async def _run(self) -> AsyncIterator[bytes]:
         try:

@@ -15,8 +15,10 @@ from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.llm import LLM
 
 from .app import make_app
-from .command import SPARE_SECONDS, describe
 from .settings import Settings
+
+BACKLOG = 2048  # connections
+SPARE_SECONDS = 5  # after --shutdown-seconds, to tell the clients
 
 
 class Server(uvicorn.Server):
@@ -57,7 +59,30 @@ def serve(settings: Settings, load: Callable[[], LLM], listening: socket.socket,
     servers.append(Server(config, app, settings.shutdown_seconds))
     cli.say(describe(settings, listening.getsockname()[1], certificate_file is not None))
     servers[0].run(sockets=[listening])
-    error = app.state.keeper.error
-    if error is not None:
-        raise error
+    failure = app.state.keeper.error
+    if failure is not None:
+        raise failure
     return 0
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A listening socket. Raises LlamaError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of a killed server is free at once
+        listening.bind(address)
+        listening.listen(BACKLOG)  # who comes while the server starts waits
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LlamaError(f"--host {settings.host} --port {settings.port}: cannot listen there ({reason}): choose another "
+                         "--port, or 0 for a free one") from None
+    return listening
+
+
+def describe(settings: Settings, port: int, is_https: bool) -> str:
+    """The line that says where the server is."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    key = "; clients need an API key" if settings.api_keys else ""
+    return f"listening on http{'s' if is_https else ''}://{host}:{port}{key}"

@@ -123,7 +123,7 @@ class Inside:
         import uvicorn
 
         from mlx_llama.server.app import make_app
-        from mlx_llama.server.command import bind
+        from mlx_llama.server.serving import bind
         from mlx_llama.server.settings import Settings
 
         self.settings = Settings(port=0, **settings)
