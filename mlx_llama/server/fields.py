@@ -37,7 +37,9 @@ class OptionFields(GenerationOptions):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_bool(cls, value, info):
-        return value  # strict types refuse it where a number is due
+        # Strict types refuse it where a number is due. JSON's 5.0 is a whole number.
+        is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+        return int(value) if is_whole and cls.model_fields[info.field_name].annotation in (int, int | None) else value
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -77,6 +77,13 @@ def test_nulls_count_as_left_out(guide):
     assert guide.post("/v1/chat/completions", **body).status_code == 200
 
 
+def test_a_whole_number_may_be_written_as_json_allows(guide):
+    done = guide.http.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": 2.0, "seed": 1e3, "top_k": 5}')
+    assert done.status_code == 200 and done.json()["usage"]["completion_tokens"] == 2
+    for text in ("2.5", "true", '"2"', "1e300"):
+        assert guide.http.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": %s}' % text.encode()).status_code == 400
+
+
 def test_limits(guide):
     done = guide.http.post("/v1/completions", content=b'{"prompt": "' + b"x" * 1_100_000 + b'"}')
     assert done.status_code == 413 and done.json()["error"]["code"] == "body_too_large"
