@@ -140,6 +140,17 @@ class Tokenizer(ABC):
             self._pieces[token] = self._make_piece(int(token))
         return self._pieces[token]
 
+    def token_bytes(self) -> list[bytes | None]:
+        """The bytes that each id adds to a text, by id; None for special and unknown tokens and for padding."""
+        specials, added = set(self.special_ids.values()), set(self.added_ids.values())
+        pieces = [self.piece(token) for token in range(max(self._model_vocab, self.vocab_size))]
+        return [
+            # Of the tokens that keep their space, only added ones can be written: not sentencepiece's unknown.
+            None if piece is None or piece.is_special or token in specials or piece.keeps_space and token not in added
+            else piece.data
+            for token, piece in enumerate(pieces)
+        ]
+
     @abstractmethod
     def _make_piece(self, token: int) -> Piece | None:
         """Build the piece of an id of the vocabulary."""
