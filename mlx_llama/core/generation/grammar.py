@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.text.tokenizer import Tokenizer
+from mlx_llama.core.text.tools import JSON_OPTIONS
 
 from .options import GenerationOptions
 from .schema import Schema
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
 KEPT = 32  # compiled grammars; each takes up to a few megabytes
 JSON_OBJECT = Schema('{"type": "object"}')
 
-# Override the schema's own "x-guidance": a stranger's must not switch checks off.
-_JSON_OPTIONS = {
-    "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "whitespace_pattern": None,
-    "lenient": False, "coerce_one_of": False, "json_allowed_escapes": None, "json_allow_general_unicode_escapes": False,
-}  # fmt: skip
 # Of llguidance, per request: memory for the lexer's states (up to 2 kB each) and work per mask (0.1 s at most).
 _LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_errors": False}
 
@@ -45,8 +41,8 @@ _LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_erro
 class Rule:
     """What an answer must match. option: the option that gave it, to name in errors."""
 
-    option: Literal["schema", "regex", "grammar"]
-    text: str  # JSON, a regular expression in Rust's syntax, or Lark as llguidance reads it
+    option: Literal["schema", "regex", "grammar", "tools"]
+    text: str  # JSON, a regular expression in Rust's syntax, Lark as llguidance reads it, or GBNF; of tools: Lark
 
     @classmethod
     def of(cls, options: GenerationOptions) -> Rule | None:
@@ -207,7 +203,7 @@ class Grammars:
 class _Vocabulary:
     """A tokenizer as llguidance.TokenizerWrapper expects it.
 
-    tokens: bytes by id, b"" for padding. special_token_ids: ids that no text contains. space_bytes: byte tokens of a space,
+    tokens: bytes by id, b"" for padding. special_token_ids: tokens that a grammar can name and no text contains. space_bytes: byte tokens of a space,
     which the decoder keeps even before the first word.
     """
 
@@ -215,7 +211,7 @@ class _Vocabulary:
         self.eos_token_id, self.bos_token_id = eos, tokenizer.bos_id
         texts = tokenizer.token_bytes()[:vocab_size]
         names = {token: text.encode("utf-8", "replace") for text, token in tokenizer.special_ids.items()}
-        self.special_token_ids = [token for token, text in enumerate(texts) if text is None]
+        self.special_token_ids = [token for token, text in enumerate(texts) if text is None and token in names]
         self.tokens = [names.get(token, b"") if text is None else text for token, text in enumerate(texts)]
         self.tokens += [b""] * (vocab_size - len(texts))
         pieces = [(token, tokenizer.piece(token)) for token, text in enumerate(texts) if text == b" "]
@@ -256,7 +252,7 @@ class _Vocabulary:
 def _describe(rule: Rule) -> dict[str, Any]:
     """The rule as an entry of llguidance's list of grammars."""
     if rule.option == "schema":
-        return {"json_schema": {**json.loads(rule.text), "x-guidance": _JSON_OPTIONS}}
+        return {"json_schema": {**json.loads(rule.text), "x-guidance": JSON_OPTIONS}}
     import llguidance
 
     if rule.option == "regex":
@@ -274,6 +270,7 @@ def _refusal(rule: Rule, reason: str) -> OptionsError:
         "schema": "leave that out, or describe it with other keywords",
         "regex": "write it in Rust's syntax, without look-around",
         "grammar": "write it in Lark's syntax with a rule start, or in llama.cpp's GBNF with a rule root",
+        "tools": "describe the parameters with other keywords",
     }[rule.option]
     return OptionsError(f"option {rule.option}: cannot be enforced: {_first_line(reason)}: {remedy}")
 

@@ -117,14 +117,17 @@ class Tokenizer(ABC):
         stream = self.stream(skip_special=skip_special)
         return "".join([stream.push(token) for token in ids]) + stream.finish()
 
-    def stream(self, *, skip_special: bool = True, starts_text: bool = True) -> StreamDecoder:
+    def stream(
+        self, *, skip_special: bool = True, starts_text: bool = True, shown: frozenset[int] = frozenset()
+    ) -> StreamDecoder:
         """Make a decoder for ids that arrive one by one.
 
         Args:
             skip_special: special tokens yield no text.
             starts_text: the first id begins a text, so its leading space is dropped; False to continue another text.
+            shown: special tokens that yield text all the same, such as those that open a tool call.
         """
-        return StreamDecoder(self, skip_special, starts_text)
+        return StreamDecoder(self, skip_special, starts_text, shown)
 
     def piece(self, token: int) -> Piece | None:
         """The bytes of a token id; None for padding of the model's vocabulary.
@@ -163,8 +166,10 @@ class StreamDecoder:
     number of tokens before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool, starts_text: bool):
-        self._tokenizer, self._skip_special = tokenizer, skip_special
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special: bool, starts_text: bool, shown: frozenset[int] = frozenset()
+    ):
+        self._tokenizer, self._skip_special, self._shown = tokenizer, skip_special, shown
         self._started = not starts_text
         self._pending = b""  # byte fallback: up to three bytes of a character
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # byte level
@@ -179,7 +184,7 @@ class StreamDecoder:
         piece = tokenizer.piece(token)
         if piece is None:
             return ""
-        if piece.is_special and self._skip_special:
+        if piece.is_special and self._skip_special and token not in self._shown:
             return self._drop_space(self._take_pending(final=True)) if tokenizer.special_ends_bytes else ""
         if tokenizer.byte_level:
             return self._drop_space(self._utf8.decode(piece.data))

@@ -245,6 +245,13 @@ def test_special_and_unknown_tokens_and_padding_are_never_allowed(toy_grammars):
     assert {texts[token] for token in ids} >= {text for text in texts if text and text.isascii()}
 
 
+def test_a_grammar_may_name_special_tokens(toy_grammars):
+    """And gets these, not the model's padding."""
+    name, token = next((name, token) for name, token in toy_grammars.tokenizer.special_ids.items() if token not in toy_grammars.eos)
+    constraint = toy_grammars.compile(rule(grammar=f'start: <[{token}]> ("a" | "b")'), starts_text=False)
+    assert list(allowed(constraint, toy_grammars)) == [token], name
+
+
 # State
 
 
