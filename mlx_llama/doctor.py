@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from . import cli
+from .core.backends.load_options import LoadOptions
 from .core.errors import OptionsError
 from .core.generation import options
 
@@ -29,6 +30,7 @@ def parser() -> options.Parser:
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
                         help="positions that the context is to hold (default: the model's limit, or as many as fit)")
+    options.add_cache_bits_flag(result)
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     return result
@@ -39,10 +41,11 @@ def main(arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
     if given.ctx_size is not None and not (given.ctx_size.isascii() and given.ctx_size.isdigit()):
         raise OptionsError(f"--ctx-size {given.ctx_size!r:.40}: must be a whole number")
+    cache_bits = LoadOptions("").check(cache_bits=given.cache_bits).get("cache_bits")
 
     from .core.proofs.doctor import diagnose
 
-    found = diagnose(given.model, given.revision, given.ctx_size)
+    found = diagnose(given.model, given.revision, given.ctx_size, cache_bits)
     if given.json:
         print(json.dumps(found.facts(), indent=2))
     elif sys.stdout.isatty():
@@ -120,6 +123,9 @@ def _model(found: Diagnosis) -> list[str]:
         + (f", factor {m['rope_factor']:g}" if m["rope_factor"] else "")
         + f"; embedding and head are {'one matrix' if m['tied_embeddings'] else 'two matrices'}",
     ]
+    nbytes = {name.replace("_", " "): format_bytes(size) for name, size in m["cache_bytes_per_token"].items()}
+    lines.append(f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in 16, "
+                 f"{nbytes['8 bits']} in 8 (--cache-bits 8)")
     if found.groups:
         lines.append(f"weights {format_bytes(m['nbytes'])}")
     for group in found.groups:
@@ -147,10 +153,12 @@ def _fit(fit: Fit) -> str:
     from .core.proofs.diagnosis import format_bytes
 
     how = f", low-bit weights times {fit.low_bit}" if fit.low_bit else ""
-    held = "longest context unknown" if fit.longest_context is None else f"room for {fit.longest_context} positions"
+    held = "longest context unknown" if fit.longest_context is None else (
+        f"room for {fit.longest_context} positions of one conversation, {fit.tokens} of many")
     fits = {True: "fits", False: "does not fit", None: "fits if memory suffices"}[fit.fits]
     return (f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{how}; weights {format_bytes(fit.weights_bytes)}, "
-            f"cache {format_bytes(fit.cache_bytes_per_1000)} per 1000 tokens, {held}")
+            f"cache {format_bytes(fit.cache_bytes_per_token)} per token"
+            f"{f' in {fit.cache_bits} bits' if fit.cache_bits else ''}, {held}")
 
 
 def _count(number: int) -> str:

@@ -167,11 +167,12 @@ def _load(session: Session, argument: str) -> str:
 
 
 def _stats(session: Session, argument: str) -> str:
-    cache = session.sequence.cache
+    count = len(session.cached_tokens)
+    nbytes = session.scheduler.cache.nbytes_for(count)
     dropped = f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
     notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)  # a summary lists them itself
     return (f"{session.last.summary() if session.last else f'no answer yet{notes}'}\n"
-            f"context: {cache.length} of {session.engine.context} tokens cached, {cache.nbytes / 2**20:.2f} MiB\n"
+            f"context: {count} of {session.engine.context} tokens cached, {nbytes / 2**20:.2f} MiB\n"
             f"conversation: {len(session.messages)} messages{dropped}")
 
 

@@ -14,6 +14,7 @@ from backends.evaluations import counted
 from mlx_llama import load
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
 from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.generation.request import Sequence
 
 REPETITIVE = [5, 6, 7, 8] * 10
 PROMPTS = [[1, 50, 60, 70], [1], [7, 7, 7], REPETITIVE, list(range(3, 60)), [1] + [60] * 30,
@@ -151,13 +152,13 @@ def test_launches_and_waits_are_counted_as_the_framework_sees_them(kind, backend
     if backend.name == "cpu":
         pytest.skip("NumPy computes at once: there is nothing to launch or wait for")
     llm = loaded("tied")[kind == "model"]
-    llm.generate(REPETITIVE, max_tokens=4, speculate=kind)  # the first use builds tables
+    llm.generate([9, *REPETITIVE], max_tokens=4, speculate=kind)  # the first use builds tables
     with counted(backend, monkeypatch) as count:
         done = llm.generate(REPETITIVE, max_tokens=40, speculate=kind)
     assert len(done.tokens) == 40 and done.accepted > 15
     assert count["wait"] == done.waits
     if backend.name == "mlx":
-        assert count["launch"] == done.launches
+        assert count["launch"] == done.launches + (kind == "model")  # the draft model's prompt
     if kind == "prompt":
         assert done.waits == done.launches < 30
     else:  # one wait for all drafts of a verification, one for the verification
@@ -241,15 +242,16 @@ def chatting(llm, kind):
 
 
 def consistent(session):
-    cache, held = session.sequence.cache, session.sequence.cached_tokens
-    assert cache.length == len(held)
-    if held:
-        assert cache.state()["tokens"].tolist() == [held]
-    if session.sequence.drafts:
-        drafts = session.sequence.drafts
-        known = min(drafts.cache.length, len(drafts.tokens))
+    """Compare the host's record of rows with the devices'."""
+    scheduler = session.scheduler
+    assert not scheduler.rows.used
+    for row, tokens in scheduler.rows.kept.items():
+        assert scheduler.cache.lengths[row] == len(tokens)
+        assert scheduler.cache.state(row)["tokens"].tolist() == tokens
+    for drafts in scheduler._drafters.values():
+        known = min(drafts.length, len(drafts.tokens))
         if known:
-            assert drafts.cache.state()["tokens"][0, :known].tolist() == drafts.tokens[:known]
+            assert drafts.cache.state(drafts.row)["tokens"][:known].tolist() == drafts.tokens[:known]
 
 
 def rendered(llm, session, question):
@@ -268,8 +270,8 @@ def goes_on(llm, session, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompt", "model"])
-def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded):
-    """The consumer closes the stream, or fails, after each token of a short answer. No drafts remain."""
+def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded, monkeypatch):
+    """The consumer closes the stream, or taking a token fails, after each token of a short answer. No drafts remain."""
     llm = loaded("tied")[kind == "model"]
     prompt = rendered(llm, chatting(llm, kind), "hello")
     whole = llm.generate(prompt, max_tokens=14, speculate="none").tokens
@@ -278,23 +280,19 @@ def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded):
         for how in ("close", "throw"):
             session = chatting(llm, kind)
             stream = session.stream("hello")
-            tokens = session.sequence.engine.tokens
+            take = Sequence.take
 
-            def watched(*arguments):
-                for count, token in enumerate(tokens(*arguments)):
-                    if count == steps:
-                        if how == "throw":
-                            raise ZeroDivisionError
-                        return
-                    yield token
+            def watched(sequence, token, now):
+                if len(sequence.writer.completion.tokens) == steps:
+                    if how == "throw":
+                        raise ZeroDivisionError
+                    sequence.is_cancelled = True
+                return take(sequence, token, now)
 
-            session.engine.tokens = watched
-            try:
-                with suppress(ZeroDivisionError):
-                    stream.finish()
-            finally:
-                del session.engine.tokens
-            assert stream.completion.tokens[:steps] == whole[:steps]
+            with monkeypatch.context() as patch, suppress(ZeroDivisionError):
+                patch.setattr(Sequence, "take", watched)
+                stream.finish()
+            assert stream.completion.tokens == whole[:steps]
             accepted += stream.completion.accepted
             goes_on(llm, session, kind)
     assert accepted > 10
@@ -328,12 +326,12 @@ def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(kind, loaded
                                 (type(llm.model), "verify"), (type(llm.model), "step")):
                 original = getattr(owner, name)
 
-                def interrupted(*args, original=original):
+                def interrupted(*args, original=original, **named):
                     count[0] += 1
                     hit = count[0] == call
                     if hit and not late:
                         raise KeyboardInterrupt
-                    result = original(*args)
+                    result = original(*args, **named)
                     if hit:
                         raise KeyboardInterrupt
                     return result

@@ -16,6 +16,7 @@ from mlx_llama.core.errors import BackendError, LlamaError, OptionsError, spelle
     ("--no-compile asks for it", "compile=False asks for it"),
     ("--compile: leave it out", "compile: leave it out"),
     ("name it (--template NAME_OR_FILE)", "name it (template NAME_OR_FILE)"),
+    ("--cache-bits 4 or --cache-memory x or --max-rows 0", "cache_bits 4 or cache_memory x or max_rows 0"),
     ("lower --prefill-step-size or --ctx-size.", "lower prefill_step_size or ctx_size."),
     # Other flags and file names are not parameters.
     ("python -m mlx_llama.generate --ignore-chat-template", "python -m mlx_llama.generate --ignore-chat-template"),

@@ -23,6 +23,7 @@ from mlx_llama.chat import commands as chat_commands, dialogue, repl, terminal a
 from mlx_llama.chat.markdown import Blocks, MarkdownView, Rendered
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.scheduler import Scheduler
 from mlx_llama.core.generation.session import Stream
 
 PROMPT = ">>> "
@@ -60,7 +61,7 @@ def state(session):
 
 def seen(session):
     """The text in the cache."""
-    return session.engine.tokenizer.decode(session.sequence.cached_tokens)
+    return session.engine.tokenizer.decode(session.cached_tokens)
 
 
 # Commands
@@ -340,19 +341,23 @@ def test_ctrl_c_keeps_the_text_so_far(session):
     session.options["max_tokens"] = 8
     warm = session.send("and then?").text
     cold = copy.copy(session)
-    cold.messages, cold.sequence = session.messages[:-2], type(session.sequence)(session.engine)
+    engine = session.engine
+    cold.messages, cold.scheduler = session.messages[:-2], Scheduler(engine.backend, engine.model, engine.tokenizer, engine.eos,
+                                                                     engine.context)
     assert cold.send("and then?").text == warm
 
 
 def test_ctrl_c_before_the_first_piece_raises_at_once(session, capsys):
     before = state(session)
 
-    def pieces():
-        signal.raise_signal(signal.SIGINT)
-        yield "never shown"
+    class Interrupted:
+        completion, done, cancel = Completion(), True, lambda self: None
+
+        def __next__(self):
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        dialogue.Chat(session).show(Stream(pieces(), Completion()))
+        dialogue.Chat(session).show(Stream(Interrupted()))
     assert capsys.readouterr() == ("", "(stopped)\n")
     assert state(session) == before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -558,16 +563,18 @@ PARROT = """
 import os, sys, time
 from mlx_llama import cli
 from mlx_llama.chat import repl
-from mlx_llama.core.generation.engine import Engine
+from mlx_llama.core.generation.request import Handle
 
-def pieces(self, prompt, cache, resolved, completion, starts_text, drafter):
-    for piece in os.environ["ANSWER"]:
+def read(self):
+    self.pieces = getattr(self, "pieces", None) or iter(os.environ["ANSWER"])
+    for piece in self.pieces:
         time.sleep(float(os.environ.get("PAUSE", 0)))
-        completion.text += piece
-        yield piece
-    completion.finish_reason = "eos"
+        self.completion.text += piece
+        return piece
+    self.completion.finish_reason = "eos"
+    raise StopIteration
 
-Engine.pieces = pieces
+Handle.__next__ = read
 sys.exit(cli.run(repl.main))
 """
 

@@ -51,6 +51,7 @@ def test_text_and_json_say_the_same(toy, door, examined):
     for finding in facts["findings"]:
         assert f"  {finding['level']}: {finding['message']}\n" in text
     assert f"  {facts['command']}\n" in text
+    assert "  keys and values of a token: " in text and "in 8 (--cache-bits 8)\n" in text
     for group in facts["groups"]:
         assert any(line.split()[:2] == [group["group"], str(group["tensors"])] for line in text.splitlines())
 
@@ -227,10 +228,16 @@ def test_a_context_that_does_not_fit_is_asked_for_shorter(toy, examined, monkeyp
     code, facts = examined(toy)
     [cpu] = [fit for fit in facts["fits"] if fit["backend"] == "cpu"]
     assert cpu["longest_context"] == 256 and "--ctx-size" not in facts["command"]
-    room = cpu["weights_bytes"] + 2 * 100 * cpu["cache_bytes_per_1000"] // 1000
+    room = cpu["weights_bytes"] + 2 * 100 * cpu["cache_bytes_per_token"]
     monkeypatch.setattr(machine, "free_memory", lambda: room)
     code, facts = examined(toy)
     assert code == 0 and facts["command"].endswith(" --ctx-size 100")
+    # 32 + 2 bytes for 128 of a head: a float16 for 16 numbers, of which a group has 32
+    more = 100 * 64 // 18
+    assert messages(facts, "note")[-1].endswith(f"; --cache-bits 8 has room for {min(256, more)}")
+    code, facts = examined(toy, "--cache-bits", "8")
+    assert code == 0 and facts["command"].endswith(" --cache-bits 8") and facts["fits"][1]["cache_bits"] == 8
+    assert "--cache-bits 8 has room" not in str(facts["findings"])
     code, facts = examined(toy, "--ctx-size", "80")
     assert code == 0 and facts["command"].endswith(" --ctx-size 80")
     assert examined(toy, "--ctx-size", "250")[0] == 1
@@ -238,6 +245,7 @@ def test_a_context_that_does_not_fit_is_asked_for_shorter(toy, examined, monkeyp
 
 @pytest.mark.parametrize("arguments, part", [
     (["--nope"], "--nope"), (["a", "b"], "unrecognized arguments: b"), (["--ctx-size", "many"], "--ctx-size 'many'"),
+    (["--cache-bits", "4"], "--cache-bits '4': must be 8"), (["--cache-bits", ""], "--cache-bits ''"),
     (["--ctx-size", "0"], "--ctx-size 0"), (["--ctx-size", "513"], "takes 1 to 512 positions"),
     (["--ctx-size"], "--ctx-size")])
 def test_a_wrong_command_line_is_one_line_and_2(arguments, part, door):

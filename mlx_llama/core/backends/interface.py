@@ -25,6 +25,7 @@ class Cache(Protocol):
     """The one owner of sequence state: each row holds one sequence's keys, values and tokens."""
 
     lengths: list[int]  # positions filled, by row
+    allocated: list[int]  # positions that the storage has room for, by row
     length: int  # lengths[0], for a cache of one sequence
     rows: int  # number of rows; an empty row takes no storage
     capacity: int  # positions that a row may hold at most; its storage grows towards it in steps

@@ -9,11 +9,12 @@ from typing import Any
 from mlx_llama.core.errors import BackendError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+CACHE_BITS = (8,)  # widths of stored keys and values besides the activations'
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Options that one backend takes, with their limits. Every backend takes `compile`.
+    """Options that one backend takes, with their limits. Every backend takes `compile` and `cache_bits`.
 
     dtypes: widths of activations that it computes in, and "auto". most_threads: limit of `threads`, 0 where it takes
     none. activation_bits: widths of activations against low-bit weights, () where it takes none.
@@ -25,7 +26,7 @@ class LoadOptions:
     activation_bits: tuple[int, ...] = ()
 
     def check(self, dtype: str = "auto", threads: int | str | None = None, activation_bits: int | str | None = None,
-              compile: bool | None = None) -> dict[str, Any]:
+              compile: bool | None = None, cache_bits: int | str | None = None) -> dict[str, Any]:
         """The options that were given besides `dtype`, as keyword arguments of `Llama.load`; numbers as ints.
 
         Raises BackendError for a value outside the limits, an option of another backend and a contradiction.
@@ -43,6 +44,11 @@ class LoadOptions:
                                "contradict each other: leave one of them out")
         if compile is False and given:
             raise BackendError("--threads and --activation-bits are for compiled kernels: leave out --no-compile, or them")
+        if cache_bits is not None:
+            if str(cache_bits) not in map(str, CACHE_BITS):
+                raise BackendError(f"--cache-bits {cache_bits!r:.40}: must be {' or '.join(map(str, CACHE_BITS))}; without it, "
+                                   "keys and values have the activations' width")
+            given["cache_bits"] = int(cache_bits)
         return given if compile is None else given | {"compile": compile}
 
     def _whole_number(self, name: str, value: int | str, allowed: range | tuple[int, ...]) -> int:

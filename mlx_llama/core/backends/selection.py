@@ -45,15 +45,17 @@ class Backend:
         return self.runtime.runs_ahead(self.device)
 
     def load(self, checkpoint: Checkpoint, dtype: str = "auto", threads: int | str | None = None,
-             activation_bits: int | str | None = None, compile: bool | None = None) -> Model:
+             activation_bits: int | str | None = None, compile: bool | None = None,
+             cache_bits: int | str | None = None) -> Model:
         """Build the model on the device. Raises BackendError, CheckpointError."""
         return self.model.Llama.load(checkpoint, dtype, self.device,
-                                     **self.load_options(dtype, threads, activation_bits, compile))
+                                     **self.load_options(dtype, threads, activation_bits, compile, cache_bits))
 
     def load_options(self, dtype: str = "auto", threads: int | str | None = None,
-                     activation_bits: int | str | None = None, compile: bool | None = None) -> dict[str, Any]:
+                     activation_bits: int | str | None = None, compile: bool | None = None,
+                     cache_bits: int | str | None = None) -> dict[str, Any]:
         """Check the options of `load` before any work: see LoadOptions.check. Raises BackendError."""
-        return self.runtime.LOAD_OPTIONS.check(dtype, threads, activation_bits, compile)
+        return self.runtime.LOAD_OPTIONS.check(dtype, threads, activation_bits, compile, cache_bits)
 
     def sampling_batch(self, options: Sequence[GenerationOptions]) -> SamplingBatch:
         """Sampling of one token per row. options: of each row."""

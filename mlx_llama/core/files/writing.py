@@ -83,16 +83,19 @@ def slabs(
 
 
 @contextmanager
-def replace_when_done(out: Path, nbytes: int, folder: bool) -> Iterator[Path]:
+def replace_when_done(out: Path, nbytes: int, folder: bool, overwrites: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `out`; on success rename it to `out`, on any error remove it.
 
+    overwrites: a file that is there may be replaced.
+
     Raises:
-        CheckpointError: `out` exists (an empty folder may, where a folder is written); the disk has less than `nbytes`
-            free; any error of the system while writing.
+        CheckpointError: `out` exists and is not to be replaced (an empty folder may, where a folder is written); the disk
+            has less than `nbytes` free; any error of the system while writing.
     """
     try:
         out = Path(os.path.abspath(os.path.expanduser(out)))
-        if os.path.lexists(out) and not (folder and out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
+        is_free = overwrites or not os.path.lexists(out)
+        if not is_free and not (folder and out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
             raise CheckpointError(f"{out}: exists already; name a new {'folder' if folder else 'file'}, or remove it")
         out.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(out.parent).free
@@ -108,7 +111,7 @@ def replace_when_done(out: Path, nbytes: int, folder: bool) -> Iterator[Path]:
             yield partial
             if folder and out.exists():
                 out.rmdir()  # Windows renames to a free name only
-            os.rename(partial, out)
+            os.replace(partial, out)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True) if folder else partial.unlink(missing_ok=True)
             raise

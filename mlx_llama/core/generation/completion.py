@@ -1,12 +1,34 @@
-"""The result of one generation: text, tokens, timings, counts."""
+"""The result of one generation: text, tokens, timings, counts; and the one class that writes it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from mlx_llama.core.text.tokenizer import StreamDecoder
+
+from .stops import Stops
 
 RATES = ("prompt_tps", "decode_tps", "evaluations_per_token", "bytes_per_token")
 SHOWN_CHARACTERS = 40  # of the text, in a repr
+
+
+class Token(int):
+    """A token id.
+
+    text: the text that appeared with it, "" where a character or a stop string may be unfinished. seconds: since the
+    request was submitted.
+    """
+
+    text: str
+    seconds: float
+
+    def __new__(cls, value: int, text: str = "", seconds: float = 0.0) -> Token:
+        token = super().__new__(cls, value)
+        token.text, token.seconds = text, seconds
+        return token
 
 
 @dataclass(repr=False)
@@ -14,20 +36,21 @@ class Completion:
     """An answer and its receipt. Times in seconds.
 
     finish_reason: "eos" (an end token), "stop" (a stop string), "length" (max_tokens), "context" (the context is
-    full), "interrupted" (the consumer left).
+    full, or the memory of the cache), "interrupted" (the consumer left), "error" (see `error`).
     """
 
     text: str = ""
-    tokens: list[int] = field(default_factory=list)  # generated ids, the end token included
+    tokens: list[Token] = field(default_factory=list)  # generated ids with text and times, the end token included
     finish_reason: str = "interrupted"
     stop: str | None = None  # the stop string that matched
+    error: str | None = None  # message of what ended it
     prompt_tokens: int = 0
-    reused_tokens: int = 0  # of the prompt, already in the cache
-    prefill_seconds: float = 0.0  # until the first token was read
+    reused_tokens: int = 0  # of the prompt, already in the cache, in any row of it
+    prefill_seconds: float = 0.0  # from its first chunk until the first token was read
     decode_seconds: float = 0.0  # from the first token to the last, without the consumer's time
-    launches: int = 0  # steps launched; one more than tokens where a step ran ahead of an end token
-    waits: int = 0  # reads from the device, each of one token or of a verified run
-    read_bytes: int = 0  # bytes of these reads
+    launches: int = 0  # steps that it took part in; one more than tokens where a step ran ahead of an end token
+    waits: int = 0  # reads from the device that brought its tokens
+    read_bytes: int = 0  # bytes of its tokens
     drafted: int = 0  # tokens that speculation guessed and the model verified
     accepted: int = 0  # correct ones among them
     speculation_ended: int | None = None  # tokens generated when speculation was switched off; None: it was not
@@ -68,8 +91,8 @@ class Completion:
 
     def receipt(self) -> dict[str, Any]:
         """All fields but the text, and the rates, for `--jsonl`."""
-        fields = {name: value for name, value in asdict(self).items() if name != "text"}
-        return fields | {name: round(getattr(self, name), 3) for name in RATES}
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "text"}
+        return found | {"tokens": list(map(int, self.tokens))} | {name: round(getattr(self, name), 3) for name in RATES}
 
     def summary(self) -> str:
         """Speed, counts and notices in a few lines."""
@@ -89,3 +112,96 @@ class Completion:
             return ""
         ended = "" if self.speculation_ended is None else f", switched off after {self.speculation_ended} tokens"
         return f"speculation ({kind}): {self.accepted} of {self.drafted} drafted tokens accepted{ended}\n"
+
+
+class Writer:
+    """Writes a completion as its tokens come.
+
+    max_tokens, limit: most tokens by the option, and by the context as well. eos: end tokens. decoder: of the text; None
+    without text. Seconds are those of a clock that stands still while no tick runs.
+    """
+
+    def __init__(self, completion: Completion, max_tokens: int = 2**31, limit: int = 2**31,
+                 eos: frozenset[int] = frozenset(), decoder: StreamDecoder | None = None, stops: Sequence[str] = ()):
+        self.completion = completion
+        self.max_tokens = max_tokens
+        self.limit = limit
+        self.eos = eos
+        self.decoder = decoder
+        self.stops = Stops(tuple(stops))
+        self.submitted = time.perf_counter()
+        self.is_finished = False
+        self._started: float | None = None
+        self._first = 0.0
+
+    def start(self, now: float, reused: int) -> None:
+        """Its first chunk is due; `reused` tokens of the prompt are in the cache. Later calls change nothing."""
+        if self._started is None:
+            self._started = now
+            self.completion.reused_tokens = reused
+
+    def push(self, token: int, now: float) -> None:
+        """Append a token that was read at `now`."""
+        completion = self.completion
+        if not completion.tokens:
+            self._first = now
+            completion.prefill_seconds = now - (self._started or 0.0)
+        completion.decode_seconds = now - self._first
+        if token in self.eos:
+            self._finish("eos")
+        elif len(completion.tokens) + 1 == self.limit:
+            self._finish("length" if self.limit == self.max_tokens else "context")
+        text = self._decode(token) if self.decoder else ""
+        completion.text += text
+        completion.tokens.append(Token(token, text, time.perf_counter() - self.submitted))
+
+    def _decode(self, token: int) -> str:
+        """The text that appears with a token. Ends the answer at a stop string."""
+        assert self.decoder is not None
+        text = self.stops.push("" if token in self.eos else self.decoder.push(token))
+        if self.is_finished and not self.stops.matched:
+            text += self.stops.push(self.decoder.finish())
+            if not self.stops.matched:
+                text += self.stops.finish()
+        if self.stops.matched:
+            self.completion.stop = self.stops.matched
+            self._finish("stop")
+        return text
+
+    def _finish(self, reason: str) -> None:
+        self.completion.finish_reason = reason
+        self.is_finished = True
+
+    def end(self, reason: str, notice: str = "") -> None:
+        """End the answer without a token."""
+        self._finish(reason)
+        if notice:
+            self.add_notices([notice])
+
+    def fail(self, error: BaseException) -> None:
+        """End the answer by an error."""
+        self.completion.error = f"{error}" or type(error).__name__
+        self._finish("error")
+
+    def add_notices(self, notices: Sequence[str]) -> None:
+        """Add notices that are not there yet."""
+        self.completion.notices.extend(notice for notice in notices if notice not in self.completion.notices)
+
+    def count_launch(self) -> None:
+        """A step was launched for it."""
+        self.completion.launches += 1
+
+    def count_read(self, nbytes: int) -> None:
+        """A read brought it `nbytes` of tokens."""
+        self.completion.waits += 1
+        self.completion.read_bytes += nbytes
+
+    def count_drafts(self, drafted: int, accepted: int) -> None:
+        """A verification accepted some of the drafts."""
+        self.completion.drafted += drafted
+        self.completion.accepted += accepted
+
+    def end_speculation(self, reason: str, tokens: int) -> None:
+        """Speculation was switched off after `tokens` tokens."""
+        self.add_notices([reason])
+        self.completion.speculation_ended = tokens

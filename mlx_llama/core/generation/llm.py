@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections import abc
@@ -12,15 +13,19 @@ from typing_extensions import Unpack
 
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import Model
-from mlx_llama.core.errors import ContextError, OptionsError, TemplateError
+from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
 from mlx_llama.core.models import rope
+from mlx_llama.core.system import progress
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, load_builtin_template, missing_template
 
+from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
-from .options import Options, resolve
-from .session import Sequence, Session, Stream
+from .options import MAX_ROWS, Options, parse_memory, parse_rows, resolve
+from .request import Handle, Request
+from .scheduler import Scheduler
+from .session import Session, Stream
 from .speculate import compare_vocabularies
 
 # A text, messages or token ids.
@@ -28,16 +33,26 @@ Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndar
 
 
 class LLM:
-    """A loaded model: `generate` and `stream` one answer, `chat` for a conversation, `logits` and `encode`."""
+    """A loaded model: `generate`, `stream`, `batch` and `astream` answers, `chat` for a conversation, `logits`, `encode`.
+
+    Any thread may call any method. All answers are computed together by `scheduler`.
+    """
 
     def __init__(self, checkpoint: Checkpoint, backend: backends.Backend, model: Model,
-                 template: ChatTemplate | None, context: int, draft: Model | None = None):
+                 template: ChatTemplate | None, context: int, draft: Model | None = None,
+                 cache_memory: int | None = None, max_rows: int = MAX_ROWS):
         self.checkpoint = checkpoint
         self.backend = backend
         self.model = model
         self.template = template
         self.tokenizer = checkpoint.tokenizer
-        self.engine = Engine(backend, model, self.tokenizer, checkpoint.eos_token_ids, context, draft)
+        self.scheduler = Scheduler(backend, model, self.tokenizer, checkpoint.eos_token_ids, context, draft=draft,
+                                   cache_memory=cache_memory, max_rows=max_rows)
+
+    @property
+    def engine(self) -> Engine:
+        """The model and its checks."""
+        return self.scheduler.engine
 
     def __repr__(self) -> str:
         width = self.backend.runtime.dtype_name(self.model.dtype)
@@ -52,22 +67,75 @@ class LLM:
         """The answer to `prompt` in pieces of text.
 
         prompt: a text to continue (an empty one starts from BOS), messages for the chat template, or token ids.
-        options: see GenerationOptions. Each call starts with an empty cache.
+        options: see GenerationOptions.
 
         Raises OptionsError, ContextError, TemplateError, TokenizerError, before any computing.
         """
+        return Stream(self._prepare(prompt, options))
+
+    def batch(self, prompts: abc.Iterable[Prompt], **options: Unpack[Options]) -> list[Completion]:
+        """The answers to several prompts in their order, computed together; a bar on a terminal shows the progress.
+
+        Each is what `generate` gives. One that fails while others go on has the finish reason "error" and the message in
+        `error`. Raises ContextError without prompts, and as `stream`, naming the prompt, before any computing.
+        """
+        handles: list[Handle] = []
+        for number, prompt in enumerate(prompts):
+            try:
+                handles.append(self._prepare(prompt, options))
+            except (ContextError, TemplateError, TokenizerError) as error:
+                raise type(error)(f"prompts[{number}]: {error}") from None
+        if not handles:
+            raise ContextError("batch needs at least one prompt")
+        try:
+            for handle in handles:
+                handle.begin()
+            with progress.show_count("generating", len(handles)) as show:
+                for handle in handles:
+                    for count, _ in enumerate(handle.until_error()):
+                        if count % 16 == 0:
+                            show(sum(one.done for one in handles))
+        finally:
+            for handle in handles:
+                handle.cancel()
+        return [handle.completion for handle in handles]
+
+    async def astream(self, prompt: Prompt, **options: Unpack[Options]) -> abc.AsyncGenerator[str, None]:
+        """`stream` for asyncio: `async for piece in llm.astream(...)`. Leaving the loop ends the answer."""
+        handle = self._prepare(prompt, options)
+        try:
+            while (piece := await asyncio.to_thread(next, handle, None)) is not None:
+                yield piece
+        finally:
+            handle.cancel()
+
+    def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
         resolved = resolve(options, self.checkpoint.generation_config,
                            str(self.checkpoint.path / "generation_config.json"))
         self.engine.check_options(resolved.options)
         tokens = self.encode(prompt)
-        self.engine.check_prompt(tokens)
-        completion = Completion(notices=[*resolved.notices, *self.engine.choose_speculation(resolved.options)[1]])
         continues = len(prompt) > 0 and not isinstance(prompt[0], dict)
-        return Stream(Sequence(self.engine).pieces(tokens, resolved, completion, not continues), completion)
+        return self.scheduler.prepare(Request(tokens, resolved, starts_text=not continues))
+
+    def save_cache(self, path: str | os.PathLike) -> None:
+        """Write tokens, keys and values of the latest answer and its prompt, to go on from elsewhere. Raises SessionError."""
+        write_cache(path, self.scheduler.export(), self._identify_cache())
+
+    def load_cache(self, path: str | os.PathLike) -> int:
+        """Read what `save_cache` wrote; prompts that begin with its tokens start from there. Returns their number.
+
+        Raises SessionError for another model, width or version and a damaged file, ContextError without memory for it.
+        """
+        state = read_cache(path, self._identify_cache())
+        self.scheduler.install(state)
+        return len(state["tokens"])
+
+    def _identify_cache(self) -> Identity:
+        return Identity.of(self.checkpoint, self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits)
 
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Session:
         """A conversation: `send` or `stream` each question. Raises OptionsError, and TemplateError without a template."""
-        return Session(self.engine, self.require_template(), self.checkpoint.generation_config, self.checkpoint.name,
+        return Session(self.scheduler, self.require_template(), self.checkpoint.generation_config, self.checkpoint.name,
                        system, options)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
@@ -101,7 +169,8 @@ class LLM:
 def load(model: str | os.PathLike | None = None, backend: str = "auto", device: str | None = None, dtype: str = "auto",
          *, revision: str | None = None, ctx_size: int | str | None = None, template: str | None = None,
          threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None,
-         draft_model: str | os.PathLike | None = None) -> LLM:
+         draft_model: str | os.PathLike | None = None, cache_bits: int | None = None,
+         cache_memory: int | str | None = None, max_rows: int | None = None) -> LLM:
     """Load a model.
 
     model: a folder, a .gguf file or a Hugging Face hub id; None is the small guide model in this package. backend:
@@ -112,12 +181,15 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     against low-bit weights: 16 (None), 8 (faster and coarser) or 32 (exact and slower). compile: run a step as one
     traced graph (mlx) or as compiled kernels (cpu), with the same tokens; None is True except for mlx on the CPU.
     draft_model: a smaller model with the same vocabulary, on the same backend, to guess tokens that `model` verifies,
-    unless the option speculate says otherwise.
+    unless the option speculate says otherwise. cache_bits: 8 to store keys and values in 8 bits; None is the activations'
+    width. cache_memory: bytes of all keys and values, or a size such as "2GB"; None is what is free beside the weights, less
+    a reserve. max_rows: requests computed together in one step; None is 32.
 
     Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError, OptionsError.
     """
     chosen = backends.select(backend, device)
-    how = chosen.load_options(dtype, threads, activation_bits, compile)
+    how = chosen.load_options(dtype, threads, activation_bits, compile, cache_bits)
+    memory, rows = parse_memory(cache_memory), parse_rows(max_rows)
     checkpoint = open_checkpoint(model, revision)
     context = context_size(checkpoint, ctx_size)
     chat_template = load_builtin_template(template, checkpoint.tokenizer) if template else checkpoint.template
@@ -127,7 +199,7 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
                            f"choose a smaller model of the same family")
     loaded = chosen.load(checkpoint, dtype, **how)
     draft = chosen.load(smaller, dtype, **how) if smaller else None
-    return LLM(checkpoint, chosen, loaded, chat_template, context, draft)
+    return LLM(checkpoint, chosen, loaded, chat_template, context, draft, memory, rows)
 
 
 def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:

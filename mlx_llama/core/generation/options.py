@@ -351,9 +351,44 @@ def sampling_key(options: GenerationOptions) -> tuple:
             o.frequency_penalty, *o.logit_bias.items())
 
 
+MAX_ROWS = 32  # requests that one step computes, unless the user says otherwise
+MOST_ROWS = 512
+_UNITS = {"": 1, "B": 1, **{f"{prefix}{end}": base ** power for power, prefix in enumerate("KMGT", 1)
+                            for base, ends in ((1000, ("", "B")), (1024, ("IB",))) for end in ends}}
+
+
+def parse_memory(value: int | str | None, flag: str = "--cache-memory") -> int | None:
+    """Bytes of a size such as "2GB", "512MB", "1.5GiB" or a number of bytes; None stays None. Raises OptionsError."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})\s*", str(value))
+    nbytes = int(float(found[1]) * _UNITS.get(found[2].upper(), 0)) if found else 0
+    if nbytes < 1:
+        raise OptionsError(f"{flag} {value!r:.40}: must be a size such as 2GB, 512MB or 1.5GiB, or a number of bytes")
+    return nbytes
+
+
+def parse_rows(value: int | str | None) -> int:
+    """The number of rows in one step; None: MAX_ROWS. Raises OptionsError."""
+    if value is None:
+        return MAX_ROWS
+    if not re.fullmatch(r"[0-9]{1,9}", str(value)) or not 1 <= int(value) <= MOST_ROWS:
+        raise OptionsError(f"--max-rows {value!r:.40}: must be a whole number, 1 to {MOST_ROWS}")
+    return int(value)
+
+
+def add_rows_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for the number of rows, for doors that run several requests at once."""
+    parser.add_argument("--max-rows", "--parallel", "-np", default=None, metavar="N",
+                        help=f"requests computed together in one step (default: {MAX_ROWS})")
+
+
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `mlx_llama.load`, for doors that generate."""
     group = add_model_flags(parser)
+    group.add_argument("--cache-memory", default=None, metavar="SIZE",
+                       help="memory of all keys and values, such as 2GB (default: what is free beside the weights, less a "
+                            "reserve)")
     group.add_argument("--ctx-size", "-c", "--max-kv-size", default=None, metavar="TOKENS",
                        help="positions of the context (default: as many as the model was trained for)")
     group.add_argument("--draft-model", default=None, metavar="MODEL",
@@ -383,11 +418,18 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--compile", default=None, action=argparse.BooleanOptionalAction,
                        help="run a step as one traced graph (mlx) or as compiled kernels (cpu); the tokens are the same "
                             "(default: yes; no for mlx on the CPU, where MLX calls a C++ compiler first)")
+    add_cache_bits_flag(group)
     return group
 
 
+def add_cache_bits_flag(group: argparse._ActionsContainer) -> None:
+    """Add the flag for the width of keys and values."""
+    group.add_argument("--cache-bits", "--kv-bits", default=None, metavar="8",
+                       help="store keys and values in 8 bits (default: in the activations' width)")
+
+
 def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of `mlx_llama.load` from `add_load_flags`."""
-    return {name: getattr(arguments, name)
-            for name in ("model", "backend", "device", "dtype", "threads", "activation_bits", "compile", "revision",
-                         "ctx_size", "template", "draft_model")}
+    """Keyword arguments of `mlx_llama.load` from `add_load_flags` and, if the door has it, `add_rows_flag`."""
+    names = ("model", "backend", "device", "dtype", "threads", "activation_bits", "compile", "revision", "ctx_size",
+             "template", "draft_model", "cache_bits", "cache_memory", *(["max_rows"] if "max_rows" in arguments else []))
+    return {name: getattr(arguments, name) for name in names}

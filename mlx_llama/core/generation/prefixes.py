@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+BLOCK = 64  # tokens compared at a time
+
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the longest common prefix."""
-    length = 0
-    for left, right in zip(one, other):
-        if left != right:
-            break
+    shorter, length = min(len(one), len(other)), 0
+    while length < shorter and one[length:length + BLOCK] == other[length:length + BLOCK]:
+        length += BLOCK
+    while length < shorter and one[length] == other[length]:
         length += 1
-    return length
+    return min(length, shorter)

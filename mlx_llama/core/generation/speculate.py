@@ -19,12 +19,12 @@ from typing import Protocol
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import Model, Sampler
+from mlx_llama.core.backends.interface import Cache, Model, SamplingBatch
 from mlx_llama.core.files.checkpoint import Checkpoint
 
-from .completion import Completion
+from .completion import Writer
+from .device import Device
 from .prefixes import common_prefix
-from .steps import Steps
 
 MAX_NGRAM, MIN_NGRAM = 3, 2  # tokens at the end of the text that are looked up in it
 MAX_LOOKUP_DRAFTS, MAX_MODEL_DRAFTS = 8, 4  # per verification: a lookup costs nothing, a draft model its steps
@@ -44,7 +44,7 @@ class Drafter(Protocol):
 
     def push(self, token: int) -> None: ...
     def may_draft_next(self) -> bool: ...  # False: no drafts after the next token, whichever it is
-    def draft(self, count: int, steps: Steps) -> list[int]: ...  # 0 to `count` guesses of the next tokens
+    def draft(self, count: int, device: Device, writer: Writer) -> list[int]: ...  # 0 to `count` guesses of the next tokens
 
 
 class PromptLookup:
@@ -69,7 +69,7 @@ class PromptLookup:
         """False where no token can complete a known n-gram, since nothing followed the tokens before it."""
         return tuple(self.tokens[1 - MIN_NGRAM:]) in self._after
 
-    def draft(self, count: int, steps: Steps | None = None) -> list[int]:
+    def draft(self, count: int, device: Device | None = None, writer: Writer | None = None) -> list[int]:
         """Up to `count` tokens. At the text's end the source continues with the draft, so a repeated phrase is drafted
         again and again."""
         text = list(self.tokens[-MAX_NGRAM:])
@@ -85,56 +85,70 @@ class PromptLookup:
 
 
 class ModelDrafts:
-    """Drafts of a smaller model, with the cache that it needs; one per conversation, like the main cache.
+    """Drafts of a smaller model for one row; it has a cache of its own with the main cache's rows.
 
-    The draft model samples with the main model's noise, so it guesses well at a temperature too. Its cache takes in the
-    prompt at the first draft, after the first token was read; that time counts as decoding.
+    The draft model samples with the main model's noise, so it guesses well at a temperature too. Its row takes in the
+    prompt beside the main model, chunk by chunk.
     """
 
     kind, max_drafts = "model", MAX_MODEL_DRAFTS
 
-    def __init__(self, model: Model, context: int):
+    def __init__(self, model: Model, cache: Cache, row: int):
         self.model = model
-        # Beyond its trained positions the model guesses badly, and dynamic rope would forbid trimming.
-        self.cache = model.make_cache(min(context, model.config.max_position_embeddings))
-        self.tokens: list[int] = []  # the text; the cache holds its beginning, then `_guesses`
+        self.cache = cache
+        self.row = row
+        self.tokens: list[int] = []  # the text; the row holds its beginning, then `_guesses`
         self._guesses: list[int] = []
-        self._sampler: Sampler | None = None
+        self._sampling: SamplingBatch | None = None
         self._chunk = 1
 
-    def begin(self, tokens: Sequence[int], sampler: Sampler, chunk: int) -> None:
-        """Replace the text; the cache keeps the common prefix. chunk: prompt tokens per evaluation."""
-        self.cache.trim(min(self.cache.length, common_prefix(self.tokens, tokens)))
+    @property
+    def length(self) -> int:
+        """Positions that the draft model's row holds."""
+        return self.cache.lengths[self.row]
+
+    def begin(self, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> None:
+        """Replace the text; the row keeps the common prefix. chunk: tokens per evaluation."""
+        self._trim(common_prefix(self.tokens, tokens))
         self.tokens, self._guesses = list(tokens), []
-        self._sampler, self._chunk = sampler, chunk
+        self._sampling, self._chunk = sampling, chunk
+
+    def prefill(self, end: int, device: Device) -> None:
+        """Take in the text up to position `end`, but for the last token."""
+        for start in range(self.length, min(end, len(self.tokens) - 1, self.cache.capacity), self._chunk):
+            stop = min(start + self._chunk, end, len(self.tokens) - 1, self.cache.capacity)
+            device.prefill(self.model, self.tokens[start:stop], self.cache, self.row)
 
     def push(self, token: int) -> None:
-        """Append `token` to the text; after a correct guess the cache keeps its position."""
+        """Append `token` to the text; after a correct guess the row keeps its position."""
         position = len(self.tokens)
         if self._guesses[:1] == [token]:
             del self._guesses[0]
         else:
             self._guesses = []
-            self.cache.trim(min(self.cache.length, position))
+            self._trim(position)
         self.tokens.append(token)
 
     def may_draft_next(self) -> bool:
         """True until the draft model's context is full."""
         return len(self.tokens) < self.cache.capacity
 
-    def draft(self, count: int, steps: Steps) -> list[int]:
+    def draft(self, count: int, device: Device, writer: Writer) -> list[int]:
         """Up to `count` tokens: one step of the draft model each, one read for all."""
         count = min(count, self.cache.capacity - len(self.tokens) + 1)
-        if count < 1:
+        if count < 1 or self._sampling is None:
             return []
-        feed = self.tokens[self.cache.length:]
-        rest = (len(feed) - 1) // self._chunk * self._chunk
-        steps.prefill(self.model, feed[:rest], self.cache, self._chunk)
-        drafts = [steps.launch(self.model, np.array([feed[rest:]], np.int32), self.cache, self._sampler)]
+        self._trim(len(self.tokens) - 1)  # an interrupt may have left guesses behind
+        self.prefill(self.length + (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk, device)
+        feed = np.array([self.tokens[self.length:]], np.int32)
+        drafts = [device.step(self.model, feed, self.cache, [self.row], self._sampling, [writer])]
         while len(drafts) < count:
-            drafts.append(steps.launch(self.model, drafts[-1], self.cache, self._sampler))
-        self._guesses = steps.read_all(*drafts)
+            drafts.append(device.step(self.model, drafts[-1], self.cache, [self.row], self._sampling, [writer]))
+        self._guesses = device.read_all(drafts, writer)
         return list(self._guesses)
+
+    def _trim(self, length: int) -> None:
+        self.cache.trim(min(self.length, length), self.row)
 
 
 class Pace:
@@ -163,24 +177,40 @@ class Pace:
 class Speculation:
     """Drafts of one answer and their acceptance, counted in its completion. Without a drafter there are no drafts.
 
-    eos: end tokens. width: most positions per verification.
+    kind: "none", "prompt" or "model", as asked for. width: most positions per verification.
     """
 
-    def __init__(self, drafter: Drafter | None, eos: frozenset[int], completion: Completion, width: int = 16):
+    def __init__(self, drafter: Drafter | None, writer: Writer, width: int = 16, kind: str = "none"):
         self.drafter = drafter
-        self.eos = eos
-        self.completion = completion
-        self.pace = Pace(min(drafter.max_drafts, width - 1) if drafter else 0)
+        self.writer = writer
+        self.kind = drafter.kind if drafter else kind
+        most = drafter.max_drafts if drafter else MAX_MODEL_DRAFTS
+        self.pace = Pace(min(most, width - 1))
+
+    @property
+    def is_drafting(self) -> bool:
+        """True until drafting is given up."""
+        return self.drafter is not None
+
+    @property
+    def is_on(self) -> bool:
+        """True if drafts are asked for and not given up."""
+        return self.kind != "none" and self.writer.completion.speculation_ended is None
 
     def may_draft_next(self) -> bool:
         """False: no drafts after the next token, whichever it is."""
         return self.drafter is not None and self.drafter.may_draft_next()
 
-    def draft(self, room: int, steps: Steps) -> list[int]:
+    def draft(self, room: int, device: Device) -> list[int]:
         """At most `room` guesses of the next tokens; a verification gives one token more than its drafts."""
         if self.drafter is None or room < 1:
             return []
-        return self._cut_after_eos(self.drafter.draft(min(self.pace.next, room), steps))
+        return self._cut_after_eos(self.drafter.draft(min(self.pace.next, room), device, self.writer))
+
+    def end(self, reason: str) -> None:
+        """Draft no more."""
+        self.writer.end_speculation(reason, len(self.writer.completion.tokens))
+        self.drafter = None
 
     def accept(self, drafts: list[int], sampled: list[int]) -> list[int]:
         """The prefix of `sampled` that continues the text.
@@ -188,22 +218,22 @@ class Speculation:
         sampled: the token after the text and after each of `drafts`. The first is part of the text; each next one is if
         the draft before it equals the token sampled in its place.
         """
+        if not drafts and self.drafter is None:
+            return sampled
         correct = common_prefix(drafts, sampled)
         tokens = self._cut_after_eos(sampled[:correct + 1])
         if self.drafter:
             for token in tokens:
                 self.drafter.push(token)
         if drafts:
-            self.completion.drafted += len(drafts)
-            self.completion.accepted += correct
+            self.writer.count_drafts(len(drafts), correct)
             if reason := self.pace.update(len(drafts), correct):
-                self.completion.notices.append(reason)
-                self.completion.speculation_ended = len(self.completion.tokens) + len(tokens)
+                self.writer.end_speculation(reason, len(self.writer.completion.tokens) + len(tokens))
                 self.drafter = None
         return tokens
 
     def _cut_after_eos(self, tokens: list[int]) -> list[int]:
-        return next((tokens[:i + 1] for i, token in enumerate(tokens) if token in self.eos), tokens)
+        return next((tokens[:i + 1] for i, token in enumerate(tokens) if token in self.writer.eos), tokens)
 
 
 def compare_vocabularies(draft: Checkpoint, main: Checkpoint) -> str:

@@ -10,10 +10,9 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Cache
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.session import Sequence
+from mlx_llama.core.generation.request import Request
+from mlx_llama.core.generation.scheduler import Scheduler
 
 from .differences import measure_difference
 from .parity import run_logits
@@ -79,17 +78,17 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
     resolved = options.resolve({"temperature": 0.0, "max_tokens": 4, "seed": 0})
     for name, first, second in (("decoded by steps", tokens[:half], None),
                                 ("after dropping old turns", tokens, tokens[:2] + tokens[half:])):
-        engine = Engine(llm.backend, model, llm.tokenizer, frozenset(), min(2 * T + 8, llm.engine.context))
-        sequence = Sequence(engine)
+        scheduler = Scheduler(llm.backend, model, None, frozenset(), min(2 * T + 8, llm.engine.context))
         for prompt in filter(None, (first, second)):
-            for _ in sequence.pieces(prompt, resolved, Completion()):
-                pass
-        alone = model.make_cache(len(sequence.cached_tokens))
-        run(alone, sequence.cached_tokens, [len(sequence.cached_tokens)])
-        yield judge(name, _rows(sequence.cache.state()), _rows(alone.state()))
+            scheduler.submit(Request(prompt, resolved, wants_text=False)).finish()
+        state = scheduler.export()
+        cached = state["tokens"].tolist()
+        alone = model.make_cache(len(cached))
+        run(alone, cached, [len(cached)])
+        yield judge(name, _rows(state), _rows(alone.state()))
 
 
 def _rows(state: dict[str, np.ndarray]) -> np.ndarray:
     """Keys and values of all layers by position: [T, n]."""
-    both = np.stack([state["keys"], state["values"]])[:, :, 0]  # [2, layers, G, T, D]
+    both = np.stack([state["keys"], state["values"]])  # [2, layers, G, T, D]
     return np.moveaxis(both, 3, 0).reshape(both.shape[3], -1)

@@ -30,17 +30,22 @@ class Fit:
     """A model on one backend of this machine.
 
     computes_in: dtype of the activations. low_bit: dtype that low-bit weights are multiplied in, "" for a model without.
-    weights_bytes: of the weights there. cache_bytes_per_1000: of keys and values of 1000 positions. longest_context:
-    positions that fit beside the weights, at most the model's own limit; None: the memory is unknown. fits: whether
-    weights and context fit; None: unknown.
+    weights_bytes: of the weights there. cache_bits: width of keys and values, None for that of the activations.
+    cache_bytes_per_token: of keys and values. longest_context: positions of one conversation that fit beside the weights,
+    at most the model's own limit; longest_with_8_bits: the same with --cache-bits 8. tokens: positions of many
+    conversations together within the default --cache-memory. None: the memory is unknown. fits: whether weights and
+    context fit; None: unknown.
     """
 
     backend: str
     computes_in: str
     low_bit: str
     weights_bytes: int
-    cache_bytes_per_1000: int
+    cache_bits: int | None
+    cache_bytes_per_token: int
     longest_context: int | None
+    longest_with_8_bits: int | None
+    tokens: int | None
     fits: bool | None
 
 

@@ -11,6 +11,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError
 from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, find_local, open_checkpoint
@@ -33,10 +34,11 @@ _GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", 
 
 
 def diagnose(name: str | os.PathLike | None = None, revision: str | None = None,
-             ctx_size: int | str | None = None) -> Diagnosis:
+             ctx_size: int | str | None = None, cache_bits: int | None = None) -> Diagnosis:
     """Examine this machine and a model, named as in `open_checkpoint`; of a hub id the cached files.
 
-    Every fault of the model or the machine is a finding. Raises ContextError for a ctx_size beyond the model's limit.
+    ctx_size: positions wanted. cache_bits: width of keys and values, as in Backend.load. Every fault of the model or the
+    machine is a finding. Raises ContextError for a ctx_size beyond the model's limit.
     """
     gpus = Gpus()  # nvidia-smi runs while the model is examined
     label = "guide" if name is None else os.fspath(name)
@@ -58,7 +60,7 @@ def diagnose(name: str | os.PathLike | None = None, revision: str | None = None,
             found.add("warning", "machine", one.reason)
     if opened is not None and opened.checkpoint is not None:
         wanted = None if ctx_size is None else context_size(opened.checkpoint, ctx_size)
-        fit_backends(found, opened.checkpoint, revision, wanted, name is None)
+        fit_backends(found, opened.checkpoint, revision, wanted, name is None, cache_bits)
     return found
 
 
@@ -181,6 +183,8 @@ def _describe(found: Diagnosis, opened: OpenedModel) -> None:
         "context_length": config.max_position_embeddings, "longest_context": rope.max_context(config),
         "sliding_window": config.sliding_window, "tied_embeddings": config.tie_word_embeddings,
         "attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias,
+        "cache_bytes_per_token": {"8_bits": position_nbytes(config, 2, 8), "16_bits": position_nbytes(config, 2),
+                                  "32_bits": position_nbytes(config, 4)},
     }  # fmt: skip
     if opened.checkpoint is None:
         return

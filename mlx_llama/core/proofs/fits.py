@@ -11,6 +11,7 @@ from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.backends.selection import import_facts
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.generation.budget import default_budget
 from mlx_llama.core.models import rope
 
 from .diagnosis import Diagnosis, Fit, format_bytes
@@ -19,28 +20,33 @@ LOADING_ROOM = 1.25  # memory over the size of a quantised model, so that every 
 USEFUL_CONTEXT = 2048  # positions; the automatic choice gives way to a backend that holds so many if it does not
 
 
-def fit_backends(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, wanted: int | None, is_default: bool) -> None:
+def fit_backends(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, wanted: int | None, is_default: bool,
+                 cache_bits: int | None = None) -> None:
     """Add the model's fit on each backend, and the command to run next.
 
     wanted: positions asked for, None for any. is_default: the model is the one that a command takes without --model.
+    cache_bits: as in Backend.load.
     """
     longest = rope.max_context(checkpoint.config)
     for one in found.backends:
         if not one.available:
             continue
         plan = import_facts(one.name).plan_weights(checkpoint.tensors.values(), checkpoint.dtype, one)
-        per_position = position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype])
-        most = fits = None
+        per_position, in_8_bits = (position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype], bits) for bits in (cache_bits, 8))
+        most = most_in_8_bits = tokens = fits = None
         if one.memory_bytes is not None:
+            room = one.memory_bytes - plan.nbytes
             # Keys and values count twice: while their storage grows, the old one is still allocated.
-            most = max(0, min(longest, (one.memory_bytes - plan.nbytes) // (2 * per_position)))
+            most, most_in_8_bits = (max(0, min(longest, room // (2 * nbytes))) for nbytes in (per_position, in_8_bits))
+            tokens = default_budget(room) // per_position
             fits = most >= (wanted or 1)
-        found.fits.append(Fit(one.name, plan.dtype, plan.low_bit_operand, plan.nbytes, 1000 * per_position, most, fits))
-    _choose(found, checkpoint, revision, wanted, is_default)
+        found.fits.append(Fit(one.name, plan.dtype, plan.low_bit_operand, plan.nbytes, cache_bits, per_position, most,
+                              most_in_8_bits, tokens, fits))
+    _choose(found, checkpoint, revision, wanted, is_default, cache_bits)
 
 
 def _choose(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, wanted: int | None,
-            is_default: bool) -> None:
+            is_default: bool, cache_bits: int | None) -> None:
     """Add the command to run next, or the error that prevents it."""
     facts = {one.name: one for one in found.backends}
     made_for = checkpoint.config.max_position_embeddings
@@ -60,7 +66,7 @@ def _choose(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, want
         elif best.longest_context and wanted:
             found.add("error", "memory",
                       f"--ctx-size {wanted}: memory has room for {best.longest_context} positions on "
-                      f"{best.backend}; ask for {best.longest_context} or fewer")
+                      f"{best.backend}; ask for {best.longest_context} or fewer{_in_8_bits(best, wanted)}")
         else:
             found.add("error", "memory",
                       f"{found.name}: the weights take {format_bytes(checkpoint.nbytes)}, and there is room for "
@@ -80,13 +86,20 @@ def _choose(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, want
     elif longest is not None and longest < made_for:
         found.add("note", "memory",
                   f"the model was made for {made_for} positions, and memory has room for {longest} on "
-                  f"{chosen.backend}; --ctx-size keeps within it")
+                  f"{chosen.backend}; --ctx-size keeps within it{_in_8_bits(chosen, longest + 1)}")
         arguments += ["--ctx-size", str(longest)]
+    arguments += [] if cache_bits is None else ["--cache-bits", str(cache_bits)]
     chats = bool(found.template)
     door = "chat" if chats else "generate"
     prompt = [] if chats else ["-p", '"Once upon a time"']
     if found.ok:
         found.command = " ".join(["python -m mlx_llama." + door, *arguments, *prompt])
+
+
+def _in_8_bits(fit: Fit, wanted: int) -> str:
+    """The rest of a message about a short memory: keys and values in 8 bits, if they have room for `wanted` positions."""
+    most = fit.longest_with_8_bits or 0
+    return "" if fit.cache_bits or most < wanted else f"; --cache-bits 8 has room for {most}"
 
 
 def _remedy(found: Diagnosis, checkpoint: Checkpoint, facts: dict[str, BackendFacts]) -> str:

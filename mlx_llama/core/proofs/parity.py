@@ -18,9 +18,9 @@ from mlx_llama.core.backends.interface import Cache, Model, Probe
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.llm import LLM
+from mlx_llama.core.generation.request import Request
+from mlx_llama.core.generation.scheduler import Scheduler
 from mlx_llama.core.models.config import LlamaConfig
 
 from .differences import Agreement, Difference, is_tie, margin, measure_agreement, measure_difference
@@ -84,15 +84,15 @@ def collect(backend: Backend, model: Model, tokens: Several[int], decoded: int) 
 
 
 def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:
-    """`count` greedy tokens after `prompt`, by the engine, past end tokens."""
-    engine = Engine(llm.backend, llm.model, llm.tokenizer, frozenset(), llm.engine.context)
+    """`count` greedy tokens after `prompt`, by the scheduler, past end tokens and from an empty cache."""
+    scheduler = Scheduler(llm.backend, llm.model, None, frozenset(), llm.engine.context)
     resolved = options.resolve({"temperature": 0.0, "max_tokens": count, "seed": 0})
-    return list(engine.tokens(prompt, llm.model.make_cache(min(len(prompt) + count, engine.context)), resolved, Completion()))
+    return [int(token) for token in scheduler.submit(Request(prompt, resolved, wants_text=False)).tokens()]
 
 
 def free(llm: LLM) -> None:
     """Release a model before the next one is loaded."""
-    llm.model = llm.engine.model = None
+    llm.model = llm.scheduler = None
     gc.collect()
 
 

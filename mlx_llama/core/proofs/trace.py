@@ -9,55 +9,27 @@ file holds the likeliest tokens with their values and the logarithm of the sum o
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import math
 import os
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from mlx_llama.core.errors import TraceError
-from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.identity import checkpoint_hash
 from mlx_llama.core.generation.rng import threefry2x32
-from mlx_llama.core.models.config import LlamaConfig, show
+from mlx_llama.core.models.config import show
 
 from .differences import clamp_norms
 
 DIRECTIONS = 8
 TOP = 8  # likeliest tokens in a trace
 MOST_BYTES = 1 << 28  # of a file
-_SAMPLED = 64  # rows of each tensor in a checkpoint's hash
-
-
-def checkpoint_hash(checkpoint: Checkpoint) -> str:
-    """SHA-256 over the config and, of every tensor, its name, shape, format and up to 64 rows spread over it.
-
-    Not over all bytes: it takes a moment for a checkpoint of any size, and other weights differ in all rows.
-    """
-    found = hashlib.sha256()
-    found.update(json.dumps(_hashed_fields(checkpoint.config), sort_keys=True, default=str).encode())
-    for name, tensor in sorted(checkpoint.tensors.items()):
-        rows = np.unique(np.linspace(0, tensor.shape[0] - 1, min(_SAMPLED, tensor.shape[0])).astype(np.int64))
-        if isinstance(tensor, Tensor):
-            kind, parts = tensor.dtype, [tensor.bits[rows]]
-        else:
-            kind, parts = tensor.format, [tensor.take(rows)]
-        found.update(f"{name} {list(tensor.shape)} {kind}".encode())
-        for part in parts:
-            found.update(np.ascontiguousarray(part).tobytes())
-    return found.hexdigest()
-
-
-def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
-    """The config's fields. Those added since the first traces count only if set: their hashes must hold."""
-    values = {one.name: (getattr(config, one.name), one.default) for one in fields(config)}
-    return {name: value for name, (value, default) in values.items()
-            if default is MISSING or name == "quantization" or value != default}
 
 
 def signs(width: int) -> np.ndarray:
@@ -96,7 +68,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 class Trace(BaseModel):
     """The file's schema, with arrays in place of base64.
 
-    model: the checkpoint's name; hash: see checkpoint_hash. tokens: ids, of which the last `decoded` are run one by one.
+    model: the checkpoint's name; hash: of the checkpoint (core.files.identity). tokens: ids, of which the last `decoded` are run one by one.
     greedy: tokens that the engine decodes after the prompt. widths: by probe. sketches: by probe, float32
     [T, DIRECTIONS + 1]. top_ids: likeliest tokens at each position, [T][TOP]; top_values: their logits, float32 [T, TOP].
     logsumexp: float32 [T].

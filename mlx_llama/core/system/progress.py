@@ -6,11 +6,12 @@
     with progress.reported(lambda done, total: ...):    # the display (a door: cli.Bar)
         model = backend.load(checkpoint)
 
-Without a display, `advance` does nothing.
+Without a display, `advance` does nothing. `show_count` is a display for calls from Python.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,3 +46,18 @@ def meter(total: int) -> Callable[[int], None]:
             report(done, total)
 
     return advance
+
+
+@contextmanager
+def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's stderr for `total` items of work; yields a function to call with the number of those done."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -58,6 +58,19 @@ def test_only_what_is_given_is_passed_on(backend):
     assert backend.load_options(compile=True) == {"compile": True}
 
 
+@pytest.mark.parametrize("bits", [8, "8"])
+def test_keys_and_values_in_8_bits_on_every_backend(bits, backend):
+    assert backend.load_options(cache_bits=bits) == {"cache_bits": 8}
+    assert backend.load_options("float32", compile=False, cache_bits=bits) == {"compile": False, "cache_bits": 8}
+
+
+@pytest.mark.parametrize("bits", [4, 16, 0, "", "eight", True, 8.5, "８", "8" * 5000])
+def test_other_widths_of_keys_and_values(bits, backend):
+    with pytest.raises(BackendError, match=f"^{spelt('cache_bits')} .*: must be 8; without it, ") as error:
+        backend.load_options(cache_bits=bits)
+    assert len(str(error.value)) < 150
+
+
 def test_contradictions():
     cpu = backends.select("cpu")
     with pytest.raises(BackendError, match="8 and .*float32.*, which asks for 32, contradict"):

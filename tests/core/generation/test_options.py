@@ -131,3 +131,39 @@ def test_schema_and_grammar_are_files_on_the_command_line_or_text(tmp_path):
     # A value from elsewhere (HTTP, Python) is never a file's name.
     with pytest.raises(OptionsError, match="valid JSON"):
         resolve({"schema": str(schema)})
+
+
+@pytest.mark.parametrize("given, nbytes", [
+    ("2GB", 2 * 10**9), ("512MB", 512 * 10**6), ("1.5GiB", 3 << 29), ("1 gib", 1 << 30), ("64k", 64_000), ("3 B", 3),
+    (10**9, 10**9), ("1000000", 10**6), ("2T", 2 * 10**12), ("1TiB", 1 << 40), ("7KiB", 7 << 10), ("5M", 5 * 10**6),
+    (np.int64(12), 12), (None, None)])
+def test_sizes_of_memory(given, nbytes):
+    assert options.parse_memory(given) == nbytes
+
+
+@pytest.mark.parametrize("given", ["", "0", "-2GB", "GB", "2XB", "1e9", "nan", "2GBs", "1.5.5GB", "9" * 99, True, [2], "２GB"])
+def test_what_is_no_size(given):
+    with pytest.raises(OptionsError, match="^cache_memory .*: must be a size such as 2GB, ") as error:
+        options.parse_memory(given)
+    assert len(str(error.value)) < 140
+
+
+def test_rows_of_a_step():
+    assert [options.parse_rows(given) for given in (None, 1, "512")] == [32, 1, 512]
+    for given in (0, "513", "-1", "many", 2.5, True, "9" * 99):
+        with pytest.raises(OptionsError, match="^max_rows .*: must be a whole number, 1 to 512$"):
+            options.parse_rows(given)
+
+
+def test_load_arguments_are_those_of_load():
+    """Each door's flags reach `load` by name, and nothing else does."""
+    import inspect
+
+    from mlx_llama import load
+
+    parser = options.Parser()
+    options.add_load_flags(parser)
+    options.add_rows_flag(parser)
+    given = options.load_arguments(parser.parse_args(["--kv-bits", "8", "--cache-memory", "2GB", "-np", "4"]))
+    assert (given["cache_bits"], given["cache_memory"], given["max_rows"]) == ("8", "2GB", "4")
+    assert given.keys() == inspect.signature(load).parameters.keys()

@@ -4,19 +4,44 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 
 import pytest
 from machine import device_of
 from making import make_checkpoint
 
-from mlx_llama import load
+from mlx_llama import LLM, load
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, TemplateError
+from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.generation.request import Request
+from mlx_llama.core.generation.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module")
-def llm(backend, tmp_path_factory):
+def loaded(backend, tmp_path_factory):
     folder = make_checkpoint(tmp_path_factory.mktemp("session") / "m", max_position_embeddings=512)
     return load(folder, backend=backend.name, device=device_of(backend), dtype="float32")
+
+
+@pytest.fixture
+def llm(loaded):
+    """With an empty cache."""
+    return LLM(loaded.checkpoint, loaded.backend, loaded.model, loaded.template, loaded.engine.context)
+
+
+def cold(llm, prompt, **options):
+    """The answer from an empty cache."""
+    scheduler = Scheduler(llm.backend, llm.model, llm.tokenizer, llm.engine.eos, llm.engine.context)
+    return scheduler.submit(Request(prompt, resolve(options))).finish()
+
+
+def check_consistency(session):
+    """Compare the bookkeeping with the device's record of the tokens."""
+    scheduler = session.scheduler
+    assert not scheduler.rows.used
+    for row, tokens in scheduler.rows.kept.items():
+        assert scheduler.cache.lengths[row] == len(tokens)
+        assert scheduler.cache.state(row)["tokens"].tolist() == tokens
 
 
 def rendered(llm, session, question):
@@ -28,7 +53,7 @@ def test_the_second_turn_reuses_the_common_prefix(llm):
     chat = llm.chat(system="be kind", max_tokens=12)
     first = chat.send("hello")
     assert first.reused_tokens == 0 and first.prompt_tokens == len(rendered(llm, llm.chat(system="be kind"), "hello"))
-    cached = chat.sequence.cached_tokens
+    cached = chat.cached_tokens
     prompt = rendered(llm, chat, "and then?")
     common = next((i for i, (a, b) in enumerate(zip(cached, prompt)) if a != b), min(len(cached), len(prompt)))
     second = chat.send("and then?")
@@ -40,9 +65,9 @@ def test_a_reused_cache_gives_the_tokens_of_a_cold_one(llm):
     chat = llm.chat(system="be kind", max_tokens=16, temperature=0.9, seed=4)
     for question in ("hello", "tell me more", "Ein Vogel saß auf dem Dach", "bye"):
         prompt = rendered(llm, chat, question)
-        cold = llm.generate(prompt, max_tokens=16, temperature=0.9, seed=4)
+        wanted = cold(llm, prompt, max_tokens=16, temperature=0.9, seed=4)
         warm = chat.send(question)
-        assert warm.tokens == cold.tokens and warm.text == cold.text
+        assert warm.tokens == wanted.tokens and warm.text == wanted.text
     assert warm.reused_tokens > 0
 
 
@@ -57,7 +82,7 @@ def test_the_oldest_turns_leave_the_context_the_system_prompt_stays(llm):
         assert said or turn == 0 or done.reused_tokens > 60
         noticed += said
     assert 1 <= noticed <= 7 and chat.dropped > 0 and len(chat.messages) == 28
-    text = llm.tokenizer.decode(chat.sequence.cached_tokens, skip_special=False)
+    text = llm.tokenizer.decode(chat.cached_tokens, skip_special=False)
     assert "SYSTEM" in text and "number 0" not in text and "number 13" in text
 
 
@@ -84,9 +109,9 @@ def test_leaving_after_any_piece_leaves_a_session_that_goes_on(steps, llm):
         assert stream.completion.text.startswith(shown) and stream.completion.finish_reason == "interrupted"
     else:
         assert chat.messages == messages
-    assert chat.sequence.cache.length == len(chat.sequence.cached_tokens)
+    check_consistency(chat)
     prompt = rendered(llm, chat, "next")
-    assert chat.send("next").tokens == llm.generate(prompt, max_tokens=6, temperature=1.0, seed=2).tokens
+    assert chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
 
 
 @pytest.mark.parametrize("call", range(1, 8))
@@ -108,9 +133,9 @@ def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(call, llm, m
             patch.setattr(runtime, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             chat.send("go on", max_tokens=30)
-    assert chat.sequence.cache.length == len(chat.sequence.cached_tokens)
+    check_consistency(chat)
     prompt = rendered(llm, chat, "next")
-    assert chat.send("next").tokens == llm.generate(prompt, max_tokens=6, temperature=1.0, seed=2).tokens
+    assert chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
 
 
 def test_regenerate_replaces_the_answer(llm):
@@ -195,14 +220,6 @@ def test_a_model_without_a_template_says_how_to_give_one(tmp_path, backend):
     assert load(folder, template="chatml", **options).chat().send("hi", max_tokens=2).tokens
 
 
-def check_consistency(session):
-    """Compare the bookkeeping with the device's record of the tokens."""
-    cache, tokens = session.sequence.cache, session.sequence.cached_tokens
-    assert cache.length == len(tokens)
-    if tokens:
-        assert cache.state()["tokens"].tolist() == [tokens]
-
-
 def test_a_new_question_ends_the_answer_that_is_still_coming(llm):
     chat = llm.chat(temperature=1.0, seed=3)
     first = chat.stream("one", max_tokens=30)
@@ -214,7 +231,7 @@ def test_a_new_question_ends_the_answer_that_is_still_coming(llm):
     check_consistency(chat)
     first.close()
     prompt = rendered(llm, chat, "three")
-    assert chat.send("three", max_tokens=6).tokens == llm.generate(prompt, max_tokens=6, temperature=1.0, seed=3).tokens
+    assert chat.send("three", max_tokens=6).tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=3).tokens
 
 
 def test_a_stream_begun_too_late_says_so(llm):
@@ -258,12 +275,12 @@ def test_dynamic_rope_reuses_only_keys_of_the_right_length(backend, tmp_path):
     chat = llm.chat(max_tokens=6, temperature=1.0, seed=5)
     for question in ("hello", "a long question " * 8, "short"):
         prompt = rendered(llm, chat, question)
-        assert chat.send(question).tokens == llm.generate(prompt, max_tokens=6, temperature=1.0, seed=5).tokens
+        assert chat.send(question).tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=5).tokens
     chat.clear()
-    prompt = rendered(llm, chat, "a long")
-    done = chat.send("a long")
-    assert done.reused_tokens == 0
-    assert done.tokens == llm.generate(prompt, max_tokens=6, temperature=1.0, seed=5).tokens
+    prompt = rendered(llm, chat, "a long question " * 9)
+    done = chat.send("a long question " * 9)
+    assert len(prompt) > 64 and done.reused_tokens == 0
+    assert done.tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=5).tokens
 
 
 def test_names_no_file_system_takes(llm):
@@ -278,4 +295,60 @@ def test_names_no_file_system_takes(llm):
 def test_a_repr_is_one_short_line(llm):
     chat = llm.chat(max_tokens=3)
     chat.send("hello")
-    assert repr(chat) == f"Session({chat.model!r}, 2 messages, {chat.sequence.cache.length} of 512 positions)"
+    assert repr(chat) == f"Session({chat.model!r}, 2 messages, {len(chat.cached_tokens)} of 512 positions)"
+
+
+# Threads
+
+
+def on_threads(count, call):
+    """Call `call(i)` on as many threads; returns results and exceptions."""
+    found = [None] * count
+
+    def run(i):
+        try:
+            found[i] = call(i)
+        except BaseException as error:
+            found[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+def test_threads_that_send_have_their_turn(llm):
+    chat = llm.chat(max_tokens=6, temperature=1.0, seed=2)
+    found = on_threads(4, lambda i: chat.send(f"question {i}"))
+    assert all(done.finish_reason in ("length", "eos") for done in found)
+    asked = [message["content"] for message in chat.messages[::2]]
+    assert sorted(asked) == [f"question {i}" for i in range(4)]
+    assert [message["content"] for message in chat.messages[1::2]] == [found[int(text[-1])].text for text in asked]
+    check_consistency(chat)
+    prompt = rendered(llm, chat, "next")
+    assert chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
+
+
+def test_threads_that_stream_have_their_turn_or_a_session_error(llm):
+    for seed in range(5):
+        chat = llm.chat(max_tokens=12, temperature=1.0, seed=seed)
+        found = on_threads(4, lambda i: "".join(chat.stream(f"question {i}")))
+        assert all(isinstance(one, (str, SessionError)) for one in found), found
+        answers = [message["content"] for message in chat.messages[1::2]]
+        assert sorted(answers) == sorted(one for one in found if isinstance(one, str))
+        check_consistency(chat)
+
+
+def test_another_thread_may_close_an_answer_but_not_ask(llm):
+    chat = llm.chat(max_tokens=200, temperature=1.0, seed=1)
+    stream = chat.stream("one")
+    next(stream)
+    for act in (lambda i: chat.stream("two"), lambda i: chat.send("two"), lambda i: chat.clear(), lambda i: chat.regenerate()):
+        (refused,) = on_threads(1, act)
+        assert isinstance(refused, SessionError) and "another thread is reading an answer" in str(refused)
+    assert on_threads(1, lambda i: stream.close()) == [None]
+    assert chat.messages[1]["content"] == stream.completion.text and list(stream) == []
+    assert chat.send("two", max_tokens=3).tokens
+    check_consistency(chat)

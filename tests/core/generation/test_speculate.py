@@ -11,7 +11,7 @@ from making import make_checkpoint
 from mlx_llama import cli, generate, load
 from mlx_llama.core.errors import OptionsError, SessionError
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.speculate import (
     MAX_LOOKUP_DRAFTS,
     MIN_ACCEPTANCE,
@@ -68,7 +68,7 @@ class Fixed:
     def may_draft_next(self):
         return True
 
-    def draft(self, most, steps):
+    def draft(self, most, device, writer):
         return self.drafts[:most]
 
 
@@ -83,7 +83,7 @@ def test_accepted_tokens_depend_on_the_text_alone(drafts, data):
         sampled.append(data.draw(st.integers(0, 3)) if wrong else says[n])
         wrong = wrong or n < len(drafts) and drafts[n] != says[n]
     drafter, completion = Fixed(), Completion()
-    fresh = Speculation(drafter, frozenset({3}), completion).accept(drafts, sampled)
+    fresh = Speculation(drafter, Writer(completion, eos=frozenset({3}))).accept(drafts, sampled)
     right = next((n for n in range(len(drafts)) if drafts[n] != plain[n]), len(drafts))
     until = plain.index(3) + 1 if 3 in plain else 9
     assert fresh == plain[:min(right + 1, until)] == drafter.heard
@@ -91,9 +91,9 @@ def test_accepted_tokens_depend_on_the_text_alone(drafts, data):
 
 
 def test_drafts_keep_to_the_room_and_end_with_an_end_token():
-    speculation = Speculation(Fixed([5, 6, 2, 7, 8, 9, 10, 11]), frozenset({2}), Completion())
+    speculation = Speculation(Fixed([5, 6, 2, 7, 8, 9, 10, 11]), Writer(Completion(), eos=frozenset({2})))
     assert [speculation.draft(room, None) for room in (-1, 0, 1, 2, 3, 9)] == [[], [], [5], [5, 6], [5, 6, 2], [5, 6, 2]]
-    assert Speculation(None, frozenset(), Completion()).draft(9, None) == []
+    assert Speculation(None, Writer(Completion())).draft(9, None) == []
 
 
 def test_the_pace_quickens_and_slackens():
@@ -122,7 +122,7 @@ def test_only_the_last_drafts_are_looked_back_at():
     reasons = [pace.update(2, 0) for _ in range(12)]
     assert next(number for number, reason in enumerate(reasons) if reason) == 9  # of 8 + 20 drafted 8 were right: 28.6 %
     completion = Completion(tokens=[1, 2, 3])
-    speculation = Speculation(Fixed(), frozenset(), completion)
+    speculation = Speculation(Fixed(), Writer(completion))
     for _ in range(6):
         speculation.accept([5, 5, 5, 5], [4, 0, 0, 0, 0])
     assert speculation.drafter is None and not speculation.may_draft_next() and speculation.draft(9, None) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from mlx_llama.core.proofs.cache_ways import compare_ways
 
@@ -31,13 +30,14 @@ STALE = {"trim": "after trim", "restore": "after save and load"}
 def test_a_cache_that_forgets_is_found(what, backend, open_llm, monkeypatch):
     """A row that trim or restore leaves wrong shows in the way that needs it, and not in those that do not."""
     cache = backend.model.Cache
-    original = getattr(cache, what)
+    original, restore = getattr(cache, what), cache.restore
 
-    def wrong(self, given):
-        original(self, given)
-        if self.length > 3:
-            with torch.inference_mode():
-                self.keys[0][:, :, 2:3] = self.keys[0][:, :, 1:2]
+    def wrong(self, given, row=0):
+        original(self, given, row)
+        if self.lengths[row] > 3:
+            state = {name: array.copy() for name, array in self.state(row).items()}
+            state["keys"][0][:, 2] = state["keys"][0][:, 1]  # [layers, G, n, D]
+            restore(self, state, row)
 
     monkeypatch.setattr(cache, what, wrong)
     ways = {way.name: way.is_within for way in compare_ways(open_llm(backend), TOKENS, 1e-4)}

@@ -95,8 +95,14 @@ def test_sizes_are_those_of_transformers(fields, tmp_path):
         model(torch.zeros((1, 1000), dtype=torch.int32), past_key_values=cache, logits_to_keep=1)
     assert diagnosis.model["parameters"] == model.num_parameters()
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert fit(diagnosis, "cpu").cache_bytes_per_1000 == 2 * held  # float32
-    assert fit(diagnosis, "mlx").cache_bytes_per_1000 == held
+    assert 1000 * fit(diagnosis, "cpu").cache_bytes_per_token == 2 * held  # float32
+    assert 1000 * fit(diagnosis, "mlx").cache_bytes_per_token == held
+    [*_, size], count = cache.layers[0].keys.shape, 2 * len(cache.layers) * cache.layers[0].keys[..., 0].numel()
+    in_8_bits = held // 2 + 2 * count * len(range(0, size, 32))  # a byte each, and a float16 for up to 32 of a head
+    assert {name: 1000 * size for name, size in diagnosis.model["cache_bytes_per_token"].items()} == {
+        "32_bits": 2 * held, "16_bits": held, "8_bits": in_8_bits}
+    for name in ("cpu", "mlx"):
+        assert 1000 * fit(diagnose(tmp_path / "m", cache_bits=8), name).cache_bytes_per_token == in_8_bits
 
 
 @pytest.mark.parametrize("shards", [1, 3])

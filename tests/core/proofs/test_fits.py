@@ -24,7 +24,7 @@ def test_the_longest_context_is_bounded_by_memory_and_by_the_model(tmp_path, mon
     monkeypatch.setattr(machine, "free_memory", lambda: 1 << 30)
     diagnosis = diagnose(folder)
     cpu = fit(diagnosis, "cpu")
-    per_position = cpu.cache_bytes_per_1000 / 1000
+    per_position = cpu.cache_bytes_per_token
     # keys and values twice, while they move into larger storage
     assert cpu.weights_bytes + 2 * per_position * cpu.longest_context <= 1 << 30 or cpu.longest_context == 100_000
     monkeypatch.setattr(machine, "free_memory", lambda: 30 << 20)
@@ -47,11 +47,26 @@ def test_a_context_that_memory_is_said_to_hold_is_held(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "free_memory", lambda: (30 << 20) - cpu.weights_bytes - filled.nbytes)
     while filled.length < cpu.longest_context:
         count = min(4096, cpu.longest_context - filled.length)
-        filled.reserve(1, filled.length, count)  # raises ContextError where it does not fit
-        filled.length += count
+        filled.reserve({0: filled.length + count})  # raises ContextError where it does not fit
+        filled.lengths[0] += count
     filled = model.make_cache(4 * cpu.longest_context)
     with pytest.raises(ContextError, match="of memory are free"):
-        filled.check_memory(1, 4 * cpu.longest_context)
+        filled.check_memory({0: 4 * cpu.longest_context})
+
+
+def test_tokens_of_many_conversations_and_8_bits(tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)
+    monkeypatch.setattr(machine, "free_memory", lambda: 1 << 30)
+    wide, narrow = (fit(diagnose(folder, cache_bits=bits), "cpu") for bits in (None, 8))
+    assert (wide.cache_bits, narrow.cache_bits) == (None, 8)
+    for one in (wide, narrow):
+        room = (1 << 30) - one.weights_bytes
+        used = one.tokens * one.cache_bytes_per_token
+        assert used <= room - (256 << 20) < used + one.cache_bytes_per_token  # 256 MiB: more than a tenth
+        assert one.longest_with_8_bits == narrow.longest_context
+    assert narrow.tokens * 18 // 64 == pytest.approx(wide.tokens, rel=1e-3)  # 16 codes and a float16, not 16 float32
+    monkeypatch.setattr(machine, "free_memory", lambda: None)
+    assert (one := fit(diagnose(folder), "cpu")).tokens is None and one.longest_with_8_bits is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell script stands in for nvidia-smi")

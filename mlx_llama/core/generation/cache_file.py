@@ -1,0 +1,153 @@
+"""Prompt cache files: the tokens, keys and values of one row, to go on from elsewhere.
+
+A safetensors file in one layout for all backends: `tokens` int32 [n], `keys` and `values` [layers, G, n, D], keys after
+rope, in the cache's width (float16 where it has 8 bits). The metadata names the format, its version, the width, and the
+checkpoint with its hash: other weights or another width would continue with other tokens than a cold start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from mlx_llama.core.errors import CheckpointError, SessionError
+from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.identity import checkpoint_hash
+from mlx_llama.core.files.writing import encode, replace_when_done
+from mlx_llama.core.models.config import LlamaConfig, show
+
+from .session_file import expand_path
+
+FORMAT = "mlx_llama cache"
+VERSION = "1"
+EIGHT_BITS = "8 bits"
+_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", EIGHT_BITS: "F16"}  # by width
+_REMEDY = "remove it, or name another file"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The model and the width that a cache file belongs to.
+
+    model: the checkpoint's name, for messages. hash: of the checkpoint. width: of keys and values, "float32", "float16",
+    "bfloat16" or "8 bits". config: for the shapes.
+    """
+
+    model: str
+    hash: str
+    width: str
+    config: LlamaConfig
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, dtype: str, cache_bits: int | None) -> Identity:
+        """dtype: of the activations, by name. cache_bits: as in Backend.load."""
+        name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name  # no path of this machine
+        return cls(name, checkpoint_hash(checkpoint), EIGHT_BITS if cache_bits else dtype, checkpoint.config)
+
+
+def write_cache(path: str | os.PathLike, state: Mapping[str, np.ndarray], identity: Identity) -> Path:
+    """Write the state of a row (Cache.state), whole or not at all; returns the path.
+
+    Replaces a prompt cache, and no other file. Raises SessionError.
+    """
+    path = expand_path(path)
+    if not state or not len(state["tokens"]):
+        raise SessionError(f"{path}: there is nothing to save yet: generate an answer first")
+    if os.path.lexists(path) and _read_metadata(path).get("format") != FORMAT:
+        raise SessionError(f"{path}: exists already and is not a prompt cache: choose another name")
+    number = "float16" if identity.width == EIGHT_BITS else identity.width
+    tensors = {"tokens": np.ascontiguousarray(state["tokens"], np.int32)}
+    tensors |= {name: np.ascontiguousarray(encode(np.asarray(state[name]), number)) for name in ("keys", "values")}
+    metadata = {"format": FORMAT, "version": VERSION, "model": identity.model, "hash": identity.hash,
+                "width": identity.width}
+    try:
+        with replace_when_done(path, sum(array.nbytes for array in tensors.values()), folder=False,
+                               overwrites=True) as partial:
+            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # a conversation is its owner's
+            save_file(tensors, partial, metadata)
+    except SafetensorError as error:
+        raise SessionError(f"{path}: cannot be written ({error}); check the free space and the permissions") from None
+    except CheckpointError as error:
+        raise SessionError(error.args[0]) from None
+    return path
+
+
+def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndarray]:
+    """The state of a row, for Cache.restore: tokens int32 [n], keys and values float32 [layers, G, n, D].
+
+    Raises SessionError for a file that is missing, damaged, foreign, of another version, model or width.
+    """
+    path = expand_path(path)
+    metadata = _read_metadata(path, must_be_read=True)
+    if metadata.get("format") != FORMAT:
+        raise SessionError(f"{path}: is not a prompt cache (no \"format\": {FORMAT!r}): {_REMEDY}")
+    if metadata.get("version") != VERSION:
+        raise SessionError(f"{path}: has version {show(metadata.get('version'))}, this program reads {VERSION}: {_REMEDY}")
+    if metadata.get("hash") != identity.hash:
+        raise SessionError(f"{path}: was made by the model {show(metadata.get('model'))}, and this is "
+                           f"{identity.model}, with other weights or settings: give that model with --model, or name "
+                           "another file")
+    width = metadata.get("width")
+    if width != identity.width:
+        raise SessionError(f"{path}: holds keys and values in {show(width)}, and this run has {identity.width}: "
+                           f"{_match_width(width)}, or name another file")
+    try:
+        with safe_open(path, framework="np") as file:
+            state = _read_tensors(path, file, identity)
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, str(error)) from None
+    return state
+
+
+def is_cache(path: str | os.PathLike) -> bool:
+    """True for a file that says to be a prompt cache."""
+    return _read_metadata(expand_path(path)).get("format") == FORMAT
+
+
+def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:
+    """The file's metadata; {} for a file that cannot be read, unless it must be. Raises SessionError."""
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe might never end
+            raise OSError(None, "is not a file")
+        with open(path, "rb"):  # the library says less of a file that is missing or locked
+            pass
+        with safe_open(path, framework="np") as file:
+            return file.metadata() or {}
+    except SafetensorError as error:
+        if must_be_read:
+            raise _damaged(path, str(error)) from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        if must_be_read:
+            raise SessionError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return {}
+
+
+def _read_tensors(path: Path, file, identity: Identity) -> dict[str, np.ndarray]:
+    found = {name: (file.get_slice(name).get_dtype(), file.get_slice(name).get_shape()) for name in file.keys()}
+    _, [*length] = found.get("tokens", ("", []))
+    c, code = identity.config, _CODES[identity.width]
+    expected = {"tokens": ("I32", length), **dict.fromkeys(
+        ("keys", "values"), (code, [c.num_hidden_layers, c.num_key_value_heads, *length, c.head_dim]))}
+    if found != expected or len(length) != 1 or length == [0]:
+        raise _damaged(path, f"holds {show(found)}, expected {show(expected)}")
+    tokens = file.get_tensor("tokens")
+    if tokens.min() < 0 or tokens.max() >= c.vocab_size:
+        raise _damaged(path, f"has token ids outside the vocabulary of {c.vocab_size}")
+    state = {"tokens": tokens, **{name: file.get_tensor(name).astype(np.float32) for name in ("keys", "values")}}
+    if not all(np.isfinite(layer).all() for name in ("keys", "values") for layer in state[name]):
+        raise _damaged(path, "has keys or values that are not finite")
+    return state
+
+
+def _match_width(width: str | None) -> str:
+    return "load with --cache-bits 8" if width == EIGHT_BITS else f"load with --dtype {width} and without --cache-bits"
+
+
+def _damaged(path: Path, reason: str) -> SessionError:
+    return SessionError(f"{path}: is no whole prompt cache ({' '.join(reason.split())}): {_REMEDY}")

@@ -1,0 +1,58 @@
+"""The calls that reach the device's queue, launch and read, counted in the completions that they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
+from mlx_llama.core.backends.selection import Backend
+
+from .completion import Writer
+
+
+class Device:
+    """Launches and reads of the scheduler and of draft models."""
+
+    def __init__(self, backend: Backend):
+        self.backend = backend
+
+    def prefill(self, model: Model, tokens: Sequence[int], cache: Cache, row: int) -> None:
+        """Launch a chunk of a row's prompt.
+
+        A lazy device projects nothing to the vocabulary, an eager one a single position.
+        """
+        model.forward(np.array([tokens], np.int32), cache.lengths[row], cache, rows=[row])
+        self.backend.launch(*cache.arrays())
+
+    def step(self, model: Model, tokens: Array, cache: Cache, rows: Sequence[int], sampling: SamplingBatch,
+             writers: Sequence[Writer]) -> Array:
+        """Launch a step over `tokens` [B, T], which continue the rows; returns the next tokens, int32 [B, 1] on the device."""
+        starts = [cache.lengths[row] for row in rows]
+        sampled = model.step(tokens, starts if len(rows) > 1 else starts[0], cache, sampling, rows=rows)
+        return self._launch(sampled, writers)
+
+    def verify(self, model: Model, tokens: Sequence[int], cache: Cache, row: int, sampling: SamplingBatch,
+               writer: Writer) -> Array:
+        """Launch a step over `tokens`; returns the next token after each of them, int32 [1, T] on the device."""
+        sampled = model.verify(np.array([tokens], np.int32), cache.lengths[row], cache, sampling, rows=[row])
+        return self._launch(sampled, [writer])
+
+    def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
+        """Wait for `tokens`: int32 [B, 1] of as many writers, or [1, T] of one."""
+        values = [self.backend.read(tokens)] if tokens.shape == (1, 1) else self.backend.read_all(tokens)
+        for writer in writers:
+            writer.count_read(tokens.nbytes // len(writers))
+        return values
+
+    def read_all(self, tokens: Sequence[Array], writer: Writer) -> list[int]:
+        """Wait once for all `tokens`, int32 [1, T] each, and concatenate them."""
+        writer.count_read(sum(array.nbytes for array in tokens))
+        return self.backend.read_all(*tokens)
+
+    def _launch(self, sampled: Array, writers: Sequence[Writer]) -> Array:
+        self.backend.launch(sampled)
+        for writer in writers:
+            writer.count_launch()
+        return sampled

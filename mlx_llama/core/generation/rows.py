@@ -1,0 +1,199 @@
+"""Rows of the cache: free, in use, or kept as prefixes; their tokens and their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mlx_llama.core.backends.interface import Cache
+from mlx_llama.core.errors import ContextError
+from mlx_llama.core.models import rope
+from mlx_llama.core.models.config import LlamaConfig
+
+from .prefixes import common_prefix
+
+MIN_COPY = 8  # tokens of a prefix that are worth a copy
+
+
+class Rows:
+    """Who has which row of a cache, within a budget of bytes.
+
+    cache: of the model. drafts: the draft model's, with the same rows, or None. budget: bytes of keys and values; None:
+    unlimited. most_kept: rows that stay as prefixes after their sequence ended.
+    """
+
+    def __init__(self, config: LlamaConfig, cache: Cache, drafts: Cache | None, budget: int | None, most_kept: int):
+        self.config = config
+        self.cache = cache
+        self.drafts = drafts
+        self.budget = budget
+        self.most_kept = most_kept
+        self.free = list(range(cache.rows))[::-1]
+        self.used: dict[int, list[int]] = {}  # row -> tokens known on the host; a sequence appends to them
+        self.kept: dict[int, list[int]] = {}  # least recently used first
+
+    # Bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken now."""
+        return self.cache.nbytes + (self.drafts.nbytes if self.drafts else 0)
+
+    def nbytes_for(self, length: int) -> int:
+        """Bytes that a row of `length` positions takes."""
+        drafts = self.drafts
+        return self.cache.nbytes_for(length) + (drafts.nbytes_for(min(length, drafts.capacity)) if drafts else 0)
+
+    def growth(self, ends: Mapping[int, int]) -> int:
+        """Bytes to allocate until each row has room for its end."""
+        return sum(max(0, self.nbytes_for(end) - self._taken(row)) for row, end in ends.items())
+
+    def _taken(self, row: int) -> int:
+        taken = self.cache.allocated[row] * self.cache.position_nbytes
+        return taken + (self.drafts.allocated[row] * self.drafts.position_nbytes if self.drafts else 0)
+
+    def fits(self, ends: Mapping[int, int]) -> bool:
+        """True if the budget has room for the growth of these rows."""
+        if self.budget is None:
+            return True
+        grown = self.growth(ends)
+        return grown == 0 or self.nbytes + grown <= self.budget
+
+    def make_room(self, ends: Mapping[int, int], spared: int = -1) -> bool:
+        """Drop kept prefixes, but `spared`, until these rows may grow; False if that does not suffice."""
+        while not self.fits(ends):
+            if not self._drop_oldest(spared):
+                return False
+        return True
+
+    def reserve(self, ends: Mapping[int, int]) -> bool:
+        """Allocate room for these ends, dropping kept prefixes where memory is short; False if that does not suffice."""
+        if all(end <= self.cache.allocated[row] for row, end in ends.items()):
+            return True
+        while self.make_room(ends):
+            try:
+                self.cache.reserve(ends)
+                return True
+            except ContextError:  # other processes have taken memory
+                if not self._drop_oldest():
+                    return False
+        return False
+
+    # Prefixes
+
+    def find_prefix(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """The row with the longest common prefix, and its length, 0 for none; at least one token of `tokens` is left over."""
+        best, longest = -1, 0
+        for row, known in [*self.kept.items(), *self.used.items()]:
+            length = min(common_prefix(known, tokens), self.cache.lengths[row], len(tokens) - 1)
+            if length > longest:
+                best, longest = row, length
+        if rope.length_dependent(self.config) and longest:  # keys beyond the trained length are rotated for their own length
+            if max(len(tokens), self.cache.lengths[best]) > self.config.max_position_embeddings:
+                return -1, 0
+        return best, longest
+
+    # Rows
+
+    def claim(self, text: list[int], end: int) -> tuple[int, int] | None:
+        """A row for `text` that may grow to `end` positions: (row, reused positions). None where there is no room.
+
+        Takes over a kept row that would be wholly used, else copies the longest common prefix to a free row. The row
+        has storage for the text.
+        """
+        in_use = sum(map(self._taken, self.used))
+        if self.budget is not None and in_use + self.nbytes_for(end) > self.budget:
+            return None
+        source, reused = self.find_prefix(text)
+        is_kept = source in self.kept
+        if is_kept:
+            self.kept[source] = self.kept.pop(source)  # used now
+        takes_over = is_kept and reused >= len(self.kept[source]) - 1
+        if not takes_over and reused < MIN_COPY:
+            source, reused, is_kept = -1, 0, False
+        if not takes_over and not self._make_free(end, source):
+            takes_over = is_kept  # memory has no room for both
+            if not takes_over:
+                return None
+        if takes_over:
+            row = source
+            del self.kept[row]
+            self.cache.trim(reused, row)
+            self.used[row] = text
+        else:
+            row = self.free.pop()
+            self.used[row] = text
+            reused = self._copy(source, row, reused) if reused else 0
+        if not self.make_room({row: end}) or not self.reserve({row: len(text)}):
+            self.release(row)
+            return None
+        return row, reused
+
+    def _make_free(self, end: int, spared: int = -1) -> bool:
+        """Drop kept prefixes until there is a free row with room for `end` positions."""
+        while not self.free:
+            if not self._drop_oldest(spared):
+                return False
+        return self.make_room({self.free[-1]: end}, spared)
+
+    def _copy(self, source: int, target: int, length: int) -> int:
+        """Copy a prefix; returns its length, 0 where memory is short."""
+        try:
+            self.cache.copy_prefix(source, target, length)
+            return length
+        except ContextError:
+            self.cache.reset(target)
+            return 0
+
+    def keep(self, row: int) -> None:
+        """A sequence ended: keep its row as a prefix."""
+        tokens = self.used.pop(row)
+        length = min(self.cache.lengths[row], len(tokens))
+        is_for_one_length = rope.length_dependent(self.config) and length > self.config.max_position_embeddings
+        if length == 0 or is_for_one_length or self.most_kept == 0:
+            self._free(row)
+            return
+        self.cache.trim(length, row)
+        self.kept[row] = tokens[:length]
+        if len(self.kept) > self.most_kept:
+            self._drop_oldest()
+
+    def install(self, tokens: list[int]) -> int:
+        """A free row that will be kept with `tokens`, which the caller restores. Raises ContextError without room."""
+        if not self._make_free(len(tokens)):
+            raise ContextError(f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and "
+                               "running requests have the cache's memory: load it before them, or raise --cache-memory")
+        row = self.free.pop()
+        self.kept[row] = tokens
+        return row
+
+    def release(self, row: int) -> None:
+        """Free a row in use, with its storage."""
+        self.used.pop(row, None)
+        self._free(row)
+
+    def release_lost(self, alive: set[int]) -> None:
+        """Free rows that an interrupt took from their sequences."""
+        for row in [row for row in range(self.cache.rows) if row not in alive and row not in self.kept]:
+            self.used.pop(row, None)
+            if self.cache.lengths[row] or self.cache.allocated[row]:
+                self.cache.reset(row)
+            if row not in self.free:
+                self.free.append(row)
+
+    def _drop_oldest(self, spared: int = -1) -> bool:
+        """Drop the least recently used prefix, but `spared`; False if there is none."""
+        row = next((row for row in self.kept if row != spared), None)
+        if row is not None:
+            self.drop(row)
+        return row is not None
+
+    def drop(self, row: int) -> None:
+        """Drop a kept prefix."""
+        del self.kept[row]
+        self._free(row)
+
+    def _free(self, row: int) -> None:
+        self.cache.reset(row)
+        if self.drafts:
+            self.drafts.reset(row)
+        self.free.append(row)

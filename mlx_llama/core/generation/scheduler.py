@@ -1,0 +1,641 @@
+"""The only loop: many requests, one step for all of them.
+
+A tick admits a request, launches one chunk of a prompt and one step for all rows, and reads the step's tokens at once. A
+device that works by itself receives step n+1 before step n is read, as long as the rows stay the same; the surplus
+step of a row that ended is trimmed. A row that needs its last token on the host, to draft from it, has steps of its own.
+
+Ticks run inline, in the thread that waits for a token, or on a thread of the scheduler (`start`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence as Several
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
+from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.errors import ContextError, OptionsError, SessionError
+from mlx_llama.core.models import rope
+from mlx_llama.core.text.tokenizer import Tokenizer
+
+from .budget import default_budget
+from .completion import Completion, Writer
+from .device import Device
+from .engine import Engine
+from .options import MAX_ROWS
+from .request import NO_ROW, Handle, Request, Sequence
+from .rows import Rows
+from .speculate import ModelDrafts, PromptLookup, Speculation
+
+KEPT_ROWS = 8  # finished rows that stay as prefixes
+SHARED_CHUNK = 512  # most prompt tokens per tick while others run
+PORTION = 256  # positions of an answer that admission counts in advance
+WAKE_SECONDS = 0.5  # a consumer looks again after this time
+
+
+@dataclass
+class Step:
+    """A launched step. sampled: int32 [B, 1] on the device; with drafts [1, T], the next token after each position."""
+
+    sequences: list[Sequence]
+    sampled: Array
+    drafts: list[int] = field(default_factory=list)
+
+
+class Clock:
+    """Seconds during which ticks ran. Time that consumers spend on a token does not count."""
+
+    def __init__(self) -> None:
+        self._idle = 0.0
+        self._stopped = time.perf_counter()
+
+    def start(self) -> None:
+        self._idle += time.perf_counter() - self._stopped
+
+    def stop(self) -> None:
+        self._stopped = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._idle
+
+
+class Scheduler:
+    """Serves requests on one model.
+
+    context: positions of a request, prompt and answer together. draft: a smaller model that guesses tokens. cache_memory:
+    bytes of all keys and values; None: what is free when the first request comes, less a tenth, at least 256 MB.
+    max_rows: requests in one step. kept_rows: finished ones that stay as prefixes of later prompts.
+    """
+
+    def __init__(self, backend: Backend, model: Model, tokenizer: Tokenizer | None, eos: frozenset[int], context: int, *,
+                 draft: Model | None = None, cache_memory: int | None = None, max_rows: int = MAX_ROWS,
+                 kept_rows: int = KEPT_ROWS):
+        self.engine = Engine(backend, model, tokenizer, eos, context, draft)
+        self.backend, self.model, self.context = backend, model, context
+        self.cache_memory, self.max_rows, self.kept_rows = cache_memory, max_rows, kept_rows
+        self.device = Device(backend)
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: Sequence | None = None
+        self.running: list[Sequence] = []  # in the order of admission
+        self.steps: list[Step] = []  # launched and not read, in the order of launching
+        self._rows: Rows | None = None
+        self._arrived: deque[Sequence] = deque()  # submitted by any thread, seen by the next tick
+        self._last: Step | None = None  # its tokens on the device are the input of the same rows' next step
+        self._batch: tuple[list[Sequence], SamplingBatch] | None = None
+        self._drafters: dict[int, ModelDrafts] = {}  # by row
+        self._numbers = itertools.count()
+        self._clock = Clock()
+        self._ticking = threading.Lock()
+        self._ticker: int | None = None  # the thread that ticks
+        self._setup = threading.Lock()
+        self._work = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closing = False
+        self._is_short = False  # memory is, until the youngest request is set aside: no step runs ahead
+
+    # Storage, made for the first request
+
+    @property
+    def rows(self) -> Rows:
+        with self._setup:
+            if self._rows is None:
+                draft, count = self.engine.draft, self.max_rows + self.kept_rows
+                budget = self.cache_memory if self.cache_memory is not None else self._measure_budget()
+                cache = self.model.make_cache(self.context, count)
+                # Beyond its trained positions a draft model guesses badly, and dynamic rope would forbid trimming.
+                drafts = draft.make_cache(min(self.context, draft.config.max_position_embeddings), count) if draft else None
+                self._rows = Rows(self.model.config, cache, drafts, budget, self.kept_rows)
+            return self._rows
+
+    @property
+    def cache(self) -> Cache:
+        return self.rows.cache
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that keys and values may take; None: unknown, so unlimited."""
+        return self.rows.budget
+
+    def _measure_budget(self) -> int | None:
+        free = self.backend.runtime.free_memory(self.backend.device)
+        return None if free is None else default_budget(free)
+
+    # Requests
+
+    def submit(self, request: Request) -> Handle:
+        """Check a request and queue it. Raises ContextError and OptionsError. Any thread may call it."""
+        return self.prepare(request).begin()
+
+    def prepare(self, request: Request) -> Handle:
+        """As `submit`, but the handle queues the request at its first use."""
+        options, engine = request.options.options, self.engine
+        engine.check_options(options)
+        engine.check_prompt(request.prompt)
+        tokenizer = engine.tokenizer if request.wants_text else None
+        if request.wants_text and tokenizer is None:
+            raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
+        if options.stop and not request.wants_text:
+            raise OptionsError("option stop: needs text, and this request asks for token ids only")
+        self._check_memory(len(request.prompt))
+        kind, notices = engine.choose_speculation(options)
+        completion = Completion(prompt_tokens=len(request.prompt))
+        eos = engine.eos if request.eos is None else request.eos
+        limit = min(options.max_tokens, self.context - len(request.prompt))
+        decoder = tokenizer.stream(starts_text=request.starts_text) if tokenizer else None
+        writer = Writer(completion, options.max_tokens, limit, eos, decoder, options.stop)
+        writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
+        lookup = PromptLookup(request.prompt) if kind == "prompt" else None
+        speculation = Speculation(lookup, writer, self.model.verify_width, kind)
+        completion.backend, completion.device = self.backend.name, self.backend.device_name
+        completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
+        completion.seed, completion.options = options.seed, options.model_dump() | {"speculate": kind}
+        completion.origins = dict(request.options.origins)
+        return Handle(Sequence(request, list(request.prompt), limit, writer, speculation), self)
+
+    def _check_memory(self, length: int) -> None:
+        rows = self.rows
+        needed = rows.nbytes_for(length + 1)
+        if rows.budget is not None and needed > rows.budget:
+            raise ContextError(f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, and the cache may "
+                               f"take {rows.budget / 1e6:.1f} MB: shorten the prompt, raise --cache-memory, or close other "
+                               "programs")
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Queue a request that `prepare` has checked."""
+        sequence.number = next(self._numbers)
+        sequence.writer.submitted = time.perf_counter()
+        if sequence.limit == 0:
+            sequence.writer.end("length")
+            sequence.is_over = True
+            return
+        self._arrived.append(sequence)
+        with self._work:
+            self._work.notify_all()
+
+    # Who ticks
+
+    def start(self) -> None:
+        """Tick on a thread of the scheduler's own from now on."""
+        if self._thread is None:
+            self._is_closing = False
+            self._thread = threading.Thread(target=self._run, name="mlx_llama scheduler", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread, end all requests as interrupted and free the rows."""
+        with self._work:
+            self._is_closing = True
+            self._work.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._ticking:
+            for sequence in [*self._arrived, *self.waiting, *self._alive()]:
+                sequence.is_cancelled = True
+            self._sweep()
+            self.steps, self._last, self._batch = [], None, None
+            if self._rows is not None:
+                for row in list(self._rows.kept):
+                    self._rows.drop(row)
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                self._work.wait_for(lambda: self._is_closing or self._has_work())
+            if self._is_closing:
+                return
+            self.tick()
+
+    def _has_work(self) -> bool:
+        return bool(self._arrived or self.waiting or self.prefilling or self.running)
+
+    def advance(self, sequence: Sequence, has_news: Callable[[], bool]) -> None:
+        """Wait for news of a request: run a tick, or await one where another thread ticks."""
+        if self._ticker == threading.get_ident():
+            raise SessionError("a callback cannot wait for an answer: it runs inside the loop that computes it")
+        if self._thread is not None:
+            sequence.news.clear()
+            sequence.is_awaited = True
+            if not has_news():
+                sequence.news.wait(WAKE_SECONDS)
+            sequence.is_awaited = False
+            return
+        with self._ticking:
+            if not has_news():
+                self._tick_held()
+
+    def sweep(self) -> None:
+        """End cancelled requests now, or in the tick that runs."""
+        if self._ticker != threading.get_ident() and self._ticking.acquire(blocking=False):
+            try:
+                self._sweep()
+            finally:
+                self._ticking.release()
+
+    def tick(self) -> bool:
+        """Admit, prefill, step, read. False: there was nothing to do."""
+        with self._ticking:
+            return self._tick_held()
+
+    def _tick_held(self) -> bool:
+        self._clock.start()
+        self._ticker = threading.get_ident()
+        try:
+            return self._tick()
+        except Exception as error:  # a defect of the loop: it must not end the loop
+            for sequence in self._alive():
+                self._fail(sequence, error)
+            self._recover()
+            return True
+        except BaseException:  # Ctrl-C: the consumer cancels its request
+            self._recover()
+            raise
+        finally:
+            self._ticker = None
+            self._clock.stop()
+
+    # A tick
+
+    def _tick(self) -> bool:
+        self._sweep()
+        self._admit()
+        if not self.running and not self.prefilling:
+            self.steps = []
+            return bool(self.waiting)
+        self._prefill()
+        self._launch()
+        steps, self.steps = self.steps, []
+        if self.backend.runs_ahead:
+            groups = self._group(self.running)
+            for step in steps:
+                self._run_ahead(step, groups)
+        for step in steps:
+            self._read(step)
+        if self.backend.runs_ahead:
+            self._launch()  # the device works while consumers look at the tokens
+        return True
+
+    def _sweep(self) -> None:
+        """Queue the requests that arrived and end those that were cancelled."""
+        while self._arrived:
+            self.waiting.append(self._arrived.popleft())
+        if any(sequence.is_cancelled for sequence in self.waiting):
+            for sequence in [sequence for sequence in self.waiting if sequence.is_cancelled]:
+                self._end(sequence)
+        for sequence in [sequence for sequence in self._alive() if sequence.is_cancelled]:
+            self._end(sequence)
+
+    def _alive(self) -> list[Sequence]:
+        return [*self.running, *([self.prefilling] if self.prefilling else [])]
+
+    def _admit(self) -> None:
+        """Give the next request a row, if there is one and memory for its prompt and a first portion."""
+        if self.prefilling or not self.waiting or len(self.running) >= self.max_rows:
+            return
+        sequence, rows = self.waiting[0], self.rows
+        length = len(sequence.text)
+        claimed = rows.claim(sequence.text, length + min(PORTION, sequence.left))
+        if claimed is None and not self.running:
+            claimed = rows.claim(sequence.text, length)
+        if claimed is None:
+            if not self.running:
+                self._refuse(sequence)
+            return
+        self.prefilling = sequence
+        self.waiting.popleft()
+        sequence.row, reused = claimed
+        sequence.writer.start(self._clock.now(), min(reused, sequence.prompt_length))
+        if sequence.sampling is None:
+            sequence.sampling = self.backend.sampling_batch([sequence.options])
+        if sequence.speculation.kind == "model" and sequence.speculation.is_on:
+            self._begin_drafts(sequence)
+        if self._may_not_share(length):
+            sequence.writer.add_notices(["no prefix is reused: this model's dynamic rope rotates keys of a text beyond "
+                                         f"{self.model.config.max_position_embeddings} tokens by angles of its length"])
+
+    def _refuse(self, sequence: Sequence) -> None:
+        """End a request that does not fit although nothing else runs."""
+        self.waiting.popleft()
+        length, rows = len(sequence.text), self.rows
+        if length > sequence.prompt_length:  # it ran before
+            sequence.writer.end("context", _describe_shortage(rows.nbytes_for(length), length))
+            self._end(sequence)
+            return
+        try:
+            self.cache.check_memory({rows.free[-1]: length})
+            self._check_memory(length)
+            raise ContextError("memory has no room for the prompt's keys and values: shorten the prompt, or close other programs")
+        except ContextError as error:
+            self._fail(sequence, error)
+
+    def _may_not_share(self, length: int) -> bool:
+        config = self.model.config
+        return rope.length_dependent(config) and length > config.max_position_embeddings
+
+    def _begin_drafts(self, sequence: Sequence) -> None:
+        row, draft, cache = sequence.row, self.engine.draft, self.rows.drafts
+        assert draft and cache
+        if row not in self._drafters:
+            self._drafters[row] = ModelDrafts(draft, cache, row)
+        self._drafters[row].begin(sequence.text, sequence.sampling, sequence.options.prefill_step_size)
+        sequence.speculation.drafter = self._drafters[row]
+
+    def _prefill(self) -> None:
+        """Launch a chunk of the admitted prompt; with the last one, the step of its first token."""
+        sequence = self.prefilling
+        if sequence is None:
+            return
+        try:
+            start, row = self.cache.lengths[sequence.row], sequence.row
+            rest = sequence.text[start:start + self._choose_chunk(sequence, start)]
+            drafter = sequence.speculation.drafter
+            if isinstance(drafter, ModelDrafts):
+                drafter.prefill(start + len(rest), self.device)
+            if start + len(rest) < len(sequence.text):
+                self.device.prefill(self.model, rest, self.cache, row)
+                return
+            # Sample in the last chunk's step, which saves one pass over the weights.
+            sampled = self.device.step(self.model, np.array([rest], np.int32), self.cache, [row], sequence.sampling,
+                                       [sequence.writer])
+        except Exception as error:
+            self._fail(sequence, error)
+            return
+        self.steps.append(Step([sequence], sampled))
+        self.running.append(sequence)
+        self.prefilling = None
+
+    def _choose_chunk(self, sequence: Sequence, start: int) -> int:
+        """Prompt tokens in the next chunk."""
+        if self._may_not_share(len(sequence.text)):
+            # Each chunk would be rotated for another length; an answer that is resumed was decoded token by token.
+            return sequence.prompt_length if start < sequence.prompt_length else 1
+        chunk = sequence.options.prefill_step_size
+        return min(chunk, SHARED_CHUNK) if self.running else chunk
+
+    def _group(self, sequences: list[Sequence]) -> list[list[Sequence]]:
+        """Sequences that share a step. One that drafts is alone where others could run ahead."""
+        if not self.backend.runs_ahead:
+            return [sequences]
+        together = [sequence for sequence in sequences if not sequence.speculation.is_drafting]
+        alone = [[sequence] for sequence in sequences if sequence.speculation.is_drafting]
+        return [together, *alone] if together else alone
+
+    # Launching
+
+    def _launch(self) -> None:
+        """Launch a step for every running sequence that has none."""
+        self._is_short = False
+        busy = {id(sequence) for step in self.steps for sequence in step.sequences}
+        idle = [sequence for sequence in self.running if id(sequence) not in busy]
+        if not idle:
+            return
+        for group in self._group(idle):
+            alone = [sequence for sequence in group if self._launch_drafts(sequence)]
+            group = [sequence for sequence in group if sequence not in alone] if alone else group
+            group = self._make_room(group, 1)
+            if group:
+                self._launch_step(group)
+
+    def _launch_drafts(self, sequence: Sequence) -> bool:
+        """Launch the verification of drafts; False if there are none."""
+        speculation = sequence.speculation
+        if not speculation.is_drafting:
+            return False
+        try:
+            drafts = speculation.draft(sequence.left - 1, self.device)
+            if not drafts or not self.rows.reserve({sequence.row: len(sequence.text) + len(drafts)}):
+                return False
+            sampled = self.device.verify(self.model, [sequence.text[-1], *drafts], self.cache, sequence.row,
+                                         sequence.sampling, sequence.writer)
+        except Exception as error:  # drafts do not change the text, so go on without
+            speculation.end(f"speculation was switched off: {error}")
+            self._rewind(sequence)
+            return False
+        self.steps.append(Step([sequence], sampled, drafts))
+        return True
+
+    def _launch_step(self, sequences: list[Sequence]) -> None:
+        """Launch the next token of sequences whose tokens are known."""
+        last = self._last
+        if last and last.sequences == sequences and not last.drafts:
+            tokens = last.sampled
+        else:
+            tokens = np.array([[sequence.text[-1]] for sequence in sequences], np.int32)
+        try:
+            self.steps.append(self._step(sequences, tokens))
+        except Exception as error:
+            self._retry(sequences, error)
+
+    def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
+        rows = [sequence.row for sequence in sequences]
+        writers = [sequence.writer for sequence in sequences]
+        return Step(sequences, self.device.step(self.model, tokens, self.cache, rows, self._sampling(sequences), writers))
+
+    def _sampling(self, sequences: list[Sequence]) -> SamplingBatch:
+        if len(sequences) == 1:
+            return sequences[0].sampling
+        if self._batch is None or self._batch[0] != sequences:
+            self._batch = sequences, self.backend.sampling_batch([sequence.options for sequence in sequences])
+        return self._batch[1]
+
+    def _run_ahead(self, step: Step, groups: list[list[Sequence]]) -> None:
+        """Launch the step after `step`, which is not read yet, unless its tokens may change the rows or be drafted from."""
+        # A launched step cannot be cancelled, so do not run ahead of a possible draft.
+        if self._is_short or step.drafts or step.sequences not in groups or any(
+                sequence.left == 1 or sequence.is_cancelled or sequence.speculation.may_draft_next()
+                for sequence in step.sequences):
+            return
+        if not self.rows.reserve({sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences}):
+            return
+        before = [self.cache.lengths[sequence.row] for sequence in step.sequences]
+        try:
+            self.steps.append(self._step(step.sequences, step.sampled))
+        except Exception:  # launch it again once the tokens are read
+            for sequence, length in zip(step.sequences, before):
+                self.cache.trim(length, sequence.row)
+
+    # Memory
+
+    def _make_room(self, sequences: list[Sequence], count: int) -> list[Sequence]:
+        """Those of `sequences` that can grow by `count` positions. Sets the youngest request aside while memory is short."""
+        while sequences:
+            if self.rows.reserve({sequence.row: self.cache.lengths[sequence.row] + count for sequence in sequences}):
+                return sequences
+            youngest = max(self._alive(), key=lambda sequence: sequence.number)
+            if any(youngest in step.sequences for step in self.steps):
+                self._is_short = True  # read it first
+                return []
+            if len(self._alive()) == 1:
+                length = len(youngest.text)
+                youngest.writer.end("context", _describe_shortage(self.rows.nbytes_for(length), length))
+                self._end(youngest)
+            else:
+                self._set_aside(youngest)
+            sequences = [sequence for sequence in sequences if sequence is not youngest]
+        return []
+
+    def _set_aside(self, sequence: Sequence) -> None:
+        """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
+        self._remove(sequence)
+        self.rows.release(sequence.row)
+        sequence.row = NO_ROW
+        if sequence.speculation.kind == "model":
+            sequence.speculation.drafter = None  # it belongs to the row
+        self.waiting.appendleft(sequence)
+
+    # Reading
+
+    def _read(self, step: Step) -> None:
+        try:
+            sampled = self.device.read(step.sampled, [sequence.writer for sequence in step.sequences])
+        except Exception as error:
+            self._forget_steps()
+            self._retry(step.sequences, error)
+            return
+        self._last = step
+        now = self._clock.now()
+        if step.drafts:
+            self._take(step.sequences[0], step.drafts, sampled, now)
+            return
+        for sequence, token in zip(step.sequences, sampled):
+            self._take(sequence, [], [token], now)
+
+    def _take(self, sequence: Sequence, drafts: list[int], sampled: list[int], now: float) -> None:
+        """Append the tokens that a step gave."""
+        if sequence.is_over:  # it ended while the step ran
+            return
+        try:
+            tokens = sequence.speculation.accept(drafts, sampled)
+            goes_on = all(sequence.take(token, now) for token in tokens)
+            if drafts and goes_on:
+                self.cache.trim(len(sequence.text) - 1, sequence.row)
+            if goes_on:
+                sequence.tell()
+            else:
+                self._end(sequence)
+        except Exception as error:
+            self._fail(sequence, error)
+
+    # Ends
+
+    def _end(self, sequence: Sequence) -> None:
+        """Remove a sequence and keep its row as a prefix."""
+        self._remove(sequence)
+        if sequence.row != NO_ROW:
+            self.rows.keep(sequence.row)
+            sequence.row = NO_ROW
+        self._close(sequence)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End a sequence by an error, and forget its row."""
+        self._remove(sequence)
+        if sequence.row != NO_ROW:
+            self.rows.release(sequence.row)
+            sequence.row = NO_ROW
+        if not sequence.is_over:
+            sequence.error = error
+            sequence.writer.fail(error)
+            self._close(sequence)
+
+    def _close(self, sequence: Sequence) -> None:
+        if sequence.is_over:
+            return
+        sequence.writer.add_notices(self.model.notices)  # compiling or capturing a step may have added some
+        sequence.is_over = True
+        try:
+            sequence.tell()
+        except Exception as error:
+            sequence.error = sequence.error or error
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence is self.prefilling:
+            self.prefilling = None
+        elif sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    # Failures
+
+    def _retry(self, sequences: list[Sequence], error: Exception) -> None:
+        """A step failed: compute its rows one by one and end those that fail again."""
+        self._last = None
+        for sequence in list(sequences):
+            if sequence.is_over:
+                continue
+            if len(sequences) == 1:
+                self._fail(sequence, error)
+                return
+            self._rewind(sequence)
+            try:
+                step = self._step([sequence], np.array([[sequence.text[-1]]], np.int32))
+                sampled = self.device.read(step.sampled, [sequence.writer])
+            except Exception as again:
+                self._fail(sequence, again)
+            else:
+                self._take(sequence, [], sampled, self._clock.now())
+
+    def _forget_steps(self) -> None:
+        """Drop all launched steps; rows go on from the tokens known on the host."""
+        self.steps, self._last = [], None
+        for sequence in self._alive():
+            self._rewind(sequence)
+
+    def _rewind(self, sequence: Sequence) -> None:
+        """Keep the positions before the last known token, which is the next step's input."""
+        self.cache.trim(min(self.cache.lengths[sequence.row], len(sequence.text) - 1), sequence.row)
+
+    def _recover(self) -> None:
+        """Make rows and queues consistent after an interrupt at any point."""
+        if self.waiting and self.waiting[0] is self.prefilling:
+            self.waiting.popleft()
+        if self.prefilling in self.running:
+            self.prefilling = None
+        if self._rows is None:
+            return
+        self._rows.release_lost({sequence.row for sequence in self._alive()})
+        self._forget_steps()
+
+    # Prefixes
+
+    def count_known(self, tokens: Several[int]) -> int:
+        """Tokens at the beginning of `tokens` that some row holds."""
+        with self._ticking:
+            return self.rows.find_prefix([*tokens, -1])[1]
+
+    def export(self, tokens: Several[int] | None = None) -> dict[str, Any]:
+        """State of the row with the longest prefix of `tokens`, None: of the last row that ended; {}: there is none.
+        See Cache.state."""
+        with self._ticking:
+            if tokens is None:
+                row = next(reversed(self.rows.kept), NO_ROW)
+                length = len(self.rows.kept.get(row, ()))
+            else:
+                row, length = self.rows.find_prefix([*tokens, -1])
+            if length == 0:
+                return {}
+            state = self.cache.state(row)
+            return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length],
+                    "values": state["values"][:, :, :length]}
+
+    def install(self, state: dict[str, Any]) -> None:
+        """Restore an exported state as a prefix of later prompts. Raises ContextError."""
+        with self._ticking:
+            row = self.rows.install(np.asarray(state["tokens"]).tolist())
+            try:
+                self.cache.restore(state, row)
+            except BaseException:
+                self.rows.drop(row)
+                raise
+
+
+def _describe_shortage(nbytes: int, length: int) -> str:
+    return (f"the answer ends because memory has no room for more keys and values: those of {length} tokens take "
+            f"{nbytes / 1e6:.1f} MB; raise cache_memory or close other programs")

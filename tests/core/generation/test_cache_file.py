@@ -1,0 +1,202 @@
+"""Prompt cache files: read by safetensors' own reader, refused in one line where they belong elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from making import make_checkpoint
+
+from mlx_llama.core.errors import SessionError, spelled_as_flags
+from mlx_llama.core.files import writing
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation import cache_file
+from mlx_llama.core.generation.cache_file import Identity, is_cache, read_cache, write_cache
+
+WIDTHS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def make_state(config, length=5, seed=0):
+    rng = np.random.default_rng(seed)
+    shape = (config.num_hidden_layers, config.num_key_value_heads, length, config.head_dim)
+    return {"tokens": rng.integers(0, config.vocab_size, length).astype(np.int32),
+            "keys": rng.standard_normal(shape).astype(np.float32), "values": rng.standard_normal(shape).astype(np.float32)}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(toy):
+    return open_checkpoint(toy)
+
+
+@pytest.fixture
+def saved(checkpoint, tmp_path):
+    """(path, identity, state) of a file at float32."""
+    identity, state = Identity.of(checkpoint, "float32", None), make_state(checkpoint.config)
+    return write_cache(tmp_path / "it.safetensors", state, identity), identity, state
+
+
+def header(path) -> dict:
+    """The header by the format's definition: eight bytes of length, then JSON."""
+    with open(path, "rb") as file:
+        [length] = struct.unpack("<Q", file.read(8))
+        return json.loads(file.read(length))
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, "8 bits"])
+def test_the_file_is_what_safetensors_reads(width, checkpoint, tmp_path):
+    identity = Identity.of(checkpoint, "float32" if width == "8 bits" else width, 8 if width == "8 bits" else None)
+    state = make_state(checkpoint.config)
+    path = write_cache(tmp_path / "it.safetensors", state, identity)
+    number = WIDTHS.get(width, np.float16)
+    theirs = safetensors.numpy.load_file(path)
+    assert theirs.keys() == {"tokens", "keys", "values"} and theirs["tokens"].dtype == np.int32
+    assert theirs["tokens"].tolist() == state["tokens"].tolist()
+    found = header(path)
+    assert found["__metadata__"] == {"format": "mlx_llama cache", "version": "1", "model": "toy", "hash": identity.hash,
+                                     "width": width}
+    assert found["keys"]["dtype"] == {"float32": "F32", "bfloat16": "BF16"}.get(width, "F16")
+    back = read_cache(path, identity)
+    for name in ("keys", "values"):
+        rounded = state[name].astype(number)
+        assert theirs[name].dtype == number and theirs[name].tobytes() == rounded.tobytes()
+        assert back[name].dtype == np.float32 and back[name].tobytes() == rounded.astype(np.float32).tobytes()
+    assert back["tokens"].dtype == np.int32 and back["tokens"].tolist() == state["tokens"].tolist()
+
+
+def test_only_the_owner_reads_it_and_nothing_is_left_beside_it(saved):
+    path, _, _ = saved
+    assert os.listdir(path.parent) == [path.name]
+    if os.name != "nt":
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_it_replaces_a_cache_and_no_other_file(saved, checkpoint):
+    path, identity, _ = saved
+    write_cache(path, make_state(checkpoint.config, 9), identity)
+    assert len(read_cache(path, identity)["tokens"]) == 9
+    for content in (b"", b"precious", path.read_bytes().replace(b"mlx_llama cache", b"mlx_llama caches"[:15][::-1])):
+        path.write_bytes(content)
+        with pytest.raises(SessionError, match="exists already and is not a prompt cache"):
+            write_cache(path, make_state(checkpoint.config), identity)
+        assert path.read_bytes() == content
+    with pytest.raises(SessionError, match="exists already and is not a prompt cache"):
+        write_cache(path.parent, make_state(checkpoint.config), identity)
+
+
+def test_a_failure_keeps_the_old_file(saved, checkpoint, monkeypatch):
+    path, identity, state = saved
+
+    def fail(tensors, name, metadata):
+        with open(name, "wb") as file:
+            file.write(b"half")
+        raise cache_file.SafetensorError("disk full")
+
+    monkeypatch.setattr(cache_file, "save_file", fail)
+    with pytest.raises(SessionError, match="cannot be written .disk full"):
+        write_cache(path, make_state(checkpoint.config, 9), identity)
+    assert os.listdir(path.parent) == [path.name]
+    assert read_cache(path, identity)["keys"].tobytes() == state["keys"].tobytes()
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda folder: os.terminal_size((0, 0)) and type("", (), {"free": 9}))
+    with pytest.raises(SessionError, match="the disk has 0.00 GB free"):
+        write_cache(path, state, identity)
+
+
+@pytest.mark.parametrize("state", [{}, {"tokens": np.zeros(0, np.int32)}])
+def test_nothing_to_save(state, checkpoint, tmp_path):
+    with pytest.raises(SessionError, match="there is nothing to save yet"):
+        write_cache(tmp_path / "it", state, Identity.of(checkpoint, "float32", None))
+    assert not list(tmp_path.iterdir())
+
+
+def refused(path, identity) -> str:
+    with spelled_as_flags(), pytest.raises(SessionError) as error:
+        read_cache(path, identity)
+        raise AssertionError("it was read")
+    text = error.value.args[0]
+    assert "\n" not in text and text.startswith(f"{path}: ") and len(text) < 700
+    return text
+
+
+@pytest.mark.parametrize("make", [
+    lambda folder: make_checkpoint(folder / "other", seed=1),
+    lambda folder: make_checkpoint(folder / "other", rope_theta=12345.0),
+    lambda folder: make_checkpoint(folder / "other", dtype="bfloat16")])
+def test_another_model_is_refused(make, saved, tmp_path):
+    path, identity, _ = saved
+    other = Identity.of(open_checkpoint(make(tmp_path)), "float32", None)
+    text = refused(path, other)
+    assert "was made by the model 'toy', and this is other" in text and "--model" in text
+    assert read_cache(path, identity)["tokens"].size
+
+
+@pytest.mark.parametrize("made, run, remedy", [
+    (("float32", None), ("float16", None), "load with --dtype float32 and without --cache-bits"),
+    (("bfloat16", None), ("float32", None), "load with --dtype bfloat16"),
+    (("float32", 8), ("float32", None), "load with --cache-bits 8"),
+    (("float16", None), ("float16", 8), "load with --dtype float16 and without --cache-bits")])
+def test_another_width_is_refused_with_the_remedy(made, run, remedy, checkpoint, tmp_path):
+    path = write_cache(tmp_path / "it", make_state(checkpoint.config), Identity.of(checkpoint, *made))
+    assert remedy in refused(path, Identity.of(checkpoint, *run))
+
+
+def rewrite(path, metadata=None, **tensors):
+    """Write the file again with other metadata or tensors (None: without), by the library."""
+    found, old = safetensors.numpy.load_file(path), header(path)["__metadata__"]
+    found = {name: array for name, array in (found | tensors).items() if array is not None}
+    safetensors.numpy.save_file(found, path, old | (metadata or {}))
+
+
+def test_another_version_is_refused(saved):
+    path, identity, _ = saved
+    rewrite(path, {"version": "2"})
+    assert "has version '2', this program reads 1" in refused(path, identity)
+
+
+@pytest.mark.parametrize("damage, part", [
+    (lambda state: {"keys": None}, "holds"), (lambda state: {"tokens": None}, "holds"),
+    (lambda state: {"more": np.zeros(2)}, "holds"), (lambda state: {"tokens": state["tokens"][:0]}, "holds"),
+    (lambda state: {"tokens": state["tokens"][:4]}, "holds"), (lambda state: {"keys": state["keys"][:1]}, "holds"),
+    (lambda state: {"values": state["values"].astype(np.float64)}, "holds"),
+    (lambda state: {"tokens": state["tokens"].astype(np.int64)}, "holds"),
+    (lambda state: {"tokens": state["tokens"][:, None]}, "holds"),
+    (lambda state: {"tokens": state["tokens"] - 1000}, "outside the vocabulary of 384"),
+    (lambda state: {"tokens": state["tokens"] + 384}, "outside the vocabulary of 384"),
+    (lambda state: {"keys": state["keys"] * np.inf}, "not finite"),
+    (lambda state: {"values": np.where(state["values"] == state["values"].max(), np.nan, state["values"])}, "not finite")])
+def test_a_crafted_file_is_refused(damage, part, saved):
+    path, identity, state = saved
+    rewrite(path, **damage(state))
+    text = refused(path, identity)
+    assert "is no whole prompt cache" in text and part in text
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 8, 9, 100, 300, -1, -1000])
+def test_a_truncated_file_is_refused(cut, saved):
+    path, identity, _ = saved
+    path.write_bytes(path.read_bytes()[:cut])
+    assert "is no whole prompt cache" in refused(path, identity)
+
+
+def test_a_foreign_file_is_refused(saved, toy, tmp_path):
+    _, identity, _ = saved
+    assert "is not a prompt cache" in refused(toy / "model.safetensors", identity)
+    assert "is no whole prompt cache" in refused(toy / "config.json", identity)
+    assert "cannot be read: No such file" in refused(tmp_path / "none", identity)
+    assert "cannot be read: is not a file" in refused(tmp_path, identity)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        assert "cannot be read: is not a file" in refused(tmp_path / "pipe", identity)
+    assert not is_cache(toy / "model.safetensors") and not is_cache(tmp_path / "none") and not is_cache(tmp_path)
+
+
+def test_a_path_that_cannot_be_written(saved, checkpoint):
+    path, identity, state = saved
+    for bad in (path / "below", "nul\0", "/proc/nope/it"):
+        with pytest.raises(SessionError, match="cannot be "):
+            write_cache(bad, state, identity)
