@@ -1,8 +1,8 @@
-"""Cache: keys, values and tokens of a sequence. View: access to them by one forward."""
+"""Cache: keys, values and tokens of several sequences. View: access to them by one forward."""
 
 from __future__ import annotations
 
-from typing import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,35 +11,55 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
 from . import runtime
+from .pages import PAGE, PageLayout, Pages, Row, dequantise, pieces, quantise
 
 
 class Cache(Positions):
-    """Keys and values of all layers for up to `capacity` positions, preallocated and grown in steps.
+    """Keys and values of all layers for `rows` sequences of up to `capacity` positions, in pages taken by need.
 
-    keys, values: one array [B, G, allocated, D] of `dtype` per layer; tokens: int32 [B, allocated]. Memory is padded to
-    multiples of 16 positions and dimensions for the compiled path; the arrays are views without the padding.
+    A prefix that rows share is stored once: a row that writes to a shared page copies it first.
     """
 
-    def __init__(self, config: LlamaConfig, capacity: int, dtype: np.dtype = np.dtype(np.float32), device: str = "cpu"):
-        super().__init__(config, capacity, dtype.itemsize)
+    def __init__(self, config: LlamaConfig, capacity: int, dtype: np.dtype = np.dtype(np.float32), device: str = "cpu",
+                 rows: int = 1, bits: int | None = None):
+        """bits: 8 to store keys and values as int8 codes, None for `dtype`."""
+        layout = PageLayout.of(config, bits)
+        super().__init__(config, capacity, layout.tokens // PAGE, rows)
         self.dtype = dtype
         self.device = device
-        self.reset()
+        self.bits = bits
+        self._pages = Pages(layout)
+        self._rows = [Row() for _ in range(rows)]
+        self.tables: tuple[np.ndarray, np.ndarray] | None = None  # cosines and sines, float32 [positions, D/2]
 
-    def reset(self) -> None:
-        """Empty the cache and free its storage."""
-        self.length = 0
-        self.allocated = 0
-        self.keys: list[np.ndarray] = []
-        self.values: list[np.ndarray] = []
-        self.tokens: np.ndarray | None = None
-        self.addresses: np.ndarray | None = None  # of keys and values, int64 [B, layers, 2]
-        self.tables: tuple[np.ndarray, np.ndarray] | None = None  # cosines and sines, float32 [allocated, D/2]
+    def reset(self, row: int | None = None) -> None:
+        """Empty a row and free its storage; None: all rows."""
+        if row is None:
+            self.lengths, self.allocated = [0] * self.rows, [0] * self.rows
+            self._rows = [Row() for _ in range(self.rows)]
+            self._pages, self.tables = Pages(self._pages.layout), None
+            return
+        self.check_row(row)
+        self.lengths[row] = self.allocated[row] = 0
+        former, self._rows[row] = self._rows[row], Row()
+        self._pages.drop(former.pages)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys, values and tokens."""
-        return sum(array.nbytes for array in self.arrays())
+        """Bytes of keys, values and tokens, shared pages once."""
+        return self._pages.nbytes
+
+    def nbytes_for(self, length: int) -> int:
+        """Bytes that a row of `length` positions takes."""
+        return self.storage_for(length) // PAGE * self._pages.layout.nbytes
+
+    def storage_for(self, end: int) -> int:
+        """Positions to allocate for `end`: whole pages."""
+        return -(-end // PAGE) * PAGE
+
+    def new_positions(self, row: int, end: int) -> int:
+        """Positions to allocate besides those that the row has."""
+        return self.storage_for(end) - self.allocated[row]
 
     def free_memory(self) -> int | None:
         """Bytes free on the device; None: unknown."""
@@ -47,101 +67,159 @@ class Cache(Positions):
 
     def arrays(self) -> list[np.ndarray]:
         """All state that the next call reads, to launch after a chunk of the prompt."""
-        return [*self.keys, *self.values] + ([] if self.tokens is None else [self.tokens])
+        return [page.memory for row in self._rows for page in row.pages]
 
-    def view(self, tokens: np.ndarray, index_pos: int) -> View:
+    def view(self, tokens: np.ndarray, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> View:
         """Allocate for `tokens` [B, T] at `index_pos` and store their ids. Raises ContextError."""
-        return View(self, tokens, index_pos)
+        return View(self, tokens, index_pos, rows)
 
-    def recent(self, window: int, length: int | None = None) -> np.ndarray:
-        """The last `window` of the first `length` tokens (None: all), int32 [B, window], padded with -1 in front."""
-        length = self.length if length is None else length
-        tokens = self.tokens[:, max(0, length - window):length]
-        return np.pad(tokens, ((0, 0), (window - tokens.shape[1], 0)), constant_values=-1)
+    def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> np.ndarray:
+        """The last `window` tokens of `rows` (None: all), int32 [B, window], padded with -1 in front.
 
-    def trim(self, length: int) -> None:
-        """Keep the first `length` positions. Raises ContextError if the cache is shorter."""
-        self.check_trim(length)
-        self.length = length
+        lengths: count the first tokens alone, by row; None: the rows' lengths.
+        """
+        rows = range(self.rows) if rows is None else rows
+        ends = [self.lengths[row] for row in rows] if lengths is None else lengths
+        found = np.full((len(rows), window), -1, np.int32)
+        for line, row, end in zip(found, rows, ends):
+            count = min(window, end)
+            line[window - count:] = self._rows[row].tokens(end - count, end)
+        return found
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Copy the state: tokens int32 [B, length]; keys, values float32 [layers, B, G, length, D]; {} if empty."""
-        if self.length == 0:
+    def trim(self, length: int, row: int = 0) -> None:
+        """Keep the first `length` positions of a row. Raises ContextError if it is shorter."""
+        self.check_trim(length, row)
+        self.lengths[row] = length
+        self.allocated[row] = min(self.allocated[row], self.storage_for(length))
+        self._pages.drop(self._rows[row].cut(self.storage_for(length) // PAGE))
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Give the empty row `target` the first `length` positions of row `source`: share full pages, copy the last.
+
+        Raises ContextError if the source is shorter or the target not empty.
+        """
+        self.check_copy(source, target, length)
+        self.reset(target)
+        full, rest = divmod(length, PAGE)
+        shared = self._rows[source].pages[:full]
+        last = [self._pages.copy(self._rows[source].pages[full], rest)] if rest else []
+        for page in shared:
+            page.holders += 1
+        self._rows[target].append(shared + last)
+        self.allocated[target], self.lengths[target] = self.storage_for(length), length
+
+    def state(self, row: int = 0) -> dict[str, np.ndarray]:
+        """Copy a row: tokens int32 [length]; keys, values float32 [layers, G, length, D]; {} if empty."""
+        self.check_row(row)
+        length, layers = self.lengths[row], range(self.config.num_hidden_layers)
+        if not length:
             return {}
-        return {
-            "tokens": self.tokens[:, :self.length].copy(),
-            "keys": np.stack([array[:, :, :self.length] for array in self.keys]),
-            "values": np.stack([array[:, :, :self.length] for array in self.values]),
-        }
+        pages = self._rows[row].pages
+        keys, values = zip(*(self._read(pages, layer, 0, length) for layer in layers))
+        return {"tokens": self._rows[row].tokens(0, length), "keys": np.stack(keys), "values": np.stack(values)}
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Load the `state` of a cache of any backend. Raises ContextError if it does not fit this model."""
-        self.check_state(state)
-        self.reset()
+    def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
+        """Load the `state` of a row of any backend's cache. Raises ContextError if it does not fit this model."""
+        self.check_state(state, row)
+        self.reset(row)
         if not state:
             return
-        B, length = state["tokens"].shape
-        self._grow(B, self.room_for(0, length))
-        self.tokens[:, :length] = state["tokens"]
-        for layer, (key, value) in enumerate(zip(state["keys"], state["values"])):
-            self.keys[layer][:, :, :length] = key
-            self.values[layer][:, :, :length] = value
-        self.length = length
+        length, = np.shape(state["tokens"])
+        self.reserve({row: length})
+        pages = self._rows[row].pages
+        for page, slots, new in pieces(pages, 0, length):
+            page.tokens[slots] = state["tokens"][new]
+        for layer, (keys, values) in enumerate(zip(state["keys"], state["values"])):
+            self._write(pages, layer, 0, np.asarray(keys, np.float32), np.asarray(values, np.float32))
+        self.lengths[row] = length
 
-    def _grow(self, batch: int, allocated: int) -> None:
-        c = self.config
-        heads, size = c.num_key_value_heads, c.head_dim
+    def _read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
+        """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""
+        size, (start, stop) = self.config.head_dim, (first // PAGE, -(-end // PAGE))
+        slots = slice(first - start * PAGE, end - start * PAGE)
+        parts = [page.numbers[layer] for page in pages[start:stop]]
+        numbers = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))[:, :, slots, :size]
+        if not self.bits:
+            return numbers
+        return dequantise(numbers, np.concatenate([page.scales[layer] for page in pages[start:stop]], axis=2)[:, :, slots])
 
-        def reallocate(old):
-            padded = np.zeros((batch, heads, -(-allocated // 16) * 16, -(-size // 16) * 16), self.dtype)
-            new = padded[:, :, :allocated, :size]
-            if old is not None:
-                new[..., :self.length, :] = old[..., :self.length, :]
-            return new
+    def _write(self, pages: Sequence, layer: int, first: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """Store keys and values, float32 [G, count, D], from position `first` on."""
+        size, end = self.config.head_dim, first + keys.shape[1]
+        for part, numbers in enumerate((keys, values)):
+            if self.bits:
+                numbers, scales = quantise(numbers)
+            for page, slots, new in pieces(pages, first, end):
+                page.numbers[layer, part, :, slots, :size] = numbers[:, new]
+                if self.bits:
+                    page.scales[layer, part, :, slots] = scales[:, new]
 
-        pairs = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
-        keys, values = [reallocate(old) for old, _ in pairs], [reallocate(old) for _, old in pairs]
-        first = np.array([[key.ctypes.data, value.ctypes.data] for key, value in zip(keys, values)], np.int64)
-        addresses = first + np.arange(batch)[:, None, None] * keys[0].strides[0]
-        tokens = np.zeros((batch, allocated), np.int32)
-        if self.tokens is not None:
-            tokens[:, :self.length] = self.tokens[:, :self.length]
-        tables = rope.tables(c, 0, allocated, None)
-        # Assign last, so that an interrupt leaves the cache unchanged.
-        self.keys, self.values, self.tokens, self.addresses = keys, values, tokens, addresses
-        self.tables, self.allocated = tables, allocated
+    def _grow(self, ends: Mapping[int, int]) -> None:
+        end = max(map(self.storage_for, ends.values()))
+        if not rope.length_dependent(self.config) and (self.tables is None or len(self.tables[0]) < end):
+            self.tables = rope.tables(self.config, 0, max(end, super().storage_for(end)))
+        for row, end in ends.items():
+            wanted = self.storage_for(end)
+            self._rows[row].append([self._pages.take() for _ in range(wanted // PAGE - len(self._rows[row].pages))])
+            self.allocated[row] = wanted
+
+    def _store_tokens(self, row: int, start: int, tokens: np.ndarray) -> None:
+        """Store token ids from `start` on, in pages that no other row holds from now on."""
+        held, end = self._rows[row], start + len(tokens)
+        page = held.pages[start // PAGE]
+        if len(tokens) == 1 and page.holders == 1:  # most steps
+            page.tokens[start % PAGE] = tokens[0]
+            return
+        for index in range(start // PAGE, -(-end // PAGE)):
+            if held.pages[index].holders > 1:
+                copied = self._pages.copy(held.pages[index], max(0, start - index * PAGE))
+                self._pages.drop([held.replace(index, copied)])
+        for page, slots, new in pieces(held.pages, start, end):
+            page.tokens[slots] = tokens[new]
 
 
 class View(CallView):
     """Access to a cache by one forward: reads stored keys and values, stores new ones.
 
-    keys, values, addresses: the cache's at the time of the call. tables: cosines and sines of the new positions, float32
-    [T, D/2] each.
+    pages: of each sequence's row, at the time of the call; page_tables: their addresses, (int64 array, its address).
+    tables: cosines and sines of the new positions, float32 [B, T, D/2] each.
     """
 
-    def __init__(self, cache: Cache, tokens: np.ndarray, index_pos: int):
-        super().__init__(cache, *tokens.shape, index_pos)
+    def __init__(self, cache: Cache, tokens: np.ndarray, index_pos: int | Sequence[int],
+                 rows: Sequence[int] | None = None):
+        super().__init__(cache, *tokens.shape, index_pos, rows)
+        self.layout = cache._pages.layout
+        self.tables = self._make_tables()
+        for span, ids in zip(self.spans, tokens):
+            cache._store_tokens(span.row, span.start, ids)
+        held = [cache._rows[span.row] for span in self.spans]
+        self.pages = tuple(tuple(row.pages) for row in held)
+        self.page_tables = tuple((row.table, row.address) for row in held)
+
+    def _make_tables(self) -> tuple[np.ndarray, np.ndarray]:
         if rope.length_dependent(self.config):
-            self.tables = rope.tables(self.config, index_pos, self.count, self.end)
-        else:
-            self.tables = tuple(part[index_pos:self.end] for part in cache.tables)
-        cache.tokens[:, index_pos:self.end] = tokens
-        self.keys, self.values, self.addresses = cache.keys, cache.values, cache.addresses
+            own = [rope.tables(self.config, span.start, span.count, span.end) for span in self.spans]
+            return tuple(np.stack(parts) for parts in zip(*own))
+        if len(self.spans) == 1:
+            return tuple(part[None, self.spans[0].start:self.spans[0].end] for part in self.cache.tables)
+        positions = np.array([span.start for span in self.spans])[:, None] + np.arange(self.count)
+        return tuple(part[positions] for part in self.cache.tables)
 
     def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:
         """Store a layer's new rows. key, value: float32 [B, G, T, D]."""
-        self.keys[layer][:, :, self.index_pos:self.end] = key
-        self.values[layer][:, :, self.index_pos:self.end] = value
+        for span, pages, keys, values in zip(self.spans, self.pages, key, value):
+            self.cache._write(pages, layer, span.start, keys, values)
 
-    def stored(self, layer: int, window: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """A layer's keys and values that the new queries see, [B, G, end - first_visible, D] each; the new rows last."""
-        first = self.first_visible(window)
-        return self.keys[layer][:, :, first:self.end], self.values[layer][:, :, first:self.end]
+    def stored(self, layer: int, window: int | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+        """By sequence, a layer's keys and values that the new queries see, [G, end - first_visible, D]; the new rows last."""
+        return [tuple(self.cache._read(pages, layer, span.first_visible(window), span.end))
+                for span, pages in zip(self.spans, self.pages)]
 
     def new_keys(self, layer: int) -> np.ndarray:
         """A layer's keys stored by this call, [B, G, T, D]."""
-        return self.keys[layer][:, :, self.index_pos:self.end]
+        return np.stack([self.cache._read(pages, layer, span.start, span.end)[0]
+                         for span, pages in zip(self.spans, self.pages)])
 
-    def mask(self, window: int | None = None) -> np.ndarray | None:
-        """Attention mask over the `stored` rows: bool [T, end - first_visible], True if visible; None: all are."""
-        return self.visible(window)
+    def mask(self, window: int | None = None) -> list[np.ndarray | None]:
+        """By sequence, the mask over the `stored` rows: bool [T, end - first_visible], True if visible; None: all are."""
+        return [span.visible(window) for span in self.spans]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mlx_llama.core.backends.positions import checked_tokens
@@ -16,7 +18,7 @@ from . import ops, runtime
 from .cache import Cache, View
 from .kernels import compilation
 from .layers import MLP, Attention, Block, Unnormed
-from .sampling import Sampler
+from .sampling import SamplingBatch
 from .weights import Weights
 
 BYTES_PER_THREAD = 4 << 20  # least weights for one more thread; waking it for every token costs time
@@ -26,9 +28,10 @@ class Llama:
     """Embedding, blocks, final norm and projection to the vocabulary. Immutable after loading."""
 
     def __init__(self, config: LlamaConfig, weights: Weights, dtype: np.dtype, device: str = "cpu",
-                 notices: tuple[str, ...] = ()):
+                 notices: tuple[str, ...] = (), cache_bits: int | None = None):
         """Take all weights from `weights`."""
         self.config, self.dtype, self.device, self.notices = config, dtype, device, notices
+        self.cache_bits = cache_bits  # of keys and values; None: float32
         self.embedding = weights.embedding("model.embed_tokens")
         self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
         self.norm = weights.norm("model.norm")
@@ -38,13 +41,13 @@ class Llama:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: str = "cpu", threads: int | None = None,
-             activation_bits: int | None = None, compile: bool | None = None) -> Llama:
+             activation_bits: int | None = None, compile: bool | None = None, cache_bits: int | None = None) -> Llama:
         """Build the model; weights keep their stored width.
 
         compile: False for plain NumPy, True to require compiled kernels, None to use them if available. threads: of the
         compiled path (None: one per physical core, fewer for a small model). activation_bits: 8, 16 or 32, for products
-        with low-bit weights (None: 16, or 32 with dtype "float32"). Raises BackendError for an option that it cannot
-        honour, OutOfMemoryError.
+        with low-bit weights (None: 16, or 32 with dtype "float32"). cache_bits: 8 to store keys and values as int8 codes
+        (None: float32). Raises BackendError for an option that it cannot honour, OutOfMemoryError.
         """
         config = checkpoint.config
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
@@ -55,7 +58,7 @@ class Llama:
             flag = "--threads" if threads is not None else "--activation-bits"
             raise BackendError(f"{flag} is for the compiled path, which is unavailable here ({reason}): leave it out")
         if target is None:
-            return cls(config, Weights(checkpoint), activations, device, (f"plain NumPy: {reason}",))
+            return cls(config, Weights(checkpoint), activations, device, (f"plain NumPy: {reason}",), cache_bits)
         cores = machine.physical_cores()
         if threads is None:
             threads = max(1, min(cores, checkpoint.nbytes // BYTES_PER_THREAD))
@@ -67,8 +70,8 @@ class Llama:
         notices = (", ".join(parts),)
         if threads > cores:
             notices += (f"{threads} threads wait for each other on {cores} cores: --threads {cores} is faster",)
-        weights = Weights(checkpoint, compilation.Compilation(target, threads, bits))
-        model = cls(config, weights, activations, device, notices)
+        weights = Weights(checkpoint, compilation.Compilation(target, threads, bits, cache_bits))
+        model = cls(config, weights, activations, device, notices, cache_bits)
         model._tile = target.tile if low_bit else target.float_tile
         from .kernels.runner import Runner
 
@@ -80,21 +83,22 @@ class Llama:
         """Positions that `verify` computes at little more than the cost of a step."""
         return self._tile or 16
 
-    def make_cache(self, capacity: int) -> Cache:
-        """An empty cache for at most `capacity` positions. Raises ContextError below 1."""
-        return Cache(self.config, capacity, self.dtype, self.device)
+    def make_cache(self, capacity: int, rows: int = 1) -> Cache:
+        """An empty cache for `rows` sequences of at most `capacity` positions each. Raises ContextError below 1."""
+        return Cache(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
 
-    def forward(self, tokens: np.ndarray, index_pos: int, cache: Cache, *, all_positions: bool = False,
-                probe=None) -> np.ndarray:
+    def forward(self, tokens: np.ndarray, index_pos: int | Sequence[int], cache: Cache, *,
+                rows: Sequence[int] | None = None, all_positions: bool = False, probe=None) -> np.ndarray:
         """Logits after `tokens`, whose keys and values are appended to the cache.
 
-        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to
-        cache.length. Returns float32 logits [B, V] of the last position, with `all_positions` [B, T, V]. Calls
-        probe(name, array) at every checkpoint of the model, with all positions. Raises ContextError if index_pos is not
-        cache.length or the tokens do not fit. A failed call leaves the cache unchanged.
+        tokens: ids [B, T] (list, NumPy or this backend's array); rows: of the cache, one per sequence (None: the first B);
+        index_pos: position of the first token, equal to the row's length; one for all or one per row. Returns float32
+        logits [B, V] of the last position, with `all_positions` [B, T, V]. Calls probe(name, array) at every checkpoint of
+        the model, with all positions. Raises ContextError if the tokens do not continue the rows or do not fit. A failed
+        call leaves the cache unchanged.
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
-        with cache.view(tokens, index_pos) as view:
+        with cache.view(tokens, index_pos, rows) as view:
             if self._runner:
                 return self._runner.forward(tokens, view, all_positions, probe)
             logits = self._compute(tokens, view, all_positions, probe)
@@ -123,30 +127,33 @@ class Llama:
             probe("logits", logits)
         return logits
 
-    def step(self, token: np.ndarray, index_pos: int, cache: Cache, sampler: Sampler) -> np.ndarray:
-        """The next token, int32 [1, 1], on the device: forward over `token` [1, T] and sampling as one unit.
+    def step(self, tokens: np.ndarray, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
+             rows: Sequence[int] | None = None) -> np.ndarray:
+        """The next token of each row, int32 [B, 1], on the device: forward over `tokens` [B, T] and sampling as one unit.
 
-        Raises ContextError as `forward`, and for a batch of several sequences.
+        Raises ContextError as `forward`.
         """
-        if len(token) != 1:
-            raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
-        logits = self.forward(token, index_pos, cache)
-        return sampler(logits, cache.length, cache.recent(sampler.window) if sampler.window else None)
+        logits = self.forward(tokens, index_pos, cache, rows=rows)
+        chosen = cache.select_rows(len(logits), rows)
+        recent = cache.recent(sampling.window, chosen) if sampling.window else None
+        return sampling(logits, [cache.lengths[row] for row in chosen], recent)
 
-    def verify(self, tokens: np.ndarray, index_pos: int, cache: Cache, sampler: Sampler) -> np.ndarray:
+    def verify(self, tokens: np.ndarray, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
+               rows: Sequence[int] | None = None) -> np.ndarray:
         """The token after each of `tokens` [1, T], int32 [1, T], on the device: forward and T samplings as one unit.
 
         Each equals the sample of a `step` at its position, with the same noise and recent tokens. NumPy's products
         round as in a prompt, which may differ from a step; compiled kernels give the same bits. Raises ContextError as
-        `step`.
+        `step`, and for several sequences.
         """
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
-        logits = self.forward(tokens, index_pos, cache, all_positions=True)
-        drawn = []
-        for i, position in enumerate(range(index_pos + 1, cache.length + 1)):
-            recent = cache.recent(sampler.window, position) if sampler.window else None
-            drawn.append(sampler(logits[:, i], position, recent))
+        logits = self.forward(tokens, index_pos, cache, rows=rows, all_positions=True)
+        chosen, drawn = cache.select_rows(1, rows), []
+        first = cache.lengths[chosen[0]] - logits.shape[1] + 1
+        for i in range(logits.shape[1]):
+            recent = cache.recent(sampling.window, chosen, [first + i]) if sampling.window else None
+            drawn.append(sampling(logits[:, i], [first + i], recent))
         return np.concatenate(drawn, axis=1)
 
 

@@ -120,7 +120,8 @@ def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray
     """Rotate queries and keys, store keys and values. heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D]."""
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
-        query, key = rope(query, view.tables), rope(key, view.tables)
+        table = tuple(part[:, None] for part in view.tables)  # the same for all heads
+        query, key = rope(query, table), rope(key, table)
     view.append(spec.index, key, value)
     return query
 
@@ -129,10 +130,11 @@ def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray
 def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
     """Attention over the view's keys and values. query: [B, H, T, D] of the last T positions; returns [B, T, H D]."""
     B, H, T, D = query.shape
-    keys, values = view.stored(spec.index, spec.window)
-    mask = view.mask(spec.window)
-    mixed = attention(query, keys, values, spec.scale, mask if mask is None else mask[-T:])
-    return mixed.transpose(0, 2, 1, 3).reshape(B, T, H * D)
+    mixed = np.empty((B, T, H, D), np.float32)
+    for b, ((keys, values), mask) in enumerate(zip(view.stored(spec.index, spec.window), view.mask(spec.window))):
+        mixed[b] = attention(query[b:b + 1], keys[None], values[None], spec.scale,
+                             mask if mask is None else mask[-T:])[0].transpose(1, 0, 2)
+    return mixed.reshape(B, T, H * D)
 
 
 @singledispatch
@@ -169,7 +171,8 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 def rope(x: np.ndarray, table: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: float32 [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2]; returns [B, H, T, D].
+    x: float32 [B, H, T, D]; table: cosines and sines of the positions, float32 [T, D/2] or [B, 1, T, D/2]; returns
+    [B, H, T, D].
     """
     cosine, sine = table
     half = x.shape[-1] // 2

@@ -57,8 +57,8 @@ def read(token: np.ndarray) -> int:
 
 
 def read_all(*tokens: np.ndarray) -> list[int]:
-    """The tokens of one or more int32 [1, T], in order, as ints."""
-    return np.concatenate(tokens, axis=1)[0].tolist()
+    """The tokens of one or more int32 [1, T] or [B, 1], in order, as ints."""
+    return [token for array in tokens for token in array.ravel().tolist()]
 
 
 def to_numpy(array: np.ndarray) -> np.ndarray:

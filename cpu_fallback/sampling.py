@@ -1,6 +1,8 @@
-"""Logits to token: penalties, temperature, filters, Gumbel noise, argmax."""
+"""Logits to tokens: penalties, temperature, filters, Gumbel noise, argmax."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -8,61 +10,87 @@ from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
 
 
-class Sampler:
-    """Samples one token per call. Stateless: the caller passes the recent tokens.
+class SamplingBatch:
+    """Samples one token per row and call, each by its own options. Stateless: the caller passes the recent tokens.
 
     Order of transformers: bias and penalties, temperature, top-k, top-p, min-p; then argmax of logits plus Gumbel noise
-    (core.generation.rng), a sample of their softmax. All in float32.
+    (core.generation.rng), a sample of their softmax. All in float32. A row draws as it would alone.
+
+    options: by row; window: recent tokens that any row looks at; kind: the features that any row uses.
     """
 
-    def __init__(self, options: GenerationOptions, device: str = "cpu"):
-        self.options = o = options
-        penalised = o.repetition_penalty != 1 or o.presence_penalty or o.frequency_penalty
-        self.window = o.repetition_context_size if penalised else 0
-        self.bias_ids = np.array(list(o.logit_bias), np.int64)
-        self.bias = np.array(list(o.logit_bias.values()), np.float32)
+    def __init__(self, options: Sequence[GenerationOptions], device: str = "cpu"):
+        self.options = tuple(options)
+        self._windows = [o.repetition_context_size if _penalises(o) else 0 for o in self.options]
+        self.window = max(self._windows, default=0)
+        self.kind = tuple(any(map(uses, self.options)) for uses in _FEATURES)
 
-    def __call__(self, logits: np.ndarray, position: int, recent: np.ndarray | None = None) -> np.ndarray:
-        """Sample a token, int32 [1, 1].
+    def __call__(self, logits: np.ndarray, positions: Sequence[int], recent: np.ndarray | None = None) -> np.ndarray:
+        """Sample a token for each row, int32 [B, 1].
 
-        logits: float32 [1, V]; position: of the new token; recent: int32 [1, window], padded with -1 in front.
+        logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with -1 in front.
         """
-        return self.draw(logits, position, recent, self.options.seed)
-
-    def draw(self, logits: np.ndarray, position: int, recent: np.ndarray | None, seed: int) -> np.ndarray:
-        """Sample with another seed; otherwise as a call."""
-        scores = self.processed(logits[0].astype(np.float32), recent)
-        if self.options.temperature > 0:
-            scores += rng.gumbel(seed, position, len(scores))
-        return np.array([[np.argmax(scores)]], np.int32)
+        rows = zip(logits, self.options, positions, self._seen(recent), strict=True)
+        return np.array([[_draw(*row)] for row in rows], np.int32)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
-        """Scores float32 [V] after bias, penalties, temperature and filters; -inf where filtered out."""
-        o = self.options
-        if len(self.bias):
-            scores = scores.copy()
-            scores[self.bias_ids] += self.bias
-        if self.window:
-            scores = self._penalise(scores, recent[0])
-        if o.temperature == 0:
-            return scores
-        scores = scores / np.float32(o.temperature)
-        if 0 < o.top_k < len(scores):
-            scores[scores < np.partition(scores, -o.top_k)[-o.top_k]] = -np.inf
-        if o.top_p < 1:
-            ordered = np.sort(scores)[::-1]
-            shares = np.exp(ordered - ordered[0])
-            shares /= shares.sum()
-            before = np.cumsum(shares) - shares  # probability of all likelier tokens; 0 keeps the first
-            scores[scores < ordered[before < np.float32(o.top_p)][-1]] = -np.inf
-        if o.min_p > 0:
-            scores[scores < scores.max() + np.float32(np.log(o.min_p))] = -np.inf
-        return scores
+        """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered out."""
+        return np.stack([_process(*row) for row in zip(scores, self.options, self._seen(recent), strict=True)])
 
-    def _penalise(self, scores: np.ndarray, recent: np.ndarray) -> np.ndarray:
-        o = self.options
-        counts = np.bincount(recent + 1, minlength=len(scores) + 1)[1:].astype(np.float32)  # drop the padding
-        penalty = np.float32(o.repetition_penalty)
-        repeated = np.where(scores > 0, scores / penalty, scores * penalty)
-        scores = np.where(counts > 0, repeated - np.float32(o.presence_penalty), scores)
-        return scores - counts * np.float32(o.frequency_penalty)
+    def _seen(self, recent: np.ndarray | None) -> list[np.ndarray | None]:
+        """By row, the recent tokens of its own window; None if it penalises none."""
+        return [recent[row, recent.shape[1] - window:] if window else None for row, window in enumerate(self._windows)]
+
+
+def _penalises(o: GenerationOptions) -> bool:
+    return o.repetition_penalty != 1 or o.presence_penalty != 0 or o.frequency_penalty != 0
+
+
+_FEATURES = (
+    lambda o: bool(o.logit_bias), lambda o: _penalises(o) and o.repetition_context_size > 0, lambda o: o.temperature > 0,
+    lambda o: o.temperature > 0 and o.top_k > 0, lambda o: o.temperature > 0 and o.top_p < 1,
+    lambda o: o.temperature > 0 and o.min_p > 0)
+
+
+def _draw(logits: np.ndarray, options: GenerationOptions, position: int, recent: np.ndarray | None) -> int:
+    """Sample one row. logits: float32 [V]; recent: its own window, int32, or None."""
+    scores = _process(logits, options, recent)
+    if options.temperature == 0:
+        return int(np.argmax(scores))
+    # Noise costs more than all else: compute it for the candidates that filters left. Infinities and NaN take all of it.
+    kept = np.flatnonzero(scores > -np.inf)
+    if len(kept) > len(scores) // 2 or not len(kept):
+        return int(np.argmax(scores + rng.gumbel(options.seed, position, len(scores))))
+    words = rng.threefry2x32(rng.split_seed(options.seed), kept.astype(np.uint32), position)
+    return int(kept[np.argmax(scores[kept] + rng.gumbel_table()[rng.table_index(words)])])
+
+
+def _process(scores: np.ndarray, o: GenerationOptions, recent: np.ndarray | None = None) -> np.ndarray:
+    """Scores float32 [V] after bias, penalties, temperature and filters; -inf where filtered out. `scores` stays as it is."""
+    if o.logit_bias:
+        scores = scores.copy()
+        scores[np.array(list(o.logit_bias), np.int64)] += np.array(list(o.logit_bias.values()), np.float32)
+    if recent is not None:
+        scores = _penalise(scores, o, recent)
+    if o.temperature == 0:
+        return scores
+    scores = scores / np.float32(o.temperature)
+    if 0 < o.top_k < len(scores):
+        scores[scores < np.partition(scores, -o.top_k)[-o.top_k]] = -np.inf
+    if o.top_p < 1:
+        ordered = np.sort(scores)[::-1]
+        shares = np.exp(ordered - ordered[0])
+        shares /= shares.sum()
+        before = np.cumsum(shares) - shares  # probability of all likelier tokens; 0 keeps the first
+        scores[scores < ordered[before < np.float32(o.top_p)][-1]] = -np.inf
+    if o.min_p > 0:
+        scores[scores < scores.max() + np.float32(np.log(o.min_p))] = -np.inf
+    return scores
+
+
+def _penalise(scores: np.ndarray, o: GenerationOptions, recent: np.ndarray) -> np.ndarray:
+    counts = np.bincount(recent + 1, minlength=len(scores) + 1)[1:].astype(np.float32)  # drop the padding
+    penalty = np.float32(o.repetition_penalty)
+    repeated = np.where(scores > 0, scores / penalty, scores * penalty)
+    scores = np.where(counts > 0, repeated - np.float32(o.presence_penalty), scores)
+    return scores - counts * np.float32(o.frequency_penalty)

@@ -64,7 +64,7 @@ class Weights:
         plans = {name: panels.Plan(tensor, panels.weight_layout(tensor)) for name, tensor in stored.items()}
         sources = sorted({(plan.layout, plan.source) for plan in plans.values()}, key=lambda one: (one[0].name, one[1]))
         self.code = Code(Recipe(compilation.target, tuple(sources), compilation.activation_bits, self.config.head_dim,
-                                self.config.activation))
+                                self.config.activation, compilation.cache_bits))
         size = sum(-(-plan.nbytes // panels.Arena.ALIGN) * panels.Arena.ALIGN for plan in plans.values())
         try:
             arena = panels.Arena(size)

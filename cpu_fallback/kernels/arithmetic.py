@@ -11,6 +11,7 @@ from llvmlite import ir
 
 from mlx_llama.core.files.quantized import GGUF_FORMATS
 
+from ..pages import CACHE_GROUP, PAGE, PageLayout
 from . import layouts
 from .emit import LANES, Function, Module, Value, Variable, f16, f32, f32s, i8, i16, i32, i32s, i64, vector
 from .layouts import GROUP, PLANES, ActivationLayout, FloatLayout, LowBitLayout
@@ -495,35 +496,101 @@ def norm_head(module: Module, head_dim: int, public: bool = False) -> Function:
     return f.finish()
 
 
-ATTEND = {"query": i64, "keys": i64, "values": i64, "out": i64, "first": i64, "end": i64, "row_bytes": i64,
-          "heads": i64, "scores": i64, "scores_bytes": i64, "scale": f32}
+def page_layout(head_dim: int, cache_bits: int | None) -> PageLayout:
+    """Sizes of a head's rows in a page; they do not depend on the numbers of layers and heads."""
+    return PageLayout(1, 1, head_dim, cache_bits)
+
+
+def store(module: Module, head_dim: int, cache_bits: int | None, public: bool = False) -> Function:
+    """Store one head's row of a key or value in a page. x: float32 [D]; out: float32 [D].
+
+    cache_bits 8: out: int8 codes [D]; scales: float16, one per CACHE_GROUP, the largest magnitude / 127, as pages.quantise.
+    """
+    name = f"store_{head_dim}_{cache_bits}"
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, {"x": i64, "out": i64, "scales": i64}, public=public)
+    if not cache_bits:
+        vectorised = head_dim // LANES * LANES
+        for d in range(0, vectorised, LANES):
+            f.store(f.load(f32s, f.x, 4 * d, 4), f.out, 4 * d, 4)
+        with f.loop(head_dim, vectorised) as d:
+            f.store(f.load(f32, f.x, d * 4, 4), f.out, d * 4, 4)
+        return f.finish()
+    for group, first in enumerate(range(0, head_dim, CACHE_GROUP)):
+        x = [_load_part(f, f.x, d, head_dim) for d in range(first, min(first + CACHE_GROUP, head_dim), LANES)]
+        # Compare magnitudes as integers, so that NaN reaches the scale.
+        largest = f.zero(i32s)
+        for value in x:
+            size = value.bitcast(i32s) & 0x7FFFFFFF
+            largest = size.compare(">", largest).select(size, largest)
+        scale = (f.reduce_max(largest).bitcast(f32) / 127.0).narrow_half()
+        wide = scale.widen_half()
+        divisor = wide.compare("==", 0.0).select(f.constant(f32, float("inf")), wide).splat()
+        limit = f.constant(f32s, 127.0)
+        for c, value in enumerate(x):
+            rounded = f.math("rint", value / divisor)
+            code = f.math("minnum", f.math("maxnum", rounded, f.constant(f32s, -127.0)), limit).to_int()
+            f.store(code.truncate(vector(i8)), f.out, first + LANES * c, 1)  # a page has room for whole vectors
+        f.store(scale, f.scales, 2 * group, 2)
+    return f.finish()
+
+
+def _load_part(f: Function, address: Value, d: int, head_dim: int) -> Value:
+    """Load float32 d .. d + 15 of a head, zeros from D on: the next head follows, which may hold NaN."""
+    if d + LANES <= head_dim:
+        return f.load(f32s, address, 4 * d, 4)
+    part = f.zero(f32s)
+    for e in range(head_dim - d):
+        part = part.insert_lane(e, f.load(f32, address, 4 * (d + e), 4))
+    return part
+
+
+ATTEND = {"query": i64, "pages": i64, "keys": i64, "values": i64, "key_scales": i64, "value_scales": i64, "out": i64,
+          "first": i64, "end": i64, "heads": i64, "scores": i64, "scores_bytes": i64, "scale": f32}
 HEADS_AT_ONCE = 4
-TILE = 64  # positions whose values are read for all heads before the next tile
 PIECE = 64  # dimensions of a head summed in registers together
 
 
-def attend(module: Module, head_dim: int, public: bool = False) -> Function:
+def attend(module: Module, head_dim: int, cache_bits: int | None = None, public: bool = False) -> Function:
     """softmax(scale q k^T) v of one token and one key head, for the `heads` query heads that share it.
 
-    query, out: float32 [heads][D] (out may be padded to whole vectors); keys, values: the head's rows, float32
-    [positions][D padded with zeros to whole vectors], row_bytes apart, readable in whole blocks of 16 rows; first, end: the
-    visible positions; scores: scratch, scores_bytes apart for each head, 4 bytes per position from first's block of 16 to
-    end's.
+    query, out: float32 [heads][D] (out may be padded to whole vectors); pages: the addresses of the row's pages, int64;
+    keys, values: offsets of the head's rows in a page, float32 or int8 [PAGE][D padded with zeros to whole vectors];
+    key_scales, value_scales: likewise, float16 [PAGE][groups], for int8; first, end: the visible positions; scores: scratch,
+    scores_bytes apart for each head, 4 bytes per position from first's block of 16 to end's.
+
+    Codes are widened once for all heads, 16 keys or a page of values at a time, which stay in the L1 cache.
     """
-    name = f"attend_{head_dim}"
+    name = f"attend_{head_dim}_{cache_bits}"
     if name in module.known:
         return module.known[name]
+    layout = page_layout(head_dim, cache_bits)
+    row_bytes, scale_bytes = layout.row_bytes, 2 * layout.groups
     chunks = -(-head_dim // LANES)
     score = _score_block(module, head_dim)
     mixers = {count: _mix(module, head_dim, count) for count in (HEADS_AT_ONCE, 1)}
+    widen = _widen_rows(module, layout) if cache_bits else None
     f = Function(module, name, ATTEND, public=public)
+    wide_bytes = 4 * layout.width  # of a row of numbers
+    scratch = f.allocate_stack(PAGE * wide_bytes) if cache_bits else None
+
+    def load_rows(numbers: Value, scales: Value, slot: Value, count: Value | int) -> Value:
+        """Address of `count` rows from `slot` on as float32."""
+        numbers = numbers + slot * row_bytes
+        if scratch is None:
+            return numbers
+        f.call(widen, numbers, scales + slot * scale_bytes, count, scratch)
+        return scratch
+
     start = f.first // LANES * LANES
     blocks = (f.end - start + (LANES - 1)) // LANES
     with f.loop(blocks) as b:
         position = start + b * LANES
-        keys = f.keys + position * f.row_bytes
+        page, slot = f.load(i64, f.pages, position // PAGE * 8, 8), position % PAGE
+        keys = load_rows(page + f.keys, page + f.key_scales, slot, LANES)
         with f.loop(f.heads) as h:
-            f.call(score, f.query + h * (4 * head_dim), keys, f.row_bytes, position, f.first, f.end,
+            f.call(score, f.query + h * (4 * head_dim), keys, position, f.first, f.end,
                    f.scores + h * f.scores_bytes + b * (4 * LANES), f.scale)
     with f.loop(f.heads) as h:
         row = f.scores + h * f.scores_bytes
@@ -542,34 +609,48 @@ def attend(module: Module, head_dim: int, public: bool = False) -> Function:
             f.store(f.load(f32s, row, b * (4 * LANES), 4) * share, row, b * (4 * LANES), 4)
         with f.loop(head_dim) as d:
             f.store(f.zero(f32), f.out + h * (4 * head_dim), d * 4, 4)
-    with f.loop(f.end, f.first, TILE) as tile:
-        count = (f.end - tile).minimum(TILE)
-        values, shares = f.values + tile * f.row_bytes, f.scores + (tile - start) * 4
+    # A page's values are read for all heads before the next page's.
+    with f.loop((f.end + (PAGE - 1)) // PAGE, f.first // PAGE) as number:
+        begin, page = number * PAGE, f.load(i64, f.pages, number * 8, 8)
+        begin = begin.compare(">", f.first).select(begin, f.first)
+        count, slot = (number * PAGE + PAGE).minimum(f.end) - begin, begin % PAGE
+        values = load_rows(page + f.values, page + f.value_scales, slot, count)
+        shares = f.scores + (begin - start) * 4
         grouped = f.heads // HEADS_AT_ONCE * HEADS_AT_ONCE
         for start_head, end_head, at_once in ((f.constant(i64, 0), grouped, HEADS_AT_ONCE), (grouped, f.heads, 1)):
             with f.loop(end_head, start_head, at_once) as h:
                 for piece in range(0, chunks * LANES, PIECE):
                     f.call(mixers[at_once][piece], shares + h * f.scores_bytes, f.scores_bytes, values + 4 * piece,
-                           f.row_bytes, count, f.out + h * (4 * head_dim) + 4 * piece)
+                           count, f.out + h * (4 * head_dim) + 4 * piece)
+    return f.finish()
+
+
+def _widen_rows(module: Module, layout: PageLayout) -> Function:
+    """out = codes times scales of `count` rows of a page, float32 [count][width]; the products are exact."""
+    f = Function(module, f"widen_rows_{layout.head_dim}", {"codes": i64, "scales": i64, "count": i64, "out": i64})
+    per_group = CACHE_GROUP // LANES
+    with f.loop(f.count) as i:
+        codes, scales, out = f.codes + i * layout.row_bytes, f.scales + i * (2 * layout.groups), f.out + i * (4 * layout.width)
+        for group in range(layout.groups):
+            scale = f.load(f16, scales, 2 * group, 2).widen_half().splat()
+            for c in range(per_group * group, min(per_group * (group + 1), layout.width // LANES)):
+                wide = f.load(vector(i8), codes, LANES * c, 1).sign_extend(i32s).to_float()
+                f.store(wide * scale, out, 4 * LANES * c, 4)
     return f.finish()
 
 
 def _score_block(module: Module, head_dim: int) -> Function:
     """Scores of one head against 16 rows of keys; -3e38 outside first .. end."""
-    f = Function(module, f"score_block_{head_dim}", {
-        "query": i64, "keys": i64, "row_bytes": i64, "position": i64, "first": i64, "end": i64, "out": i64,
-        "scale": f32})
+    name = f"score_block_{head_dim}"
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, {
+        "query": i64, "keys": i64, "position": i64, "first": i64, "end": i64, "out": i64, "scale": f32})
     sums: list[Value] = []
-    tail = head_dim % LANES
-    full = head_dim // LANES
-    query = [f.load(f32s, f.query, 4 * LANES * c, 4) for c in range(full)]
-    if tail:  # keys are padded with zeros, the query is followed by the next head, which may hold NaN
-        last = f.zero(f32s)
-        for e in range(tail):
-            last = last.insert_lane(e, f.load(f32, f.query, 4 * (LANES * full + e), 4))
-        query.append(last)
+    # Keys are padded with zeros.
+    query = [_load_part(f, f.query, d, head_dim) for d in range(0, head_dim, LANES)]
     for j in range(LANES):
-        row = f.keys + f.row_bytes * j if j else f.keys
+        row = f.keys + 4 * LANES * len(query) * j if j else f.keys
         one = f.load(f32s, row, 0, 4) * query[0]
         for c in range(1, len(query)):
             one = f.fma(f.load(f32s, row, 4 * LANES * c, 4), query[c], one)
@@ -589,12 +670,15 @@ def _score_block(module: Module, head_dim: int) -> Function:
 
 def _mix(module: Module, head_dim: int, heads: int) -> dict[int, Function]:
     """By first dimension of a piece: out[h][piece] += sum over `count` positions of share[h][position] * values."""
-    pieces = {}
+    pieces, row_bytes = {}, -(-head_dim // LANES) * LANES * 4
     for piece in range(0, -(-head_dim // LANES) * LANES, PIECE):
         dims = min(PIECE, head_dim - piece)
         full, tail = dims // LANES, dims % LANES
-        f = Function(module, f"mix_{head_dim}_{piece}_{heads}", {
-            "shares": i64, "shares_bytes": i64, "values": i64, "row_bytes": i64, "count": i64, "out": i64})
+        name = f"mix_{head_dim}_{piece}_{heads}"
+        if name in module.known:
+            pieces[piece] = module.known[name]
+            continue
+        f = Function(module, name, {"shares": i64, "shares_bytes": i64, "values": i64, "count": i64, "out": i64})
 
         def addresses(h: int) -> list[Value]:
             """Addresses of a head's output vectors."""
@@ -604,16 +688,10 @@ def _mix(module: Module, head_dim: int, heads: int) -> dict[int, Function]:
         sums = []
         for h in range(heads):
             for c, at in enumerate(addresses(h)):
-                if c < full:
-                    sums.append(Variable(f, f.load(f32s, at, 0, 4)))
-                else:
-                    part = f.zero(f32s)
-                    for e in range(tail):
-                        part = part.insert_lane(e, f.load(f32, at, 4 * e, 4))
-                    sums.append(Variable(f, part))
+                sums.append(Variable(f, _load_part(f, at, 0, LANES if c < full else tail)))
         width = full + bool(tail)
         with f.loop(f.count) as i:
-            row = f.values + i * f.row_bytes
+            row = f.values + i * row_bytes
             values = [f.load(f32s, row, 4 * LANES * c, 4) for c in range(width)]
             for h in range(heads):
                 share = f.load(f32, f.shares + f.shares_bytes * h + i * 4 if h else f.shares + i * 4, 0, 4).splat()

@@ -44,9 +44,11 @@ def find_target() -> tuple[Target | None, str]:
 class Compilation:
     """Options of a compiled model.
 
-    threads: number that run its programs; activation_bits: 8, 16 or 32, against low-bit weights.
+    threads: number that run its programs; activation_bits: 8, 16 or 32, against low-bit weights; cache_bits: 8 for int8
+    keys and values, None for float32.
     """
 
     target: Target
     threads: int
     activation_bits: int
+    cache_bits: int | None = None

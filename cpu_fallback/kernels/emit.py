@@ -120,7 +120,11 @@ class Value:
 
     def widen_half(self) -> Value:
         """Convert float16 to float32, exactly."""
-        return self._cast("fpext", vector(f32, self.type.count))
+        return self._cast("fpext", vector(f32, self.type.count) if isinstance(self.type, ir.VectorType) else f32)
+
+    def narrow_half(self) -> Value:
+        """Convert a float32 number to float16, rounding to nearest."""
+        return self._cast("fptrunc", f16)
 
     def _cast(self, name: str, type_: ir.Type) -> Value:
         return Value(self.function, getattr(self.function.builder, name)(self.raw, type_))

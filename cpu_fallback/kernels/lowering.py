@@ -385,9 +385,16 @@ def _(heads: Symbol, view: View, spec: LayerSpec) -> Rows:
     query, key, value = _place_heads(heads, spec)
     heads.trace.program.add(
         "rotate", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
-        key_heads=spec.key_value_heads, keys_at=4 * key.at, values_at=4 * value.at, layer=spec.index,
-        rotates=int(spec.rotates))
+        key_heads=spec.key_value_heads, keys_at=4 * key.at, values_at=4 * value.at, rotates=int(spec.rotates),
+        **_page_offsets(heads.trace, spec))
     return query
+
+
+def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
+    """Offsets of the layer's keys and values in a page, as operands."""
+    pages, i = trace.workspace.pages, spec.index
+    return {"page_keys": pages.numbers(i, 0), "page_values": pages.numbers(i, 1), "key_scales": pages.scales(i, 0),
+            "value_scales": pages.scales(i, 1)}
 
 
 def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
@@ -406,7 +413,7 @@ def _(query: Rows, view: View, spec: LayerSpec) -> Rows:
     query.trace.program.add(
         "attend", spec.key_value_heads, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
         shared=spec.heads // spec.key_value_heads, key_heads=spec.key_value_heads, out=out.address, out_bytes=out.row_bytes,
-        layer=spec.index, window=spec.window or NO_WINDOW, scale=float_bits(spec.scale))
+        window=spec.window or NO_WINDOW, scale=float_bits(spec.scale), **_page_offsets(query.trace, spec))
     return Rows(query.trace, out, 0, spec.heads * spec.head_dim)
 
 

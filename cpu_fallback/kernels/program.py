@@ -3,7 +3,7 @@
 An operation is a record of 32 words (int64): its kind, its number of items, the addresses of its operands. Threads take
 items from shared counters in small portions, so that the others finish a delayed thread's share. A barrier follows, unless
 the next operation is independent. A second record, the context, holds the arguments of a call, such as the number of tokens
-and the cache's address. Decoding and prompts use the same records with kernels of another tile.
+and where each token's row keeps its pages. Decoding and prompts use the same records with kernels of another tile.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..pages import PAGE
 from . import arithmetic, layouts
-from .emit import Function, Module, Value, Variable, f32, f32s, i32, i64, void
+from .emit import Function, Module, Value, Variable, f32, i32, i64, void
 from .layouts import GROUP, ActivationLayout, FloatLayout, Layout
 from .target import Compiled, Target, compile_module
 
@@ -35,15 +36,20 @@ _OPERANDS = {
     "pack": ("a", "a_bytes", "b", "b_bytes", "groups", "part", "x", "x_bytes", "width", "eps", "scratch"),
     # items: tokens. RMS norm of every head of query and key, in place
     "norm_heads": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "query_weight", "key_weight", "eps"),
-    # items: tokens. Rotate queries and keys in place if `rotates`, store keys and values into the cache
-    "rotate": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "values_at", "layer", "rotates"),
+    # items: tokens. Rotate queries and keys in place if `rotates`, store keys and values into pages of their row.
+    # page_keys, page_values, key_scales, value_scales: offsets in a page
+    "rotate": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "values_at", "page_keys", "page_values", "key_scales",
+               "value_scales", "rotates"),
     # items: key heads of tokens
-    "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", "layer", "window", "scale"),
+    "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", "page_keys", "page_values", "key_scales",
+               "value_scales", "window", "scale"),
 }
 _FIELDS = {kind: {name: index for index, name in enumerate(_COMMON + operands)} for kind, operands in _OPERANDS.items()}
+# places: address of the first token's record of PLACE.
 CONTEXT = {name: index for index, name in enumerate((
-    "tokens", "first_row", "position", "cosine", "sine", "caches", "row_bytes", "head_bytes", "scores",
-    "scores_bytes", "scores_head_bytes", "sync"))}
+    "tokens", "first_row", "places", "scores", "scores_bytes", "scores_head_bytes", "sync"))}
+# A token's position in its row; addresses of the row's page table, of the position's cosines and of its sines.
+PLACE = {name: index for index, name in enumerate(("position", "pages", "cosine", "sine"))}
 
 _OPERATION = {"op": i64, "lo": i64, "hi": i64, "thread": i64, "context": i64}
 SPINS = 2000  # polls of a barrier, some 20 us, before a thread yields the processor
@@ -54,7 +60,8 @@ class Recipe:
     """All that the machine code depends on.
 
     sources: the weights' layouts and the file formats that they are filled from (arithmetic.fill); activation_bits: of
-    activations against low-bit weights; activation: of the gate, as LayerSpec has it.
+    activations against low-bit weights; activation: of the gate, as LayerSpec has it; cache_bits: 8 for int8 keys and
+    values, None for float32.
     """
 
     target: Target
@@ -62,6 +69,7 @@ class Recipe:
     activation_bits: int
     head_dim: int
     activation: str = "silu"
+    cache_bits: int | None = None
 
     def activation_layout(self, layout: Layout) -> ActivationLayout:
         """The layout of activations for a layout of weights; without an offset, that of other weights if possible."""
@@ -227,6 +235,11 @@ class _Operation:
         """A word of the context."""
         return _load_word(self.f, self.f.context, CONTEXT[name])
 
+    def place(self, token: Value) -> dict[str, Value]:
+        """A token's record of PLACE."""
+        record = self.context("places") + token * (8 * len(PLACE))
+        return {name: _load_word(self.f, record, index) for name, index in PLACE.items()}
+
 
 def _operations(recipe: Recipe) -> list[tuple[str, Writer]]:
     """Names of all operations, with the functions that write them."""
@@ -242,8 +255,8 @@ def _operations(recipe: Recipe) -> list[tuple[str, Writer]]:
                 found.append((pack_kind(x_layout, source, decode), _pack_writer(x_layout, source, tokens)))
     found.append(("adjust", _write_adjust))
     found.append(("norm_heads", _norm_heads_writer(recipe.head_dim)))
-    found.append(("rotate", _rotate_writer(recipe.head_dim)))
-    found.append(("attend", _attend_writer(recipe.head_dim)))
+    found.append(("rotate", _rotate_writer(recipe.head_dim, recipe.cache_bits)))
+    found.append(("attend", _attend_writer(recipe.head_dim, recipe.cache_bits)))
     return found
 
 
@@ -333,57 +346,53 @@ def _norm_heads_writer(head_dim: int) -> Writer:
     return write
 
 
-def _rotate_writer(head_dim: int) -> Writer:
+def _rotate_writer(head_dim: int, cache_bits: int | None) -> Writer:
+    layout = arithmetic.page_layout(head_dim, cache_bits)
+
     def write(module: Module, name: str) -> Function:
-        rotate = arithmetic.rotate(module, head_dim)
+        rotate, store = arithmetic.rotate(module, head_dim), arithmetic.store(module, head_dim, cache_bits)
         o = _Operation(module, name)
         f = o.f
-        caches = o.context("caches") + o.layer * 16
-        row_bytes, head_bytes = o.context("row_bytes"), o.context("head_bytes")
         with f.loop(f.hi, f.lo) as token:
-            row = o.qkv + token * o.qkv_bytes
-            angles = token * (4 * (head_dim // 2))
-            cosine, sine = o.context("cosine") + angles, o.context("sine") + angles
+            row, place = o.qkv + token * o.qkv_bytes, o.place(token)
+            cosine, sine, position = place["cosine"], place["sine"], place["position"]
             rotates = o.rotates.compare("!=", 0)
             with f.if_then(rotates), f.loop(o.heads) as h:
                 f.call(rotate, row + h * (4 * head_dim), cosine, sine)
-            position = o.context("position") + token
+            page, slot = f.load(i64, place["pages"], position // PAGE * 8, 8), position % PAGE
             with f.loop(o.key_heads) as h:
                 key = row + o.keys_at + h * (4 * head_dim)
                 with f.if_then(rotates):
                     f.call(rotate, key, cosine, sine)
-                value = row + o.values_at + h * (4 * head_dim)
-                at = h * head_bytes + position * row_bytes
-                for source, store in ((key, f.load(i64, caches, 0, 8) + at), (value, f.load(i64, caches, 8, 8) + at)):
-                    vectorised = head_dim // 16 * 16
-                    for d in range(0, vectorised, 16):
-                        f.store(f.load(f32s, source, 4 * d, 4), store, 4 * d, 4)
-                    with f.loop(head_dim, vectorised) as d:
-                        f.store(f.load(f32, source, d * 4, 4), store, d * 4, 4)
+                value, at = row + o.values_at + h * (4 * head_dim), h * PAGE + slot
+                for source, numbers, scales in ((key, o.page_keys, o.key_scales), (value, o.page_values, o.value_scales)):
+                    f.call(store, source, page + numbers + at * layout.row_bytes, page + scales + at * (2 * layout.groups))
         return f.finish()
 
     return write
 
 
-def _attend_writer(head_dim: int) -> Writer:
+def _attend_writer(head_dim: int, cache_bits: int | None) -> Writer:
+    layout = arithmetic.page_layout(head_dim, cache_bits)
+
     def write(module: Module, name: str) -> Function:
-        attend = arithmetic.attend(module, head_dim)
+        attend = arithmetic.attend(module, head_dim, cache_bits)
         o = _Operation(module, name)
         f = o.f
-        caches = o.context("caches") + o.layer * 16
-        keys, values = f.load(i64, caches, 0, 8), f.load(i64, caches, 8, 8)
         key_heads, shared, window = o.key_heads, o.shared, o.window
+        keys, values, key_scales, value_scales = o.page_keys, o.page_values, o.key_scales, o.value_scales
         scores = o.context("scores") + f.thread * o.context("scores_bytes")
         scale = o.load_float("scale")
         head = shared * (4 * head_dim)
         with f.loop(f.hi, f.lo) as item:
             token, h = item // key_heads, item % key_heads
-            end = o.context("position") + token + 1
+            place = o.place(token)
+            end = place["position"] + 1
             first = end.compare(">", window).select(end - window, 0)
-            at = h * o.context("head_bytes")
-            f.call(attend, o.qkv + token * o.qkv_bytes + h * head, keys + at, values + at,
-                   o.out + token * o.out_bytes + h * head, first, end, o.context("row_bytes"), shared, scores,
-                   o.context("scores_head_bytes"), scale)
+            at, scales_at = h * (PAGE * layout.row_bytes), h * (PAGE * 2 * layout.groups)
+            f.call(attend, o.qkv + token * o.qkv_bytes + h * head, place["pages"], keys + at, values + at,
+                   key_scales + scales_at, value_scales + scales_at, o.out + token * o.out_bytes + h * head, first, end,
+                   shared, scores, o.context("scores_head_bytes"), scale)
         return f.finish()
 
     return write

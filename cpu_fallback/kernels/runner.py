@@ -1,4 +1,4 @@
-"""Execution of a lowered forward on several threads: chunks of a prompt, decoded tokens, probes."""
+"""Execution of a lowered forward on several threads: chunks of a prompt, decoded tokens of rows, probes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
 
 from .. import cache, ops
+from ..pages import PAGE
 from .lowering import Mark, Segment, Tokens, Trace, View
 from .program import CONTEXT, Code
 from .team import Team
-from .workspace import CHUNK, HEAD_CHUNK, Workspace
+from .workspace import CHUNK, HEAD_CHUNK, Workspace, pad
 
 Probes = dict[str, list[np.ndarray]]  # each probe's values, chunk by chunk
 
@@ -28,9 +30,10 @@ class Runner:
 
     def __init__(self, forward: Callable, config: LlamaConfig, code: Code, threads: int):
         self.config, self.code, self.team = config, code, Team(threads)
-        self.workspace = Workspace(config, code.recipe.activations, threads)
+        self.workspace = Workspace(config, code.recipe.activations, threads, code.recipe.cache_bits)
         self.context = np.zeros(len(CONTEXT), np.int64)
         self._set("sync", self.workspace.sync.address)
+        self._set("places", self.workspace.places.address)
         self._lock = threading.Lock()  # guards workspace and context
         self._vectors, self._embedding, self._embedding_factor = [], None, 1.0
 
@@ -52,49 +55,74 @@ class Runner:
     def forward(self, tokens: np.ndarray, view: cache.View, all_positions: bool,
                 probe: Callable | None = None) -> np.ndarray:
         """Logits float32 [B, V] of the last of `tokens` [B, T], with all_positions [B, T, V]. Stores keys and values in
-        `view`. probe: as in model.forward. Raises ContextError for another model's cache, ValueError for arrays that the
-        machine code cannot take."""
-        c = self.config
-        if view.config is not c and view.config != c:
-            raise ContextError("the cache was made by another model: use this model's make_cache")
+        `view`. Single tokens of several rows run together, prompts one after another. probe: as in model.forward. Raises
+        ContextError for another model's cache, ValueError for arrays that the machine code cannot take."""
+        self._check(tokens, view)
         # Reference the arrays: another thread that resets the cache meanwhile must not free their memory.
-        (cosine, sine), position = view.tables, view.index_pos
-        keys, values, addresses = view.keys, view.values, view.addresses
+        keep = (self, view.pages, view.page_tables, view.tables)
         batch, count = tokens.shape
-        rooms = {array.shape[2] for array in (keys[0], values[0], keys[-1], values[-1])}
-        if addresses.shape != (batch, c.num_hidden_layers, 2) or position + count > min(rooms):
-            raise ValueError(f"{count} positions from {position} on do not fit a cache of {min(rooms)}, {addresses.shape}")
-        for table in (cosine, sine):
-            if table.shape != (count, c.head_dim // 2) or table.dtype != np.float32 or not table.flags.c_contiguous:
-                raise ValueError(f"a rope table {table.dtype} {table.shape}, "
-                                 f"not float32 {(count, c.head_dim // 2)} in C order")
-        results = np.empty((batch, count, c.vocab_size) if all_positions else (batch, c.vocab_size), np.float32)
-        probes: list[Probes] | None = [{} for _ in range(batch)] if probe else None
+        results = np.empty((batch, count, self.config.vocab_size), np.float32) if all_positions else np.empty(
+            (batch, self.config.vocab_size), np.float32)
+        runs: list[Probes] = []
         with self._lock:
             self.team.settle()
-            _, head_bytes, row_bytes, _ = keys[0].strides
-            self._set("head_bytes", head_bytes)
-            self._set("row_bytes", row_bytes)
-            scores = self.workspace.reserve_scores(max(rooms))
+            scores = self.workspace.reserve_scores(pad(max(span.end for span in view.spans), GROWTH))
             for name, value in zip(("scores", "scores_bytes", "scores_head_bytes"), scores):
                 self._set(name, value)
-            for begin in range(0, count, CHUNK):
-                end = min(begin + CHUNK, count)
-                rows = self.embed(tokens[:, begin:end])
-                self._set("cosine", cosine[begin:].ctypes.data)
-                self._set("sine", sine[begin:].ctypes.data)
-                for b, sequence in enumerate(rows):
-                    self._set("caches", addresses[b].ctypes.data)
-                    out = results[b, begin:end] if all_positions else results[b:b + 1] if end == count else None
-                    keep = (self, keys, values, addresses, cosine, sine)
-                    self._run_chunk(sequence, position + begin, out, all_positions, probes and probes[b], keep)
-        for name in probes[0] if probes else ():
-            parts = [np.concatenate(found[name], axis=found[name][0].ndim - 2) for found in probes]
-            probe(name, np.stack(parts))
+            if count == 1 and batch > 1:
+                runs.append({})
+                logits = results.reshape(batch, -1)
+                for begin in range(0, batch, CHUNK):
+                    rows = range(begin, min(begin + CHUNK, batch))
+                    self._place(view, [(row, 0) for row in rows])
+                    self._run_chunk(self.embed(tokens[begin:rows.stop, 0]), logits[begin:rows.stop], True,
+                                    runs[0] if probe else None, keep)
+            else:
+                for b in range(batch):
+                    runs.append({})
+                    for begin in range(0, count, CHUNK):
+                        end = min(begin + CHUNK, count)
+                        self._place(view, [(b, token) for token in range(begin, end)])
+                        out = results[b, begin:end] if all_positions else results[b:b + 1] if end == count else None
+                        self._run_chunk(self.embed(tokens[b, begin:end]), out, all_positions, runs[b] if probe else None, keep)
+        for name in runs[0] if probe else ():
+            parts = [np.concatenate(found[name], axis=found[name][0].ndim - 2) for found in runs]  # [.., tokens, width]
+            probe(name, np.stack(parts) if len(parts) == batch else np.moveaxis(parts[0], -2, 0)[..., None, :])
         return results
 
+    def _check(self, tokens: np.ndarray, view: cache.View) -> None:
+        """Refuse a view that the machine code cannot take: see forward."""
+        c = self.config
+        if view.config is not c and view.config != c or view.layout != self.workspace.pages:
+            raise ContextError("the cache was made by another model: use this model's make_cache")
+        batch, count = tokens.shape
+        if not batch == len(view.spans) == len(view.pages) == len(view.page_tables):
+            raise ValueError(f"{batch} sequences do not fit a view of {len(view.spans)} rows")
+        for span, pages, (table, _) in zip(view.spans, view.pages, view.page_tables):
+            room = PAGE * min(len(pages), len(table))
+            if span.count != count or span.end > room:
+                raise ValueError(f"{count} positions from {span.start} on do not fit {room} positions of pages")
+        for table in view.tables:
+            if table.shape != (batch, count, c.head_dim // 2) or table.dtype != np.float32 or not table.flags.c_contiguous:
+                raise ValueError(f"a rope table {table.dtype} {table.shape}, "
+                                 f"not float32 {(batch, count, c.head_dim // 2)} in C order")
+
+    def _place(self, view: cache.View, tokens: list[tuple[int, int]]) -> None:
+        """Tell the machine code where the cache has each of `tokens`, (sequence, number in it)."""
+        cosine, sine = (table.ctypes.data for table in view.tables)
+        _, count, width = view.tables[0].shape
+        places = self.workspace.places.array
+        if len(tokens) == 1:
+            ((b, t),) = tokens
+            at = 4 * width * (b * count + t)
+            places[0] = view.spans[b].start + t, view.page_tables[b][1], cosine + at, sine + at
+            return
+        places[:len(tokens)] = [
+            (view.spans[b].start + t, view.page_tables[b][1], cosine + 4 * width * (b * count + t),
+             sine + 4 * width * (b * count + t)) for b, t in tokens]
+
     def embed(self, tokens: np.ndarray) -> np.ndarray:
-        """Look up the embedding: float32 [B, T, E]."""
+        """Look up the embedding: float32 [T, E]."""
         rows = ops.embed(tokens, self._embedding)
         if self._embedding_factor != 1:
             rows = ops.scale(rows, self._embedding_factor)
@@ -102,38 +130,37 @@ class Runner:
             raise ValueError(f"embeddings {rows.shape}, not {(*tokens.shape, self.config.hidden_size)}")
         return rows
 
-    def _run_chunk(self, rows: np.ndarray, position: int, out: np.ndarray | None, all_positions: bool, probes: Probes | None,
-               keep: tuple[object, ...]) -> None:
-        """Run up to CHUNK tokens of one sequence. rows: their embeddings [T, E]; out: receives their logits, or None."""
+    def _run_chunk(self, rows: np.ndarray, out: np.ndarray | None, all_positions: bool, probes: Probes | None,
+                   keep: tuple[object, ...]) -> None:
+        """Run up to CHUNK tokens, whose places are set. rows: their embeddings [T, E]; out: receives their logits, or None."""
         tokens, w, vocab = len(rows), self.workspace, self.config.vocab_size
         self._set("first_row", 0)
         w.hidden.array[:tokens, :rows.shape[1]] = rows
         w.hidden.array[:tokens, rows.shape[1]:] = 0  # an earlier run's infinity may have left NaN in the padding
         if tokens == 1 and out is not None:
-            self._run(self.decode, 1, position, probes, keep)
+            self._run(self.decode, 1, probes, keep)
             out[0] = w.logits.array[0, :vocab]
             return
         if not all_positions and probes is None:
-            self._run(self.prompt, tokens, position, None, keep)
+            self._run(self.prompt, tokens, None, keep)
             if out is not None:
-                for buffer in self.last.moves:
+                for buffer in (*self.last.moves, w.places):
                     buffer.array[0] = buffer.array[tokens - 1]
-                self._run(self.last, 1, position + tokens - 1, None, keep)
+                self._run(self.last, 1, None, keep)
                 out[0] = w.logits.array[0, :vocab]
             return
-        self._run(self.body, tokens, position, probes, keep)
+        self._run(self.body, tokens, probes, keep)
         for first in range(0, tokens, HEAD_CHUNK):
             size = min(HEAD_CHUNK, tokens - first)
             self._set("first_row", first)
-            self._run(self.head, size, position, probes, keep)
+            self._run(self.head, size, probes, keep)
             if all_positions:
                 out[first:first + size] = w.logits.array[:size, :vocab]
             elif out is not None and first + size == tokens:
                 out[0] = w.logits.array[size - 1, :vocab]
 
-    def _run(self, segment: Segment, tokens: int, position: int, probes: Probes | None, keep: tuple[object, ...]) -> None:
+    def _run(self, segment: Segment, tokens: int, probes: Probes | None, keep: tuple[object, ...]) -> None:
         self._set("tokens", tokens)
-        self._set("position", position)
         program = segment.program
         if probes is None:
             self.team.run(program, self.context, keep)

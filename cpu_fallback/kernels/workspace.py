@@ -7,6 +7,7 @@ import numpy as np
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
 
+from ..pages import PageLayout
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout
 
 CHUNK = 288  # prompt tokens per run; whole tiles on every target
@@ -38,11 +39,15 @@ class Workspace:
     """Buffers for CHUNK tokens of one model.
 
     hidden: the stream; qkv: queries, keys and values; mixed: attention's output before its projection; gate, up: the MLP's;
-    logits: of HEAD_CHUNK tokens; activations: packed inputs of the next product, by layout.
+    logits: of HEAD_CHUNK tokens; activations: packed inputs of the next product, by layout; places: where the cache has
+    each token (program.PLACE); pages: the cache's layout.
     """
 
-    def __init__(self, config: LlamaConfig, layouts: tuple[ActivationLayout, ...], threads: int):
+    def __init__(self, config: LlamaConfig, layouts: tuple[ActivationLayout, ...], threads: int,
+                 cache_bits: int | None = None):
         c = config
+        self.pages = PageLayout.of(config, cache_bits)
+        self.places = Buffer(CHUNK, 4, dtype=np.int64)
         heads, key_heads = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         self.hidden = Buffer(CHUNK, pad(c.hidden_size, WIDTH))
         self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))
@@ -64,7 +69,8 @@ class Workspace:
         thread_bytes = head_bytes * self._shared + 64
         if self._scores is None or self._scores.nbytes < thread_bytes * self._threads:
             self._scores = np.empty(thread_bytes * self._threads, np.uint8)
-        return self._scores.ctypes.data, thread_bytes, head_bytes
+            self._scores_address = self._scores.ctypes.data
+        return self._scores_address, thread_bytes, head_bytes
 
 
 def _is_adjusted(spec: LayerSpec) -> bool:

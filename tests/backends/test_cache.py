@@ -25,20 +25,24 @@ def ids(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 384, (1, length)).astype(np.int32)
 
 
-def test_growth_is_in_steps_and_keeps_the_contents(model):
+def test_growth_is_in_steps_and_keeps_the_contents(model, backend):
     model, to_numpy = model
     cache, sizes = model.make_cache(700), set()
     for start in range(0, 600, 10):
         got = to_numpy(model.forward(ids(600)[:, start:start + 10], start, cache))
         sizes.add(cache.nbytes)
     per_position = 2 * 2 * 2 * 16 * 4 + 4  # keys and values, layers, heads, head_dim, float32; a token id
-    assert sizes == {256 * per_position, 512 * per_position, 700 * per_position}
+    steps = range(64, 641, 64) if backend.name == "cpu" else (256, 512, 700)  # the CPU takes pages, and copies none
+    assert sizes == {step * per_position for step in steps}
     fresh = model.make_cache(700)
     assert relative_error(got, to_numpy(model.forward(ids(600), 0, fresh))) < 1e-4
 
 
-def test_a_long_sequence_is_copied_a_few_times_only(model):
+def test_a_long_sequence_is_copied_a_few_times_only(model, backend):
     cache = model[0].make_cache(100_000)
+    if backend.name == "cpu":
+        assert all(end <= cache.storage_for(end) < end + 64 for end in range(1, 100_001))
+        return
     rooms = [cache.storage_for(end) for end in range(1, 100_001)]
     assert all(end <= room <= max(end + 256, end * 1.13) for end, room in enumerate(rooms, 1))
     assert len(set(rooms)) < 60 and rooms == sorted(rooms)
@@ -218,11 +222,12 @@ def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, 
     monkeypatch.setattr(backend.runtime, "free_memory", lambda device: room)
     model.forward(ids(20), 0, cache)
     before = cache.nbytes
-    with pytest.raises(ContextError, match=r"of 22528 positions take 0.01 GB, and 0.01 GB of memory are free"):
-        cache.check_memory({0: 20_481})
+    # Pages are taken besides those that the row has; arrays are made anew.
+    with pytest.raises(ContextError, match=r"of (22528|20544) positions take 0.01 GB, and 0.01 GB of memory are free"):
+        cache.check_memory({0: 20_545})
     cache.check_memory({0: 20_480})
     with pytest.raises(ContextError, match="lower ctx_size"):
-        model.forward(ids(20_500), 20, cache)
+        model.forward(ids(20_600), 20, cache)
     assert (cache.nbytes, cache.length) == (before, 20)
     model.forward(ids(5), 20, cache)  # the cache is still usable
     monkeypatch.undo()
@@ -234,7 +239,7 @@ def test_a_prompt_that_memory_has_no_room_for_is_refused_before_its_first_chunk(
     model = backend.load(open_checkpoint(make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)), "float32")
     engine, cache = Engine(backend, model, None, frozenset(), 100_000), model.make_cache(100_000)
     monkeypatch.setattr(backend.runtime, "free_memory", lambda device: 2_000_000)
-    with pytest.raises(ContextError, match="of 9216 positions take 0.00 GB"):
+    with pytest.raises(ContextError, match="of (9216|9024) positions take 0.00 GB"):
         list(engine.tokens([5] * 9000, cache, resolve({"max_tokens": 3}), Completion()))
     assert (cache.nbytes, cache.length) == (0, 0)
     assert len(list(engine.tokens([5] * 900, cache, resolve({"max_tokens": 3}), Completion()))) == 3

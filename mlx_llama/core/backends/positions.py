@@ -93,6 +93,10 @@ class Positions:
         step = max(GROWTH, 1 << max(0, end.bit_length() - 4))
         return min(-(-end // step) * step, self.capacity)
 
+    def new_positions(self, row: int, end: int) -> int:
+        """Positions to allocate for the row to reach `end`: all of them, where growing makes new arrays."""
+        return self.storage_for(end)
+
     def nbytes_for(self, length: int) -> int:
         """Bytes that a row of `length` positions takes."""
         return self.storage_for(length) * self.position_nbytes if length else 0
@@ -106,7 +110,7 @@ class Positions:
 
     def check_memory(self, ends: Mapping[int, int]) -> None:
         """Raise ContextError if storage for `ends`, as in `reserve`, exceeds free memory."""
-        positions = sum(self.storage_for(end) for row, end in ends.items() if end > self.allocated[row])
+        positions = sum(self.new_positions(row, end) for row, end in ends.items() if end > self.allocated[row])
         needed = positions * self.position_nbytes
         if needed < 1 << 20:
             return

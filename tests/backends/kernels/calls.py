@@ -16,6 +16,7 @@ from cpu_fallback.kernels.emit import Function, Module, f32
 from cpu_fallback.kernels.layouts import GROUP, ROWS, SPAN, ActivationLayout
 from cpu_fallback.kernels.panels import Arena, Panels, Plan
 from cpu_fallback.kernels.target import Target, compile_module
+from cpu_fallback.pages import PAGE, PageLayout
 
 GUARD = 256
 
@@ -26,7 +27,8 @@ _WRITERS: dict[str, Callable[..., Function]] = {
     "pack": lambda module, target, x_layout, source, tokens: kernels.pack(module, x_layout, source, tokens, public=True),
     "sum_of_squares": lambda module, target: kernels.sum_of_squares(module, public=True),
     "rotate": lambda module, target, head_dim: kernels.rotate(module, head_dim, public=True),
-    "attend": lambda module, target, head_dim: kernels.attend(module, head_dim, public=True),
+    "store": lambda module, target, head_dim, bits: kernels.store(module, head_dim, bits, public=True),
+    "attend": lambda module, target, head_dim, bits=None: kernels.attend(module, head_dim, bits, public=True),
     "fill": lambda module, target, layout, format: kernels.fill(module, layout, format),
 }
 
@@ -139,23 +141,51 @@ class Library:
         return out.array
 
     def attend(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, end: int) -> np.ndarray:
-        """query: float32 [heads, D]; keys, values: [positions, D]. Invisible rows are NaN in the kernel's memory."""
+        """query: float32 [heads, D]; keys, values: [positions, D]. Invisible rows are NaN in the kernel's memory.
+
+        Each page is an array of its own, keys before values; the table has them in reverse order of their addresses.
+        """
+        D = query.shape[1]
+        layout = PageLayout(1, 1, D)
+        pages = sorted((Memory((2, PAGE, layout.width), values=np.nan) for _ in range(-(-end // PAGE))),
+                       key=lambda page: -page.array.ctypes.data)
+        for part, given in enumerate((keys, values)):
+            for position in range(first, end):
+                row = pages[position // PAGE].array[part, position % PAGE]
+                row[:D], row[D:] = given[position], 0
+        return self._attend(query, pages, layout, first, end)
+
+    def store_and_attend(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int,
+                         end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Store keys and values [positions, D] in 8 bits and attend to them: (output, codes [2, positions, D], scales)."""
+        D = query.shape[1]
+        layout = PageLayout(1, 1, D, 8)
+        pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]  # scales are NaN
+        codes, scales = np.empty((2, len(keys), D), np.int8), np.empty((2, len(keys), layout.groups), np.float16)
+        for part, given in enumerate((keys, values)):
+            for position in range(first, end):
+                page, slot = pages[position // PAGE], position % PAGE
+                followed = Memory((D + 16,), values=np.nan)
+                followed.array[:D] = given[position]
+                at = layout.numbers(0, part) + slot * layout.row_bytes, layout.scales(0, part) + slot * 2 * layout.groups
+                self._calls["store", D, 8](address(followed.array, np.float32, (D + 16,)),
+                                           *(page.array.ctypes.data + offset for offset in at))
+                codes[part, position] = page.array[at[0]:at[0] + D].view(np.int8)
+                scales[part, position] = page.array[at[1]:at[1] + 2 * layout.groups].view(np.float16)
+        return self._attend(query, pages, layout, first, end), codes, scales
+
+    def _attend(self, query: np.ndarray, pages: list[Memory], layout: PageLayout, first: int, end: int) -> np.ndarray:
         heads, D = query.shape
-        positions, width = -(-end // 16) * 16, -(-D // 16) * 16
-        rows = []
-        for given in (keys, values):
-            memory = Memory((positions, width), values=np.nan)
-            memory.array[first:end] = 0
-            memory.array[first:end, :D] = given[first:end]
-            rows.append(memory)
+        table = Memory((len(pages),), np.int64, values=[page.array.ctypes.data for page in pages])
         asked, out = Memory((heads, D), values=query), Memory((heads, D), values=np.nan)
-        scores = Memory((heads, positions - first // 16 * 16 + 16), values=np.nan)
-        self._calls["attend", D](
-            address(asked.array, np.float32, (heads, D)),
-            *(address(one.array, np.float32, (positions, width)) for one in rows),
-            address(out.array, np.float32, (heads, D)), first, end, rows[0].array.strides[0], heads,
+        scores = Memory((heads, -(-end // 16) * 16 - first // 16 * 16 + 16), values=np.nan)
+        name = ("attend", D, layout.bits) if layout.bits else ("attend", D)
+        self._calls[name](
+            address(asked.array, np.float32, (heads, D)), address(table.array, np.int64, (len(pages),), 8),
+            *(layout.numbers(0, part) for part in range(2)), *(layout.scales(0, part) for part in range(2)),
+            address(out.array, np.float32, (heads, D)), first, end, heads,
             address(scores.array, np.float32, (heads, None)), scores.array.strides[0], D**-0.5)
-        for memory in (asked, *rows, out, scores):
+        for memory in (asked, *pages, table, out, scores):
             memory.assert_guards()
         return out.array
 

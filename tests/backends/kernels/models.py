@@ -83,7 +83,7 @@ def plain(case: str) -> Llama:
 def answer(llama: Llama, tokens: np.ndarray = TOKENS, cuts: tuple[int, ...] = (), all_positions: bool = True,
            capacity: int | None = None, probe=None):
     """(logits float32 [B, T, V], computed in pieces that end at `cuts`, cache)."""
-    cache = llama.make_cache(capacity or tokens.shape[1])
+    cache = llama.make_cache(capacity or tokens.shape[1], len(tokens))
     found, begin = [], 0
     for end in (*cuts, tokens.shape[1]):
         logits = llama.forward(tokens[:, begin:end], begin, cache, all_positions=all_positions, probe=probe)

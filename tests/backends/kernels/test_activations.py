@@ -11,6 +11,7 @@ from backends.kernels.calls import Library, Memory, address, read_records
 from cpu_fallback.kernels import layouts
 from cpu_fallback.kernels.layouts import FLOAT, GROUP, SPAN, ActivationLayout
 from cpu_fallback.kernels.target import Target, available, build_target
+from cpu_fallback.pages import dequantise, quantise
 
 WIDTH = SPAN * GROUP
 SOURCES = ("plain", "norm", "silu")
@@ -31,6 +32,7 @@ def library(name: str) -> Library:
               if source == "plain" or x_layout in (FLOAT, x_layouts(target)[1])]
     wanted += [("pack", FLOAT, "plain", target.float_tile), ("pack", x_layouts(target)[3], "plain", target.tile)]
     wanted += [("sum_of_squares",), *(("rotate", size) for size in (*SIZES, 34)), *(("attend", size) for size in SIZES)]
+    wanted += [(kind, size, 8) for kind in ("store", "attend") for size in SIZES]
     return Library(target, wanted)
 
 
@@ -189,6 +191,34 @@ def test_attention(kernels, size):
                 query = rng.standard_normal((heads, size), np.float32) * np.float32(2)
                 got = kernels.attend(query, keys, values, first, end)
                 np.testing.assert_allclose(got, attention(query, keys, values, first, end), atol=4e-6, rtol=0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_attention_reads_codes_as_numpy_does(kernels, size):
+    """Codes and scales are those of pages.quantise to the bit; attention is that of their products in float64."""
+    rng = np.random.default_rng(12)
+    for end, heads in ((1, 1), (17, 5), (64, 3), (65, 4), (129, 2)):
+        keys, values = (rng.standard_normal((end, size), np.float32) * np.float32(3) for _ in range(2))
+        keys[0], values[-1, :3] = 0, 1e-9  # a group of zeros, a scale below float16's smallest
+        query = rng.standard_normal((heads, size), np.float32)
+        for first in {0, max(0, end - 20)}:
+            got, codes, scales = kernels.store_and_attend(query, keys, values, first, end)
+            exact = []
+            for part, given in enumerate((keys, values)):
+                wanted_codes, wanted_scales = quantise(given[first:])
+                np.testing.assert_array_equal(codes[part, first:], wanted_codes)
+                np.testing.assert_array_equal(scales[part, first:], wanted_scales)
+                exact.append(np.zeros_like(given))
+                exact[part][first:] = dequantise(wanted_codes, wanted_scales)
+                assert np.abs(exact[part] - given)[first:].max() <= np.abs(given).max() / 127 * 0.51 + 1e-9
+            np.testing.assert_allclose(got, attention(query, *exact, first, end), atol=1e-5, rtol=0)
+
+
+def test_nan_is_stored_as_nan(kernels):
+    keys, values, query = np.ones((3, 64), np.float32), np.ones((3, 64), np.float32), np.ones((1, 64), np.float32)
+    values[1, 40] = np.nan
+    got, _, scales = kernels.store_and_attend(query, keys, values, 0, 3)
+    assert np.isnan(scales[1, 1]).tolist() == [False, True] and np.isfinite(got[0, :32]).all() and np.isnan(got[0, 32:]).all()
 
 
 def test_each_head_gets_the_same_bits_however_many_share_a_key(kernels):

@@ -141,17 +141,18 @@ def test_a_fault_in_the_layers_shows_in_every_path(fault, monkeypatch):
 def test_a_program_refuses_incomplete_operations():
     core = model("odd widths")._runner
     program = Program(core.code, 1)
-    operands = dict(qkv=1, qkv_bytes=1, heads=1, key_heads=1, keys_at=0, values_at=0, layer=0, rotates=1)
+    operands = dict(qkv=1, qkv_bytes=1, heads=1, key_heads=1, keys_at=0, values_at=0, page_keys=0, page_values=0, key_scales=0,
+                    value_scales=0, rotates=1)
     with pytest.raises(TypeError, match="operands of rotate"):
-        program.add("rotate", 1, **{name: operands[name] for name in operands if name != "layer"})
+        program.add("rotate", 1, **{name: operands[name] for name in operands if name != "page_keys"})
     with pytest.raises(TypeError, match="operands of rotate"):
         program.add("rotate", 1, **operands, more=1)
     with pytest.raises(ValueError, match="not among the compiled operations"):
-        program.add("attend nothing", 1, qkv=1, qkv_bytes=1, shared=1, key_heads=1, out=1, out_bytes=1, layer=0, window=1,
-                    scale=0)
+        program.add("attend nothing", 1, qkv=1, qkv_bytes=1, shared=1, key_heads=1, out=1, out_bytes=1, page_keys=0,
+                    page_values=0, key_scales=0, value_scales=0, window=1, scale=0)
     for bad in (-1, 1.5, None):
         with pytest.raises(ValueError, match="integers from 0 on"):
-            program.add("rotate", 1, **operands | {"layer": bad})
+            program.add("rotate", 1, **operands | {"page_keys": bad})
     with pytest.raises(ValueError, match="finished program"):
         program.prepare(core.context)
     with pytest.raises(ValueError, match="finished program"):

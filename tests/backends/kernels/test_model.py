@@ -3,6 +3,7 @@ number of threads, any cut of the prompt and any batch."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import signal
 import threading
@@ -30,9 +31,10 @@ def test_every_model_is_numpys_at_float32(case):
     wanted, slow = answer(plain(case))
     got, cache = answer(llama)
     assert relative_error(got, wanted) < 1e-5
-    for one, other in zip((*cache.keys, *cache.values), (*slow.keys, *slow.values)):
-        assert relative_error(one, other) < 1e-5
-    mixed, slow = llama.make_cache(LENGTH), llama.make_cache(LENGTH)  # a cache that NumPy fills and kernels continue
+    for row in range(3):
+        for name in ("keys", "values"):
+            assert relative_error(cache.state(row)[name], slow.state(row)[name]) < 1e-5
+    mixed, slow = llama.make_cache(LENGTH, 3), llama.make_cache(LENGTH, 3)  # a cache that NumPy fills and kernels continue
     for cache in (mixed, slow):
         plain(case).forward(TOKENS[:, :20], 0, cache)
     wanted = plain(case).forward(TOKENS[:, 20:], 20, slow)
@@ -225,8 +227,9 @@ def test_a_forward_settles_an_abandoned_run():
     assert job.begin.locked() and not job.finished and core.team._job is None  # cancelled before it began
     cache = llama.make_cache(200)
     llama.forward(np.zeros((1, 200), np.int32), 0, cache)
+    cache.trim(0)
+    core._place(cache.view(np.zeros((1, 200), np.int32), 0), [(0, token) for token in range(200)])
     core._set("tokens", 200)
-    core._set("position", 0)
     core._set("first_row", 0)
     core.prompt.program.prepare(core.context)
     core.team._job = job = Job(core.prompt.program, core.context, (cache,))
@@ -274,7 +277,7 @@ def test_a_failed_load_leaves_no_threads(monkeypatch):
 
 
 def test_another_models_cache_is_refused():
-    for cache in (model("head 36").make_cache(40), model("head 20").make_cache(40)):
+    for cache in (model("head 36").make_cache(40, 3), model("head 20").make_cache(40, 3)):
         with pytest.raises(ContextError, match="made by another model"):
             model("odd widths").forward(TOKENS, 0, cache)
 
@@ -290,14 +293,19 @@ def test_views_and_embeddings_of_other_shapes_are_refused(monkeypatch):
     core = llama._runner
 
     def fresh():
-        return llama.make_cache(40).view(TOKENS, 0)
+        return llama.make_cache(80, 3).view(TOKENS, 0)
 
-    cosine, sine = fresh().tables
+    (cosine, sine), pages, page_tables, spans = (getattr(fresh(), name) for name in ("tables", "pages", "page_tables", "spans"))
+    beyond = dataclasses.replace(spans[0], start=28)
     for view, message in (
-            (change(fresh(), index_pos=5), "do not fit a cache of 40"),
-            (change(fresh(), addresses=fresh().addresses[:, :1]), "do not fit a cache"),
+            (change(fresh(), spans=(beyond, *spans[1:])), "37 positions from 28 on do not fit 64 positions of pages"),
+            (change(fresh(), pages=(pages[0], (), pages[2])), "do not fit 0 positions"),
+            (change(fresh(), page_tables=(*page_tables[:2], (page_tables[2][0][:0], 0))), "do not fit 0 positions"),
+            (change(fresh(), pages=pages[:2]), "3 sequences do not fit a view of 3"),
+            (change(fresh(), spans=spans[:1]), "3 sequences do not fit a view of 1 rows"),
             (change(fresh(), tables=(cosine.astype(np.float64), sine)), "rope table float64"),
             (change(fresh(), tables=(cosine, sine[:, :-1])), "rope table"),
+            (change(fresh(), tables=(cosine[:1], sine)), "rope table"),
             (change(fresh(), tables=(cosine, np.asfortranarray(sine))), "in C order")):
         with pytest.raises(ValueError, match=message):
             core.forward(TOKENS, view, False)

@@ -1,0 +1,199 @@
+"""Pages of a cache: keys, values and tokens of 64 positions, shared between rows by counting who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlx_llama.core.backends.positions import CACHE_GROUP
+from mlx_llama.core.models.config import LlamaConfig
+
+PAGE = 64  # positions
+SPARE_BYTES = 32 << 20  # of free pages kept for the next row
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """Where a page holds what, in bytes from its start.
+
+    Numbers come first, by layer, keys before values, head, position: head_dim float32, with `bits` 8 int8 codes, padded
+    with zeros to `width`. Scales follow in the same order, float16, one per CACHE_GROUP codes; then int32 token ids.
+    """
+
+    layers: int
+    heads: int
+    head_dim: int
+    bits: int | None = None
+
+    @classmethod
+    def of(cls, config: LlamaConfig, bits: int | None = None) -> PageLayout:
+        """The layout for a model's keys and values."""
+        return cls(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, bits)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a head and position, whole vectors of 16."""
+        return -(-self.head_dim // 16) * 16
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a head and position."""
+        return self.width if self.bits else 4 * self.width
+
+    @property
+    def groups(self) -> int:
+        """Scales of a head and position."""
+        return -(-self.head_dim // CACHE_GROUP) if self.bits else 0
+
+    def numbers(self, layer: int, part: int) -> int:
+        """Offset of a layer's keys (part 0) or values (part 1)."""
+        return (2 * layer + part) * self.heads * PAGE * self.row_bytes
+
+    def scales(self, layer: int, part: int) -> int:
+        """Offset of the scales of a layer's keys or values."""
+        return self.numbers(self.layers, 0) + (2 * layer + part) * self.heads * PAGE * 2 * self.groups
+
+    @property
+    def tokens(self) -> int:
+        """Offset of the token ids."""
+        return self.scales(self.layers, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a page."""
+        return self.tokens + 4 * PAGE
+
+
+class Page:
+    """One page. address: of its first byte, on a cache line.
+
+    numbers: float32 or int8 [layers, 2, G, PAGE, width]; scales: float16 [layers, 2, G, PAGE, groups]; tokens: int32
+    [PAGE]. holders: rows that have it.
+    """
+
+    __slots__ = ("memory", "address", "numbers", "scales", "tokens", "holders")
+
+    def __init__(self, layout: PageLayout):
+        raw = np.zeros(layout.nbytes + 64, np.uint8)
+        skip = -raw.ctypes.data % 64
+        self.memory = raw[skip:skip + layout.nbytes]
+        self.address = self.memory.ctypes.data
+        shape, first, last = (layout.layers, 2, layout.heads, PAGE), layout.numbers(layout.layers, 0), layout.tokens
+        self.numbers = self.memory[:first].view(np.int8 if layout.bits else np.float32).reshape(*shape, layout.width)
+        self.scales = self.memory[first:last].view(np.float16).reshape(*shape, layout.groups)
+        self.tokens = self.memory[last:].view(np.int32)
+        self.holders = 0
+
+    def copy_from(self, other: Page, count: int) -> None:
+        """Copy the first `count` positions of another page."""
+        self.numbers[:, :, :, :count] = other.numbers[:, :, :, :count]
+        self.scales[:, :, :, :count] = other.scales[:, :, :, :count]
+        self.tokens[:count] = other.tokens[:count]
+
+
+class Pages:
+    """The pages of a cache's rows. A page goes back when no row holds it; SPARE_BYTES of such pages are kept."""
+
+    def __init__(self, layout: PageLayout):
+        self.layout = layout
+        self.taken = 0  # pages that rows hold
+        self._spare: list[Page] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pages that rows hold, each once."""
+        return self.taken * self.layout.nbytes
+
+    def take(self) -> Page:
+        """A page for one row; positions in it are undefined."""
+        page = self._spare.pop() if self._spare else Page(self.layout)
+        page.holders = 1
+        self.taken += 1
+        return page
+
+    def copy(self, page: Page, count: int) -> Page:
+        """A page of one row with the first `count` positions of `page`."""
+        new = self.take()
+        new.copy_from(page, count)
+        return new
+
+    def drop(self, pages: Iterable[Page]) -> None:
+        """Give up a row's hold. The caller has removed the pages from the row."""
+        for page in pages:
+            page.holders -= 1
+            if not page.holders:
+                self.taken -= 1
+                if (len(self._spare) + 1) * self.layout.nbytes <= SPARE_BYTES:
+                    self._spare.append(page)
+
+
+class Row:
+    """Pages of one sequence, in order. table: their addresses, int64, which kernels read at `address`.
+
+    Entries of a table are written once: a change makes another table, since a run may still read the former one.
+    """
+
+    __slots__ = ("pages", "table", "address")
+
+    def __init__(self) -> None:
+        self.pages: list[Page] = []
+        self._make_table(0)
+
+    def append(self, pages: list[Page]) -> None:
+        """Add pages at the end."""
+        first, last = len(self.pages), len(self.pages) + len(pages)
+        if last > len(self.table):
+            self._make_table(max(8, 2 * last))
+        self.table[first:last] = [page.address for page in pages]
+        self.pages += pages
+
+    def replace(self, index: int, page: Page) -> Page:
+        """Put another page at `index`; returns the former one."""
+        former, self.pages[index] = self.pages[index], page
+        self._make_table(len(self.table))
+        return former
+
+    def cut(self, count: int) -> list[Page]:
+        """Keep the first `count` pages; returns the others."""
+        rest = self.pages[count:]
+        if rest:
+            del self.pages[count:]
+            self._make_table(len(self.table))
+        return rest
+
+    def tokens(self, first: int, end: int) -> np.ndarray:
+        """Copy token ids first .. end - 1, int32."""
+        found = [page.tokens[slots] for page, slots, _ in pieces(self.pages, first, end)]
+        return np.concatenate(found) if found else np.zeros(0, np.int32)
+
+    def _make_table(self, size: int) -> None:
+        table = np.zeros(size, np.int64)
+        table[:len(self.pages)] = [page.address for page in self.pages]
+        self.table, self.address = table, table.ctypes.data
+
+
+def pieces(pages: list[Page] | tuple[Page, ...], first: int, end: int) -> Iterator[tuple[Page, slice, slice]]:
+    """Positions first .. end - 1 by page: (page, positions in the page, positions from `first` on)."""
+    at = first
+    while at < end:
+        index, slot = divmod(at, PAGE)
+        count = min(PAGE - slot, end - at)
+        yield pages[index], slice(slot, slot + count), slice(at - first, at - first + count)
+        at += count
+
+
+def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """x as int8 codes and float16 scales, one per CACHE_GROUP of the last axis. x: float32 [..., D]; scales [..., groups]."""
+    size = x.shape[-1]
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % CACHE_GROUP)]).reshape(*x.shape[:-1], -1, CACHE_GROUP)
+    scales = (np.abs(padded).max(axis=-1) / np.float32(127)).astype(np.float16)
+    wide = scales.astype(np.float32)[..., None]
+    codes = np.rint(padded / np.where(wide > 0, wide, np.float32(np.inf)))
+    return np.clip(codes, -127, 127).astype(np.int8).reshape(*x.shape[:-1], -1)[..., :size], scales
+
+
+def dequantise(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Codes times scales, float32 [..., D]."""
+    return codes * np.repeat(scales.astype(np.float32), CACHE_GROUP, axis=-1)[..., :codes.shape[-1]]
