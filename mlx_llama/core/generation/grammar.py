@@ -224,10 +224,10 @@ class _Vocabulary:
         """Token ids of a text that continues another, special tokens as text."""
         try:
             text = data.decode()
-        except UnicodeDecodeError:
+            # Without a space before the first word, which a text after a newline does not get.
+            ids = self._tokenizer.encode(text if self._tokenizer.byte_level else "\n" + text)
+        except Exception:  # llguidance would panic
             return self._spell(data)
-        # Without a space before the first word, which a text after a newline does not get.
-        ids = self._tokenizer.encode(text if self._tokenizer.byte_level else "\n" + text)
         start = len(self._newline)
         exact = ids[:start] == self._newline and b"".join(self.tokens[token] for token in ids[start:]) == data
         return ids[start:] if exact else self._spell(data)
