@@ -166,6 +166,10 @@ class Cache(Positions):
     def _store_tokens(self, row: int, start: int, tokens: np.ndarray) -> None:
         """Store token ids from `start` on, in pages that no other row holds from now on."""
         held, end = self._rows[row], start + len(tokens)
+        page = held.pages[start // PAGE]
+        if len(tokens) == 1 and page.holders == 1:  # most steps
+            page.tokens[start % PAGE] = tokens[0]
+            return
         for index in range(start // PAGE, -(-end // PAGE)):
             if held.pages[index].holders > 1:
                 copied = self._pages.copy(held.pages[index], max(0, start - index * PAGE))

@@ -39,14 +39,23 @@ def test_help_shows_them():
 
 
 SNIPPET = """
+from collections.abc import Sequence
+
 from mlx_llama import ContextError, load
 
 llm = load("x", threads=2)
 text: str = llm.generate("Once", max_tokens=3, stop=["a"], temperature=0.5, logit_bias={5: 1.0}, seed=None).text
 chat = llm.chat(system="x", max_tokens=3)
-tokens: list[int] = chat.send("hi", top_p=0.5).tokens
+tokens: Sequence[int] = chat.send("hi", top_p=0.5).tokens
 for piece in llm.stream("Once", speculate="prompt"):
     print(piece + "!")
+done: list[str] = [one.text for one in llm.batch(["a", [1, 2]], max_tokens=3)]
+seconds: float = llm.generate("x").tokens[0].seconds
+
+
+async def show() -> None:
+    async for piece in llm.astream("Once", max_tokens=3):
+        print(piece + "!")
 """
 SLIPS = ['llm.generate("x", max_tokenz=3)', 'llm.stream("x", temperature="hot")', 'llm.chat(sytem="x")',
          'chat.send("x", speculate="maybe")', 'load("x", ctx=5)']

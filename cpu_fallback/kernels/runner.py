@@ -111,7 +111,13 @@ class Runner:
         """Tell the machine code where the cache has each of `tokens`, (sequence, number in it)."""
         cosine, sine = (table.ctypes.data for table in view.tables)
         _, count, width = view.tables[0].shape
-        self.workspace.places.array[:len(tokens)] = [
+        places = self.workspace.places.array
+        if len(tokens) == 1:
+            ((b, t),) = tokens
+            at = 4 * width * (b * count + t)
+            places[0] = view.spans[b].start + t, view.page_tables[b][1], cosine + at, sine + at
+            return
+        places[:len(tokens)] = [
             (view.spans[b].start + t, view.page_tables[b][1], cosine + 4 * width * (b * count + t),
              sine + 4 * width * (b * count + t)) for b, t in tokens]
 

@@ -69,7 +69,8 @@ class Workspace:
         thread_bytes = head_bytes * self._shared + 64
         if self._scores is None or self._scores.nbytes < thread_bytes * self._threads:
             self._scores = np.empty(thread_bytes * self._threads, np.uint8)
-        return self._scores.ctypes.data, thread_bytes, head_bytes
+            self._scores_address = self._scores.ctypes.data
+        return self._scores_address, thread_bytes, head_bytes
 
 
 def _is_adjusted(spec: LayerSpec) -> bool:

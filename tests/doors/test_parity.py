@@ -173,16 +173,18 @@ def planted_in_programs(patch, fault: str) -> None:
         replace(ops.add_rms_norm, lambda right, x, delta, weight, eps: right(x, delta, weight.astype(np.float16), eps))
     elif fault == "offset after the prompt":
         def shifted(self, tokens, view, *rest):
-            if view.index_pos:
-                view.tables = tuple(part[view.index_pos - 1:view.end - 1] for part in view.cache.tables)
+            (span,) = view.spans
+            if span.start:
+                view.tables = tuple(part[None, span.start - 1:span.end - 1] for part in view.cache.tables)
             return forward(self, tokens, view, *rest)
 
         patch.setattr(runner.Runner, "forward", shifted)
     elif fault == "stale row":
         def stale(self, tokens, view, *rest):
             found = forward(self, tokens, view, *rest)
-            if view.index_pos == 0:
-                view.values[1][:, :, view.end - 1] = view.values[1][:, :, 2]
+            if view.spans[0].start == 0:
+                (pages,), last = view.pages, view.spans[0].end - 1
+                pages[last // 64].numbers[1, 1, :, last % 64] = pages[0].numbers[1, 1, :, 2]
             return found
 
         patch.setattr(runner.Runner, "forward", stale)

@@ -58,7 +58,7 @@ class Rows:
         grown = self.growth(ends)
         return grown == 0 or self.nbytes + grown <= self.budget
 
-    def make_room(self, ends: Mapping[int, int], spared: int | None = None) -> bool:
+    def make_room(self, ends: Mapping[int, int], spared: int = -1) -> bool:
         """Drop kept prefixes, but `spared`, until these rows may grow; False if that does not suffice."""
         while not self.fits(ends):
             if not self._drop_oldest(spared):
@@ -80,20 +80,17 @@ class Rows:
 
     # Prefixes
 
-    def find_prefix(self, tokens: Sequence[int]) -> tuple[int | None, int]:
-        """The row with the longest common prefix and its length; at least one token of `tokens` is left over."""
-        best, longest = None, 0
+    def find_prefix(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """The row with the longest common prefix, and its length, 0 for none; at least one token of `tokens` is left over."""
+        best, longest = -1, 0
         for row, known in [*self.kept.items(), *self.used.items()]:
             length = min(common_prefix(known, tokens), self.cache.lengths[row], len(tokens) - 1)
             if length > longest:
                 best, longest = row, length
-        return (best, longest) if self._may_share(best, len(tokens)) else (None, 0)
-
-    def _may_share(self, row: int | None, length: int) -> bool:
-        """False where keys of the row are rotated for another length (dynamic rope beyond the trained length)."""
-        if row is None or not rope.length_dependent(self.config):
-            return row is not None
-        return max(length, self.cache.lengths[row]) <= self.config.max_position_embeddings
+        if rope.length_dependent(self.config) and longest:  # keys beyond the trained length are rotated for their own length
+            if max(len(tokens), self.cache.lengths[best]) > self.config.max_position_embeddings:
+                return -1, 0
+        return best, longest
 
     # Rows
 
@@ -112,7 +109,7 @@ class Rows:
             self.kept[source] = self.kept.pop(source)  # used now
         takes_over = is_kept and reused >= len(self.kept[source]) - 1
         if not takes_over and reused < MIN_COPY:
-            source, reused, is_kept = None, 0, False
+            source, reused, is_kept = -1, 0, False
         if not takes_over and not self._make_free(end, source):
             takes_over = is_kept  # memory has no room for both
             if not takes_over:
@@ -131,7 +128,7 @@ class Rows:
             return None
         return row, reused
 
-    def _make_free(self, end: int, spared: int | None) -> bool:
+    def _make_free(self, end: int, spared: int = -1) -> bool:
         """Drop kept prefixes until there is a free row with room for `end` positions."""
         while not self.free:
             if not self._drop_oldest(spared):
@@ -162,7 +159,7 @@ class Rows:
 
     def install(self, tokens: list[int]) -> int:
         """A free row that will be kept with `tokens`, which the caller restores. Raises ContextError without room."""
-        if not self._make_free(len(tokens), None):
+        if not self._make_free(len(tokens)):
             raise ContextError(f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and "
                                "running requests have the cache's memory: load it before them, or raise --cache-memory")
         row = self.free.pop()
@@ -183,14 +180,17 @@ class Rows:
             if row not in self.free:
                 self.free.append(row)
 
-    def _drop_oldest(self, spared: int | None = None) -> bool:
+    def _drop_oldest(self, spared: int = -1) -> bool:
         """Drop the least recently used prefix, but `spared`; False if there is none."""
         row = next((row for row in self.kept if row != spared), None)
-        if row is None:
-            return False
+        if row is not None:
+            self.drop(row)
+        return row is not None
+
+    def drop(self, row: int) -> None:
+        """Drop a kept prefix."""
         del self.kept[row]
         self._free(row)
-        return True
 
     def _free(self, row: int) -> None:
         self.cache.reset(row)

@@ -29,8 +29,10 @@ from .budget import default_budget
 from .completion import Completion, Writer
 from .device import Device
 from .engine import Engine
+from .grammar import Constraint, Rule
+from .logprobs import TokenLogprobs, unpack
 from .options import MAX_ROWS
-from .request import Handle, Request, Sequence
+from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
 from .speculate import ModelDrafts, PromptLookup, Speculation
 
@@ -42,11 +44,17 @@ WAKE_SECONDS = 0.5  # a consumer looks again after this time
 
 @dataclass
 class Step:
-    """A launched step. sampled: int32 [B, 1] on the device; with drafts [1, T], the next token after each position."""
+    """A launched step. sampled: int32 [B, 1] on the device, or [B, C] with log-probabilities; with drafts [1, T], the next
+    token after each position."""
 
     sequences: list[Sequence]
     sampled: Array
     drafts: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> Array:
+        """The sampled tokens without log-probabilities, int32 [B, 1] on the device, as the next step's input."""
+        return self.sampled if self.sampled.shape[1] == 1 else self.sampled[:, :1]
 
 
 class Clock:
@@ -110,7 +118,7 @@ class Scheduler:
                 budget = self.cache_memory if self.cache_memory is not None else self._measure_budget()
                 cache = self.model.make_cache(self.context, count)
                 # Beyond its trained positions a draft model guesses badly, and dynamic rope would forbid trimming.
-                drafts = draft and draft.make_cache(min(self.context, draft.config.max_position_embeddings), count)
+                drafts = draft.make_cache(min(self.context, draft.config.max_position_embeddings), count) if draft else None
                 self._rows = Rows(self.model.config, cache, drafts, budget, self.kept_rows)
             return self._rows
 
@@ -138,16 +146,20 @@ class Scheduler:
         options, engine = request.options.options, self.engine
         engine.check_options(options)
         engine.check_prompt(request.prompt)
-        if request.wants_text and engine.tokenizer is None:
+        tokenizer = engine.tokenizer if request.wants_text else None
+        if request.wants_text and tokenizer is None:
             raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
         if options.stop and not request.wants_text:
             raise OptionsError("option stop: needs text, and this request asks for token ids only")
         self._check_memory(len(request.prompt))
-        kind, notices = engine.choose_speculation(options)
-        completion = Completion(prompt_tokens=len(request.prompt))
+        constraint = self._constrain(request)
+        kind, notices = engine.choose_speculation(options, constraint is not None)
+        completion = Completion(prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema)
         eos = engine.eos if request.eos is None else request.eos
         limit = min(options.max_tokens, self.context - len(request.prompt))
-        decoder = engine.tokenizer.stream(starts_text=request.starts_text) if request.wants_text else None
+        starts_text = request.starts_text and not (constraint and constraint.keeps_space)
+        shown = {"shown": request.shown} if request.shown else {}
+        decoder = tokenizer.stream(starts_text=starts_text, **shown) if tokenizer else None
         writer = Writer(completion, options.max_tokens, limit, eos, decoder, options.stop)
         writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
         lookup = PromptLookup(request.prompt) if kind == "prompt" else None
@@ -156,7 +168,14 @@ class Scheduler:
         completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
         completion.seed, completion.options = options.seed, options.model_dump() | {"speculate": kind}
         completion.origins = dict(request.options.origins)
-        return Handle(Sequence(request, list(request.prompt), limit, writer, speculation), self)
+        return Handle(Sequence(request, list(request.prompt), limit, writer, speculation, constraint), self)
+
+    def _constrain(self, request: Request) -> Constraint | None:
+        rule = request.rule or Rule.of(request.options.options)
+        if rule is None:
+            return None
+        grammars = self.engine.grammars
+        return grammars.compile(rule, starts_text=request.starts_text, seconds=request.compile_seconds)
 
     def _check_memory(self, length: int) -> None:
         rows = self.rows
@@ -202,7 +221,7 @@ class Scheduler:
             self.steps, self._last, self._batch = [], None, None
             if self._rows is not None:
                 for row in list(self._rows.kept):
-                    self._rows._drop_oldest()
+                    self._rows.drop(row)
 
     def _run(self) -> None:
         while True:
@@ -339,9 +358,10 @@ class Scheduler:
         return rope.length_dependent(config) and length > config.max_position_embeddings
 
     def _begin_drafts(self, sequence: Sequence) -> None:
-        row, draft = sequence.row, self.engine.draft
+        row, draft, cache = sequence.row, self.engine.draft, self.rows.drafts
+        assert draft and cache
         if row not in self._drafters:
-            self._drafters[row] = ModelDrafts(draft, self.rows.drafts, row)
+            self._drafters[row] = ModelDrafts(draft, cache, row)
         self._drafters[row].begin(sequence.text, sequence.sampling, sequence.options.prefill_step_size)
         sequence.speculation.drafter = self._drafters[row]
 
@@ -360,12 +380,11 @@ class Scheduler:
                 self.device.prefill(self.model, rest, self.cache, row)
                 return
             # Sample in the last chunk's step, which saves one pass over the weights.
-            sampled = self.device.step(self.model, np.array([rest], np.int32), self.cache, [row], sequence.sampling,
-                                       [sequence.writer])
+            step = self._step([sequence], np.array([rest], np.int32))
         except Exception as error:
             self._fail(sequence, error)
             return
-        self.steps.append(Step([sequence], sampled))
+        self.steps.append(step)
         self.running.append(sequence)
         self.prefilling = None
 
@@ -378,12 +397,17 @@ class Scheduler:
         return min(chunk, SHARED_CHUNK) if self.running else chunk
 
     def _group(self, sequences: list[Sequence]) -> list[list[Sequence]]:
-        """Sequences that share a step. One that drafts is alone where others could run ahead."""
+        """Sequences that share a step. Where others could run ahead, one that drafts is alone, and those with a grammar are
+        apart: they wait for their tokens, and the host computes their masks while the device works for the others."""
         if not self.backend.runs_ahead:
             return [sequences]
-        together = [sequence for sequence in sequences if not sequence.speculation.is_drafting]
-        alone = [[sequence] for sequence in sequences if sequence.speculation.is_drafting]
-        return [together, *alone] if together else alone
+        together, constrained, groups = [], [], []
+        for sequence in sequences:
+            if sequence.speculation.is_drafting:
+                groups.append([sequence])
+            else:
+                (together if sequence.constraint is None else constrained).append(sequence)
+        return [group for group in (together, *groups, constrained) if group]
 
     # Launching
 
@@ -395,7 +419,7 @@ class Scheduler:
         if not idle:
             return
         for group in self._group(idle):
-            alone = [sequence for sequence in group if self._launch_drafts(sequence)]
+            alone = [sequence for sequence in group if self._launch_drafts(sequence) or self._launch_stretch(sequence)]
             group = [sequence for sequence in group if sequence not in alone] if alone else group
             group = self._make_room(group, 1)
             if group:
@@ -419,11 +443,27 @@ class Scheduler:
         self.steps.append(Step([sequence], sampled, drafts))
         return True
 
+    def _launch_stretch(self, sequence: Sequence) -> bool:
+        """Launch one step over the tokens that a grammar forced; False if there are none."""
+        if sequence.constraint is None or self.cache.lengths[sequence.row] == len(sequence.text) - 1:
+            return False
+        tokens = sequence.text[self.cache.lengths[sequence.row]:]
+        if not self._make_room([sequence], min(len(tokens), SHARED_CHUNK)):
+            return True
+        try:
+            if len(tokens) > SHARED_CHUNK:  # the next tick goes on
+                self.device.prefill(self.model, tokens[:SHARED_CHUNK], self.cache, sequence.row)
+            else:
+                self.steps.append(self._step([sequence], np.array([tokens], np.int32)))
+        except Exception as error:
+            self._fail(sequence, error)
+        return True
+
     def _launch_step(self, sequences: list[Sequence]) -> None:
         """Launch the next token of sequences whose tokens are known."""
         last = self._last
         if last and last.sequences == sequences and not last.drafts:
-            tokens = last.sampled
+            tokens = last.tokens
         else:
             tokens = np.array([[sequence.text[-1]] for sequence in sequences], np.int32)
         try:
@@ -434,7 +474,16 @@ class Scheduler:
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
         rows = [sequence.row for sequence in sequences]
         writers = [sequence.writer for sequence in sequences]
-        return Step(sequences, self.device.step(self.model, tokens, self.cache, rows, self._sampling(sequences), writers))
+        masks = (lambda: self._compute_masks(sequences)) if any(sequence.constraint for sequence in sequences) else None
+        return Step(sequences, self.device.step(self.model, tokens, self.cache, rows, self._sampling(sequences), writers, masks))
+
+    def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
+        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for a grammar that grew too complex."""
+        masks = np.full((len(sequences), -(-self.model.config.vocab_size // 32)), -1, np.int32)
+        for row, sequence in enumerate(sequences):
+            if sequence.constraint:
+                masks[row] = sequence.constraint.mask()
+        return masks
 
     def _sampling(self, sequences: list[Sequence]) -> SamplingBatch:
         if len(sequences) == 1:
@@ -447,14 +496,14 @@ class Scheduler:
         """Launch the step after `step`, which is not read yet, unless its tokens may change the rows or be drafted from."""
         # A launched step cannot be cancelled, so do not run ahead of a possible draft.
         if self._is_short or step.drafts or step.sequences not in groups or any(
-                sequence.left == 1 or sequence.is_cancelled or sequence.speculation.may_draft_next()
+                sequence.left == 1 or sequence.is_cancelled or sequence.constraint or sequence.speculation.may_draft_next()
                 for sequence in step.sequences):
             return
         if not self.rows.reserve({sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences}):
             return
         before = [self.cache.lengths[sequence.row] for sequence in step.sequences]
         try:
-            self.steps.append(self._step(step.sequences, step.sampled))
+            self.steps.append(self._step(step.sequences, step.tokens))
         except Exception:  # launch it again once the tokens are read
             for sequence, length in zip(step.sequences, before):
                 self.cache.trim(length, sequence.row)
@@ -483,7 +532,7 @@ class Scheduler:
         """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
         self._remove(sequence)
         self.rows.release(sequence.row)
-        sequence.row = None
+        sequence.row = NO_ROW
         if sequence.speculation.kind == "model":
             sequence.speculation.drafter = None  # it belongs to the row
         self.waiting.appendleft(sequence)
@@ -502,16 +551,23 @@ class Scheduler:
         if step.drafts:
             self._take(step.sequences[0], step.drafts, sampled, now)
             return
-        for sequence, token in zip(step.sequences, sampled):
-            self._take(sequence, [], [token], now)
+        width = len(sampled) // len(step.sequences)  # more than one with log-probabilities
+        for row, sequence in enumerate(step.sequences):
+            self._take_row(sequence, sampled[row * width:(row + 1) * width], now)
 
-    def _take(self, sequence: Sequence, drafts: list[int], sampled: list[int], now: float) -> None:
-        """Append the tokens that a step gave."""
+    def _take_row(self, sequence: Sequence, columns: list[int], now: float) -> None:
+        """Append a token, which may have log-probabilities beside it."""
+        self._take(sequence, [], columns[:1], now, unpack(columns, sequence.options.logprobs))
+
+    def _take(self, sequence: Sequence, drafts: list[int], sampled: list[int], now: float,
+              logprobs: TokenLogprobs | None = None) -> None:
+        """Append the tokens that a step gave, and those that a grammar forces after them."""
         if sequence.is_over:  # it ended while the step ran
             return
         try:
             tokens = sequence.speculation.accept(drafts, sampled)
-            goes_on = all(sequence.take(token, now) for token in tokens)
+            goes_on = all(sequence.take(token, now, logprobs) for token in tokens)
+            goes_on = goes_on and all(sequence.take(token, now) for token in self._find_forced(sequence))
             if drafts and goes_on:
                 self.cache.trim(len(sequence.text) - 1, sequence.row)
             if goes_on:
@@ -521,22 +577,29 @@ class Scheduler:
         except Exception as error:
             self._fail(sequence, error)
 
+    def _find_forced(self, sequence: Sequence) -> list[int]:
+        """Tokens that a grammar makes certain; the next step computes all of them at once."""
+        # Log-probabilities come one a step; dynamic rope rotates several positions of one call alike.
+        if sequence.constraint is None or sequence.options.logprobs is not None or rope.length_dependent(self.model.config):
+            return []
+        return sequence.constraint.forced()
+
     # Ends
 
     def _end(self, sequence: Sequence) -> None:
         """Remove a sequence and keep its row as a prefix."""
         self._remove(sequence)
-        if sequence.row is not None:
+        if sequence.row != NO_ROW:
             self.rows.keep(sequence.row)
-            sequence.row = None
+            sequence.row = NO_ROW
         self._close(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """End a sequence by an error, and forget its row."""
         self._remove(sequence)
-        if sequence.row is not None:
+        if sequence.row != NO_ROW:
             self.rows.release(sequence.row)
-            sequence.row = None
+            sequence.row = NO_ROW
         if not sequence.is_over:
             sequence.error = error
             sequence.writer.fail(error)
@@ -573,12 +636,12 @@ class Scheduler:
                 return
             self._rewind(sequence)
             try:
-                step = self._step([sequence], np.array([[sequence.text[-1]]], np.int32))
+                step = self._step([sequence], np.array([sequence.text[self.cache.lengths[sequence.row]:]], np.int32))
                 sampled = self.device.read(step.sampled, [sequence.writer])
             except Exception as again:
                 self._fail(sequence, again)
             else:
-                self._take(sequence, [], sampled, self._clock.now())
+                self._take_row(sequence, sampled, self._clock.now())
 
     def _forget_steps(self) -> None:
         """Drop all launched steps; rows go on from the tokens known on the host."""
@@ -606,22 +669,22 @@ class Scheduler:
     def count_known(self, tokens: Several[int]) -> int:
         """Tokens at the beginning of `tokens` that some row holds."""
         with self._ticking:
-            return max((min(length, self.cache.lengths[row]) for row, length in [self.rows.find_prefix([*tokens, -1])]
-                        if row is not None), default=0)
+            return self.rows.find_prefix([*tokens, -1])[1]
 
     def export(self, tokens: Several[int] | None = None) -> dict[str, Any]:
         """State of the row with the longest prefix of `tokens`, None: of the last row that ended; {}: there is none.
         See Cache.state."""
         with self._ticking:
             if tokens is None:
-                row, length = next(reversed(self.rows.kept), None), None
+                row = next(reversed(self.rows.kept), NO_ROW)
+                length = len(self.rows.kept.get(row, ()))
             else:
                 row, length = self.rows.find_prefix([*tokens, -1])
-            if row is None:
+            if length == 0:
                 return {}
             state = self.cache.state(row)
-            return state if length is None else {
-                "tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length], "values": state["values"][:, :, :length]}
+            return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length],
+                    "values": state["values"][:, :, :length]}
 
     def install(self, state: dict[str, Any]) -> None:
         """Restore an exported state as a prefix of later prompts. Raises ContextError."""
@@ -630,8 +693,7 @@ class Scheduler:
             try:
                 self.cache.restore(state, row)
             except BaseException:
-                del self.rows.kept[row]
-                self.rows._free(row)
+                self.rows.drop(row)
                 raise
 
 

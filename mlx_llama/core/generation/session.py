@@ -183,7 +183,7 @@ class Session:
 
     def _settle(self) -> None:
         """End an unfinished answer and invalidate streams that were not begun."""
-        if self._reader is not None:
+        if self._reader is not None and self._open is not None:
             if self._reader is not threading.current_thread() and self._reader.is_alive():
                 raise SessionError("another thread is reading an answer of this session: wait for its end, close its stream, "
                                    "or give each thread a session of its own")

@@ -136,7 +136,7 @@ class ModelDrafts:
     def draft(self, count: int, device: Device, writer: Writer) -> list[int]:
         """Up to `count` tokens: one step of the draft model each, one read for all."""
         count = min(count, self.cache.capacity - len(self.tokens) + 1)
-        if count < 1:
+        if count < 1 or self._sampling is None:
             return []
         self._trim(len(self.tokens) - 1)  # an interrupt may have left guesses behind
         self.prefill(self.length + (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk, device)
@@ -218,6 +218,8 @@ class Speculation:
         sampled: the token after the text and after each of `drafts`. The first is part of the text; each next one is if
         the draft before it equals the token sampled in its place.
         """
+        if not drafts and self.drafter is None:
+            return sampled
         correct = common_prefix(drafts, sampled)
         tokens = self._cut_after_eos(sampled[:correct + 1])
         if self.drafter:

@@ -10,16 +10,22 @@ class Stops:
         self.stops = stops
         self.withheld = ""
         self.matched: str | None = None
+        beginnings = {stop[:n] for stop in stops for n in range(1, len(stop))}
+        self._beginnings: dict[str, list[str]] = {}  # proper beginnings of stop strings by last character, longest first
+        for beginning in sorted(beginnings, key=len, reverse=True):
+            self._beginnings.setdefault(beginning[-1], []).append(beginning)
 
     def push(self, piece: str) -> str:
         """Append `piece`; returns text that is safe to show. After a match: the text before the earliest stop string."""
+        if not self.stops:
+            return piece
         text = self.withheld + piece
         found = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
             at, self.matched = min(found)
             self.withheld = ""
             return text[:at]
-        keep = max((n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+        keep = next((len(one) for one in self._beginnings.get(text[-1:], ()) if text.endswith(one)), 0)
         self.withheld = text[len(text) - keep:]
         return text[:len(text) - keep]
 

@@ -13,6 +13,8 @@ from cpu_fallback.kernels.workspace import CHUNK
 from cpu_fallback.model import Llama
 from cpu_fallback.pages import PAGE, SPARE_BYTES
 from cpu_fallback.sampling import SamplingBatch
+from mlx_llama.core.backends.positions import position_nbytes
+from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
 
 ROWS, CAPACITY = 32, 400
@@ -168,6 +170,46 @@ def test_a_step_draws_for_each_row_as_alone(rows):
         for step in range(3):
             token = llama.step(token, step, single, SamplingBatch([options[i]]))
         assert token[0, 0] == tokens[i, 0]
+
+
+# ---- keys and values of 8 bits
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_guide_in_8_bits_is_close_to_its_own_width(compiled):
+    """Prompts and steps of rows alike; the codes are the same, however a prompt was cut."""
+    options = dict(threads=2, activation_bits=32) if compiled else dict(compile=False)
+    wide, narrow = (Llama.load(open_checkpoint(None), "float32", cache_bits=bits, **options) for bits in (None, 8))
+    assert (wide.cache_bits, narrow.cache_bits) == (None, 8)
+    ids = np.random.default_rng(1).integers(0, 384, (2, 200)).astype(np.int32)
+    found = []
+    for llama in (wide, narrow):
+        cache = llama.make_cache(300, 2)
+        logits = [llama.forward(ids, 0, cache, all_positions=True)]
+        logits += [llama.forward(ids[:, i:i + 1], 200 + i, cache)[:, None] for i in range(5)]
+        found.append((np.concatenate(logits, axis=1), cache))
+    (wanted, full), (got, cache) = found
+    assert 1e-5 < np.sqrt(np.mean((got - wanted)**2) / np.mean(wanted**2)) < 1e-2
+    c = narrow.config
+    assert cache.position_nbytes == position_nbytes(c, 4, 8) and full.position_nbytes == position_nbytes(c, 4)
+    assert cache.nbytes < 0.3 * full.nbytes
+    again = narrow.make_cache(300, 2)
+    again.restore(cache.state(1), 0)
+    for name, array in cache.state(1).items():
+        np.testing.assert_array_equal(again.state(0)[name], array)
+
+
+def test_probes_and_verification_read_8_bits():
+    llama = model("many formats", 16, 8)
+    ids, seen = np.random.default_rng(2).integers(0, 384, (1, 70)).astype(np.int32), {}
+    cache, sampling = llama.make_cache(100), SamplingBatch([resolve({}).options])
+    logits = llama.forward(ids, 0, cache, all_positions=True, probe=seen.__setitem__)
+    np.testing.assert_array_equal(logits, llama.forward(ids, 0, llama.make_cache(100), all_positions=True))
+    np.testing.assert_array_equal(seen["logits"], logits)
+    drafts = llama.verify(ids[:, :4], 70, cache, sampling)
+    cache.trim(70)
+    for i in range(4):
+        assert llama.step(ids[:, i:i + 1], 70 + i, cache, sampling)[0, 0] == drafts[0, i]
 
 
 # ---- pages
