@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import anyio
@@ -15,14 +15,18 @@ from starlette.requests import Request as HttpRequest
 
 from mlx_llama.core.errors import ContextError, LlamaError, spell_parameters
 from mlx_llama.core.generation.completion import Completion, Token
+from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.request import Request
+from mlx_llama.core.text.template import encode_messages
+from mlx_llama.core.text.tools import add_tools, call_grammar, shown_specials
 
 from .faults import Fault, Refusal, client_gone
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
+from .tooling import Toolbox, tool_format
 
 Result = TypeVar("Result")
 
@@ -32,12 +36,14 @@ class Ask:
     """One prompt and its options, whatever the API.
 
     prompt: a text to continue, messages for the template, or token ids. field: of the body that the prompt came from.
-    options: by their names in the table; those that are missing come from the server, the checkpoint and the table.
+    options: by their names in the table; those that are missing come from the server, the checkpoint and the table. toolbox:
+    what the model may call.
     """
 
     prompt: Any
     field: str
     options: dict[str, Any]
+    toolbox: Toolbox = Toolbox()
 
 
 class Failure(Exception):
@@ -88,11 +94,12 @@ class Answers:
             self.prompts.append(list(request.prompt))
             if self.is_closed:
                 return
-            told = Request(request.prompt, request.options, starts_text=request.starts_text, notify=self._notify)
             try:
-                handle = self.llm.scheduler.submit(told)
+                handle = self.llm.scheduler.submit(replace(request, notify=self._notify))
             except ContextError as error:
                 raise _refuse_context(self.llm, asks[0], len(request.prompt), error) from None
+            except LlamaError as error:
+                raise refuse(error, asks[0].field) from None
             self._handles.append(handle)
             if self.is_closed:  # closed in between
                 handle.cancel()
@@ -235,16 +242,37 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     try:
         resolved = resolve({**settings.options, **ask.options}, llm.checkpoint.generation_config,
                            str(llm.checkpoint.path / "generation_config.json"))
-        llm.engine.check_options(resolved.options)
-        tokens = llm.encode(ask.prompt)
+        is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
+        tools: dict[str, Any] = {}
+        if is_chat and _mentions_tools(ask):
+            tokens, tools = _encode_with_tools(llm, ask)
+        else:
+            tokens = llm.encode(ask.prompt)
+        request = Request(tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, **tools)
+        if rule := request.rule or Rule.of(resolved.options):
+            # With a limit of time: later calls find it compiled.
+            llm.engine.grammars.compile(rule, starts_text=is_chat, seconds=settings.compile_seconds)
     except ContextError as error:
         raise _refuse_context(llm, ask, 0, error) from None
     except LlamaError as error:
         raise refuse(error, ask.field) from None
     if fits and len(tokens) >= llm.engine.context:
         raise _refuse_context(llm, ask, len(tokens), None)
-    continues = isinstance(ask.prompt, str) or (len(ask.prompt) > 0 and not isinstance(ask.prompt[0], dict))
-    return Request(tokens, resolved, starts_text=not continues)
+    return request
+
+
+def _mentions_tools(ask: Ask) -> bool:
+    return bool(ask.toolbox.offered) or any(message["role"] == "tool" or "tool_calls" in message for message in ask.prompt)
+
+
+def _encode_with_tools(llm: LLM, ask: Ask) -> tuple[list[int], dict[str, Any]]:
+    """Token ids of a conversation with tools, and what its request needs for them."""
+    form = tool_format(llm)
+    box = ask.toolbox
+    messages, extras = add_tools(form, ask.prompt, box.offered)
+    tokens = encode_messages(llm.tokenizer, llm.require_template(), messages, **extras)
+    rule = Rule("tools", call_grammar(form, box.forced, llm.tokenizer, many=box.many)) if box.forced else None
+    return tokens, {"rule": rule, "shown": shown_specials(form, llm.tokenizer)}
 
 
 def refuse(error: LlamaError, field: str) -> Refusal:
@@ -253,7 +281,8 @@ def refuse(error: LlamaError, field: str) -> Refusal:
 
     text = spell_parameters(Exception.__str__(error))
     if isinstance(error, OptionsError):
-        field = text.removeprefix("option ").split(":")[0] if text.startswith("option ") else ""
+        field = text.removeprefix("option ").split(":")[0] if text.startswith("option ") else text.split(":")[0]
+        field = field if field.isidentifier() else ""
     return Refusal(400, "invalid_value", [Fault(field, type(error).__name__.removesuffix("Error").lower(), text)])
 
 

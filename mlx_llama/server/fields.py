@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.requests import ClientDisconnect, Request
 
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions
+from mlx_llama.core.generation.schema import Schema
 
 from .faults import Fault, Refusal, client_gone, collect_faults
 from .settings import Settings
@@ -24,15 +26,32 @@ class Body(BaseModel):
     renamed: names of the API -> names of the options table; both are taken.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True)
     unsupported: ClassVar[Mapping[str, str]] = {}
     renamed: ClassVar[Mapping[str, str]] = {}
 
 
-class OptionFields(GenerationOptions):
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", 'Field name "schema"')  # it shadows BaseModel.schema, long deprecated
+
+    class _TableFields(GenerationOptions):
+        """The options table with types that JSON has."""
+
+        schema: dict[str, Any] | bool | None = Field(None, description=FIELDS["schema"].description,
+                                                     json_schema_extra=FIELDS["schema"].json_schema_extra)
+
+
+class OptionFields(_TableFields):
     """The options table as fields of a request. JSON's types are kept apart: no "0.5" for 0.5, no true for 1."""
 
     model_config = Body.model_config
+
+    @field_validator("schema", mode="before")
+    @classmethod
+    def _build_schema(cls, value):
+        if isinstance(value, (dict, bool)):
+            Schema.of(value)
+        return value
 
     @field_validator("*", mode="before")
     @classmethod

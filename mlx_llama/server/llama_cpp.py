@@ -12,8 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.errors import LlamaError
-from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
+from mlx_llama.core.generation.options import FIELDS, resolve
+from mlx_llama.core.text.tools import add_tools
 
 from .answers import Answers, Ask, refuse
 from .faults import Fault, Refusal, bad_field
@@ -21,6 +23,7 @@ from .fields import Body, OptionFields, read_body
 from .openai import Message, fail, split_prompts
 from .replies import FINGERPRINT, Json, check_model, desk_of, event, reply_stream, reply_whole, served_names, write_timings
 from .schemas import takes
+from .tooling import FunctionTool, build_toolbox, list_logprobs, tool_format
 
 router = APIRouter(tags=["llama-server"])
 Result = TypeVar("Result")
@@ -32,12 +35,12 @@ class LlamaCompletionRequest(OptionFields):
     """POST /completion. Without a value an option has the server's default, which is not llama-server's."""
 
     renamed: ClassVar = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
-                         "repeat_last_n": "repetition_context_size"}
+                         "repeat_last_n": "repetition_context_size", "json_schema": "schema", "n_probs": "logprobs"}
     unsupported: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("n_indent", "n_cmpl", "min_keep", "t_max_predict_ms", "samplers", "return_progress",
                          "post_sampling_probs", "multimodal_data", "image_data", "dry_sequence_breakers", "grammar_lazy",
                          "grammar_triggers", "preserved_tokens", "reasoning_format", "nodes"), ""),
-        "lora": "adapters are not loaded", "grammar": "not yet", "json_schema": "not yet",
+        "lora": "adapters are not loaded",
     }
 
     prompt: str | list[str | int | list[str | int]] = Field(description="a text, token ids, both mixed, or a list of these")
@@ -52,7 +55,6 @@ class LlamaCompletionRequest(OptionFields):
     response_fields: list[str] = Field([], max_length=64, description="fields of the answer, as a/b within objects")
     id_slot: Literal[-1] = Field(-1, description="the server picks the row")
     n_keep: Literal[0] = Field(0, description="no prompt is cut, so nothing of it is kept")
-    n_probs: Literal[0] = 0
     logit_bias: dict[int, float] = Field({}, description="of token ids; also a list of [id or text, bias or false]")
     # Values that switch off what does not exist here
     dynatemp_range: float = Field(0, ge=0, le=0)
@@ -122,6 +124,8 @@ async def completion(request: Request) -> Response:
     options = body.given_options()
     if options.get("seed") == -1:
         del options["seed"]
+    if not options.get("logprobs"):
+        options.pop("logprobs", None)  # n_probs: 0
     if options.get("max_tokens") == -1:
         options["max_tokens"] = 2**31
     if any(not isinstance(prompt, str) for prompt in prompts):
@@ -139,7 +143,8 @@ async def completion(request: Request) -> Response:
                 "tokens_evaluated": found.prompt_tokens, "generation_settings": _settings(found), "prompt": shown,
                 "has_new_line": "\n" in found.text, "truncated": False,
                 "stop_type": _STOP_TYPES.get(found.finish_reason, "none"), "stopping_word": found.stop or "",
-                "tokens_cached": found.prompt_tokens + len(found.tokens), "timings": write_timings(found)}
+                "tokens_cached": found.prompt_tokens + len(found.tokens), "timings": write_timings(found),
+                **_write_probabilities(answers.llm, body.logprobs, found.tokens)}
         return _pick(full, body.response_fields)
 
     def whole(answers: Answers) -> Any:
@@ -156,6 +161,7 @@ async def completion(request: Request) -> Response:
                     yield event({"index": batch.index, "content": token.text, "tokens": [int(token)], "stop": False,
                                  "id_slot": -1, "tokens_predicted": counts[batch.index],
                                  "tokens_evaluated": found.prompt_tokens,
+                                 **_write_probabilities(answers.llm, body.logprobs, [token]),
                                  **({"timings": write_timings(found)} if body.timings_per_token else {})})
             if batch.is_last:
                 yield event(last(answers, batch.index, ""))
@@ -163,6 +169,14 @@ async def completion(request: Request) -> Response:
     if body.stream:
         return await reply_stream(request, asks, events, fail)
     return await reply_whole(request, asks, whole)
+
+
+def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
+    """completion_probabilities, where n_probs asks for them."""
+    if not count:
+        return {}
+    return {"completion_probabilities": [{"id": int(token), **found} for token, found in zip(
+        [token for token in tokens if token not in llm.engine.eos and token.logprobs is not None], list_logprobs(llm, tokens))]}
 
 
 def _split(prompt: Any, most: int) -> list[Any]:
@@ -249,9 +263,10 @@ async def detokenize(request: Request) -> Response:
 class TemplateRequest(Body):
     """POST /apply-template."""
 
-    unsupported: ClassVar[Mapping[str, str]] = {"tools": "not yet", "tool_choice": "not yet", "chat_template_kwargs": ""}
+    unsupported: ClassVar[Mapping[str, str]] = {"chat_template_kwargs": ""}
 
     messages: list[Message] = Field(min_length=1)
+    tools: list[FunctionTool] = []
     add_generation_prompt: bool = True
 
 
@@ -260,9 +275,13 @@ async def apply_template(request: Request) -> Response:
     """The text that the chat template makes of a conversation."""
     body = await read_body(request, TemplateRequest)
     messages = [message.plain() for message in body.messages]
+    box = build_toolbox([tool.function.described() for tool in body.tools], "auto", True)
 
     def work(llm: LLM) -> str:
-        return llm.require_template().render(messages, body.add_generation_prompt)
+        if not box.tools:
+            return llm.require_template().render(messages, body.add_generation_prompt)
+        told, extras = add_tools(tool_format(llm), messages, box.tools)
+        return llm.require_template().render(told, body.add_generation_prompt, **extras)
 
     return Json({"prompt": await with_model(request, work, "messages")})
 
@@ -276,10 +295,9 @@ async def props(request: Request) -> Response:
     desk = desk_of(request)
     llm = await desk.keeper.enter()
     try:
-        from mlx_llama.core.generation.options import resolve
-
         resolved = resolve(dict(desk.settings.options), llm.checkpoint.generation_config)
-        options = resolved.options.model_dump()
+        dumped = resolved.options.model_dump()
+        options = {name: dumped[name] for name in FIELDS}  # in the order of the table
         if "seed" not in desk.settings.options:
             options["seed"] = None
         bos = llm.tokenizer.named

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
@@ -11,7 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .answers import Answers, Batch
+from mlx_llama.core.generation.completion import Token
+from mlx_llama.core.generation.options import MAX_LOGPROBS
+from mlx_llama.core.text.tools import ToolDelta
+
+from .answers import Answers
 from .faults import Fault, Refusal
 from .fields import Body, OptionFields, read_body
 from .guard import request_id
@@ -23,7 +27,6 @@ from .replies import (
     choices_of,
     desk_of,
     event,
-    finish_reason,
     reply_stream,
     reply_whole,
     served_names,
@@ -32,6 +35,19 @@ from .replies import (
     write_usage,
 )
 from .schemas import takes
+from .tooling import (
+    Call,
+    FunctionTool,
+    NamedChoice,
+    Reader,
+    ResponseFormat,
+    Toolbox,
+    build_toolbox,
+    finish_reason,
+    list_logprobs,
+    read_answer,
+    write_logprobs,
+)
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -48,8 +64,10 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[Call] = Field([], max_length=128)
+    tool_call_id: str = Field("", max_length=256)
     refusal: Literal[""] = ""  # assistants' messages come back with these, empty
     annotations: list[Any] = Field([], max_length=0)
 
@@ -58,9 +76,25 @@ class Message(BaseModel):
     def _drop_nulls(cls, value):
         return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
 
-    def plain(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _check_role(self):
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls are the assistant's")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is required")
+        if (self.role == "tool") != bool(self.tool_call_id):
+            raise ValueError("tool_call_id is for the role tool, which needs it")
+        return self
+
+    def plain(self) -> dict[str, Any]:
         """The message as templates take it."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": join_parts(self.content)}
+        role = "system" if self.role == "developer" else self.role
+        plain: dict[str, Any] = {"role": role, "content": join_parts(self.content or "")}
+        if self.tool_calls:
+            plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if role == "tool":
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
 
 
 def join_parts(content: Any) -> str:
@@ -99,12 +133,15 @@ class ChatRequest(CommonFields):
         **dict.fromkeys(("audio", "prediction", "web_search_options", "reasoning_effort", "verbosity", "moderation",
                          "prompt_cache_retention", "prompt_cache_options"), ""),
         "functions": "use tools", "function_call": "use tool_choice",
-        **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "top_logprobs"), "not yet"),
     }
 
     messages: list[Message] = Field(min_length=1)
-    logprobs: Literal[False] = False
-    response_format: TextFormat | None = None
+    logprobs: bool = Field(False, description="tell the log-probability of each token")  # type: ignore[assignment]
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position")
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    tools: list[FunctionTool] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice = "auto"
+    parallel_tool_calls: bool = True
     modalities: list[Literal["text"]] = ["text"]
     store: Literal[False] = Field(False, description="answers are not kept")
     service_tier: Literal["auto", "default"] = "auto"
@@ -112,14 +149,26 @@ class ChatRequest(CommonFields):
     safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
     prompt_cache_key: str | None = Field(None, max_length=512, description="has no effect: every prefix is known")
 
+    @model_validator(mode="after")
+    def _check_chat(self):
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs: true")
+        if self.response_format.options() and any(getattr(self, name) is not None for name in ("schema", "regex", "grammar")):
+            raise ValueError("response_format: an answer has one rule, and schema, regex or grammar is given too")
+        return self
 
-class TextFormat(Body):
-    """Plain text."""
+    def given_options(self) -> dict[str, Any]:
+        options = super().given_options()
+        options.pop("logprobs", None)
+        if self.logprobs:
+            options["logprobs"] = self.top_logprobs or 0
+        return options | self.response_format.options()
 
-    type: Literal["text"]
+    def toolbox(self) -> Toolbox:
+        """The tools. Raises Refusal."""
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.function.name
+        return build_toolbox([tool.function.described() for tool in self.tools], choice, self.parallel_tool_calls)
 
-
-ChatRequest.model_rebuild()
 
 
 @router.post("/v1/chat/completions", **takes(ChatRequest))
@@ -129,42 +178,65 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     name = check_model(request, body.model)
     messages = [message.plain() for message in body.messages]
-    asks = choices_of(body.given_options(), [messages], "messages", body.n)
+    box = body.toolbox()
+    asks = choices_of(body.given_options(), [messages], "messages", body.n, box)
     made = {"id": f"chatcmpl-{request_id(request)}", "created": int(time.time()), "model": name,
             "system_fingerprint": FINGERPRINT}
 
     def whole(answers: Answers) -> dict[str, Any]:
-        choices = [{"index": i, "message": {"role": "assistant", "content": completion.text, "refusal": None},
-                    "logprobs": None, "finish_reason": finish_reason(completion)}
-                   for i, completion in enumerate(answers.completions)]
+        choices = []
+        for i, completion in enumerate(answers.completions):
+            text, calls = read_answer(answers.llm, box, completion)
+            message = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+            if calls:
+                message["tool_calls"] = [call.as_dict() for call in calls]
+            choices.append({"index": i, "message": message, "logprobs": write_logprobs(
+                answers.llm, completion.tokens) if body.logprobs else None, "finish_reason": finish_reason(completion, len(calls))})
         return {**made, "object": "chat.completion", "choices": choices, "usage": write_usage(answers),
                 "timings": write_timings(answers.completions[0])}
 
-    def delta(i: int, content: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
+    def delta(i: int, content: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}
         return event({**made, "object": "chat.completion.chunk", **usage, "choices": [
-            {"index": i, "delta": content, "logprobs": None, "finish_reason": reason}], **more})
+            {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}]})
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(body.n):
             yield delta(i, {"role": "assistant", "content": ""})
+        readers = [Reader(answers.llm, box) for _ in asks]
+        counts = [0] * len(asks)
         async for batch in answers.batches():
+            i = batch.index
             for token in batch.tokens:
-                if token.text:
-                    yield delta(batch.index, {"content": token.text})
+                told = readers[i].push(token.text)
+                logprobs = write_logprobs(answers.llm, [token]) if body.logprobs else None
+                if logprobs and logprobs["content"] and not told:
+                    told = [""]  # a token without a text of its own has a log-probability all the same
+                for piece in told:
+                    yield delta(i, write_piece(piece), None, logprobs)
+                    logprobs = None
             if batch.is_last:
-                yield delta(batch.index, {}, *_end(answers, batch))
+                for piece in readers[i].push("", is_last=True):
+                    yield delta(i, write_piece(piece))
+                counts[i] = len(readers[i].parser.calls) if readers[i].parser else 0
+                yield delta(i, {}, finish_reason(answers.completions[i], counts[i]))
         if body.stream_options.include_usage:
             yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": write_usage(answers),
                          "timings": write_timings(answers.completions[0])})
         yield DONE
 
-    def _end(answers: Answers, batch: Batch) -> tuple[str]:
-        return (finish_reason(answers.completions[batch.index]),)
-
     if body.stream:
         return await reply_stream(request, asks, events, fail)
     return await reply_whole(request, asks, whole)
+
+
+def write_piece(piece: str | ToolDelta) -> dict[str, Any]:
+    """The delta of a piece of text, or of news of a call."""
+    if isinstance(piece, str):
+        return {"content": piece}
+    begun = {"id": piece.id, "type": "function"} if piece.id else {}
+    name = {"name": piece.name} if piece.name else {}
+    return {"tool_calls": [{"index": piece.index, **begun, "function": {**name, "arguments": piece.arguments}}]}
 
 
 def fail(refusal: Refusal) -> bytes:
@@ -175,7 +247,7 @@ def fail(refusal: Refusal) -> bytes:
 class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
-    unsupported: ClassVar[Mapping[str, str]] = {"suffix": "", "logprobs": "not yet"}
+    unsupported: ClassVar[Mapping[str, str]] = {"suffix": ""}
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool = Field(False, description="put the prompt before the answer")
@@ -215,24 +287,41 @@ async def complete(request: Request) -> Response:
         return prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt)
 
     def whole(answers: Answers) -> dict[str, Any]:
-        choices = [{"index": i, "text": opening(answers, i) + completion.text, "logprobs": None,
-                    "finish_reason": finish_reason(completion)} for i, completion in enumerate(answers.completions)]
+        choices = [{"index": i, "text": opening(answers, i) + completion.text,
+                    "logprobs": logprobs(answers, completion.tokens, len(opening(answers, i))),
+                    "finish_reason": finish_reason(completion, 0)} for i, completion in enumerate(answers.completions)]
         return {**made, "choices": choices, "usage": write_usage(answers), "timings": write_timings(answers.completions[0])}
 
-    def piece(i: int, text: str, reason: str | None = None) -> bytes:
+    def logprobs(answers: Answers, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+        """The older form: lists side by side, the likeliest as an object."""
+        if body.logprobs is None:
+            return None
+        found = list_logprobs(answers.llm, tokens)
+        offsets = []
+        for one in found:
+            offsets.append(offset)
+            offset += len(one["token"])
+        return {"tokens": [one["token"] for one in found], "token_logprobs": [one["logprob"] for one in found],
+                "top_logprobs": [{other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in found],
+                "text_offset": offsets}
+
+    def piece(i: int, text: str, reason: str | None = None, found: dict[str, Any] | None = None) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}
-        return event({**made, **usage, "choices": [{"index": i, "text": text, "logprobs": None, "finish_reason": reason}]})
+        return event({**made, **usage, "choices": [{"index": i, "text": text, "logprobs": found, "finish_reason": reason}]})
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(len(asks)):
             if text := opening(answers, i):
                 yield piece(i, text)
+        offsets = [len(opening(answers, i)) for i in range(len(asks))]
         async for batch in answers.batches():
             for token in batch.tokens:
-                if token.text:
-                    yield piece(batch.index, token.text)
+                found = logprobs(answers, [token], offsets[batch.index])
+                offsets[batch.index] += len(token.text)
+                if token.text or found and found["tokens"]:
+                    yield piece(batch.index, token.text, None, found)
             if batch.is_last:
-                yield piece(batch.index, "", finish_reason(answers.completions[batch.index]))
+                yield piece(batch.index, "", finish_reason(answers.completions[batch.index], 0))
         if body.stream_options.include_usage:
             yield event({**made, "choices": [], "usage": write_usage(answers)})
         yield DONE

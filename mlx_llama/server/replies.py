@@ -17,6 +17,7 @@ from mlx_llama.core.generation.completion import Completion
 
 from .answers import Answers, Ask, Desk, Failure, until_gone
 from .faults import Refusal, bad_field, write_anthropic, write_openai
+from .tooling import Toolbox
 
 Errors = Callable[[Refusal], dict[str, Any]]
 PING_SECONDS = 15
@@ -121,12 +122,6 @@ class Stream(EventSourceResponse):
 # Parts of answers that several APIs share
 
 FINGERPRINT = f"mlx_llama-{__version__}"
-_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
-
-
-def finish_reason(completion: Completion) -> str:
-    """OpenAI's word for the end of an answer."""
-    return _REASONS.get(completion.finish_reason, "stop")
 
 
 def served_names(request: Request) -> list[str]:
@@ -170,8 +165,9 @@ def _divide(amount: float, count: int) -> float:
     return round(amount / count, 3) if count else 0.0
 
 
-def choices_of(options: Mapping[str, Any], prompts: Sequence[Any], field: str, count: int) -> list[Ask]:
+def choices_of(options: Mapping[str, Any], prompts: Sequence[Any], field: str, count: int,
+               toolbox: Toolbox = Toolbox()) -> list[Ask]:
     """`count` asks per prompt. With a seed, choice i of a prompt draws with seed + i."""
     seed = options.get("seed")
-    return [Ask(prompt, field, {**options, "seed": (seed + i) % 2**64} if seed is not None else dict(options))
+    return [Ask(prompt, field, {**options, "seed": (seed + i) % 2**64} if seed is not None else dict(options), toolbox)
             for prompt in prompts for i in range(count)]

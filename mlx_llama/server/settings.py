@@ -30,6 +30,7 @@ class Settings:
 
     max_body: int = 8 << 20
     max_messages: int = 2048
+    compile_seconds: float = 2.0  # of a schema, regular expression or grammar
     max_stops: int = 16
     max_stop_length: int = 1024  # characters
     max_choices: int = 16  # answers of one request

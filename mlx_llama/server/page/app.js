@@ -320,13 +320,13 @@ function showSettings() {
       : make("input", { type: "text", inputMode: field.isNumber ? "decimal" : "text", autocomplete: "off" });
     input.name = name;
     input.value = value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
-    if (!field.choices) input.placeholder = write(defaults[name]);
+    if (!field.choices) input.placeholder = name === "seed" && defaults.seed === null ? "drawn anew" : write(defaults[name]);
     return make("label", {}, name.replaceAll("_", " "), input, make("small", { textContent: field.about }));
   }));
   $("settings").showModal();
 }
 
-const write = (value) => value === null || value === undefined ? "drawn anew" : typeof value === "object" ? JSON.stringify(value) : String(value);
+const write = (value) => value === null || value === undefined ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value);
 
 // The options that the form holds; throws an Error that names the bad one.
 function readSettings() {
@@ -340,7 +340,7 @@ function readSettings() {
       const fits = Number.isFinite(value) && (!field.isWhole || Number.isSafeInteger(value)) && value >= field.least && value <= field.most;
       if (!fits) throw new Error(`${input.name}: a ${field.isWhole ? "whole " : ""}number from ${field.least} to ${field.most}`);
       options[input.name] = value;
-    } else if (field.choices) {
+    } else if (field.choices || field.isText) {
       options[input.name] = text;
     } else if (input.name === "stop" && !/^["[]/.test(text)) {
       options.stop = [text];
@@ -371,13 +371,15 @@ function closeSettings(event) {
 async function loadTable() {
   const document = await ask("/openapi.json");
   const fields = document.components.schemas.ChatRequest.properties;
-  for (const [name, field] of Object.entries(fields)) {
-    if (!field.flags) continue;
+  table = {};
+  for (const name of Object.keys(defaults)) {
+    const field = fields[name];
+    if (!field?.flags) continue;
     const kinds = [field, ...(field.anyOf || [])];
     const number = kinds.find((kind) => kind.type === "number" || kind.type === "integer");
     table[name] = { about: field.description, isNumber: !!number, isWhole: number?.type === "integer",
       least: number?.minimum ?? -Infinity, most: number?.maximum ?? Number.MAX_SAFE_INTEGER,
-      choices: kinds.find((kind) => kind.enum)?.enum };
+      isText: kinds.some((kind) => kind.type === "string"), choices: kinds.find((kind) => kind.enum)?.enum };
   }
 }
 

@@ -31,7 +31,7 @@ def test_a_stream_in_its_order(client, guide, llm):
         assert stream.get_final_message().usage.output_tokens == 20
     text = guide.post("/v1/messages", model="guide", max_tokens=3, messages=QUESTION, stream=True).text
     assert [name for name, _ in events(text)] == [
-        "message_start", "content_block_start", "ping", *["content_block_delta"] * 3, "content_block_stop", "message_delta",
+        "message_start", "ping", "content_block_start", *["content_block_delta"] * 3, "content_block_stop", "message_delta",
         "message_stop"]
 
 

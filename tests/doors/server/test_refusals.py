@@ -19,7 +19,7 @@ def test_every_fault_is_told_with_field_constraint_and_value(guide):
     done = guide.post("/v1/chat/completions", **body)
     faults = {fault["field"]: fault for fault in done.json()["errors"]}
     assert done.status_code == 400 and set(faults) == {
-        "messages[0].role", "messages[0].content", "messages[1].content", "max_tokens", "temperature", "top_p", "stop",
+        "messages[0].role", "messages[0].content", "messages[1]", "max_tokens", "temperature", "top_p", "stop",
         "logit_bias", "seed", "stream", "tempreature", "audio", "n"}
     assert faults["max_tokens"] == {"field": "max_tokens", "constraint": ">= 0", "message": "max_tokens: must be >= 0", "value": -1}
     assert faults["top_p"]["constraint"] == "<= 1.0" and faults["seed"]["constraint"] == ">= 0"
