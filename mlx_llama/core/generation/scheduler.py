@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
+from mlx_llama.core.backends.logprobs import TokenLogprobs, unpack
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.models import rope
@@ -30,7 +31,6 @@ from .completion import Completion, Writer
 from .device import Device
 from .engine import Engine
 from .grammar import Constraint, Rule
-from .logprobs import TokenLogprobs, unpack
 from .options import MAX_ROWS
 from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
