@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
+import sys
 
 import jsonschema
 import numpy as np
@@ -211,6 +213,43 @@ def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch)
         bad.finish()
     assert bad.completion.finish_reason == "error" and good.finish().text == greedy([2], "(once|twice)uponatime")
     check_rows(scheduler)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_an_interrupt_at_any_line_of_the_loop_leaves_the_others_in_their_grammars(runs_ahead):
+    """Ctrl-C between two lines of the scheduler ends the request whose consumer ticks."""
+    pattern = "[a-f]{3}forced(x|y)[a-c]{2}z"
+    prompts = make_prompts(3, seed=1, longest=30)
+    wanted = [greedy(prompt, pattern) for prompt in prompts]
+    for line in itertools.count(5, 13):
+        backend, scheduler = make(runs_ahead)
+        handles = [scheduler.submit(request(prompt, regex=pattern)) for prompt in prompts]
+        count = [0]
+
+        def trace(frame, event, arg, count=count, line=line):
+            if not frame.f_code.co_filename.endswith("generation/scheduler.py") or frame.f_code.co_name in (
+                    "_recover", "_fail", "_tick_held", "advance"):
+                return None
+            count[0] += event == "line" and scheduler._ticker is not None
+            if count[0] == line:
+                count[0] += 1
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            handles[1].finish()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert [handles[i].finish().text for i in (0, 2)] == [wanted[0], wanted[2]], line
+        assert wanted[1].startswith(handles[1].completion.text)
+        scheduler.tick()
+        check_rows(scheduler)
+        if count[0] < line:
+            break
+    assert line > 200
 
 
 def test_speculation_is_off_with_a_notice_where_it_was_asked_for():
