@@ -42,7 +42,7 @@ def llama(tmp_path_factory):
 @pytest.fixture(scope="module", params=KINDS)
 def toy_grammars(request, tmp_path_factory):
     """Small vocabularies of each kind, padded by the model."""
-    tokenizer = load_folder(make_tokenizer(tmp_path_factory.mktemp(request.param), request.param))
+    tokenizer = load_folder(make_tokenizer(tmp_path_factory.mktemp(request.param), request.param), vocab_size=403)
     return Grammars(tokenizer, tokenizer.eos_ids or (2,), 403)
 
 
