@@ -350,3 +350,20 @@ def test_the_cpu_backends_log_probabilities_are_torchs(llm):
     assert plain.tokens == done.tokens and plain.tokens[0].logprobs is None and plain.read_bytes == 4 * len(plain.tokens)
     alone_, beside = (llm.batch([prompt, *others], max_tokens=6, logprobs=5, seed=2)[0] for others in ([], ["a", "The"]))
     assert [token.logprobs for token in alone_.tokens] == [token.logprobs for token in beside.tokens]
+
+
+def test_every_backend_keeps_to_the_grammar_and_gives_the_cpus_answer(backend, toy, llm):
+    """In company, with forced stretches, at float32; and its own log-probabilities."""
+    other = load(toy, backend=backend.name, device="cpu" if backend.name != "cpu" else None, dtype="float32")
+    prompts = ["Once", "The llama", "x"]
+    for given in ({"schema": Person, "temperature": 1.0, "seed": 4, "max_tokens": 60}, {"regex": "(Hello|World)[a-z ]{1,20}[.]"},
+                  {"logprobs": 3, "max_tokens": 8, "temperature": 0.7, "seed": 1}):
+        found, wanted = other.batch(prompts, **given), llm.batch(prompts, **given)
+        assert [one.tokens for one in found] == [one.tokens for one in wanted]
+        assert [one.finish_reason for one in found] == [one.finish_reason for one in wanted]
+        for ours, judge in zip(found, wanted):
+            for token, same in zip(ours.tokens, judge.tokens):
+                assert (token.logprobs is None) == (same.logprobs is None) == ("logprobs" not in given)
+                if token.logprobs:
+                    assert token.logprobs.logprob == pytest.approx(same.logprobs.logprob, abs=1e-3)
+                    assert [i for i, _ in token.logprobs.top] == [i for i, _ in same.logprobs.top]
