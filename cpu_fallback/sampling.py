@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlx_llama.core.backends.interface import Masks
+from mlx_llama.core.backends.logprobs import count_logprobs, pack
 from mlx_llama.core.generation import rng
-from mlx_llama.core.generation.logprobs import count_logprobs, pack
 from mlx_llama.core.generation.options import GenerationOptions
 
 
@@ -19,7 +19,7 @@ class SamplingBatch:
     (core.generation.rng), a sample of their softmax. All in float32. A row draws as it would alone.
 
     options: by row; window: recent tokens that any row looks at; kind: the features that any row uses; logprobs: likeliest
-    tokens to report beside each one (core.generation.logprobs), None for tokens alone.
+    tokens to report beside each one (core.backends.logprobs), None for tokens alone.
     """
 
     def __init__(self, options: Sequence[GenerationOptions], device: str = "cpu"):

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from mlx_llama.core.backends.positions import CallView, Positions
+from mlx_llama.core.backends.positions import CallView, Positions, Span, position_nbytes
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
 from . import runtime
+from .kernels.storage import Storage
 
 
 class Cache(Positions):
-    """Keys and values of all layers for up to `capacity` positions, allocated in steps.
+    """Tokens, keys and values of `rows` sequences of up to `capacity` positions each, allocated by row, in steps.
 
-    keys, values: one array [B, G, allocated, D] per layer; tokens: int32 [B, allocated].
+    bits: of keys and values, 8 or None for `dtype`. versions: count writes to a row and changes of its storage.
     """
 
     def __init__(self, config: LlamaConfig, capacity: int, dtype: torch.dtype = torch.float32,
-                 device: torch.device = torch.device("cpu")):
-        super().__init__(config, capacity, dtype.itemsize)
-        self.dtype = dtype
-        self.device = device
-        self.version = 0  # counts writes and changes of the storage
-        self.reset()
+                 device: torch.device = torch.device("cpu"), rows: int = 1, bits: int | None = None):
+        super().__init__(config, capacity, position_nbytes(config, dtype.itemsize, bits), rows)
+        self.dtype, self.device, self.bits = dtype, device, bits
+        self.versions = [0] * rows
+        self._storage: list[Storage | None] = [None] * rows
+        self.tables: tuple[torch.Tensor, torch.Tensor] | None = None  # cosines and sines of all positions of any row
 
-    def reset(self) -> None:
-        """Drop all positions and free the storage."""
-        self.version += 1
-        self.length = 0
-        self.allocated = 0
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-        self.tokens: torch.Tensor | None = None
-        self._tokens: torch.Tensor | None = None  # with one more position; `tokens` is a view of it
-        self.tables: tuple[torch.Tensor, torch.Tensor] | None = None  # cosines and sines of all positions
+    def reset(self, row: int | None = None) -> None:
+        """Drop all positions of a row, None for every row, and free its storage. Raises ContextError."""
+        if row is not None:
+            self.check_row(row)
+        for one in range(self.rows) if row is None else (row,):
+            self.lengths[one] = self.allocated[one] = 0
+            self._storage[one] = None
+            self.versions[one] += 1
+        if row is None:
+            self.tables = None
 
     @property
     def nbytes(self) -> int:
@@ -50,123 +51,140 @@ class Cache(Positions):
 
     def arrays(self) -> list[torch.Tensor]:
         """Arrays that the next call depends on, to launch after a chunk of the prompt."""
-        return [*self.keys, *self.values] + ([] if self.tokens is None else [self.tokens])
+        return [array for storage in self._storage if storage for array in storage.arrays()]
 
-    def view(self, tokens: torch.Tensor, index_pos: int) -> View:
-        """Allocate for `tokens` int32 [B, T] at `index_pos` and store them. Raises ContextError."""
-        return View(self, tokens, index_pos)
+    def view(self, tokens: torch.Tensor, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> View:
+        """Allocate for `tokens` int32 [B, T] at `index_pos` of `rows` and store them. Raises ContextError."""
+        return View(self, tokens, index_pos, rows)
 
-    def recent(self, window: int, length: int | None = None) -> torch.Tensor:
-        """The last `window` of the first `length` tokens (None: of all), int32 [B, window], padded with -1 in front."""
-        length = self.length if length is None else length
-        tokens = self.tokens[:, max(0, length - window):length]
-        return torch.nn.functional.pad(tokens, (window - tokens.shape[1], 0), value=-1)
+    def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> torch.Tensor:
+        """The last `window` tokens of rows, int32 [B, window], padded with -1 in front.
 
-    def _token_after(self, index_pos: int) -> torch.Tensor:
-        """View int32 [1, 1] in which a step by kernels at `index_pos` stores the next token."""
-        return self._tokens[:, index_pos + 1:index_pos + 2]
+        rows: None for the first ones; lengths: look at the first so many tokens of each row, None: at all.
+        """
+        rows = range(self.rows if lengths is None else len(lengths)) if rows is None else rows
+        lengths = [self.lengths[row] for row in rows] if lengths is None else lengths
+        found = torch.full((len(rows), window), -1, dtype=torch.int32, device=self.device)
+        for into, row, length in zip(found, rows, lengths, strict=True):
+            if count := min(window, length):
+                into[window - count:] = self._storage[row].tokens[length - count:length]
+        return found
 
-    def trim(self, length: int) -> None:
-        """Keep the first `length` positions. Raises ContextError if there are fewer."""
-        self.check_trim(length)
-        self.length = length
+    def trim(self, length: int, row: int = 0) -> None:
+        """Keep the first `length` positions of a row. Raises ContextError if there are fewer."""
+        self.check_trim(length, row)
+        self.lengths[row] = length
 
-    def state(self) -> dict[str, np.ndarray]:
-        """All positions as NumPy arrays: tokens int32 [B, length]; keys, values float32 [layers, B, G, length, D]."""
-        if self.length == 0:
+    @torch.inference_mode()
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of row `source` to the empty row `target`. Raises ContextError."""
+        self.check_copy(source, target, length)
+        if length == 0:
+            return
+        self.reserve({target: length})
+        self.versions[target] += 1
+        self._storage[target].copy_from(self._storage[source], length)
+        self.lengths[target] = length
+
+    def state(self, row: int = 0) -> dict[str, np.ndarray]:
+        """A row's positions as NumPy arrays: tokens int32 [length]; keys, values float32 [layers, G, length, D]. {} if empty."""
+        self.check_row(row)
+        length, storage = self.lengths[row], self._storage[row]
+        if length == 0:
             return {}
-        return {
-            "tokens": runtime.to_numpy(self.tokens[:, :self.length]),
-            "keys": np.stack([runtime.to_numpy(array[:, :, :self.length]) for array in self.keys]),
-            "values": np.stack([runtime.to_numpy(array[:, :, :self.length]) for array in self.values]),
-        }
+        parts = (storage.read(slice(None), part, 0, length, torch.float32) for part in (0, 1))
+        keys, values = (runtime.to_numpy(part) for part in parts)
+        return {"tokens": runtime.to_numpy(storage.tokens[:length]), "keys": keys, "values": values}
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Load the `state` of any backend's cache. Raises ContextError if it does not fit this model."""
-        self.check_state(state)
-        self.reset()
+    @torch.inference_mode()
+    def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
+        """Load the `state` of a row of any backend's cache. Raises ContextError if it does not fit this model."""
+        self.check_state(state, row)
+        self.reset(row)
         if not state:
             return
-        B, length = state["tokens"].shape
-        self._grow(B, self.room_for(0, length))
-        self.tokens[:, :length] = torch.from_numpy(state["tokens"])
-        for layer, (key, value) in enumerate(zip(state["keys"], state["values"])):
-            self.keys[layer][:, :, :length] = torch.from_numpy(key)
-            self.values[layer][:, :, :length] = torch.from_numpy(value)
-        self.length = length
+        length = len(state["tokens"])
+        self.reserve({row: length})
+        storage = self._storage[row]
+        storage.tokens[:length] = torch.from_numpy(state["tokens"])
+        for part, name in enumerate(("keys", "values")):
+            for layer, values in enumerate(state[name]):
+                storage.write(layer, part, 0, runtime._sent(values, self.device))
+        self.versions[row] += 1
+        self.lengths[row] = length
 
-    def _tables(self, start: int, count: int, seq_len: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _make_tables(self, start: int, count: int, seq_len: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         cosines, sines = rope.tables(self.config, start, count, seq_len)
         return runtime._sent(cosines, self.device), runtime._sent(sines, self.device)
 
-    def _grow(self, batch: int, allocated: int) -> None:
-        c = self.config
-        shape = (batch, c.num_key_value_heads, allocated, c.head_dim)
-
-        def reallocate(old):
-            new = torch.zeros(shape, dtype=self.dtype, device=self.device)
-            if old is not None:
-                new[..., :self.length, :] = old[..., :self.length, :]
-            return new
-
-        layers = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
-        keys, values = [reallocate(old) for old, _ in layers], [reallocate(old) for _, old in layers]
-        # One position more than allocated: the step at the last position stores the next token there.
-        longer = torch.zeros((batch, allocated + 1), dtype=torch.int32, device=self.device)
-        tokens = longer[:, :allocated]
-        if self.tokens is not None:
-            tokens[:, :self.length] = self.tokens[:, :self.length]
-        tables = self._tables(0, allocated, None)
+    @torch.inference_mode()
+    def _grow(self, ends: Mapping[int, int]) -> None:
+        new = {}
+        for row, end in ends.items():
+            new[row] = Storage.allocate(self.config, self.storage_for(end), self.dtype, self.bits, self.device)
+            if self._storage[row] and self.lengths[row]:
+                new[row].copy_from(self._storage[row], self.lengths[row])
+        tables, longest = self.tables, max(len(storage.tokens) - 1 for storage in new.values())
+        if tables is None or len(tables[0]) < longest:
+            tables = self._make_tables(0, longest, None)
         # Assign last: an interrupt while allocating leaves the cache unchanged.
-        self.version += 1
-        self.keys, self.values, self.tokens, self._tokens = keys, values, tokens, longer
-        self.tables, self.allocated = tables, allocated
+        for row, storage in new.items():
+            self._storage[row], self.allocated[row] = storage, len(storage.tokens) - 1
+            self.versions[row] += 1
+        if tables is not self.tables:
+            self.tables = tables
+            self.versions = [version + 1 for version in self.versions]
 
 
 class View(CallView):
-    """Access to a cache by one forward: reads stored keys and values, stores new ones.
+    """Access to rows of a cache by one forward: reads stored keys and values, stores new ones.
 
-    keys, values: the cache's at the time of the call. tables: cosines and sines of the new positions, float32
-    [T, D/2].
+    tables: cosines and sines of the new positions, float32 [B, T, D/2].
     """
 
-    def __init__(self, cache: Cache, tokens: torch.Tensor, index_pos: int):
-        super().__init__(cache, *tokens.shape, index_pos)
-        cache.version += 1
+    def __init__(self, cache: Cache, tokens: torch.Tensor, index_pos: int | Sequence[int], rows: Sequence[int] | None = None):
+        super().__init__(cache, *tokens.shape, index_pos, rows)
+        self._storage = [cache._storage[span.row] for span in self.spans]
+        for span, storage, new in zip(self.spans, self._storage, tokens):
+            cache.versions[span.row] += 1
+            storage.tokens[span.start:span.end] = new
         if rope.length_dependent(self.config):
-            self.tables = cache._tables(index_pos, self.count, self.end)
+            tables = [cache._make_tables(span.start, span.count, span.end) for span in self.spans]
         else:
-            self.tables = tuple(part[index_pos:self.end] for part in cache.tables)
-        cache.tokens[:, index_pos:self.end] = tokens
-        self.keys, self.values = cache.keys, cache.values
-        self._masks: dict[int, torch.Tensor] = {}  # by window
+            tables = [tuple(part[span.start:span.end] for part in cache.tables) for span in self.spans]
+        self.tables = tuple(part[0][None] if self.batch == 1 else torch.stack(part) for part in zip(*tables))
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}  # by window and start
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store new keys and values of a layer, [B, G, T, D] each."""
-        self.keys[layer][:, :, self.index_pos:self.end] = key
-        self.values[layer][:, :, self.index_pos:self.end] = value
+        for span, storage, *new in zip(self.spans, self._storage, key, value):
+            for part in (0, 1):
+                storage.write(layer, part, span.start, new[part])
 
-    def stored(self, layer: int, window: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values that the new queries see: [B, G, end - first_visible, D] each, the new ones last."""
-        first = self.first_visible(window)
-        return self.keys[layer][:, :, first:self.end], self.values[layer][:, :, first:self.end]
+    def stored(self, layer: int, window: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each sequence, a layer's keys and values that its new queries see: [1, G, end - first_visible, D] each, the
+        new ones last."""
+        return [tuple(storage.read(layer, part, span.first_visible(window), span.end, self.cache.dtype)[None]
+                      for part in (0, 1)) for span, storage in zip(self.spans, self._storage)]
 
     def new_keys(self, layer: int) -> torch.Tensor:
         """Keys that this call stored in a layer, [B, G, T, D]."""
-        return self.keys[layer][:, :, self.index_pos:self.end]
+        return torch.stack([storage.read(layer, 0, span.start, span.end, self.cache.dtype)
+                            for span, storage in zip(self.spans, self._storage)])
 
-    def mask(self, window: int | None = None) -> torch.Tensor | str | None:
-        """The `stored` positions that each query sees: bool [T, end - first_visible], "causal", or None for all."""
-        if self.count == 1:
+    def mask(self, window: int | None = None) -> list[torch.Tensor | str | None]:
+        """Of each sequence, the `stored` positions that each query sees: bool [T, end - first_visible], "causal", or None
+        for all."""
+        return [self._mask(span, window) for span in self.spans]
+
+    def _mask(self, span: Span, window: int | None) -> torch.Tensor | str | None:
+        if span.count == 1:
             return None
-        if not window or window >= self.end:
+        if not window or window >= span.end:
             return "causal"
-        if window not in self._masks:
-            self._masks[window] = self._visible_on_device(window)
-        return self._masks[window]
-
-    def _visible_on_device(self, window: int) -> torch.Tensor:
-        """CallView.visible, computed on the device to avoid a copy from the host."""
-        rows = torch.arange(self.index_pos, self.end, device=self.cache.device)[:, None]
-        columns = torch.arange(self.first_visible(window), self.end, device=self.cache.device)[None, :]
-        return (columns <= rows) & (columns > rows - window)
+        if (window, span.start) not in self._masks:
+            # Span.visible, computed on the device to avoid a copy from the host.
+            rows = torch.arange(span.start, span.end, device=self.cache.device)[:, None]
+            columns = torch.arange(span.first_visible(window), span.end, device=self.cache.device)[None, :]
+            self._masks[window, span.start] = (columns <= rows) & (columns > rows - window)
+        return self._masks[window, span.start]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from mlx_llama.core.backends.positions import checked_tokens
+from mlx_llama.core.backends.interface import Masks
+from mlx_llama.core.backends.positions import CallView, checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models.config import LlamaConfig
@@ -18,9 +19,10 @@ from mlx_llama.core.models.spec import LayerSpec
 from . import kernels, ops, runtime
 from .cache import Cache, View
 from .kernels.cuda_graph import Capture, Runner
+from .kernels.draw import Kind
 from .kernels.state import StateView
 from .layers import MLP, Attention, Block, Unnormed
-from .sampling import Sampler
+from .sampling import SamplingBatch
 from .weights import Weights, is_out_of_memory
 
 
@@ -51,9 +53,10 @@ class Llama:
     """Embedding, blocks, final norm and projection to the vocabulary. Immutable once loaded."""
 
     def __init__(self, config: LlamaConfig, weights: Weights, dtype: torch.dtype, device: torch.device = torch.device("cpu"),
-                 notices: tuple[str, ...] = ()):
+                 notices: tuple[str, ...] = (), cache_bits: int | None = None):
         """Take all weights from `weights`."""
         self.config, self.dtype, self.device, self._notices = config, dtype, device, notices
+        self.cache_bits = cache_bits
         self.embedding = weights.embedding("model.embed_tokens")
         self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
         self.norm = weights.norm("model.norm")
@@ -62,20 +65,24 @@ class Llama:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu"),
-             compile: bool | None = None) -> Llama:
+             compile: bool | None = None, cache_bits: int | None = None) -> Llama:
         """Build the model; weights keep their stored width.
 
-        compile: capture decoded tokens as a CUDA graph, or not (None: where that can be). Raises BackendError
-        where `dtype` or `compile` cannot be honoured, OutOfMemoryError.
+        compile: capture decoded tokens as a CUDA graph, or not (None: where that can be). cache_bits: of keys and values,
+        8 or None for the activations' width. Raises BackendError where an option cannot be honoured, OutOfMemoryError.
         """
+        if cache_bits not in (None, 8):
+            raise BackendError(f"--cache-bits {cache_bits!r:.40}: must be 8, or left out for the activations' width")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         config, weights = checkpoint.config, Weights(checkpoint, dtype, device)
-        decoding = kernels.plan_decoding(config, weights.dtype, device, compile)
-        model = cls(config, weights, weights.dtype, device, decoding.notices + weights.notices)
+        decoding = kernels.plan_decoding(config, weights.dtype, device, compile, cache_bits)
+        model = cls(config, weights, weights.dtype, device, decoding.notices + weights.notices, cache_bits)
         if decoding.kernels:
-            view = StateView(config, model.dtype, device, decoding.kernels)
-            model._runner = Runner(model._compute, view, Capture(device) if decoding.is_captured else None)
+            def build_view(rows: int, kind: Kind) -> StateView:
+                return StateView(config, model.dtype, device, decoding.kernels, rows, cache_bits, kind)
+
+            model._runner = Runner(model._compute, build_view, device, Capture(device) if decoding.is_captured else None)
         return model
 
     @property
@@ -86,29 +93,29 @@ class Llama:
     @property
     def verify_width(self) -> int:
         """Positions that `verify` takes for little more than a step costs."""
-        return 16  # as many rows as the kernels for low-bit weights are meant for
+        return 16  # as many as the kernels for low-bit weights are meant for
 
-    def make_cache(self, capacity: int) -> Cache:
-        """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
-        return Cache(self.config, capacity, self.dtype, self.device)
+    def make_cache(self, capacity: int, rows: int = 1) -> Cache:
+        """A fresh cache of `rows` sequences of at most `capacity` positions each. Raises ContextError below 1."""
+        return Cache(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
 
     @_on_device
-    def forward(self, tokens: torch.Tensor, index_pos: int, cache: Cache, *, all_positions: bool = False,
-                probe=None) -> torch.Tensor:
-        """Logits after `tokens`, whose keys and values are appended to the cache.
+    def forward(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, *,
+                rows: Sequence[int] | None = None, all_positions: bool = False, probe=None) -> torch.Tensor:
+        """Logits after `tokens`, whose keys and values are appended to rows of the cache.
 
-        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to
-        cache.length. Returns logits [B, V] of the last position, with `all_positions` [B, T, V]. probe(name, array) is
-        called at every checkpoint of the model, with all positions. Raises ContextError when the call does not continue
-        the cache or does not fit; the cache is then as it was.
+        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, one for all rows or
+        one per row, equal to their lengths; rows: None for the first B. Returns logits [B, V] of the last position, with
+        `all_positions` [B, T, V]. probe(name, array) is called at every checkpoint of the model, with all positions. Raises
+        ContextError when the call does not continue the rows or does not fit; the cache is then as it was.
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
-        if self._runner and tokens.shape == (1, 1):
-            logits = self._runner.forward(tokens, index_pos, cache, probe)
+        if self._runner and tokens.shape[1] == 1:
+            logits = self._runner.forward(tokens, index_pos, cache, rows, probe)
         else:
             if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
                 tokens = runtime._sent(tokens, self.device)
-            with cache.view(tokens, index_pos) as view:
+            with cache.view(tokens, index_pos, rows) as view:
                 logits = self._compute(tokens, view, all_positions, probe)
         return logits if all_positions else logits[:, -1]
 
@@ -136,34 +143,53 @@ class Llama:
         return logits
 
     @_on_device
-    def step(self, token: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
-        """The next token, int32 [1, 1], still on the device: forward over `token` [1, T] and sampling as one unit.
+    def step(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
+             rows: Sequence[int] | None = None, masks: Masks | None = None) -> torch.Tensor:
+        """The next token of each row, int32 [B, 1], still on the device: forward over `tokens` [B, T] and sampling as one
+        unit.
 
-        Raises ContextError as `forward`, and for a batch of more than one sequence.
+        Several rows of more than one token are computed one by one, so that none depends on its company. masks: gives the
+        tokens that grammars allow. A step with masks or log-probabilities, which stand beside the tokens, is not captured.
+        Raises ContextError as `forward`, and unless there are options for each row.
         """
-        if len(token) != 1:
-            raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
-        if self._runner and len(token[0]) == 1:
-            return self._runner.step(token, index_pos, cache, sampler)
-        logits = self.forward(token, index_pos, cache)
-        return sampler(logits, cache.length, cache.recent(sampler.window) if sampler.window else None)
+        tokens = checked_tokens(tokens, self.config.vocab_size)
+        B, T = tokens.shape
+        call = CallView(cache, B, T, index_pos, rows)
+        if len(sampling.options) != B:
+            raise ContextError(f"a batch of {B} sequences needs {B} options of sampling, not {len(sampling.options)}")
+        if self._runner and T == 1 and masks is None and sampling.logprobs is None:
+            return self._runner.step(tokens, call, sampling)
+        chosen = [span.row for span in call.spans]
+        if B == 1 or T == 1:
+            logits = self.forward(tokens, index_pos, cache, rows=chosen)
+        else:
+            lengths = list(cache.lengths)
+            try:
+                logits = torch.cat([self.forward(tokens[i:i + 1], span.start, cache, rows=[span.row])
+                                    for i, span in enumerate(call.spans)])
+            except BaseException:
+                cache.lengths[:] = lengths
+                raise
+        recent = cache.recent(sampling.window, chosen) if sampling.window else None
+        return sampling(logits, [span.end for span in call.spans], recent, masks)
 
     @_on_device
-    def verify(self, tokens: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
+    def verify(self, tokens: torch.Tensor, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
+               rows: Sequence[int] | None = None) -> torch.Tensor:
         """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
 
         Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The
         products are those of a prompt: they may round otherwise than a single token's.
-        Raises ContextError as `step`.
+        Raises ContextError as `step`, and for more than one sequence.
         """
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
-        logits = self.forward(tokens, index_pos, cache, all_positions=True)
-        drawn = []
-        for i, position in enumerate(range(index_pos + 1, cache.length + 1)):
-            recent = cache.recent(sampler.window, position) if sampler.window else None
-            drawn.append(sampler(logits[:, i], position, recent))
-        return torch.cat(drawn, dim=1)
+        (row,) = cache.select_rows(1, rows)
+        logits = self.forward(tokens, index_pos, cache, rows=[row], all_positions=True)[0]
+        lengths = range(cache.lengths[row] - len(logits) + 1, cache.lengths[row] + 1)
+        each = SamplingBatch(sampling.options * len(lengths), self.device)
+        recent = cache.recent(each.window, [row] * len(lengths), lengths) if each.window else None
+        return each(logits, lengths, recent).view(1, -1)
 
 
 def _build_block(spec: LayerSpec, weights: Weights) -> Block:

@@ -1,7 +1,7 @@
 """The arithmetic of a Llama: one vocabulary of words that layers.py calls.
 
-Each word is written here in torch's own operations. Where Triton runs, its kernels take the place of those for a single
-row, for rotations and for gates (kernels.find_kernels decides). A `StateView` always stands for kernels.
+Each word is written here in torch's own operations. Where Triton runs, its kernels take the place of those for up to MAX_ROWS
+rows of one position each, for rotations and for gates (kernels.find_kernels decides). A `StateView` always stands for kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlx_llama.core.models.spec import LayerSpec
 
 from . import kernels
 from .cache import View
-from .kernels.state import StateView
+from .kernels.state import MAX_ROWS, StateView
 from .quantized import QuantizedMatrix
 
 Matrix = torch.Tensor | QuantizedMatrix
@@ -45,8 +45,8 @@ def gated_linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: tor
 
     activation: "silu" or "gelu_tanh". Returns [..., F].
     """
-    if activation == "silu" and isinstance(weight, torch.Tensor) and (by_kernel := _row_kernels(x)):
-        return by_kernel.multiply_gated(x, weight, bias)
+    if isinstance(weight, torch.Tensor) and (by_kernel := _row_kernels(x)):
+        return by_kernel.multiply_gated(x, weight, bias, activation)
     gate_up = linear(x, weight, bias)
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
@@ -91,7 +91,7 @@ def rope_and_store(heads: torch.Tensor, view: View | StateView, spec: LayerSpec)
     """Rotate queries and keys, store keys and values. heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D]."""
     if isinstance(view, StateView):
         return view.kernels.store_rotated(view.state, spec.index, heads, spec.heads, spec.key_value_heads, spec.head_dim,
-                                          spec.rotates)
+                                          spec.rotates, view.bits)
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
         query, key = rope(query, view.tables), rope(key, view.tables)
@@ -102,11 +102,14 @@ def rope_and_store(heads: torch.Tensor, view: View | StateView, spec: LayerSpec)
 def attend(query: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torch.Tensor:
     """Attention to what the view holds. query: [B, H, T, D], of all new positions or of the last; returns [B, T, H D]."""
     if isinstance(view, StateView):
-        return view.kernels.attend(view.state, spec.index, query, spec.key_value_heads, spec.window, spec.scale)
-    keys, values = view.stored(spec.index, spec.window)
-    mask = view.mask(spec.window)
-    mask = mask[-query.shape[2]:] if isinstance(mask, torch.Tensor) else mask
-    mixed = attention(query, keys, values, spec.scale, mask)
+        return view.kernels.attend(view.state, spec.index, query, spec.key_value_heads, spec.window, spec.scale,
+                                   view.bits)
+    # Each sequence by itself: they have different lengths, and storage of their own.
+    mixed = []
+    for own, (keys, values), mask in zip(query.split(1), view.stored(spec.index, spec.window), view.mask(spec.window)):
+        mask = mask[-query.shape[2]:] if isinstance(mask, torch.Tensor) else mask
+        mixed.append(attention(own, keys, values, spec.scale, mask))
+    mixed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
     return mixed.transpose(1, 2).reshape(len(query), -1, spec.heads * spec.head_dim)
 
 
@@ -116,18 +119,25 @@ def last_position(x: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x**2) + eps) * weight over the last axis, accumulated in float32 (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean(x**2) + eps) * weight over the last axis, accumulated in float32 (Zhang and Sennrich 2019).
+
+    x: [B, T, E] or [B, T, H, D].
+    """
+    if by_kernel := _row_kernels(x):
+        return by_kernel.add_rms_norm(x, None, weight, eps)[1]
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2]; returns [B, H, T, D] in x's dtype.
+    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2] or [B, T, D/2]; returns [B, H, T, D] in
+    x's dtype.
     """
     cosine, sine = table
     if by_kernel := kernels.find_kernels(x.device).decode:
         return by_kernel.rotate(x, cosine, sine)
+    cosine, sine = cosine.unsqueeze(-3), sine.unsqueeze(-3)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
@@ -170,10 +180,14 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 def geglu(gate_up: torch.Tensor) -> torch.Tensor:
     """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: [..., 2 F], the gate first."""
+    if by_kernel := kernels.find_kernels(gate_up.device).decode:
+        return by_kernel.gate(gate_up, "gelu_tanh")
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
 
 
 def _row_kernels(x: torch.Tensor) -> ModuleType | None:
-    """Triton's kernels where they run and x is a single row: for more rows torch's products are faster."""
-    return kernels.find_kernels(x.device).decode if x.numel() == x.shape[-1] else None
+    """Triton's kernels where they run and x, [B, T, E], is one position of up to MAX_ROWS rows: for more, torch's products
+    are faster, but a row's bits depend on the others."""
+    is_step = x.ndim == 3 and x.shape[1] == 1 and len(x) <= MAX_ROWS
+    return kernels.find_kernels(x.device).decode if is_step else None

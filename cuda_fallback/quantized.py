@@ -138,14 +138,15 @@ class QuantizedMatrix:
         return sum(part.nbytes for part in parts if part is not None)
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
-        """x @ w.T, accumulated in float32. x: [..., K]; returns [..., N] in x's dtype.
+        """x @ w.T, accumulated in float32. x: [B, T, K] or [T, K]; returns [..., N] in x's dtype.
 
-        A kernel multiplies a few rows of x with the packed codes. For more rows, and without kernels, blocks of rows of w
-        are dequantised in turn: to x's dtype on a GPU, to float32 on the CPU.
+        A kernel multiplies a few positions, and the single positions of the rows of a step, with the packed codes. For
+        more, and without kernels, blocks of rows of w are dequantised in turn: to x's dtype on a GPU, to float32 on the CPU.
         """
         N, K = self.shape
         flat = x.reshape(-1, K)
-        if self.kernels and len(flat) <= self.kernels.MOST_ROWS:
+        is_step = x.ndim == 3 and x.shape[1] == 1
+        if self.kernels and len(flat) <= (self.kernels.MAX_ROWS if is_step else self.kernels.MOST_ROWS):
             return self.kernels.multiply(self, flat).reshape(*x.shape[:-1], N)
         flat = flat.to(x.dtype if x.is_cuda else torch.float32)
         out = torch.empty((len(flat), N), dtype=flat.dtype, device=x.device)

@@ -62,7 +62,7 @@ def _has_bfloat16(device: torch.device) -> bool:
 
 
 def launch(*arrays: torch.Tensor) -> None:
-    """Start the copy of `arrays[0]` to pinned memory, if it contains tokens. Does not wait.
+    """Start the copy of `arrays[0]` to pinned memory, if it contains tokens: of all rows, one copy. Does not wait.
 
     The computation itself is queued already: torch queues operations when they are called.
     """
@@ -77,12 +77,12 @@ def read(token: torch.Tensor) -> int:
 
 
 def read_all(*tokens: torch.Tensor) -> list[int]:
-    """Wait once for tokens int32 [1, T] each, and return them in order as ints."""
+    """Wait once for tokens int32 [B, T] each, and return them in order, row by row, as ints."""
     arrivals = [vars(part).get("_arrival") for part in tokens]
     if None in arrivals:
-        return torch.cat(tokens, dim=1)[0].tolist()
+        return torch.cat([part.reshape(-1) for part in tokens]).tolist()
     arrivals[-1].event.synchronize()  # launched last, so it arrives last
-    return [token for arrival in arrivals for token in arrival.tokens[0].tolist()]
+    return [token for arrival in arrivals for token in arrival.tokens.flatten().tolist()]
 
 
 def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -94,7 +94,7 @@ def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tenso
 
 
 class _Arrival:
-    """Asynchronous copy of tokens [1, T] from a GPU to pinned memory, and the event that marks its end."""
+    """Asynchronous copy of tokens [B, T] from a GPU to pinned memory, and the event that marks its end."""
 
     def __init__(self, tokens: torch.Tensor):
         self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)

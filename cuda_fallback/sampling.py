@@ -1,107 +1,92 @@
-"""Logits to token: penalties, temperature, filters, Gumbel noise, argmax; on the device, without waiting."""
+"""Logits to tokens: biases, penalties, temperature, filters, Gumbel noise, argmax; on the device, without waiting."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from mlx_llama.core.generation import rng
+from mlx_llama.core.backends.interface import Masks
+from mlx_llama.core.backends.logprobs import count_logprobs
 from mlx_llama.core.generation.options import GenerationOptions
 
-from . import kernels, runtime
+from . import runtime
+from .kernels.draw import (
+    IS_RANDOM,
+    SEED_HIGH,
+    SEED_LOW,
+    Values,
+    choose,
+    gumbel,
+    gumbel_table,
+    kind_of,
+    pack,
+    process,
+    recent_window,
+    to_signed,
+)
+
+__all__ = ["SamplingBatch", "gumbel"]
 
 
-def _signed(word: int) -> int:
-    """A 32-bit word as int32 holds it; torch's int32 wraps like unsigned arithmetic, only shifts must be masked."""
-    word &= 0xFFFFFFFF
-    return word - (1 << 32) if word >> 31 else word
-
-
-def gumbel(seed: int, position: int, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: int32 arange [V]; float32 [V]."""
-    low, high = rng.split_seed(seed)
-    keys = (low, high, low ^ high ^ rng.PARITY)
-    x0 = indices + _signed(low)
-    x1 = torch.full_like(indices, _signed(position + high))
-    for group in range(5):
-        for rotation in rng.ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            x1 = (x1 << rotation) | ((x1 >> (32 - rotation)) & ((1 << rotation) - 1))
-            x1 = x1 ^ x0
-        x0 = x0 + _signed(keys[(group + 1) % 3])
-        x1 = x1 + _signed(keys[(group + 2) % 3] + group + 1)
-    k = ((x0 >> 8) & 0xFFFFFF).float() + 1
-    return table[((k.view(torch.int32) >> rng.TABLE_SHIFT) - rng.TABLE_OFFSET).long()]
-
-
-class Sampler:
-    """Draws one token per call, from the call's arguments alone.
+class SamplingBatch:
+    """Draws one token per row. Each row has options of its own.
 
     The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of the logits plus
-    core.rng's noise, which draws from their softmax. Everything in float32.
+    core.rng's noise, which draws from their softmax. Everything in float32. A row with temperature 0 takes the argmax after
+    bias and penalties. window: recent tokens that any row looks at. kind: features that any row uses.
     """
 
-    def __init__(self, options: GenerationOptions, device: torch.device = torch.device("cpu")):
-        self.options = o = options
+    def __init__(self, options: Sequence[GenerationOptions], device: torch.device = torch.device("cpu")):
+        self.options = tuple(options)
         self.device = device
-        penalised = o.repetition_penalty != 1 or o.presence_penalty or o.frequency_penalty
-        self.window = o.repetition_context_size if penalised else 0
-        self.bias_ids = runtime._sent(torch.tensor(list(o.logit_bias), dtype=torch.long), device)
-        self.bias = runtime._sent(torch.tensor(list(o.logit_bias.values()), dtype=torch.float32), device)
-        self._table = runtime._sent(rng.gumbel_table(), device) if o.temperature > 0 else None
+        self.window = max(map(recent_window, self.options), default=0)
+        self.kind = kind_of(self.options)
+        self.logprobs = count_logprobs(self.options)
+        self._values: Values | None = None
         self._indices: torch.Tensor | None = None
 
-    def __call__(self, logits: torch.Tensor, position: int, recent: torch.Tensor | None = None) -> torch.Tensor:
-        """logits: [1, V]; position: of the token to be sampled; recent: int32 [1, window], -1 where there is none.
+    def __call__(self, logits: torch.Tensor, positions: Sequence[int], recent: torch.Tensor | None = None,
+                 masks: Masks | None = None) -> torch.Tensor:
+        """logits: [B, V]; positions: of the tokens to be sampled, by row; recent: int32 [B, window or more], -1 in front
+        where there are fewer; masks: gives the tokens that grammars allow.
 
-        Returns the token, int32 [1, 1].
+        Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
         """
-        return self.draw(logits, position, recent, self.options.seed)
-
-    def draw(self, logits: torch.Tensor, position: int | torch.Tensor, recent: torch.Tensor | None,
-             seed: int | torch.Tensor) -> torch.Tensor:
-        """Draw with another seed. position, seed: on the host, or a StateView's, on the device. Returns int32 [1, 1]."""
-        scores = self.processed(logits[0].float(), recent)
-        if self.options.temperature > 0:
-            scores = self._add_noise(scores, position, seed)
-        return torch.argmax(scores).int().reshape(1, 1)
+        allowed = logits.float() if masks is None else _mask(logits.float(), runtime._sent(masks(), self.device))
+        scores = self.processed(allowed, recent)
+        if self.kind.is_random:
+            if self._indices is None or len(self._indices) != scores.shape[1]:
+                self._indices = torch.arange(scores.shape[1], dtype=torch.int32, device=self.device)
+            positions = np.array([to_signed(int(position)) for position in positions], np.int32)
+            seeds = tuple(self._on_device().integer(field).int() for field in (SEED_LOW, SEED_HIGH))
+            noise = gumbel(seeds, runtime._sent(positions, self.device)[:, None], gumbel_table(self.device), self._indices)
+            scores = torch.where(self._on_device().integer(IS_RANDOM) > 0, scores + noise, scores)
+        return choose(scores) if self.logprobs is None else _pack_logprobs(choose(scores), logits, self.logprobs)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
-        """Scores [V] after bias, penalties, temperature and filters; -inf where filtered out."""
-        o = self.options
-        if len(self.bias):
-            scores = scores.index_add(0, self.bias_ids, self.bias)
-        if self.window:
-            scores = self._penalised(scores, recent[0])
-        if o.temperature == 0:
-            return scores
-        scores = scores / o.temperature
-        if 0 < o.top_k < len(scores):
-            scores = scores.masked_fill(scores < torch.topk(scores, o.top_k).values[-1], -math.inf)
-        if o.top_p < 1:
-            ordered = torch.sort(scores, descending=True).values
-            # Summed as integers: a GPU adds floats in an order that changes from run to run.
-            shares = (torch.softmax(ordered.double(), dim=-1) * 2**40).long()
-            before = torch.cumsum(shares, dim=-1) - shares  # of all likelier tokens; 0 for the first, which stays
-            smallest = torch.where(before < o.top_p * 2**40, ordered, math.inf).min()
-            scores = scores.masked_fill(scores < smallest, -math.inf)
-        if o.min_p > 0:
-            scores = scores.masked_fill(scores < scores.max() + math.log(o.min_p), -math.inf)
-        return scores
+        """Scores [B, V] after biases, penalties, temperature and filters; -inf where filtered out."""
+        return process(self.kind, self._on_device(), scores, recent)
 
-    def _add_noise(self, scores: torch.Tensor, position: int | torch.Tensor, seed: int | torch.Tensor) -> torch.Tensor:
-        if isinstance(position, torch.Tensor):
-            return kernels.find_kernels(scores.device).decode.add_noise(scores, self._table, position, seed)
-        if self._indices is None:
-            self._indices = torch.arange(len(scores), dtype=torch.int32, device=self.device)
-        return scores + gumbel(seed, position, self._table, self._indices)
+    def _on_device(self) -> Values:
+        if self._values is None:
+            words = np.zeros((self.kind.words, len(self.options)), np.int64)
+            pack(self.options, self.kind, words)
+            self._values = Values(runtime._sent(words, self.device))
+        return self._values
 
-    def _penalised(self, scores: torch.Tensor, recent: torch.Tensor) -> torch.Tensor:
-        o = self.options
-        counts = torch.zeros(len(scores) + 1, dtype=torch.int32, device=self.device)
-        ones = torch.ones(len(recent), dtype=torch.int32, device=self.device)
-        counts = counts.index_add(0, (recent + 1).long(), ones)[1:]  # -1 falls out
-        repeated = torch.where(scores > 0, scores / o.repetition_penalty, scores * o.repetition_penalty)
-        scores = torch.where(counts > 0, repeated - o.presence_penalty, scores)
-        return scores - counts * o.frequency_penalty
+
+def _mask(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)], a bit per token."""
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    bits = words[:, ids >> 5] >> (ids & 31) & 1
+    return torch.where(bits > 0, logits, float("-inf"))
+
+
+def _pack_logprobs(tokens: torch.Tensor, logits: torch.Tensor, count: int) -> torch.Tensor:
+    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2 count]."""
+    values = torch.log_softmax(logits.float(), dim=-1)
+    top, ids = torch.sort(values, dim=-1, descending=True, stable=True)
+    chosen = values.gather(1, tokens.long())
+    return torch.cat([tokens, chosen.view(torch.int32), ids[:, :count].int(), top[:, :count].contiguous().view(torch.int32)], 1)

@@ -1,4 +1,4 @@
-"""Triton kernels and the CUDA graph of a decoded token: where they run, and why not."""
+"""Triton kernels and the CUDA graphs of decoded tokens: where they run, and why not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def find_kernels(device: torch.device) -> Kernels:
     return Kernels(decode, packed)
 
 
-def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device, compile: bool | None) -> Decoding:
+def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device, compile: bool | None,
+                  cache_bits: int | None = None) -> Decoding:
     """Find how a model's tokens can be decoded. compile: capture them as a CUDA graph, or not (None: where that can be).
 
     Raises BackendError where `compile` asks for a graph and there can be none.
@@ -62,7 +63,7 @@ def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
         decode, reason = None, reason or "dynamic rope turns by angles that depend on the length"
     elif decode:
         try:  # at this model's sizes, for which a GPU may have too little shared memory
-            decode.try_heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, dtype, device)
+            decode.try_heads(config, dtype, device, cache_bits)
         except Exception as error:  # noqa: BLE001: Triton's, which derive from Exception alone
             decode, reason = None, f"attention's kernel does not run here ({first_line(error)})"
     if device.type == "cpu":

@@ -1,8 +1,9 @@
-"""A decoded token as one CUDA graph: captured once for each kind of sampling, replayed for every token of any cache.
+"""Decoded tokens as one CUDA graph: captured once for each bucket of rows and kind of sampling, replayed for any cache.
 
 The graph is the model's forward over a StateView, and the sampling. It knows no address of a cache: its kernels find keys,
-values, tokens and tables through the state, with the position, the token and the seed, and its last kernel advances them.
-So a step that goes on where the last one ended needs nothing from the host, and a cache may grow without another capture.
+values, tokens and tables of each row through the state, with its position, token and options, and its last kernel advances
+them. So a step that goes on where the last one ended needs nothing from the host, a cache may grow, and rows may come and
+go, without another capture. A bucket that has fewer rows is padded with rows that write to scratch memory.
 The sessions of one model, on several threads, share its graphs in turn: a session that steps after another one sets the
 state first. The first step of a kind runs uncaptured, which compiles its kernels; the second is captured.
 """
@@ -14,20 +15,20 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from mlx_llama.core.backends.positions import CallView
-from mlx_llama.core.generation.options import sampling_key
+from mlx_llama.core.backends.positions import CallView, Span
 
 from ..cache import Cache
-from ..sampling import Sampler
+from ..sampling import SamplingBatch
 from . import first_line
-from .state import StateView
+from .draw import Kind, choose, gumbel_table, process
+from .state import MAX_ROWS, StateView
 
-KEPT = 8  # graphs per model, one for each kind of sampling
+KEPT = 24  # graphs per model, one for each bucket of rows and kind of sampling
 
 
 class Capture:
@@ -59,72 +60,112 @@ class Capture:
             return graph.replay
 
 
-@dataclass
-class _Step:
-    """A step for one kind of sampling. function: the step uncaptured, which holds all tensors that its graph reads; run:
-    the function, or its graph's replay."""
+class Step:
+    """A step of a bucket of rows with one kind of sampling. view: with the state that its graph reads; run: the step,
+    or its graph's replay."""
 
-    function: Callable[[], None]
-    run: Callable[[], None]
-    is_tried: bool = False
-    is_captured: bool = False
+    def __init__(self, compute: Callable[..., torch.Tensor], view: StateView):
+        self.compute, self.view = compute, view
+        self.run: Callable[[], None] = self.work
+        self.is_tried = self.is_captured = False
+
+    def work(self) -> None:
+        """Decode the view's tokens and advance its state, uncaptured."""
+        view, kind = self.view, self.view.kind
+        logits = self.compute(view.tokens, view, True)
+        recent = view.recent(kind.window) if kind.window else None
+        scores = process(kind, view.values, logits[:, -1].float(), recent)
+        if kind.is_random:
+            table = gumbel_table(scores.device)
+            scores = view.kernels.add_noise(scores, table, view.next_positions, view.values.words)
+        view.advance(choose(scores))
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """The call that the state is ready for: `token` at `index_pos` of a cache that nothing has written to since."""
+    """The call that a step's state is ready for: `tokens` at `spans` of a cache whose rows nothing has written to since."""
 
+    step: Step
     cache: weakref.ref[Cache]
-    version: int
-    index_pos: int
-    token: torch.Tensor
-    seed: int
+    versions: tuple[int, ...]
+    spans: tuple[Span, ...]
+    tokens: torch.Tensor
+    sampling: SamplingBatch
+
+    def is_for(self, cache: Cache, spans: tuple[Span, ...], tokens: object, sampling: SamplingBatch) -> bool:
+        return (self.cache() is cache and self.tokens is tokens and self.spans == spans
+                and self.versions == tuple(cache.versions[span.row] for span in spans)
+                and (self.sampling is sampling or self.sampling.options == sampling.options))
 
 
 class Runner:
-    """Runs single tokens through a model's forward by kernels, decode steps as graphs.
+    """Runs single tokens of rows through a model's forward by kernels, decode steps as graphs.
 
-    compute: (tokens, view, all_positions, probe) -> logits, the model's forward. view: of its config and device.
-    capture: None to run every step uncaptured. notices: about the captures so far.
+    compute: (tokens, view, all_positions, probe) -> logits, the model's forward. build_view: (rows, kind) -> StateView of
+    its config and device. capture: None to run every step uncaptured. notices: about the captures so far.
     """
 
-    def __init__(self, compute: Callable[..., torch.Tensor], view: StateView,
-                 capture: Callable[[Callable[[], None]], Callable[[], None]] | None):
-        self.compute, self.view, self.capture = compute, view, capture
+    def __init__(self, compute: Callable[..., torch.Tensor], build_view: Callable[[int, Kind], StateView],
+                 device: torch.device, capture: Callable[[Callable[[], None]], Callable[[], None]] | None):
+        self.compute, self.build_view, self.device, self.capture = compute, build_view, device, capture
         self.notices: tuple[str, ...] = ()
-        self.device = view.state.device
-        self._steps: OrderedDict[tuple, _Step] = OrderedDict()  # by kind of sampling, the last used last
+        self._steps: OrderedDict[tuple, Step] = OrderedDict()  # by rows and kind of sampling, the last used last
+        self._views: dict[int, StateView] = {}  # of `forward`, by rows
         self._lock = threading.Lock()
         self._ready: _Ready | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def forward(self, token: torch.Tensor, index_pos: int, cache: Cache, probe=None) -> torch.Tensor:
-        """Logits [1, 1, V] after `token` [1, 1], uncaptured. Raises ContextError."""
+    def forward(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, rows: Sequence[int] | None = None,
+                probe=None) -> torch.Tensor:
+        """Logits [B, 1, V] after `tokens` [B, 1], checked ids, uncaptured. Raises ContextError."""
         with self._lock:
             self._follow_streams()
-            with CallView(cache, 1, 1, index_pos):
-                self._ready = None
-                cache.version += 1
-                self.view.point(cache, token, index_pos, 0)
-                return self.compute(self.view.tokens, self.view, True, probe)
+            with CallView(cache, len(tokens), 1, index_pos, rows) as call:
+                logits = []
+                for at in range(0, len(tokens), MAX_ROWS):
+                    spans, some = call.spans[at:at + MAX_ROWS], tokens[at:at + MAX_ROWS]
+                    if len(spans) not in self._views:
+                        self._views[len(spans)] = self.build_view(len(spans), Kind())
+                    view = self._views[len(spans)]
+                    _count_writes(cache, spans)
+                    view.point(cache, some, spans)
+                    logits.append(self.compute(view.tokens, view, True, probe))
+                return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def step(self, token: torch.Tensor, index_pos: int, cache: Cache, sampler: Sampler) -> torch.Tensor:
-        """The next token, int32 [1, 1]: a view of the cache's tokens. Raises ContextError."""
+    def step(self, tokens: torch.Tensor, call: CallView, sampling: SamplingBatch) -> torch.Tensor:
+        """The next tokens, int32 [B, 1], of `tokens` [B, 1], checked ids, at the positions of `call`."""
         with self._lock:
             self._follow_streams()
-            with CallView(cache, 1, 1, index_pos):
-                ready, self._ready = self._ready, None  # a step that is interrupted sets the state anew
-                seed = sampler.options.seed
-                if not (ready and ready.cache() is cache and ready.version == cache.version and ready.token is token
-                        and ready.index_pos == index_pos and ready.seed == seed):
-                    self.view.point(cache, token, index_pos, seed)
-                step = self._find_step(sampler)
-                step.run()
-                step.is_tried = True
-            cache.version += 1
-            following = cache._token_after(index_pos)
-            self._ready = _Ready(weakref.ref(cache), cache.version, index_pos + 1, following, seed)
-            return following
+            with call:
+                if len(tokens) <= MAX_ROWS:
+                    return self._step(tokens, call.spans, call.cache, sampling)
+                drawn = []
+                for at in range(0, len(tokens), MAX_ROWS):
+                    some = SamplingBatch(sampling.options[at:at + MAX_ROWS], sampling.device)
+                    drawn.append(self._step(tokens[at:at + MAX_ROWS], call.spans[at:at + MAX_ROWS], call.cache, some))
+                return torch.cat(drawn)
+
+    def _step(self, tokens: torch.Tensor, spans: tuple[Span, ...], cache: Cache, sampling: SamplingBatch) -> torch.Tensor:
+        ready, self._ready = self._ready, None  # a step that is interrupted sets the state anew
+        if ready and ready.is_for(cache, spans, tokens, sampling):
+            step, sampling = ready.step, ready.sampling
+            self._use(step)
+        else:
+            step = self._find_step(len(spans), sampling.kind)
+            self._use(step)
+            step.view.point(cache, tokens, spans, sampling)
+        step.run()
+        step.is_tried = True
+        _count_writes(cache, spans)
+        if len(spans) == 1:  # the row's own tokens keep it
+            (span,) = spans
+            drawn = cache._storage[span.row].tokens[span.end:span.end + 1].view(1, 1)
+        else:
+            drawn = step.view.tokens[:len(spans)].int()
+        following = tuple(Span(span.row, span.end, 1) for span in spans)
+        versions = tuple(cache.versions[span.row] for span in spans)
+        self._ready = _Ready(step, weakref.ref(cache), versions, following, drawn, sampling)
+        return drawn
 
     def _follow_streams(self) -> None:
         """Order this step behind the last one, which another thread may have queued on a stream of its own."""
@@ -135,32 +176,25 @@ class Runner:
             current.wait_stream(self._stream)
         self._stream = current
 
-    def _find_step(self, sampler: Sampler) -> _Step:
-        key = sampling_key(sampler.options)
-        step = self._steps.pop(key, None)
-        if step is None:
-            step = self._build_step(sampler)
-        elif self.capture and not step.is_captured and step.is_tried:
-            self._capture_step(step)
-        self._steps[key] = step
+    def _find_step(self, rows: int, kind: Kind) -> Step:
+        """The step of the least bucket for `rows`."""
+        key = 1 << (rows - 1).bit_length(), kind
+        if key not in self._steps:
+            self._steps[key] = Step(self.compute, self.build_view(*key))
+        self._steps.move_to_end(key)
         while len(self._steps) > KEPT:
             self._steps.popitem(last=False)
-        return step
+        return self._steps[key]
 
-    def _build_step(self, sampler: Sampler) -> _Step:
-        view = self.view
+    def _use(self, step: Step) -> None:
+        """Capture a step that has run once uncaptured, before its state is set."""
+        if self.capture and not step.is_captured and step.is_tried:
+            self._capture_step(step)
 
-        def function() -> None:
-            logits = self.compute(view.tokens, view, True)
-            recent = view.recent(sampler.window) if sampler.window else None
-            view.advance(sampler.draw(logits[:, -1], view.next_position, recent, view.seed))
-
-        return _Step(function, function)
-
-    def _capture_step(self, step: _Step) -> None:
+    def _capture_step(self, step: Step) -> None:
         started = time.perf_counter()
         try:
-            step.run = self.capture(step.function)
+            step.run = self.capture(step.work)
             step.is_captured = True
         except torch.OutOfMemoryError:
             raise
@@ -170,4 +204,10 @@ class Runner:
                 error = error.__context__
             self.notices = (f"decoding is not captured: {first_line(error)}",)
             return
-        self.notices = (f"a decoded token was captured as a CUDA graph in {time.perf_counter() - started:.2f} s",)
+        rows = f" of {step.view.rows} rows" if step.view.rows > 1 else ""
+        self.notices = (f"a decoded token{rows} was captured as a CUDA graph in {time.perf_counter() - started:.2f} s",)
+
+
+def _count_writes(cache: Cache, spans: Sequence[Span]) -> None:
+    for span in spans:
+        cache.versions[span.row] += 1

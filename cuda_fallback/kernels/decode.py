@@ -1,7 +1,8 @@
-"""Triton kernels of a decoded token, for weights that are not packed, and of a prompt's rotations and gates.
+"""Triton kernels of decoded tokens, for weights that are not packed, and of a prompt's rotations and gates.
 
 Importing it needs the package triton. Numbers that change from token to token are read from the device's memory (state.py),
-so that a captured step needs nothing from the host. Each function's test is its plain twin:
+so that a captured step needs nothing from the host. Each row of a batch has its own line of every grid, and the sums that it
+would have alone. Each function's test is its plain twin:
 
     add_rms_norm   ops.add_rms_norm                 multiply, multiply_gated   ops.linear, ops.gated_linear
     norm_heads     ops.norm_heads                   rotate, gate               ops.rope, ops.swiglu
@@ -9,8 +10,8 @@ so that a captured step needs nothing from the host. Each function's test is its
     recent         Cache.recent                     add_noise                  sampling.gumbel added to the scores
     read_keys      View.new_keys
 
-All sums are made in float32, in an order that depends on the sizes and the position alone: the same bits in every run
-and at every capacity of the cache.
+All sums are made in float32, in an order that depends on the sizes and the row's position alone: the same bits in every run,
+in every company and at every capacity of the cache.
 """
 
 from __future__ import annotations
@@ -19,11 +20,21 @@ import torch
 import triton
 import triton.language as tl
 
+from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.generation import rng
+from mlx_llama.core.models.config import LlamaConfig
 
-from . import packed
-from .state import ALLOCATED, COSINES, LAYERS, TOKENS, pack_state
+from . import draw, packed, state as fields
+from .state import new_state, pack_row
+from .storage import Storage
 
+_STRIDE = tl.constexpr(fields.MAX_ROWS)
+_POSITION, _NEXT, _TOKEN, _ALLOCATED, _TOKENS, _NUMBERS, _SCALES, _COSINES, _SINES = map(tl.constexpr, (
+    fields.POSITION, fields.NEXT, fields.TOKEN, fields.ALLOCATED, fields.TOKENS, fields.NUMBERS, fields.SCALES,
+    fields.COSINES, fields.SINES))
+_SEED_LOW, _SEED_HIGH, _IS_RANDOM = map(tl.constexpr, (draw.SEED_LOW, draw.SEED_HIGH, draw.IS_RANDOM))
+
+_SAMPLES = 4  # most rows of x that a program of `multiply` takes
 _ROWS = 2  # of a matrix, of one program of `multiply`: small programs fill the last wave of a small matrix
 _COLUMNS = 1024  # that a program multiplies at a time: each of its threads loads 16 bytes of each row
 _PIECES = 64  # programs that share the positions of one key head
@@ -32,15 +43,24 @@ _BLOCK = 1024  # elements of one program of the kernels that take element by ele
 
 
 @triton.jit
-def _address(state, index, like):
-    """The pointer in state[index], to elements of `like`'s type; PyTorch aligns storage to 16 bytes."""
-    found = tl.load(state + index).to(tl.pointer_type(like.dtype.element_ty))
+def _field(state, index, row):
+    """A row's field of the state."""
+    return tl.load(state + index * _STRIDE + row)
+
+
+@triton.jit
+def _address(state, index, row, like):
+    """The pointer in a row's field, to elements of `like`'s type; PyTorch aligns storage to 16 bytes."""
+    found = _field(state, index, row).to(tl.pointer_type(like.dtype.element_ty))
     return tl.multiple_of(found, 16)
 
 
 @triton.jit
-def _silu(gate):
-    return gate / (1 + tl.exp(-gate))
+def _activate(gate, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        return gate / (1 + tl.exp(-gate))
+    inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # gelu by tanh: tanh(z / 2) = 2 sigmoid(z) - 1
+    return gate / (1 + tl.exp(-inner))
 
 
 @triton.jit
@@ -78,33 +98,43 @@ def _norm_heads(heads, query_weight, key_weight, out, eps, H, G, D: tl.constexpr
 
 
 @triton.jit
-def _multiply(x, w, bias, out, N, K: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """out[n] = w[n] @ x + bias[n]; GATED: silu(w[n] @ x) * (w[N + n] @ x)."""
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    row = tl.minimum(n, N - 1).to(tl.int64)[:, None]
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    other = tl.zeros((ROWS, COLUMNS), tl.float32)
+def _multiply(x, w, bias, out, M, N, K: tl.constexpr, ACTIVATION: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
+              COLUMNS: tl.constexpr):
+    """out[m, n] = w[n] @ x[m] + bias[n]; with ACTIVATION: of w[n] @ x[m], times w[N + n] @ x[m]. x: [M, K].
+
+    A program multiplies TILE rows of x with each weight that it loads. Threads share the columns alone, so that TILE does
+    not change the order of a sum.
+    """
+    GATED: tl.constexpr = ACTIVATION != ""
+    tiles = tl.cdiv(M, TILE)  # neighbouring programs read the same rows of w
+    m = (tl.program_id(0) % tiles * TILE + tl.arange(0, TILE))[:, None]
+    n = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS))[None, :]
+    row = tl.minimum(n, N - 1).to(tl.int64)[:, :, None]
+    sample = tl.minimum(m, M - 1)[:, :, None]
+    total = tl.zeros((TILE, ROWS, COLUMNS), tl.float32)
+    other = tl.zeros((TILE, ROWS, COLUMNS), tl.float32)
     for start in range(0, K, COLUMNS):
-        k = (start + tl.arange(0, COLUMNS))[None, :]
+        k = (start + tl.arange(0, COLUMNS))[None, None, :]
         inside = k < K
-        value = tl.load(x + k, mask=inside, other=0).to(tl.float32)
+        value = tl.load(x + sample * K + k, mask=inside, other=0).to(tl.float32)
         total += tl.load(w + row * K + k, mask=inside, other=0, eviction_policy="evict_first").to(tl.float32) * value
         if GATED:
             second = tl.load(w + (row + N) * K + k, mask=inside, other=0, eviction_policy="evict_first")
             other += second.to(tl.float32) * value
-    result = tl.sum(total, axis=1)
+    result = tl.sum(total, axis=2)
     if bias is not None:
         result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
     if GATED:
-        up = tl.sum(other, axis=1)
+        up = tl.sum(other, axis=2)
         if bias is not None:
             up += tl.load(bias + N + n, mask=n < N, other=0).to(tl.float32)
-        result = _silu(result) * up
-    tl.store(out + n, result.to(out.dtype.element_ty), mask=n < N)
+        result = _activate(result, ACTIVATION) * up
+    tl.store(out + m * N + n, result.to(out.dtype.element_ty), mask=(m < M) & (n < N))
 
 
 @triton.jit
-def _rotate(x, cosines, sines, out, H, T, batch_stride, head_stride, row_stride, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _rotate(x, cosines, sines, out, H, T, batch_stride, head_stride, row_stride, table_stride, HALF: tl.constexpr,
+            BLOCK: tl.constexpr):
     t, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d = tl.arange(0, BLOCK)
     inside = d < HALF
@@ -112,42 +142,85 @@ def _rotate(x, cosines, sines, out, H, T, batch_stride, head_stride, row_stride,
     target = out + ((b.to(tl.int64) * H + h) * T + t) * (2 * HALF) + d
     first = tl.load(source, mask=inside, other=0).to(tl.float32)
     second = tl.load(source + HALF, mask=inside, other=0).to(tl.float32)
-    cosine = tl.load(cosines + t * HALF + d, mask=inside, other=0)
-    sine = tl.load(sines + t * HALF + d, mask=inside, other=0)
+    angle = b * table_stride + t * HALF + d
+    cosine, sine = tl.load(cosines + angle, mask=inside, other=0), tl.load(sines + angle, mask=inside, other=0)
     tl.store(target, (first * cosine - second * sine).to(out.dtype.element_ty), mask=inside)
     tl.store(target + HALF, (second * cosine + first * sine).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _head_address(state, layer, part, head, position, row, like, G, WIDTH: tl.constexpr, FIELD: tl.constexpr):
+    """The pointer to WIDTH elements of a key head (part 0) or value head (1) at a row's position."""
+    line = ((2 * layer + part) * G + head) * _field(state, _ALLOCATED, row) + position
+    return _address(state, FIELD, row, like) + line * WIDTH
+
+
+@triton.jit
+def _store_codes(state, layer, source, table, codes, scales, part, g, row, position, G, HALF: tl.constexpr,
+                 ROTATES: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Store one head of keys (part 0), rotated, or values (1) as cache.quantize does."""
+    D: tl.constexpr = 2 * HALF
+    GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+    group = tl.arange(0, BLOCK)[:, None]
+    d = group * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = d < D
+    value = tl.load(source + d, mask=inside, other=0)
+    if ROTATES:
+        if part == 0:
+            angle = position * HALF + tl.where(d < HALF, d, d - HALF)
+            cosine = tl.load(_address(state, _COSINES, row, table) + angle, mask=inside, other=0)
+            sine = tl.load(_address(state, _SINES, row, table) + angle, mask=inside, other=0)
+            other = tl.load(source + tl.where(d < HALF, d + HALF, d - HALF), mask=inside, other=0).to(tl.float32)
+            other = tl.where(d < HALF, -other, other)
+            value = (value.to(tl.float32) * cosine + other * sine).to(value.dtype)
+    wide = value.to(tl.float32)
+    largest = tl.max(tl.abs(wide), axis=1)[:, None]
+    scale = tl.minimum(tl.div_rn(largest, largest * 0 + 127), 65504).to(tl.float16)
+    by = scale.to(tl.float32)
+    code = tl.div_rn(wide, tl.where(by > 0, by, 1))
+    code = tl.where(by > 0, (code + 12582912.0) - 12582912.0, 0)  # rounded to even: 1.5 * 2**23 leaves no fraction
+    code = tl.minimum(tl.maximum(code, -127), 127)
+    tl.store(_head_address(state, layer, part, g, position, row, codes, G, D, _NUMBERS) + d, code.to(tl.int8), mask=inside)
+    target = _head_address(state, layer, part, g, position, row, scales, G, GROUPS, _SCALES)
+    tl.store(target + group, scale, mask=group < GROUPS)
+
+
 @triton.jit(do_not_specialize=["layer"])
-def _store_rotated(state, layer, heads, query, table, H, G, HALF: tl.constexpr, BLOCK: tl.constexpr,
-                   ROTATES: tl.constexpr, COSINES: tl.constexpr, ALLOCATED: tl.constexpr, LAYERS: tl.constexpr):
-    h = tl.program_id(0)
-    position, allocated = tl.load(state), tl.load(state + ALLOCATED)
+def _store_rotated(state, layer, heads, query, table, codes, scales, H, G, HALF: tl.constexpr, BLOCK: tl.constexpr,
+                   ROTATES: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr):
+    """One head of a row. codes, scales: tensors of the stored types; scales None: numbers are stored as they are."""
+    h, row = tl.program_id(0), tl.program_id(1)
+    position = _field(state, _POSITION, row)
+    source = heads + (row * (H + 2 * G) + h) * 2 * HALF
     d = tl.arange(0, BLOCK)
     inside = d < HALF
-    first = tl.load(heads + h * 2 * HALF + d, mask=inside, other=0)
-    second = tl.load(heads + h * 2 * HALF + HALF + d, mask=inside, other=0)
+    first = tl.load(source + d, mask=inside, other=0)
+    second = tl.load(source + HALF + d, mask=inside, other=0)
     if ROTATES:
         if h < H + G:
-            cosine = tl.load(_address(state, COSINES, table) + position * HALF + d, mask=inside, other=0)
-            sine = tl.load(_address(state, COSINES + 1, table) + position * HALF + d, mask=inside, other=0)
+            cosine = tl.load(_address(state, _COSINES, row, table) + position * HALF + d, mask=inside, other=0)
+            sine = tl.load(_address(state, _SINES, row, table) + position * HALF + d, mask=inside, other=0)
             one, two = first.to(tl.float32), second.to(tl.float32)
             first = (one * cosine - two * sine).to(first.dtype)
             second = (two * cosine + one * sine).to(first.dtype)
     if h < H:
-        target = query + h * 2 * HALF
-    elif h < H + G:
-        target = _address(state, LAYERS + 2 * layer, heads) + ((h - H) * allocated + position) * (2 * HALF)
+        target = query + (row * H + h) * 2 * HALF
+        tl.store(target + d, first, mask=inside)
+        tl.store(target + HALF + d, second, mask=inside)
     else:
-        target = _address(state, LAYERS + 2 * layer + 1, heads) + ((h - H - G) * allocated + position) * (2 * HALF)
-    tl.store(target + d, first, mask=inside)
-    tl.store(target + HALF + d, second, mask=inside)
+        part, g = (h - H) // G, (h - H) % G
+        if scales is None:
+            target = _head_address(state, layer, part, g, position, row, codes, G, 2 * HALF, _NUMBERS)
+            tl.store(target + d, first, mask=inside)
+            tl.store(target + HALF + d, second, mask=inside)
+        else:
+            _store_codes(state, layer, source, table, codes, scales, part, g, row, position, G, HALF, ROTATES, BLOCKS, GROUP)
 
 
 @triton.jit
-def _share(state, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
+def _share(state, row, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
     """(first visible position, the one after the last, positions of each piece)."""
-    end = tl.load(state) + 1
+    end = _field(state, _NEXT, row)
     first = end * 0
     if window > 0:
         first = tl.maximum(end - window, 0)
@@ -156,20 +229,25 @@ def _share(state, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["layer"])
-def _attend(state, layer, query, sums, tops, parts, scale, window, G, ALLOCATED: tl.constexpr, LAYERS: tl.constexpr,
-            R: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
-            KEYS: tl.constexpr):
-    """One key head's R query heads over one piece of the positions: softmax's top, sum and weighted values."""
-    g, piece = tl.program_id(0), tl.program_id(1)
-    first, end, share = _share(state, window, PIECES, KEYS)
+def _attend(state, layer, query, codes, scales, sums, tops, parts, factor, window, G, R: tl.constexpr, D: tl.constexpr,
+            ROWS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr):
+    """One key head's R query heads over one piece of a row's positions: softmax's top, sum and weighted values.
+
+    codes, scales: tensors of the stored types; scales None: codes are numbers of query's type.
+    """
+    g, piece, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, end, share = _share(state, row, window, PIECES, KEYS)
     start = first + piece * share
     if start < end:
         stop = tl.minimum(start + share, end)
-        allocated = tl.load(state + ALLOCATED)
-        keys = _address(state, LAYERS + 2 * layer, query) + g * allocated * D
-        values = _address(state, LAYERS + 2 * layer + 1, query) + g * allocated * D
+        keys = _head_address(state, layer, 0, g, 0, row, codes, G, D, _NUMBERS)
+        values = _head_address(state, layer, 1, g, 0, row, codes, G, D, _NUMBERS)
+        if scales is not None:
+            GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+            key_scales = _head_address(state, layer, 0, g, 0, row, scales, G, GROUPS, _SCALES)
+            value_scales = _head_address(state, layer, 1, g, 0, row, scales, G, GROUPS, _SCALES)
         r, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-        head = g * R + r
+        head = (row * G + g) * R + r
         asked = tl.load(query + head[:, None] * D + d[None, :], mask=(r < R)[:, None] & (d < D)[None, :], other=0)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
@@ -177,52 +255,63 @@ def _attend(state, layer, query, sums, tops, parts, scale, window, G, ALLOCATED:
         for at in range(start, stop, KEYS):
             column = at + tl.arange(0, KEYS)
             seen = column < stop
-            key = tl.load(keys + column[None, :] * D + d[:, None], mask=seen[None, :] & (d < D)[:, None], other=0)
-            score = tl.dot(asked, key, input_precision="ieee") * scale
+            there = seen[None, :] & (d < D)[:, None]
+            key = tl.load(keys + column[None, :] * D + d[:, None], mask=there, other=0)
+            if scales is not None:
+                by = tl.load(key_scales + column[None, :] * GROUPS + d[:, None] // GROUP, mask=there, other=0)
+                key = (key.to(tl.float32) * by.to(tl.float32)).to(asked.dtype)
+            score = tl.dot(asked, key, input_precision="ieee") * factor
             score = tl.where(seen[None, :], score, float("-inf"))
             higher = tl.maximum(top, tl.max(score, axis=1))
             weight = tl.exp(score - higher[:, None])
             kept = tl.exp(top - higher)
-            value = tl.load(values + column[:, None] * D + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0)
+            there = seen[:, None] & (d < D)[None, :]
+            value = tl.load(values + column[:, None] * D + d[None, :], mask=there, other=0)
+            if scales is not None:
+                by = tl.load(value_scales + column[:, None] * GROUPS + d[None, :] // GROUP, mask=there, other=0)
+                value = (value.to(tl.float32) * by.to(tl.float32)).to(asked.dtype)
             total = total * kept + tl.sum(weight, axis=1)
             mixed = mixed * kept[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
             top = higher
-        place = head * PIECES + piece
+        place = head.to(tl.int64) * PIECES + piece
         tl.store(tops + place, top, mask=r < R)
         tl.store(sums + place, total, mask=r < R)
         tl.store(parts + place[:, None] * D + d[None, :], mixed, mask=(r < R)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
-def _join(state, sums, tops, parts, out, window, D: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+def _join(state, sums, tops, parts, out, window, H, D: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
           KEYS: tl.constexpr):
-    h = tl.program_id(0)
-    first, end, share = _share(state, window, PIECES, KEYS)
+    row = tl.program_id(1)
+    h = row * H + tl.program_id(0)
+    first, end, share = _share(state, row, window, PIECES, KEYS)
     piece, d = tl.arange(0, PIECES), tl.arange(0, WIDTH)
     there = piece < tl.cdiv(end - first, share)
-    top = tl.load(tops + h * PIECES + piece, mask=there, other=float("-inf"))
+    place = h.to(tl.int64) * PIECES + piece
+    top = tl.load(tops + place, mask=there, other=float("-inf"))
     weight = tl.exp(top - tl.max(top, axis=0))
-    total = tl.sum(weight * tl.load(sums + h * PIECES + piece, mask=there, other=0), axis=0)
-    part = tl.load(parts + (h * PIECES + piece)[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0)
+    total = tl.sum(weight * tl.load(sums + place, mask=there, other=0), axis=0)
+    part = tl.load(parts + place[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0)
     mixed = tl.sum(weight[:, None] * part, axis=0) / total
     tl.store(out + h * D + d, mixed.to(out.dtype.element_ty), mask=d < D)
 
 
 @triton.jit
-def _gate(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + row * 2 * F + f, mask=f < F, other=0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * F + F + f, mask=f < F, other=0).to(tl.float32)
-    tl.store(out + row * F + f, (_silu(gate) * up).to(out.dtype.element_ty), mask=f < F)
+    tl.store(out + row * F + f, (_activate(gate, ACTIVATION) * up).to(out.dtype.element_ty), mask=f < F)
 
 
 @triton.jit
-def _recent(state, like, out, WINDOW: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    at = tl.load(state) + 1 - WINDOW + i
-    token = tl.load(_address(state, TOKENS, like) + at, mask=(at >= 0) & (i < WINDOW), other=-1)
-    tl.store(out + i, token, mask=i < WINDOW)
+def _recent(state, like, out, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    at = _field(state, _NEXT, row) - WINDOW + i
+    there = (at >= 0) & (i < WINDOW) & (_field(state, _TOKENS, row) != 0)
+    token = tl.load(_address(state, _TOKENS, row, like) + at, mask=there, other=-1)
+    tl.store(out + row * WINDOW + i, token, mask=i < WINDOW)
 
 
 @triton.jit
@@ -238,15 +327,16 @@ def _four_rounds(x0, x1, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: t
 
 
 @triton.jit
-def _add_noise(position, seed, scores, table, out, V, PARITY: tl.constexpr, SHIFT: tl.constexpr, OFFSET: tl.constexpr,
+def _add_noise(position, words, scores, table, out, V, PARITY: tl.constexpr, SHIFT: tl.constexpr, OFFSET: tl.constexpr,
                BLOCK: tl.constexpr):
-    """core.rng's noise of the token at a position, see its threefry2x32."""
+    """core.rng's noise of the token at a row's position, see its threefry2x32; none for a row that is not random."""
+    row = tl.program_id(1)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    low = tl.load(seed).to(tl.uint32)
-    high = tl.load(seed + 1).to(tl.uint32)
+    low = _field(words, _SEED_LOW, row).to(tl.uint32)
+    high = _field(words, _SEED_HIGH, row).to(tl.uint32)
     third = low ^ high ^ PARITY
     x0 = i.to(tl.uint32) + low
-    x1 = tl.zeros((BLOCK,), tl.uint32) + (tl.load(position).to(tl.uint32) + high)
+    x1 = tl.zeros((BLOCK,), tl.uint32) + (tl.load(position + row).to(tl.uint32) + high)
     for group in tl.static_range(5):
         if group % 2 == 0:
             x0, x1 = _four_rounds(x0, x1, 13, 15, 26, 6)
@@ -263,31 +353,46 @@ def _add_noise(position, seed, scores, table, out, V, PARITY: tl.constexpr, SHIF
             x1 += high + (group + 1)
     k = (x0 >> 8).to(tl.float32) + 1
     index = (k.to(tl.int32, bitcast=True) >> SHIFT) - OFFSET
-    noise = tl.load(table + index)
-    tl.store(out + i, tl.load(scores + i, mask=i < V, other=0) + noise, mask=i < V)
+    place = row.to(tl.int64) * V + i
+    score = tl.load(scores + place, mask=i < V, other=0)
+    noisy = tl.where(_field(words, _IS_RANDOM, row) != 0, score + tl.load(table + index), score)
+    tl.store(out + place, noisy, mask=i < V)
 
 
 @triton.jit
-def _advance(state, token, like, TOKENS: tl.constexpr):
-    position, following = tl.load(state) + 1, tl.load(token)
-    tl.store(_address(state, TOKENS, like) + position, following)
-    tl.store(state + 2, following.to(tl.int64))
-    tl.store(state + 1, position + 1)
-    tl.store(state, position)
+def _note(state, like):
+    row = tl.program_id(0)
+    there = _field(state, _TOKENS, row) != 0
+    token = _field(state, _TOKEN, row).to(like.dtype.element_ty)
+    tl.store(_address(state, _TOKENS, row, like) + _field(state, _POSITION, row), token, mask=there)
+
+
+@triton.jit
+def _advance(state, tokens, like):
+    row = tl.program_id(0)
+    there = _field(state, _TOKENS, row) != 0  # a row that pads the batch stays where it is
+    position, following = _field(state, _NEXT, row), tl.load(tokens + row)
+    tl.store(_address(state, _TOKENS, row, like) + position, following, mask=there)
+    tl.store(state + _TOKEN * _STRIDE + row, following.to(tl.int64), mask=there)
+    tl.store(state + _NEXT * _STRIDE + row, position + 1, mask=there)
+    tl.store(state + _POSITION * _STRIDE + row, position, mask=there)
 
 
 @triton.jit(do_not_specialize=["layer"])
-def _read_keys(state, layer, like, out, D: tl.constexpr, BLOCK: tl.constexpr, ALLOCATED: tl.constexpr,
-               LAYERS: tl.constexpr):
-    g, d = tl.program_id(0), tl.arange(0, BLOCK)
-    keys = _address(state, LAYERS + 2 * layer, like) + (g * tl.load(state + ALLOCATED) + tl.load(state)) * D
-    tl.store(out + g * D + d, tl.load(keys + d, mask=d < D, other=0), mask=d < D)
+def _read_keys(state, layer, codes, scales, out, G, D: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    g, row, d = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
+    position = _field(state, _POSITION, row)
+    key = tl.load(_head_address(state, layer, 0, g, position, row, codes, G, D, _NUMBERS) + d, mask=d < D, other=0)
+    if scales is not None:
+        line = _head_address(state, layer, 0, g, position, row, scales, G, (D + GROUP - 1) // GROUP, _SCALES)
+        key = key.to(tl.float32) * tl.load(line + d // GROUP, mask=d < D, other=0).to(tl.float32)
+    tl.store(out + (row * G + g) * D + d, key.to(out.dtype.element_ty), mask=d < D)
 
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor,
                  eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + delta, its RMS norm times weight). x, delta: [..., E], contiguous; weight: [E]."""
-    E = x.shape[-1]
+    """(x + delta, its RMS norm times weight). x, delta: [..., E]; weight: [E]."""
+    E, x, delta = x.shape[-1], x.contiguous(), None if delta is None else delta.contiguous()
     total, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
     block = triton.next_power_of_2(E)
     packed.run(_add_rms_norm, (x.numel() // E,), x, delta, weight, total, normed, eps, E, block,
@@ -306,58 +411,75 @@ def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torc
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias, summed in float32. x: [..., K], one row; weight: [N, K]; bias: [N]; returns [..., N] in x's
-    dtype."""
-    return _product(x, weight, bias, len(weight), False)
+    """x @ weight.T + bias, summed in float32. x: [..., K]; weight: [N, K]; bias: [N]; returns [..., N] in x's dtype.
+
+    A row has the same bits alone and among others.
+    """
+    return _product(x, weight, bias, len(weight), "")
 
 
-def multiply_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(gate) * up, rounded once. x: [..., K], one row; weight: [2 F, K], the gate's rows first; returns [..., F]."""
-    return _product(x, weight, bias, len(weight) // 2, True)
+def multiply_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
+                   activation: str = "silu") -> torch.Tensor:
+    """activation(gate) * up, rounded once. x: [..., K]; weight: [2 F, K], the gate's rows first; activation: "silu" or
+    "gelu_tanh"; returns [..., F]."""
+    return _product(x, weight, bias, len(weight) // 2, activation)
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int, gated: bool) -> torch.Tensor:
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int, activation: str) -> torch.Tensor:
     K = weight.shape[1]
-    rows, columns = _ROWS // 2 if gated else _ROWS, min(_COLUMNS, max(32, triton.next_power_of_2(K)))
-    x, out = x.contiguous(), torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)
-    packed.run(_multiply, (triton.cdiv(N, rows),), x, weight, bias, out, N, K, gated, rows, columns,
-               num_warps=max(1, columns // 256))
+    rows, columns = _ROWS // 2 if activation else _ROWS, min(_COLUMNS, max(32, triton.next_power_of_2(K)))
+    x, M = x.contiguous(), x.numel() // K
+    tile = min(_SAMPLES, triton.next_power_of_2(M))
+    out = torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)
+    packed.run(_multiply, (triton.cdiv(M, tile) * triton.cdiv(N, rows),), x, weight, bias, out, M, N, K, activation, tile, rows,
+               columns, num_warps=max(1, columns // 256))
     return out
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """Rotate pairs (i, i + D/2) of each head by their position's angle. x: [B, H, T, D], the last axis contiguous;
-    cosines, sines: float32 [T, D/2]; returns [B, H, T, D], contiguous."""
+    cosines, sines: float32 [T, D/2] or [B, T, D/2]; returns [B, H, T, D], contiguous."""
     B, H, T, D = x.shape
     out = torch.empty((B, H, T, D), dtype=x.dtype, device=x.device)
-    packed.run(_rotate, (T, H, B), x, cosines.contiguous(), sines.contiguous(), out, H, T, *x.stride()[:3], D // 2,
-               triton.next_power_of_2(D // 2), num_warps=1)
+    packed.run(_rotate, (T, H, B), x, cosines.contiguous(), sines.contiguous(), out, H, T, *x.stride()[:3],
+               T * (D // 2) if cosines.numel() > T * (D // 2) else 0, D // 2, triton.next_power_of_2(D // 2), num_warps=1)
     return out
 
 
 def store_rotated(state: torch.Tensor, layer: int, heads: torch.Tensor, H: int, G: int, D: int,
-                  rotates: bool = True) -> torch.Tensor:
-    """Rotate queries and keys for the state's position, store keys and values there. heads: [.., (H + 2 G) D]: queries,
-    keys, values of one position; rotates: False to store them as they are; returns the queries [1, H, 1, D]."""
-    query = torch.empty((1, H, 1, D), dtype=heads.dtype, device=heads.device)
+                  rotates: bool = True, bits: int | None = None) -> torch.Tensor:
+    """Rotate queries and keys for each row's position, store keys and values there. heads: [B, .., (H + 2 G) D]: queries,
+    keys, values of one position; rotates: False to store them as they are; bits: of what is stored, 8 or None for heads'
+    type; returns the queries [B, H, 1, D]."""
+    B = len(heads)
+    query = torch.empty((B, H, 1, D), dtype=heads.dtype, device=heads.device)
     table = torch.empty(0, dtype=torch.float32, device=heads.device)
-    packed.run(_store_rotated, (H + 2 * G,), state, layer, heads, query, table, H, G, D // 2, triton.next_power_of_2(D // 2),
-               rotates, COSINES, ALLOCATED, LAYERS, num_warps=1)
+    packed.run(_store_rotated, (H + 2 * G, B), state, layer, heads.contiguous(), query, table, *_stored(heads, bits), H, G,
+               D // 2, triton.next_power_of_2(D // 2), rotates, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)),
+               CACHE_GROUP, num_warps=1)
     return query
 
 
-def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window: int | None, scale: float) -> torch.Tensor:
-    """Attention of the token at the state's position to what the cache holds up to it. query: [1, H, 1, D]; returns
-    [1, 1, H D]."""
-    _, H, _, D = query.shape
+def _stored(like: torch.Tensor, bits: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Tensors of the types in which a cache of `bits` holds keys and values, and their scales."""
+    if bits is None:
+        return like, None
+    return torch.empty(0, dtype=torch.int8, device=like.device), torch.empty(0, dtype=torch.float16, device=like.device)
+
+
+def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window: int | None, scale: float,
+           bits: int | None = None) -> torch.Tensor:
+    """Attention of the token at each row's position to what the row holds up to it. query: [B, H, 1, D]; bits: as in
+    `store_rotated`; returns [B, 1, H D]."""
+    B, H, _, D = query.shape
     width = max(16, triton.next_power_of_2(D))  # the least that tl.dot takes
     keys = keys_at_a_time(D, query.itemsize)
-    sums, tops = torch.empty((2, H, _PIECES), dtype=torch.float32, device=query.device)
-    parts = torch.empty((H, _PIECES, D), dtype=torch.float32, device=query.device)
-    out = torch.empty((1, 1, H * D), dtype=query.dtype, device=query.device)
-    packed.run(_attend, (G, _PIECES), state, layer, query, sums, tops, parts, scale, window or 0, G, ALLOCATED, LAYERS, H // G,
-               D, max(16, triton.next_power_of_2(H // G)), width, _PIECES, keys, num_warps=4)
-    packed.run(_join, (H,), state, sums, tops, parts, out, window or 0, D, width, _PIECES, keys, num_warps=4)
+    sums, tops = torch.empty((2, B, H, _PIECES), dtype=torch.float32, device=query.device)
+    parts = torch.empty((B, H, _PIECES, D), dtype=torch.float32, device=query.device)
+    out = torch.empty((B, 1, H * D), dtype=query.dtype, device=query.device)
+    packed.run(_attend, (G, _PIECES, B), state, layer, query, *_stored(query, bits), sums, tops, parts, scale, window or 0, G,
+               H // G, D, max(16, triton.next_power_of_2(H // G)), width, _PIECES, keys, CACHE_GROUP, num_warps=4)
+    packed.run(_join, (H, B), state, sums, tops, parts, out, window or 0, H, D, width, _PIECES, keys, num_warps=4)
     return out
 
 
@@ -366,48 +488,61 @@ def keys_at_a_time(D: int, itemsize: int) -> int:
     return min(64, max(16, _TILE // (triton.next_power_of_2(D) * itemsize)))
 
 
-def gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, rounded once. gate_up: [..., 2 F], the gate first; returns [..., F]."""
+def gate(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    """activation(gate) * up, rounded once. gate_up: [..., 2 F], the gate first; activation: "silu" or "gelu_tanh"; returns
+    [..., F]."""
     gate_up = gate_up.contiguous()
     F = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], F), dtype=gate_up.dtype, device=gate_up.device)
-    packed.run(_gate, (out.numel() // F, triton.cdiv(F, _BLOCK)), gate_up, out, F, _BLOCK, num_warps=4)
+    packed.run(_gate, (out.numel() // F, triton.cdiv(F, _BLOCK)), gate_up, out, F, _BLOCK, activation, num_warps=4)
     return out
 
 
-def recent(state: torch.Tensor, window: int) -> torch.Tensor:
-    """The last `window` tokens up to the state's position, int32 [1, window], -1 in front where there are fewer."""
-    out = torch.empty((1, window), dtype=torch.int32, device=state.device)
-    packed.run(_recent, (1,), state, out, out, window, triton.next_power_of_2(window), TOKENS, num_warps=4)
+def recent(state: torch.Tensor, B: int, window: int) -> torch.Tensor:
+    """The last `window` tokens of B rows up to their positions, int32 [B, window], -1 in front where there are fewer."""
+    out = torch.empty((B, window), dtype=torch.int32, device=state.device)
+    packed.run(_recent, (B,), state, out, out, window, triton.next_power_of_2(window), num_warps=4)
     return out
 
 
-def add_noise(scores: torch.Tensor, table: torch.Tensor, position: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
-    """scores plus core.rng's Gumbel noise for the token at `position`. scores: float32 [V]; table: its gumbel_table on the
-    device; position: int64 []; seed: int64 [2], low and high word; returns float32 [V]."""
-    out = torch.empty_like(scores)
-    packed.run(_add_noise, (triton.cdiv(len(scores), _BLOCK),), position, seed, scores, table, out, len(scores), rng.PARITY,
-               rng.TABLE_SHIFT, rng.TABLE_OFFSET, _BLOCK, num_warps=4)
+def add_noise(scores: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """scores plus core.rng's Gumbel noise for the tokens at `positions`, in rows that are random.
+
+    scores: float32 [B, V]; table: its gumbel_table on the device; positions: int64 [B]; words: sampling's, lines of
+    MAX_ROWS. Returns float32 [B, V].
+    """
+    (B, V), out = scores.shape, torch.empty_like(scores)
+    packed.run(_add_noise, (triton.cdiv(V, _BLOCK), B), positions, words, scores, table, out, V, rng.PARITY, rng.TABLE_SHIFT,
+               rng.TABLE_OFFSET, _BLOCK, num_warps=4)
     return out
 
 
-def advance(state: torch.Tensor, token: torch.Tensor) -> None:
-    """Make `token`, int32 [1, 1], the state's token and the next position its position, and note it in the cache."""
-    packed.run(_advance, (1,), state, token, token, TOKENS, num_warps=1)
+def note(state: torch.Tensor, B: int) -> None:
+    """Note the tokens of B rows in their caches."""
+    packed.run(_note, (B,), state, torch.empty(0, dtype=torch.int32, device=state.device), num_warps=1)
 
 
-def read_keys(state: torch.Tensor, layer: int, G: int, D: int, dtype: torch.dtype) -> torch.Tensor:
-    """A layer's keys at the state's position, as they are stored: [1, G, 1, D]."""
-    out = torch.empty((1, G, 1, D), dtype=dtype, device=state.device)
-    packed.run(_read_keys, (G,), state, layer, out, out, D, triton.next_power_of_2(D), ALLOCATED, LAYERS, num_warps=1)
+def advance(state: torch.Tensor, tokens: torch.Tensor) -> None:
+    """Make `tokens`, int32 [B, 1], the rows' tokens and the next positions theirs, and note them in the caches."""
+    packed.run(_advance, (len(tokens),), state, tokens, tokens, num_warps=1)
+
+
+def read_keys(state: torch.Tensor, layer: int, B: int, G: int, D: int, dtype: torch.dtype,
+              bits: int | None = None) -> torch.Tensor:
+    """A layer's keys at the rows' positions, of what is stored: [B, G, 1, D]."""
+    out = torch.empty((B, G, 1, D), dtype=dtype, device=state.device)
+    packed.run(_read_keys, (G, B), state, layer, *_stored(out, bits), out, G, D, triton.next_power_of_2(D), CACHE_GROUP,
+               num_warps=1)
     return out
 
 
-def try_heads(H: int, G: int, D: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compile and launch `attend` for a model's heads. Raises Triton's errors."""
-    row = torch.zeros((G, 1, D), dtype=dtype, device=device)
-    state = pack_state(0, allocated=1, layers=(row, row)).to(device)
-    attend(state, 0, torch.zeros((1, H, 1, D), dtype=dtype, device=device), G, None, 1.0)
+def try_heads(config: LlamaConfig, dtype: torch.dtype, device: torch.device, bits: int | None = None) -> None:
+    """Compile and launch `attend` for a model's heads. bits: of keys and values. Raises Triton's errors."""
+    H, G, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    storage = Storage.allocate(config, 1, dtype, bits, device)
+    state, table = new_state(), torch.zeros((1, D), device=device)
+    pack_row(state, 0, 0, storage, (table, table))
+    attend(torch.from_numpy(state).to(device), 0, torch.zeros((1, H, 1, D), dtype=dtype, device=device), G, None, 1.0, bits)
 
 
 def try_out(device: torch.device) -> None:

@@ -6,7 +6,8 @@ multiplied without their scale, which is applied once per word, since a word lie
 
     sum over a word of w x  =  scale * sum(code x)  +  (bias - scale * offset) * sum(x)
 
-A matrix of few rows is split along K as well. Partial sums are added in a fixed order, so every run gives the same bits.
+A matrix of few rows is split along K as well. A program multiplies SAMPLES rows of x with the codes that it has unpacked.
+Sums are added in an order that depends on the matrix alone: a row of x has the same bits in every run and in every company.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import triton.language as tl
 
 from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 
-MOST_ROWS = 16  # most rows of x for `multiply`; for more, a dense product with dequantised blocks is faster
+from .state import MAX_ROWS  # noqa: F401
 
+MOST_ROWS = 16  # positions of a prompt for `multiply`; for more, a dense product with dequantised blocks is faster
+
+_SAMPLES = 4  # most rows of x that a program of `multiply` takes
 _ROWS, _UNITS = 4, 128  # of one warp of `multiply`: 32 lanes with 16 bytes of each row
 _WARPS = 4  # of one program, side by side along K
 _PROGRAMS = 512  # split along K if there are fewer blocks of rows: large GPUs have some 130 multiprocessors
@@ -38,30 +42,32 @@ def _scaling(values, supers, row, group, inside, GROUPS: tl.constexpr, GROUP: tl
 @triton.jit
 def _multiply(x, low, high, scales, biases, super_scales, super_biases, out, M, N, K: tl.constexpr, LOW: tl.constexpr,
               HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr, DIGITS: tl.constexpr,
-              CHUNK: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, PART: tl.constexpr):
+              CHUNK: tl.constexpr, SAMPLES: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, PART: tl.constexpr):
     """out[part, m, n] = x[m] @ w[n] over PART words of each row. x: [M, K]; out: [parts, M, N]."""
     WORDS: tl.constexpr = K // DIGITS  # of a row
-    m = tl.program_id(0) % M  # neighbouring programs read the same rows of w
-    n = tl.program_id(0) // M * ROWS + tl.arange(0, ROWS)
+    tiles = tl.cdiv(M, SAMPLES)  # neighbouring programs read the same rows of w
+    m = (tl.program_id(0) % tiles * SAMPLES + tl.arange(0, SAMPLES))[:, None]
+    n = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS))[None, :]
     part = tl.program_id(1)
-    row = tl.minimum(n, N - 1).to(tl.int64)[:, None]
-    total = tl.zeros((ROWS, UNITS), tl.float32)
+    sample = tl.minimum(m, M - 1)[:, :, None]
+    row = tl.minimum(n, N - 1).to(tl.int64)[:, :, None]
+    total = tl.zeros((SAMPLES, ROWS, UNITS), tl.float32)
     for start in range(part * PART, tl.minimum(part * PART + PART, WORDS), UNITS):
-        unit = (start + tl.arange(0, UNITS))[None, :]
+        unit = (start + tl.arange(0, UNITS))[None, None, :]
         # The hint gives all loads the same layout over threads; otherwise codes move between threads.
-        near = tl.max_contiguous(start + tl.arange(0, UNITS), CHUNK)[None, :]
+        near = tl.max_contiguous(start + tl.arange(0, UNITS), CHUNK)[None, None, :]
         inside = unit < WORDS
         words = tl.load(low + row * WORDS + near, mask=inside, other=0)
         if HIGH:
             tops = tl.load(high + row * WORDS + near, mask=inside, other=0).to(tl.int32)
         first = unit // CHUNK * (CHUNK * DIGITS) + unit % CHUNK  # column of a word's digit 0
-        product = tl.zeros((ROWS, UNITS), tl.float32)
-        plain = tl.zeros((1, UNITS), tl.float32)
+        product = tl.zeros((SAMPLES, ROWS, UNITS), tl.float32)
+        plain = tl.zeros((SAMPLES, 1, UNITS), tl.float32)
         for p in tl.static_range(DIGITS):
             code = (words >> (p * LOW)) & ((1 << LOW) - 1)
             if HIGH:
                 code |= ((tops >> (p * HIGH)) & ((1 << HIGH) - 1)) << LOW
-            value = tl.load(x + m * K + first + p * CHUNK, mask=inside, other=0).to(tl.float32)
+            value = tl.load(x + sample * K + first + p * CHUNK, mask=inside, other=0).to(tl.float32)
             product += code.to(tl.float32) * value
             plain += value
         group = first // GROUP
@@ -71,7 +77,17 @@ def _multiply(x, low, high, scales, biases, super_scales, super_biases, out, M, 
             bias += _scaling(biases, super_biases, row, group, inside, K // GROUP, GROUP, SUPER)
         total += scale * product + bias * plain
     target = out + (part * M + m) * N + n
-    tl.store(target, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=n < N)
+    tl.store(target, tl.sum(total, axis=2).to(out.dtype.element_ty), mask=(m < M) & (n < N))
+
+
+@triton.jit
+def _add_parts(parts, out, COUNT, SIZE, BLOCK: tl.constexpr):
+    """out[i] = the sum of parts[:, i], in order. parts: float32 [COUNT, SIZE]."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in range(COUNT):
+        total += tl.load(parts + part * SIZE + i, mask=i < SIZE, other=0)
+    tl.store(out + i, total.to(out.dtype.element_ty), mask=i < SIZE)
 
 
 @triton.jit
@@ -125,10 +141,15 @@ def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
     blocks, steps = triton.cdiv(N, _ROWS), triton.cdiv(words, units)
     part = triton.cdiv(steps, triton.cdiv(_PROGRAMS, blocks)) * units
     parts = triton.cdiv(words, part)
-    out = torch.empty((parts, M, N), dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
-    run(_multiply, (M * blocks, parts), x.contiguous(), *_parts(matrix), out, M, N, K, *_constants(matrix), ROWS=_ROWS,
-        UNITS=units, PART=part, num_warps=warps, enable_fp_fusion=True)
-    return out[0] if parts == 1 else out.sum(0).to(x.dtype)
+    out = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
+    samples = min(_SAMPLES, triton.next_power_of_2(M))
+    rows = _ROWS if samples == 1 else _ROWS // 2  # the sums of a program's rows of x are as many registers
+    run(_multiply, (triton.cdiv(M, samples) * triton.cdiv(N, rows), parts), x.contiguous(), *_parts(matrix), sums, M, N, K,
+        *_constants(matrix), SAMPLES=samples, ROWS=rows, UNITS=units, PART=part, num_warps=warps, enable_fp_fusion=True)
+    if parts > 1:
+        run(_add_parts, (triton.cdiv(M * N, _COLUMNS),), sums, out, parts, M * N, _COLUMNS, num_warps=4)
+    return out
 
 
 def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,67 +1,95 @@
-"""The state of a decoded token in the device's memory, and the view of a cache through it."""
+"""The state of decoded tokens in the device's memory, by row, and the view of a cache's rows through it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 
+import numpy as np
 import torch
 
-from mlx_llama.core.backends.positions import checked_tokens
-from mlx_llama.core.generation import rng
+from mlx_llama.core.backends.positions import CACHE_GROUP, Span
 from mlx_llama.core.models.config import LlamaConfig
 
-from .. import runtime
 from ..cache import Cache
+from ..sampling import SamplingBatch
+from .draw import Kind, Values, pack
+from .storage import Storage
 
-# Fields of the state, int64: the token's position and the one after it, the token, the seed's words, positions that the
-# cache's storage has room for, and addresses: of its tokens, of the tables, and of each layer's keys and values.
-POSITION, NEXT, TOKEN, SEED_LOW, SEED_HIGH, ALLOCATED, TOKENS, COSINES, SINES, LAYERS = range(10)
+MAX_ROWS = 32  # of one step
+
+# Fields of the state, each a line of MAX_ROWS int64: the token's position and the one after it, the token, positions that
+# the row's storage has room for, and addresses: of its tokens (0: a row that pads the batch), of its keys and values, of
+# their scales, and of the tables. The words of sampling follow.
+POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, WORDS = range(10)
 
 
-def pack_state(position: int, token: int = 0, seed: int = 0, allocated: int = 0, tokens: torch.Tensor | None = None,
-               tables: tuple[torch.Tensor, ...] = (), layers: tuple[torch.Tensor, ...] = ()) -> torch.Tensor:
-    """A state on the host. tables: cosines and sines; layers: keys and values in turn; arrays left out are not read."""
-    addresses = [0 if array is None else array.data_ptr() for array in (tokens, *(tables or (None, None)), *layers)]
-    return torch.tensor([position, position + 1, token, *rng.split_seed(seed), allocated, *addresses])
+def new_state(words: int = 0) -> np.ndarray:
+    """A state on the host, for `pack_row`. words: of sampling."""
+    return np.zeros((WORDS + words, MAX_ROWS), np.int64)
+
+
+def pack_row(state: np.ndarray, i: int, position: int, storage: Storage, tables: tuple[torch.Tensor, torch.Tensor],
+             token: int = 0, allocated: int | None = None) -> None:
+    """Make row i of a state on the host stand for `token` at `position` of a storage.
+
+    allocated: positions of the storage; 0 for one that holds one head's numbers, which all writes of all heads share.
+    """
+    is_scratch = allocated == 0
+    allocated = len(storage.tokens) - 1 if allocated is None else allocated
+    state[:WORDS, i] = (position, position + 1, token, allocated, 0 if is_scratch else storage.tokens.data_ptr(),
+                        storage.numbers.data_ptr(), 0 if storage.scales is None else storage.scales.data_ptr(),
+                        tables[0].data_ptr(), tables[1].data_ptr())
 
 
 class StateView:
-    """A decoded token's view of a cache by kernels, which find position, token and cache through `state`.
+    """The view of decoded tokens, one per row, by kernels, which find positions, tokens and caches through `state`.
 
-    It holds nothing of a cache, so that a CUDA graph of what was done with it serves any cache. state: int64, on the
-    device. tokens: int64 [1, 1]; next_position: int64 []; seed: int64 [2]; all three are views of the state. kernels:
-    decode.py.
+    It holds nothing of a cache, so that a CUDA graph of what was done with it serves any rows of any cache. rows: of the
+    batch, padded ones included. kind: features of the sampling whose options follow the state. state: int64
+    [fields, MAX_ROWS], on the device. tokens: int64 [B, 1]; next_positions: int64 [B]; values: the rows' options; all of
+    them are views of the state. kernels: decode.py.
     """
 
     count = 1
 
-    def __init__(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device, kernels: ModuleType):
-        self.config, self.dtype, self.kernels = config, dtype, kernels
-        self.state = torch.zeros(LAYERS + 2 * config.num_hidden_layers, dtype=torch.int64, device=device)
-        self.tokens = self.state[TOKEN].view(1, 1)
-        self.next_position = self.state[NEXT]
-        self.seed = self.state[SEED_LOW:SEED_HIGH + 1]
+    def __init__(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device, kernels: ModuleType, rows: int = 1,
+                 bits: int | None = None, kind: Kind = Kind()):
+        self.config, self.dtype, self.kernels, self.rows, self.bits, self.kind = config, dtype, kernels, rows, bits, kind
+        self.state = torch.zeros((WORDS + kind.words, MAX_ROWS), dtype=torch.int64, device=device)
+        self.tokens = self.state[TOKEN, :rows].view(rows, 1)
+        self.next_positions = self.state[NEXT, :rows]
+        self.values = Values(self.state[WORDS:, :rows])
+        numbers = torch.zeros(config.head_dim, dtype=torch.int8 if bits else dtype, device=device)
+        scales = torch.zeros(-(-config.head_dim // CACHE_GROUP), dtype=torch.float16, device=device) if bits else None
+        self._scratch = Storage(numbers, numbers, scales)  # of rows that pad the batch
 
-    def point(self, cache: Cache, token: torch.Tensor, index_pos: int, seed: int) -> None:
-        """Make `token` [1, 1] at `index_pos` of the cache the next to be decoded, and note it in the cache."""
-        on_device = isinstance(token, torch.Tensor)
-        known = 0 if on_device else int(checked_tokens(token, self.config.vocab_size)[0, 0])
-        layers = tuple(part for layer in zip(cache.keys, cache.values) for part in layer)
-        state = pack_state(index_pos, known, seed, cache.allocated, cache.tokens, cache.tables, layers)
-        self.state.copy_(runtime._sent(state, self.state.device))
+    def point(self, cache: Cache, tokens: Sequence[Sequence[int]] | torch.Tensor, spans: Sequence[Span],
+              sampling: SamplingBatch | None = None) -> None:
+        """Make `tokens` [B, 1], checked ids, the next to be decoded, at the spans' positions, and note them in the cache."""
+        on_device = isinstance(tokens, torch.Tensor)
+        state = new_state(self.kind.words)
+        for i, span in enumerate(spans):
+            pack_row(state, i, span.start, cache._storage[span.row], cache.tables, 0 if on_device else int(tokens[i][0]))
+        for i in range(len(spans), self.rows):
+            pack_row(state, i, 0, self._scratch, cache.tables, allocated=0)
+        if sampling is not None:
+            pack(sampling.options, sampling.kind, state[WORDS:])
+        host = torch.from_numpy(state)  # pinned for a GPU, where other copies wait for queued kernels
+        self.state.copy_(host.pin_memory() if self.state.is_cuda else host, non_blocking=True)
         if on_device:
-            self.state[TOKEN].copy_(token[0, 0])
-        cache.tokens[0, index_pos].copy_(self.state[TOKEN])
+            self.tokens[:len(spans)].copy_(tokens)
+        self.kernels.note(self.state, self.rows)
 
-    def advance(self, token: torch.Tensor) -> None:
-        """Make `token`, int32 [1, 1], the next to be decoded, one position further, and note it in the cache."""
-        self.kernels.advance(self.state, token)
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Make `tokens`, int32 [B, 1], the next to be decoded, one position further, and note them in the cache."""
+        self.kernels.advance(self.state, tokens)
 
     def recent(self, window: int) -> torch.Tensor:
-        """The last `window` tokens, this one included: int32 [1, window], -1 in front where there are fewer."""
-        return self.kernels.recent(self.state, window)
+        """The last `window` tokens of each row, these included: int32 [B, window], -1 in front where there are fewer."""
+        return self.kernels.recent(self.state, self.rows, window)
 
     def new_keys(self, layer: int) -> torch.Tensor:
-        """Keys that this call stored in a layer, [1, G, 1, D]."""
+        """Keys that this call stored in a layer, [B, G, 1, D]."""
         spec = self.config.layers[layer]
-        return self.kernels.read_keys(self.state, layer, spec.key_value_heads, spec.head_dim, self.dtype)
+        return self.kernels.read_keys(self.state, layer, self.rows, spec.key_value_heads, spec.head_dim, self.dtype, self.bits)

@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 from peers_checkpoint import CHUNK, PAIRS, PROGRAMS, Engined, agreement, pairs_here, prompt_tokens
+from peers_rows import MlxLmRows, OursRows
 
 NAMES = {"ours": "mlx_llama", "peer": "llama.cpp"}
 STEADY = 1.25  # largest ratio of bandwidths within one state of the memory
@@ -199,7 +200,8 @@ def peak_memory() -> int:
 
 def serve(program: str, path: str, capacity: int, threads: int, setting: Any) -> int:
     """Run a program's process: load the model, print "loaded", answer each request [method, arguments] by one JSON line."""
-    answers = ({"ours": Ours, "peer": Peer} | PROGRAMS)[program](path, capacity, threads, setting)
+    programs = {"ours": Ours, "peer": Peer, "mlx-rows ours": OursRows, "mlx-rows peer": MlxLmRows} | PROGRAMS
+    answers = programs[program](path, capacity, threads, setting)
     print(json.dumps("loaded"), flush=True)
     for line in sys.stdin:
         method, arguments = json.loads(line)
@@ -350,6 +352,26 @@ def measure_folder(path: str, framework: str, given: argparse.Namespace, compari
     return figures
 
 
+def measure_rows(path: str, framework: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
+    """As `measure_folder`, of `given.rows` sequences in each step: tokens per second of all, host figures per step."""
+    capacity = given.prompt + given.generate + 64  # a step ahead, and the steps of `host`
+    size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
+    figures: dict[str, Any] = {"file": os.path.basename(os.path.abspath(path)), "bytes": size, "names": PAIRS[framework][0]}
+    setting = [given.device, given.compile, given.rows]
+    both = {name: Program(f"{framework} {name}", path, capacity, given.threads, setting) for name in NAMES}
+    with both["ours"], both["peer"]:
+        figures["about"] = both["ours"].ask("about")
+        figures["decode"] = rates(both, given.rounds, comparison, given.generate * given.rows, "decode", given.prompt,
+                                  given.generate)
+        answers = [program.ask("tokens", given.prompt, given.generate) for program in both.values()]
+        figures["same_tokens"] = min(agreement(*rows) for rows in zip(*answers))
+        pairs = comparison.alternate({name: lambda program=program: program.ask("host") for name, program in both.items()},
+                                     min(given.rounds, 3))
+        for key in ("build", "host", "primitives"):
+            figures[key] = [{name: pair[name][key] for name in NAMES} for pair in pairs]
+    return figures
+
+
 def errors(path: str, both: dict[str, Program], count: int) -> dict[str, float]:
     """Relative RMS error of each program's logits over a prompt of `count` tokens, against the float64 reference."""
     found = {}
@@ -415,7 +437,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--threads", type=int, default=cores,
                         help=f"of each program; MLX chooses its own (default here: {cores})")
     result.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="BACKEND",
-                        help="for folders: mlx (against mlx-lm), cuda (against transformers); default: both")
+                        help="for folders: mlx (against mlx-lm), cuda (against transformers), mlx-rows (several sequences in "
+                        "each step, against mlx-lm's batched generator); default: all")
+    result.add_argument("--rows", type=int, default=8, help="sequences of mlx-rows, 1 to 32 (default: 8)")
     result.add_argument("--device", choices=("cpu", "gpu"), default=None,
                         help="for folders (default: a GPU if there is one)")
     result.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None,
@@ -445,6 +469,8 @@ def main(arguments: list[str]) -> int:
         return serve(*json.loads(given.serve))
     if given.rounds is None:
         given.rounds = 7 if given.files else 3
+    if not 1 <= given.rows <= 32:
+        arguments_parser.error("--rows must be between 1 and 32")
     if min(given.threads, given.rounds, given.prompt, given.generate) < 1 or min(given.depth, given.starts) < 0:
         arguments_parser.error("--threads, --rounds, --prompt and --generate must be at least 1, no number negative")
     folders = [path for path in given.files if os.path.isdir(path)]
@@ -474,7 +500,8 @@ def main(arguments: list[str]) -> int:
             print(f"{path}: measured", file=sys.stderr, flush=True)
         for path in folders:
             for framework in frameworks:
-                results.append(measure_folder(path, framework, given, comparison))
+                measured = measure_rows if framework == "mlx-rows" else measure_folder
+                results.append(measured(path, framework, given, comparison))
                 print(f"{path}: measured on {framework}", file=sys.stderr, flush=True)
     # States need the probes of the whole run.
     states = comparison.states()

@@ -55,7 +55,6 @@ def _errors(dtype: Any) -> dict[str, float]:
     import torch.nn.functional as F
 
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import pack_state
 
     def silu_gated(both: Any) -> Any:
         gate, up = both.double().chunk(2, dim=-1)
@@ -68,9 +67,12 @@ def _errors(dtype: Any) -> dict[str, float]:
     found["sum"] = _error(total, x.double() + delta.double())
     found["norm"] = _error(normed, exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double())
     for name, (N, K) in PRODUCTS.items():
-        x, weight, bias = _normal((1, K), dtype), _normal((min(N, 2048), K), dtype, K**-0.5), _normal((min(N, 2048),), dtype)
+        x, weight, bias = _normal((5, K), dtype), _normal((min(N, 2048), K), dtype, K**-0.5), _normal((min(N, 2048),), dtype)
         right = x.double() @ weight.double().T + bias.double()
-        found[f"product {name}"] = _error(decode.multiply(x, weight, bias), right)
+        product = decode.multiply(x, weight, bias)
+        found[f"product {name}"] = _error(product, right)
+        alone = torch.cat([decode.multiply(row, weight, bias) for row in x.split(1)])
+        found[f"product {name} alone"] = 0.0 if torch.equal(alone, product) else 1e300  # the same bits
         found[f"gated product {name}"] = _error(decode.multiply_gated(x, weight, bias), silu_gated(right))
     both = _normal((5, 2 * 14336), dtype)
     found["gate"] = _error(decode.gate(both), silu_gated(both))
@@ -92,16 +94,16 @@ def _errors(dtype: Any) -> dict[str, float]:
     found["rotation"] = _error(decode.rotate(heads, cosines[:7], sines[:7]), turned(heads, 0))
     for position in POSITIONS:
         for window in (None, 1000):
-            keys, values = _normal((1, G, ROOM, D), dtype), _normal((1, G, ROOM, D), dtype)
-            state = pack_state(position, allocated=ROOM, tables=(cosines, sines), layers=(keys, values)).to(DEVICE)
+            storage, state = _row(_normal((1, 2, G, ROOM, D), dtype), position, (cosines, sines))
+            keys, values = storage.numbers[0]
             heads = _normal((1, (H + 2 * G) * D), dtype)
             query = decode.store_rotated(state, 0, heads, H, G, D)
             split = heads.view(H + 2 * G, 1, D)
             right = turned(split[:H + G], position)[:, 0]
-            stored = torch.cat([query[0, :, 0], keys[0, :, position], values[0, :, position]])
+            stored = torch.cat([query[0, :, 0], keys[:, position], values[:, position]])
             found[f"row {position}"] = _error(stored, torch.cat([right, split[H + G:, 0].double()]))
             first = max(0, position + 1 - window) if window else 0
-            seen = [part[0, :, first:position + 1].double().repeat_interleave(H // G, 0) for part in (keys, values)]
+            seen = [part[:, first:position + 1].double().repeat_interleave(H // G, 0) for part in (keys, values)]
             shares = torch.softmax((seen[0] @ query.double()[0].mT)[..., 0] * D**-0.5, dim=-1)
             right = (shares[:, None] @ seen[1]).reshape(1, 1, -1)
             found[f"attention {position} {window}"] = _error(decode.attend(state, 0, query, G, window, D**-0.5), right)
@@ -112,14 +114,33 @@ def _noise_is_right() -> bool:
     import torch
 
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import NEXT, SEED_HIGH, SEED_LOW, pack_state
+    from cuda_fallback.kernels.draw import gumbel_table, pack
+    from cuda_fallback.kernels.state import MAX_ROWS
+    from cuda_fallback.sampling import SamplingBatch
     from mlx_llama.core.generation import rng
+    from mlx_llama.core.generation.options import resolve
 
     seed, position = 2**63 + 12345, 77
-    state = pack_state(position, seed=seed).to(DEVICE)
-    table, zeros = torch.tensor(rng.gumbel_table(), device=DEVICE), torch.zeros(VOCABULARY, device=DEVICE)
-    found = decode.add_noise(zeros, table, state[NEXT], state[SEED_LOW:SEED_HIGH + 1])
-    return bool(np.array_equal(found.cpu().numpy(), rng.gumbel(seed, position + 1, VOCABULARY)))
+    batch = SamplingBatch([resolve({"temperature": 1.0, "seed": seed}).options])
+    words = np.zeros((batch.kind.words, MAX_ROWS), np.int64)
+    pack(batch.options, batch.kind, words)
+    zeros = torch.zeros((1, VOCABULARY), device=DEVICE)
+    found = decode.add_noise(zeros, gumbel_table(zeros.device), torch.tensor([position], device=DEVICE),
+                             torch.from_numpy(words).to(DEVICE))
+    return bool(np.array_equal(found[0].cpu().numpy(), rng.gumbel(seed, position, VOCABULARY)))
+
+
+def _row(numbers: Any, position: int, tables: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A cache's row of these keys and values, and a state on the device of a token at `position`."""
+    import torch
+
+    from cuda_fallback.kernels.state import new_state, pack_row
+    from cuda_fallback.kernels.storage import Storage
+
+    storage = Storage(torch.zeros(numbers.shape[3] + 1, dtype=torch.int32, device=DEVICE), numbers, None)
+    state = new_state()
+    pack_row(state, 0, position, storage, tables)
+    return storage, torch.from_numpy(state).to(DEVICE)
 
 
 def rates() -> dict[str, dict[str, float]]:
@@ -128,7 +149,6 @@ def rates() -> dict[str, dict[str, float]]:
     import torch.nn.functional as F
 
     from cuda_fallback.kernels import decode, find_kernels
-    from cuda_fallback.kernels.state import pack_state
     from cuda_fallback.quantized import QuantizedMatrix
 
     found: dict[str, dict[str, float]] = {}
@@ -152,12 +172,13 @@ def rates() -> dict[str, dict[str, float]]:
             found[kind] = {"ours": matrix.nbytes / _seconds([lambda m=m: m.matmul(x) for m in copies])}
             del copies
         H, G, D = HEADS
-        caches = [_normal((2, 1, G, LENGTH, D), torch.bfloat16) for _ in range(APART // (4 * G * LENGTH * D) + 2)]
-        states = [pack_state(LENGTH - 1, allocated=LENGTH, layers=(keys, values)).to(DEVICE) for keys, values in caches]
+        caches = [_normal((1, 2, G, LENGTH, D), torch.bfloat16) for _ in range(APART // (4 * G * LENGTH * D) + 2)]
+        table = torch.zeros((1, D // 2), device=DEVICE)
+        states = [_row(numbers, LENGTH - 1, (table, table))[1] for numbers in caches]
         query = _normal((1, H, 1, D), torch.bfloat16)
         nbytes = 4 * G * LENGTH * D
         ours = [lambda state=state: decode.attend(state, 0, query, G, None, D**-0.5) for state in states]
-        torchs = [lambda kv=kv: F.scaled_dot_product_attention(query, kv[0], kv[1], enable_gqa=True)
+        torchs = [lambda kv=kv: F.scaled_dot_product_attention(query, kv[:, 0], kv[:, 1], enable_gqa=True)
                   for kv in caches]
         found["attention"] = {"ours": nbytes / _seconds(ours), "torch": nbytes / _seconds(torchs)}
     return found

@@ -7,7 +7,8 @@ First checks: kernels, low-bit products and a small model's logits and steps aga
 the same tokens compiled and not. Then speed at real models' shapes with random weights: this package and its peer
 (transformers with a static cache, eager and compiled; mlx-lm's way of working), each in a process of its own, asked in
 turn. Decoding reads every weight once per token: its rate is a share of the bytes per second that a copy on the device
-reads and writes. A prompt takes 2 operations per weight and token: its rate is a share of a large bfloat16 product's.
+reads and writes. A prompt takes 2 operations per weight and token: its rate is a share of a large bfloat16 product's. Rows
+are sequences that are decoded together: their rate is that of all tokens, and the weights are read once per step.
 A part that fails prints its reason in one line, the others go on, and the exit code is 1. Ctrl-C shows the results so far.
 """
 
@@ -59,6 +60,8 @@ PEERS = {"cuda": {"bf16": ("transformers static", "transformers compiled")},
 PEER_PACKAGES = {"cuda": "transformers", "mlx": "mlx_lm"}
 DEPTH = 128  # tokens of the prompt before decoding
 ROUNDS = 5  # repetitions at most
+BATCHES = (1, 2, 4, 8, 16, 32)  # rows decoded together
+ROWS_SHARE = 0.2  # of a model's time
 COMPILE_LIMIT = 120  # seconds for a peer's torch.compile
 # Bounds of errors. Of a product: largest difference over the root mean square of the right results. A result of 4 times
 # that, rounded to bfloat16, is off by 0.016, and a library may round partial sums too. Of a model: norm of all differences
@@ -217,8 +220,8 @@ class Clocked:
         self.waits = 0
         self.as_backend, self.as_model = _View(backend, self), _View(model, self)
 
-    def step(self, *arguments: Any) -> Any:
-        return self._timed("step", self.model.step, arguments)
+    def step(self, *arguments: Any, **named: Any) -> Any:
+        return self._timed("step", lambda *given: self.model.step(*given, **named), arguments)
 
     def launch(self, *arrays: Any) -> None:
         self._timed("launch", self.backend.launch, arrays)
@@ -450,8 +453,8 @@ class Ours(Program):
         except BackendError as error:
             refused = str(error)
         exact = select("cpu").load(checkpoint, "float32", compile=False)
-        cache = exact.make_cache(state["tokens"].shape[1])
-        exact.forward(state["tokens"], 0, cache)
+        cache = exact.make_cache(len(state["tokens"]))
+        exact.forward(state["tokens"][None], 0, cache)
         right = cache.state()
         error = max(float(np.linalg.norm(state[part] - right[part]) / np.linalg.norm(right[part]))
                     for part in ("keys", "values"))
@@ -524,18 +527,49 @@ class Ours(Program):
         clocked, completion = self._run(self.model, prompt_tokens(count, self.model.config.vocab_size), 1)
         return {"rate": completion.prompt_tps, "peak": self._peak(clocked.cache.nbytes)}
 
+    def op_rows(self, depth: int, count: int, batch: int, compile: bool = False) -> dict[str, Any]:
+        """Decode `count` tokens of each of `batch` rows, all after `depth` tokens; a step is launched before the last one is
+        read. bytes_rate: of weights, keys and values that the steps read."""
+        from mlx_llama.core.generation import options
+
+        draw = self.backend.sampling_batch([options.resolve({"temperature": 0.0}).options] * batch)
+        cache = self.model.make_cache(depth + count + 4, batch)
+        self.model.forward(np.array([prompt_tokens(depth, self.model.config.vocab_size)], np.int32), 0, cache, rows=[0])
+        for row in range(1, batch):
+            cache.copy_prefix(0, row, depth)
+        tokens: Any = np.full((batch, 1), 5, np.int32)
+
+        def launch() -> Any:
+            after = self.model.step(tokens, list(cache.lengths), cache, draw, rows=range(batch))
+            self.backend.launch(after, *cache.arrays())
+            return after
+
+        for _ in range(3):  # compile, capture, replay
+            tokens = launch()
+            self.backend.read_all(tokens)
+        if compile and (reason := self._uncaptured(self.model)):
+            raise RuntimeError(f"what was to be captured ran step by step: {reason}")
+        started = time.perf_counter()
+        for _ in range(count):
+            before, tokens = tokens, launch()
+            self.backend.read_all(before)
+        self.backend.read_all(tokens)
+        steps = count / (time.perf_counter() - started)
+        nbytes = self.nbytes + batch * (depth + count // 2) * cache.position_nbytes
+        return {"rate": batch * steps, "bytes_rate": nbytes * steps}
+
     def op_operations(self) -> dict[str, int]:
         """Primitives in MLX's graph of one step."""
         import mlx.core as mx
 
         from mlx_llama.core.generation import options
 
-        sampler = self.backend.sampler(options.resolve({"temperature": 0.0}).options)
+        draw = self.backend.sampling_batch([options.resolve({"temperature": 0.0}).options])
         cache = self.model.make_cache(64)
-        token = self.model.step(np.array([[1, 2, 3]], np.int32), 0, cache, sampler)
+        token = self.model.step(np.array([[1, 2, 3]], np.int32), 0, cache, draw)
         mx.eval(token, cache.arrays())
-        token = self.model.step(token, 3, cache, sampler)
-        return {"count": count_primitives(token, cache.tokens)}
+        token = self.model.step(token, 3, cache, draw)
+        return {"count": count_primitives(token, *cache.arrays())}
 
     def _reset_peak(self) -> None:
         if self.name == "mlx":
@@ -953,7 +987,7 @@ class Measurement:
         self.peer = False  # whether the backend at hand has one
         self.result: dict[str, Any] = {
             "device": given.device, "shapes": given.shapes, "depth": DEPTH, "machine": {}, "bounds": {}, "checks": [],
-            "kernel_rates": {},
+            "kernel_rates": {}, "batches": [],
             "rows": [], "left_out": [], "failed": [], "interrupted": False, "seconds": 0.0}
 
     def run(self) -> None:
@@ -1164,7 +1198,8 @@ class Measurement:
                     continue
                 if peers and "peer" not in taken.logits:
                     peers = self._guarded_load(peers, taken, slot)
-                peers = self._rounds(ours, peers, taken, time.perf_counter() + share, slot)
+                peers = self._rounds(ours, peers, taken, time.perf_counter() + (1 - ROWS_SHARE) * share, slot)
+                self._batches(ours, taken, time.perf_counter() + ROWS_SHARE * share, slot)
                 self.ask(name, "ours", slot, "unload")
         finally:
             for row in taken.rows():
@@ -1184,6 +1219,16 @@ class Measurement:
         if taken.backend == "mlx":
             taken.operations[side.variant] = self.ask("mlx", side.who, slot, "operations")["count"]
         return True
+
+    def _batches(self, ours: Side, taken: Taken, until: float, slot: Slot) -> None:
+        """Decode more and more rows together, until `until`; one row and two in any case."""
+        for batch in BATCHES:
+            if batch > 2 and time.perf_counter() > until:
+                return self.leave_out(f"{taken.label} {ours.variant} {batch} rows and more", "no time left")
+            found = self._ask(ours, taken, "rows", slot, depth=DEPTH, count=min(64, taken.count), batch=batch)
+            self.result["batches"].append({"backend": taken.backend, "shape": taken.shape, "form": taken.form,
+                                           "side": ours.variant, "batch": batch, **found})
+            say(f"{taken.label} {ours.variant}: {batch} rows {found['rate']:.1f}/s, {found['bytes_rate'] / 1e9:.1f} GB/s")
 
     def _guarded_load(self, peers: list[Side], taken: Taken, slot: Slot) -> list[Side]:
         """Load the peers. Returns all of them or none."""
@@ -1372,6 +1417,10 @@ def table(result: dict[str, Any]) -> str:
     lines += [f"FAILED {one['part']}: {one['reason']}" for one in result["failed"]]
     if result["rows"]:
         lines += [HEADER, *map(shown, result["rows"])]
+    for key in dict.fromkeys((one["backend"], one["shape"], one["form"], one["side"]) for one in result["batches"]):
+        found = [one for one in result["batches"] if (one["backend"], one["shape"], one["form"], one["side"]) == key]
+        rates = (f"{one['batch']}: {one['rate']:.0f} ({one['bytes_rate'] / 1e9:.0f})" for one in found)
+        lines += textwrap.wrap(f"{' '.join(key)}, rows: tokens/s of all (GB/s read): " + ", ".join(rates), COLUMNS)
     lines += [f"left out: {one['part']}: {one['reason']}" for one in result["left_out"]]
     last = f"{result['seconds']:.0f} s" + (", interrupted" if result["interrupted"] else "")
     if len(lines) > LINES - 1:

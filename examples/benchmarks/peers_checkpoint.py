@@ -21,6 +21,7 @@ WARM = 4  # first tokens without host figures, as in mlx_llama.bench.host
 # {backend: (titles of both programs, the peer's package, how to install it)}
 PAIRS = {
     "mlx": ({"ours": "mlx_llama/mlx", "peer": "mlx-lm"}, "mlx_lm", "pip install mlx-lm"),
+    "mlx-rows": ({"ours": "mlx_llama/mlx", "peer": "mlx-lm"}, "mlx_lm", "pip install mlx-lm"),
     "cuda": ({"ours": "mlx_llama/cuda", "peer": "transformers"}, "transformers", "pip install transformers"),
 }
 
@@ -265,7 +266,7 @@ def pairs_here(wanted: list[str]) -> tuple[list[str], list[str]]:
     here, reasons = [], []
     for name in wanted:
         titles, package, remedy = PAIRS[name]
-        reason = backend.missing(name)
+        reason = backend.missing(name.partition("-")[0])
         if importlib.util.find_spec(package) is None:
             reason = f"{package} is not installed: {remedy}"
         if reason:

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.positions import CallView, Positions
+from mlx_llama.core.backends.positions import CallView, Span
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
 from . import runtime
+from .kernels.rooms import Parts, Room, Rooms, make_angles, make_periods
 
 
-class Cache(Positions):
-    """Keys and values of all layers for up to `capacity` positions, preallocated and grown in steps.
-
-    keys, values: one array [B, G, allocated, D] per layer; tokens: int32 [B, allocated].
-    """
+class Cache(Rooms):
+    """Keys and values of all layers and the tokens, by row; kernels/rooms.py stores them."""
 
     def __init__(self, config: LlamaConfig, capacity: int, dtype: mx.Dtype = mx.float32,
-                 device: mx.Device = mx.Device(mx.cpu)):
-        super().__init__(config, capacity, dtype.size)
-        self.dtype = dtype
-        self.device = device
-        # mx.fast.rope forms its angles in float32, 1e-3 off at position 100 000. That is exact enough for 16-bit
-        # activations, but float32 promises the other backends' tokens. MLX's CPU device has no such kernel: tables take
-        # fewer primitives there at every width.
-        self.tabulated = dtype == mx.float32 or device.type == mx.cpu
-        self.reset()
+                 device: mx.Device = mx.Device(mx.cpu), rows: int = 1, bits: int | None = None):
+        """bits: 8 to store keys and values as codes of a byte, None for `dtype`."""
+        super().__init__(config, capacity, dtype, device, rows, bits)
 
-    def reset(self) -> None:
-        """Drop all positions and free the storage."""
-        self.length = 0
-        self.allocated = 0
-        self.keys: list[mx.array] = []
-        self.values: list[mx.array] = []
-        self.tokens: mx.array | None = None
-        self.tables: tuple | None = None  # cosines and sines of all positions, or periods and a factor: see ops.rope
+    def reset(self, row: int | None = None) -> None:
+        """Drop a row's positions, None for all rows', and free their storage."""
+        if row is not None:
+            self.check_row(row)
+        for one in range(self.rows) if row is None else [row]:
+            self.lengths[one] = self.allocated[one] = 0
+            room = self._vacate(one)
+            if room and row is not None:
+                self._empty_if_wide(room)
+        self._drop_tables()
 
     @property
     def nbytes(self) -> int:
@@ -51,68 +45,80 @@ class Cache(Positions):
 
     def arrays(self) -> list[mx.array]:
         """Arrays that the next call depends on, to launch after a chunk of the prompt."""
-        return [*self.keys, *self.values] + ([] if self.tokens is None else [self.tokens])
+        rooms = {id(place[0]): place[0] for place in self._places if place}
+        return [array for room in rooms.values() for array in room.arrays()]
 
-    def view(self, tokens: mx.array, index_pos: int) -> View:
+    def view(self, tokens: mx.array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> View:
         """The view of one call over `tokens` int32 [B, T] from `index_pos` on, stored at once. Raises ContextError."""
-        return View(self, tokens, index_pos)
+        return View(self, tokens, index_pos, rows)
 
-    def recent(self, window: int, length: int | None = None) -> mx.array:
-        """The last `window` of the first `length` tokens (None: of all): int32 [B, window], -1 in front where there are
-        fewer."""
-        length = self.length if length is None else length
-        tokens = self.tokens[:, max(0, length - window):length]
-        return mx.pad(tokens, ((0, 0), (window - tokens.shape[1], 0)), constant_values=-1)
+    def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> mx.array:
+        """The last `window` of the first `lengths` tokens of each row (None: of all), int32 [B, window], -1 in front where
+        there are fewer."""
+        rows = range(self.rows) if rows is None else rows
+        lengths = [self.lengths[row] for row in rows] if lengths is None else lengths
+        found = []
+        for row, length in zip(rows, lengths):
+            count = min(window, length)
+            if count == 0:
+                found.append(mx.full((1, window), -1, mx.int32))
+                continue
+            room, slot = self._places[row]
+            tokens = room.tokens[slot:slot + 1, length - count:length]
+            found.append(mx.pad(tokens, ((0, 0), (window - count, 0)), constant_values=-1))
+        return found[0] if len(found) == 1 else mx.concatenate(found)
 
-    def trim(self, length: int) -> None:
-        """Keep the first `length` positions. Raises ContextError if there are fewer."""
-        self.check_trim(length)
-        self.length = length
+    def trim(self, length: int, row: int = 0) -> None:
+        """Keep the first `length` positions of a row. Raises ContextError if there are fewer."""
+        self.check_trim(length, row)
+        self.lengths[row] = length
 
-    def state(self) -> dict[str, np.ndarray]:
-        """All positions as NumPy arrays: tokens int32 [B, length]; keys, values float32 [layers, B, G, length, D]."""
-        if self.length == 0:
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of row `source` to the empty row `target`. Raises ContextError."""
+        self.check_copy(source, target, length)
+        if length == 0:
+            return
+        with mx.stream(self.device):
+            self.reset(target)
+            self.reserve({target: length})
+            room, own = self._places[source]
+            self._places[target][0].copy(0, room, own, length)
+            # A pending slice would hold the source's arrays, and its next step would copy them.
+            mx.eval(self._places[target][0].arrays())
+        self.lengths[target] = length
+
+    def state(self, row: int = 0) -> dict[str, np.ndarray]:
+        """All positions of a row as NumPy arrays: tokens int32 [n]; keys, values float32 [layers, G, n, D]. {}: none."""
+        self.check_row(row)
+        length = self.lengths[row]
+        if length == 0:
             return {}
-        return {
-            "tokens": runtime.to_numpy(self.tokens[:, :self.length]),
-            "keys": np.stack([runtime.to_numpy(array[:, :, :self.length]) for array in self.keys]),
-            "values": np.stack([runtime.to_numpy(array[:, :, :self.length]) for array in self.values]),
-        }
+        room, slot = self._places[row]
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Load the `state` of any backend's cache. Raises ContextError when it does not fit this model."""
-        self.check_state(state)
-        self.reset()
+        def numbers(parts: Parts) -> np.ndarray:
+            return runtime.to_numpy(self.packing.unpack(tuple(part[slot, :, :length] for part in parts)))
+
+        with mx.stream(self.device):
+            return {"tokens": runtime.to_numpy(room.tokens[slot, :length]), "keys": np.stack([*map(numbers, room.keys)]),
+                    "values": np.stack([*map(numbers, room.values)])}
+
+    def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
+        """Load a row's `state` of any backend's cache. Raises ContextError when it does not fit this model."""
+        self.check_state(state, row)
+        self.reset(row)
         if not state:
             return
-        B, length = state["tokens"].shape
+        length = len(state["tokens"])
         with mx.stream(self.device):
-            self._grow(B, self.room_for(0, length))
-            self.tokens[:, :length] = mx.array(state["tokens"])
-            for layer, (key, value) in enumerate(zip(state["keys"], state["values"])):
-                self.keys[layer][:, :, :length] = mx.array(key).astype(self.dtype)
-                self.values[layer][:, :, :length] = mx.array(value).astype(self.dtype)
-        self.length = length
-
-    def _grow(self, batch: int, allocated: int) -> None:
-        c = self.config
-        shape = (batch, c.num_key_value_heads, allocated, c.head_dim)
-
-        def copy_rows(new, old):
-            if old is not None:
-                new[..., :self.length, :] = old[..., :self.length, :]
-            return new
-
-        stored = list(zip(self.keys, self.values)) or [(None, None)] * c.num_hidden_layers
-        keys = [copy_rows(mx.zeros(shape, self.dtype), old) for old, _ in stored]
-        values = [copy_rows(mx.zeros(shape, self.dtype), old) for _, old in stored]
-        tokens = mx.zeros((batch, allocated), mx.int32)
-        if self.tokens is not None:
-            tokens[:, :self.length] = self.tokens[:, :self.length]
-        tables = _make_angles(c, 0, allocated) if self.tabulated else _make_periods(c)
-        # Assign all at once: an interrupt before this line changes nothing.
-        self.keys, self.values, self.tokens, self.tables, self.allocated = keys, values, tokens, tables, allocated
-
+            self.reserve({row: length})
+            room, _ = self._places[row]
+            room.tokens[:, :length] = mx.array(state["tokens"])
+            for stored, layers in ((room.keys, state["keys"]), (room.values, state["values"])):
+                for parts, numbers in zip(stored, layers):
+                    for part, new in zip(parts, self.packing.pack(mx.array(numbers).astype(self.dtype))):
+                        part[:, :, :length] = new
+            mx.eval(room.arrays())
+        self.lengths[row] = length
 
 class View(CallView):
     """One call on a cache: slices at positions that the host knows.
@@ -122,50 +128,62 @@ class View(CallView):
 
     flat = False
 
-    def __init__(self, cache: Cache, tokens: mx.array, index_pos: int):
-        super().__init__(cache, *tokens.shape, index_pos)
-        if cache.tabulated:
-            self.tables = (_make_angles(self.config, index_pos, self.count, self.end) if rope.length_dependent(self.config)
-                           else tuple(part[index_pos:self.end] for part in cache.tables))
-        else:
-            self.tables = (*(_make_periods(self.config, self.end) if rope.length_dependent(self.config) else cache.tables),
-                           index_pos)
-        cache.tokens[:, index_pos:self.end] = tokens
-        self.keys, self.values = cache.keys, cache.values
-        self._masks: dict[int, mx.array] = {}  # by window
+    def __init__(self, cache: Cache, tokens: mx.array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None):
+        super().__init__(cache, *tokens.shape, index_pos, rows)
+        self.rooms = [cache.room_of(span.row, span.end) for span in self.spans]
+        tables = [self._find_tables(span.start, span.end, room) for span, room in zip(self.spans, self.rooms)]
+        self.tables = tables[0] if len(tables) == 1 else _stack_tables(tables)
+        for i, (span, room) in enumerate(zip(self.spans, self.rooms)):
+            room.tokens[:, span.start:span.end] = tokens[i:i + 1]
+        self._masks: dict[tuple[int, int], mx.array] = {}  # by start and window
 
     def append(self, layer: int, key: mx.array, value: mx.array) -> None:
         """Store new rows [B, G, T, D] of a layer."""
-        self.keys[layer][:, :, self.index_pos:self.end] = key
-        self.values[layer][:, :, self.index_pos:self.end] = value
+        for name, new in (("keys", key), ("values", value)):
+            for part, packed in enumerate(self.cache.packing.pack(new)):
+                for i, (span, room) in enumerate(zip(self.spans, self.rooms)):
+                    stored = getattr(room, name)[layer][part]
+                    stored[:, :, span.start:span.end] = packed if self.batch == 1 else packed[i:i + 1]
 
-    def stored(self, layer: int, window: int | None = None) -> tuple[mx.array, mx.array]:
-        """A layer's keys and values that the new queries see: [B, G, end - first_visible, D] each, the new ones last."""
-        first = self.first_visible(window)
-        return self.keys[layer][:, :, first:self.end], self.values[layer][:, :, first:self.end]
+    def stored(self, layer: int, window: int | None = None) -> list[tuple[Parts, Parts]]:
+        """Of each sequence, a layer's keys and values that its new queries see: [1, G, end - first_visible, *] each, the
+        new ones last."""
+        found = []
+        for span, room in zip(self.spans, self.rooms):
+            seen = slice(span.first_visible(window), span.end)
+            found.append(tuple(tuple(part[:, :, seen] for part in parts[layer]) for parts in (room.keys, room.values)))
+        return found
 
     def new_keys(self, layer: int) -> mx.array:
         """Keys that this call stored in a layer, [B, G, T, D]."""
-        return self.keys[layer][:, :, self.index_pos:self.end]
+        keys = [self.cache.packing.unpack(tuple(part[:, :, span.start:span.end] for part in room.keys[layer]))
+                for span, room in zip(self.spans, self.rooms)]
+        return mx.concatenate(keys)
 
-    def mask(self, window: int | None = None) -> mx.array | str | None:
-        """The `stored` rows that each query sees: bool [T, end - first_visible], "causal", or None for all."""
-        if self.count == 1:
+    def mask(self, window: int | None = None) -> list[mx.array | str | None]:
+        """Of each sequence, the `stored` positions that each query sees: bool [T, end - first_visible], "causal", or None
+        for all."""
+        return [self._mask(span, window) for span in self.spans]
+
+    def _mask(self, span: Span, window: int | None) -> mx.array | str | None:
+        if span.count == 1:
             return None
-        if not window or window >= self.end:
+        if not window or window >= span.end:
             return "causal"
-        if window not in self._masks:
-            self._masks[window] = mx.array(self.visible(window))
-        return self._masks[window]
+        if (span.start, window) not in self._masks:
+            self._masks[span.start, window] = mx.array(span.visible(window))
+        return self._masks[span.start, window]
+
+    def _find_tables(self, start: int, end: int, room: Room) -> tuple:
+        dynamic = rope.length_dependent(self.config)
+        if self.cache.tabulated:
+            return (make_angles(self.config, start, self.count, end) if dynamic
+                    else tuple(part[start:end] for part in self.cache.tables(room.length)))
+        return (*(make_periods(self.config, end) if dynamic else self.cache.tables(room.length)), start)
 
 
-def _make_angles(config: LlamaConfig, start: int, count: int, seq_len: int | None = None) -> tuple[mx.array, mx.array]:
-    """Cosines and sines, float32 [count, D/2]."""
-    cosine, sine = rope.tables(config, start, count, seq_len)
-    return mx.array(cosine), mx.array(sine)
-
-
-def _make_periods(config: LlamaConfig, seq_len: int | None = None) -> tuple[mx.array, float]:
-    """Tokens per radian, float32 [D/2], and the factor on cosine and sine."""
-    frequencies, factor = rope.inverse_frequencies(config, seq_len)
-    return mx.array((1 / frequencies).astype(np.float32)), factor
+def _stack_tables(tables: list[tuple]) -> tuple:
+    """Tables of several sequences as one: cosines and sines [B, 1, T, D/2]; or tables one by one for the kernel."""
+    if len(tables[0]) == 2:
+        return tuple(mx.stack(parts)[:, None] for parts in zip(*tables))
+    return tuple(tables)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
@@ -15,10 +17,12 @@ from mlx_llama.core.models.spec import LayerSpec
 
 from . import ops, runtime
 from .cache import Cache, View
+from .kernels.draw import Kind, draw
+from .kernels.rooms import Packing, Parts
 from .kernels.trace import Runner
 from .kernels.view import StepView
 from .layers import MLP, Attention, Block, Unnormed
-from .sampling import Sampler
+from .sampling import SamplingBatch
 from .weights import Weights
 
 
@@ -26,9 +30,10 @@ class Llama:
     """Embedding, blocks, final norm and projection to the vocabulary. Immutable once loaded."""
 
     def __init__(self, config: LlamaConfig, weights: Weights, dtype: mx.Dtype, device: mx.Device = mx.Device(mx.cpu),
-                 notices: tuple[str, ...] = ()):
+                 notices: tuple[str, ...] = (), cache_bits: int | None = None):
         """Take all weights from `weights`."""
         self.config, self.dtype, self.device, self.notices = config, dtype, device, notices
+        self.cache_bits = cache_bits
         self.embedding = weights.embedding("model.embed_tokens")
         self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
         self.norm = weights.norm("model.norm")
@@ -37,8 +42,9 @@ class Llama:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu),
-             compile: bool | None = None) -> Llama:
-        """Build the model; weights keep their stored width. compile: trace decode steps (None: on a GPU only).
+             compile: bool | None = None, cache_bits: int | None = None) -> Llama:
+        """Build the model; weights keep their stored width. compile: trace decode steps (None: on a GPU only). cache_bits:
+        of keys and values, 8 or None for the activations' width.
 
         Raises BackendError where `compile` cannot be honoured, OutOfMemoryError.
         """
@@ -46,7 +52,7 @@ class Llama:
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
         compile, reason = _decide_compile(config, device, compile)
         model = cls(config, Weights(checkpoint, activations, device), activations, device,
-                    (f"decoding is not compiled: {reason}",) if reason else ())
+                    (f"decoding is not compiled: {reason}",) if reason else (), cache_bits)
         if not rope.length_dependent(config):
             model._runner = Runner(model._decode, compile)
         return model
@@ -56,22 +62,23 @@ class Llama:
         """Positions that `verify` takes for little more than a step costs."""
         return 16  # an estimate, not measured on Metal
 
-    def make_cache(self, capacity: int) -> Cache:
-        """A fresh cache for at most `capacity` positions. Raises ContextError below 1."""
-        return Cache(self.config, capacity, self.dtype, self.device)
+    def make_cache(self, capacity: int, rows: int = 1) -> Cache:
+        """A fresh cache for `rows` sequences of at most `capacity` positions. Raises ContextError below 1."""
+        return Cache(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
 
-    def forward(self, tokens: mx.array, index_pos: int, cache: Cache, *, all_positions: bool = False,
-                probe=None) -> mx.array:
+    def forward(self, tokens: mx.array, index_pos: int | Sequence[int], cache: Cache, *, rows: Sequence[int] | None = None,
+                all_positions: bool = False, probe=None) -> mx.array:
         """Logits after `tokens`, whose keys and values are appended to the cache.
 
-        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to
-        cache.length. Returns logits [B, V] of the last position, with `all_positions` [B, T, V]. probe(name, array) is
-        called at every checkpoint of the model, with all positions. Raises ContextError when the call does not continue
-        the cache or does not fit; the cache is then as it was.
+        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to the row's
+        length, one for all or one per row; rows: of the cache, None for the first B. Returns logits [B, V] of the last
+        position, with `all_positions` [B, T, V]. probe(name, array) is called at every checkpoint of the model, with all
+        positions. Raises ContextError when the call does not continue the cache or does not fit; the cache is then as it
+        was.
         """
         with mx.stream(self.device):
             tokens = mx.array(checked_tokens(tokens, self.config.vocab_size))
-            with cache.view(tokens, index_pos) as view:
+            with cache.view(tokens, index_pos, rows) as view:
                 logits = self._compute(tokens, view, all_positions, probe)
             return logits if all_positions else logits[:, -1]
 
@@ -98,52 +105,57 @@ class Llama:
             probe("logits", logits)
         return logits
 
-    def _decode(self, sampler: Sampler, token: mx.array, position: mx.array, seed: mx.array, tokens: mx.array,
-                keys: list[mx.array], values: list[mx.array], tables: tuple) -> tuple:
-        """Forward over `token` [1, 1] and sampling, of arrays alone: mx.compile traces it. Arguments as in StepView.
+    def _decode(self, kind: Kind, packing: Packing, token: mx.array, position: mx.array, sampling: dict[str, mx.array],
+                tokens: mx.array, keys: list[Parts], values: list[Parts], tables: tuple) -> tuple:
+        """Forward over `token` [S, 1] and sampling, of arrays alone: mx.compile traces it. sampling: values of
+        SamplingBatch.arrange; the others: as in StepView.
 
-        Returns the next token, int32 [1, 1], and the tokens, keys and values with the step's own.
+        Returns the next tokens, int32 [S, 1], and the tokens, keys and values with the step's own.
         """
-        view = StepView(token, position, tokens, keys, values, tables)
-        logits = self._compute(token[0], view, all_positions=False)
-        recent = view.recent(sampler.window) if sampler.window else None
-        following = sampler.draw(logits, (position + 1).astype(mx.uint32), recent, seed)
+        view = StepView(token, position, tokens, keys, values, tables, packing)
+        logits = self._compute(token.squeeze(1), view, all_positions=False)
+        recent = view.recent(kind.window) if kind.window else None
+        following = draw(kind, logits, (position + 1).astype(mx.uint32) if kind.random else position, recent, sampling)
+        # Launching the token launches the stored tokens too; unevaluated updates would grow the graph.
+        (following,) = mx.depends([following], [view.tokens])
         return following, view.tokens, view.keys, view.values
 
-    def step(self, token: mx.array, index_pos: int, cache: Cache, sampler: Sampler) -> mx.array:
-        """The next token, int32 [1, 1], still on the device: forward over `token` [1, T] and sampling as one unit.
+    def step(self, tokens: mx.array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
+             rows: Sequence[int] | None = None, masks: Masks | None = None) -> mx.array:
+        """The next token of each row, int32 [B, 1], still on the device: forward over `tokens` [B, T] and sampling as one
+        unit.
 
-        Raises ContextError as `forward`, and for a batch of more than one sequence.
+        tokens: on the host, or the array that the last step over these rows returned; the others: as in `forward`. Rows of
+        a step over one token each are computed together. masks: gives the tokens that grammars allow. A step with masks or
+        log-probabilities, which stand beside the tokens, is not traced as one. Raises ContextError as `forward`.
         """
-        if len(token) != 1:
-            raise ContextError(f"step decodes one sequence, not a batch of {len(token)}")
-        if self._runner and len(token[0]) == 1:
-            with mx.stream(self.device):
-                if not isinstance(token, mx.array):
-                    token = mx.array(checked_tokens(token, self.config.vocab_size))
-                return self._runner.step(token, index_pos, cache, sampler)
-        logits = self.forward(token, index_pos, cache)
         with mx.stream(self.device):
-            recent = cache.recent(sampler.window) if sampler.window else None
-        return sampler(logits, cache.length, recent)
+            tokens = checked_tokens(tokens, self.config.vocab_size)
+            if self._runner and tokens.shape[1] == 1 and masks is None and sampling.logprobs is None:
+                return self._runner.step(tokens, index_pos, cache, sampling, rows)
+        logits = self.forward(tokens, index_pos, cache, rows=rows)
+        chosen = cache.select_rows(len(tokens), rows)
+        with mx.stream(self.device):
+            recent = cache.recent(sampling.window, chosen) if sampling.window else None
+        return sampling(logits, [cache.lengths[row] for row in chosen], recent, masks)
 
-    def verify(self, tokens: mx.array, index_pos: int, cache: Cache, sampler: Sampler) -> mx.array:
+    def verify(self, tokens: mx.array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
+               rows: Sequence[int] | None = None) -> mx.array:
         """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
 
         Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The
-        products are those of a prompt, which may round otherwise than a single token's.
-        Raises ContextError as `step`.
+        products are those of a prompt, which may round otherwise than a single token's. Raises ContextError as `step`.
         """
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
-        logits = self.forward(tokens, index_pos, cache, all_positions=True)
-        drawn = []
-        for i, position in enumerate(range(index_pos + 1, cache.length + 1)):
-            with mx.stream(self.device):
-                recent = cache.recent(sampler.window, position) if sampler.window else None
-            drawn.append(sampler(logits[:, i], position, recent))
+        logits = self.forward(tokens, index_pos, cache, rows=rows, all_positions=True)
+        (row,) = cache.select_rows(1, rows)
+        count, length = logits.shape[1], cache.lengths[row]
+        lengths = range(length - count + 1, length + 1)
         with mx.stream(self.device):
-            return mx.concatenate(drawn, axis=1)
+            recent = cache.recent(sampling.window, [row] * count, lengths) if sampling.window else None
+            drawn = draw(sampling.kind, logits[0], mx.array(lengths, mx.uint32), recent, sampling.arrange((0,) * count))
+            return drawn.reshape(1, count)
 
 
 def _build_block(spec: LayerSpec, weights: Weights) -> Block:

@@ -5,12 +5,16 @@ The stream x is [B, T, E], or [B, E] in a decode step, where an axis of one posi
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
 
+from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.spec import LayerSpec
 
 from .cache import View
 from .dense import DenseMatrix
+from .kernels.rooms import Parts
 from .quantized import QuantizedMatrix
 
 Matrix = mx.array | DenseMatrix | QuantizedMatrix
@@ -92,11 +96,15 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
     Returns [B, T, H D]; [B, H D] where the view is flat.
     """
     B, H, T, D = query.shape
-    keys, values = view.stored(spec.index, spec.window)
-    mask = view.mask(spec.window)
+
+    stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
     if T < view.count:
-        mask = mask[-T:] if isinstance(mask, mx.array) else None  # "causal": the last position sees every column
-    mixed = attention(query, keys, values, spec.scale, mask)
+        masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]  # "causal": the last sees all
+    if len(stored) == 1:
+        mixed = attention(query, *stored[0], spec.scale, masks[0])
+    else:
+        mixed = mx.concatenate([attention(own, keys, values, spec.scale, mask)
+                                for own, (keys, values), mask in zip(mx.split(query, B), stored, masks)])
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
     return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
 
@@ -114,10 +122,13 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 def rope(x: mx.array, table: tuple) -> mx.array:
     """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2], multiplied in float32; or, for MLX's
-    fused kernel, the periods (1 / inverse frequency, in tokens per radian) as float32 [D/2], the factor on cosine and
-    sine, and the position of the first row. Returns [B, H, T, D] of x's dtype.
+    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2] or [B, 1, T, D/2], multiplied in float32;
+    or, for MLX's fused kernel, the periods (1 / inverse frequency, in tokens per radian) as float32 [D/2], the factor on
+    cosine and sine, and the first position, one or int32 [B]; or such a table for each sequence. Returns [B, H, T, D] of
+    x's dtype.
     """
+    if isinstance(table[0], tuple):
+        return mx.concatenate([rope(x[i:i + 1], one) for i, one in enumerate(table)])
     if len(table) == 2:
         cosine, sine = table
         first, second = mx.split(x, 2, axis=-1)
@@ -129,14 +140,36 @@ def rope(x: mx.array, table: tuple) -> mx.array:
     return mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=index_pos, freqs=periods)
 
 
-def attention(query: mx.array, keys: mx.array, values: mx.array, scale: float,
-              mask: mx.array | str | None = None) -> mx.array:
+def attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: mx.array | str | None = None) -> mx.array:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
 
-    query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for all, "causal" where
-    the last query is at the last key. Returns [B, H, T, D].
+    query: [B, H, T, D]; keys, values: (numbers [B, G, L, D],), or codes, scales and biases as in Packing; mask: bool [T, L]
+    or [B, 1, 1, L], True where visible, None for all, "causal" where the last query is at the last key. Returns
+    [B, H, T, D].
     """
-    return mx.fast.scaled_dot_product_attention(query, keys, values, scale=scale, mask=mask)
+    if len(keys) > 1:
+        return _quantized_attention(query, keys, values, scale, mask)
+    return mx.fast.scaled_dot_product_attention(query, keys[0], values[0], scale=scale, mask=mask)
+
+
+def _quantized_attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: mx.array | str | None) -> mx.array:
+    """As `attention` over codes; scores and shares in the scales' dtype."""
+    B, H, T, D = query.shape
+    G, L = keys[0].shape[1:3]
+    padded = keys[1].shape[-1] * CACHE_GROUP
+    x = query.astype(keys[1].dtype) * scale
+    if padded > D:
+        x = mx.pad(x, ((0, 0), (0, 0), (0, 0), (0, padded - D)))
+    # Queries of a key head's group are rows of one product.
+    x = x.reshape(B, G, H // G * T, padded)
+    scores = mx.quantized_matmul(x, *keys, transpose=True, group_size=CACHE_GROUP, bits=8).reshape(B, G, H // G, T, L)
+    if isinstance(mask, str):
+        mask = mx.arange(L) <= mx.arange(L - T, L)[:, None]
+    if mask is not None:
+        scores = mx.where(mask[:, None] if mask.ndim == 4 else mask, scores, -math.inf)
+    shares = mx.softmax(scores, axis=-1, precise=True).reshape(B, G, H // G * T, L)
+    mixed = mx.quantized_matmul(shares, *values, transpose=False, group_size=CACHE_GROUP, bits=8)
+    return mixed.reshape(B, H, T, padded)[..., :D].astype(query.dtype)
 
 
 def swiglu(gate_up: mx.array) -> mx.array:

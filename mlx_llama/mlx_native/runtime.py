@@ -66,8 +66,9 @@ def read(token: mx.array) -> int:
 
 
 def read_all(*tokens: mx.array) -> list[int]:
-    """Wait once for tokens int32 [1, T] each, and return them in order as ints."""
-    return (tokens[0] if len(tokens) == 1 else mx.concatenate(tokens, axis=1)).tolist()[0]
+    """Wait once for tokens int32 [1, T] or [B, 1] each, and return them in order as ints."""
+    joined = tokens[0] if len(tokens) == 1 else mx.concatenate([each.reshape(1, -1) for each in tokens], axis=1)
+    return [token for row in joined.tolist() for token in row]
 
 
 def to_numpy(array: mx.array) -> np.ndarray:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from cuda_fallback.kernels import packed
+from mlx_llama.core.backends.positions import Span
 
 
 def place(tensor: torch.Tensor) -> int:
@@ -29,7 +30,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class Recording:
-    """Substitute for cuda_graph.Capture.
+    """Substitute for cuda_graph.Capture, for the work of a Step.
 
     Records while the state points to another cache: a capture computes nothing, and must not keep addresses of a cache.
 
@@ -43,10 +44,10 @@ class Recording:
         self.launched: list[str] = []
 
     def __call__(self, function):
-        view, scratch, done = self.model._runner.view, self.model.make_cache(8), []
-        saved = view.state.clone()
-        scratch.reserve(1, 0, 1)
-        view.point(scratch, [[1]], 0, 5)
+        view, done = function.__self__.view, []
+        scratch, saved = self.model.make_cache(8, view.rows), view.state.clone()
+        scratch.reserve(dict.fromkeys(range(view.rows), 1))
+        view.point(scratch, [[1]] * view.rows, [Span(row, 0, 1) for row in range(view.rows)])
         launch = packed.run
 
         def run(kernel, grid, *arguments, **given):

@@ -78,13 +78,15 @@ def rows_and_products(dtype) -> dict[str, float]:
         assert same is x
         found[f"norm alone {E}"] = worst(alone, rms_normed(x.double(), weight.double()))
     for N, K in ((1, 16), (7, 100), (130, 1024), (6, 2500)):
-        x, weight, bias = made(1, K, dtype=dtype), made(N, K, dtype=dtype, seed=1), made(N, dtype=dtype, seed=2)
+        x, weight, bias = made(3, K, dtype=dtype), made(N, K, dtype=dtype, seed=1), made(N, dtype=dtype, seed=2)
         found[f"product {N} {K}"] = worst(decode.multiply(x, weight), F.linear(x.double(), weight.double()))
         found[f"with bias {N} {K}"] = worst(decode.multiply(x, weight, bias),
                                             F.linear(x.double(), weight.double(), bias.double()))
         both = made(2 * N, K, dtype=dtype, seed=3) * 0.1
         wanted = gated(F.linear(x.double(), both.double(), made(2 * N, seed=4).double()))
         found[f"gated {N} {K}"] = worst(decode.multiply_gated(x, both, made(2 * N, dtype=dtype, seed=4)), wanted)
+        gate, up = F.linear(x.double(), both.double()).chunk(2, dim=-1)
+        found[f"gelu {N} {K}"] = worst(decode.multiply_gated(x, both, None, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up)
     for shape in ((1, 2, 6), (2, 3, 2600)):
         found[f"gate {shape}"] = worst(decode.gate(made(*shape, dtype=dtype)), gated(made(*shape).to(dtype).double()))
     x = made(2, 5, 3, 24, dtype=dtype).transpose(1, 2)
@@ -104,44 +106,57 @@ def rows_and_products(dtype) -> dict[str, float]:
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-6), (torch.float16, 2e-3)], ids=["float32", "float16"])
 def test_norms_products_gates_and_rotations(dtype, bound, call):
     found = call(rows_and_products, dtype)
-    assert len(found) == 27 and max(found.values()) < bound, found
+    assert len(found) == 31 and max(found.values()) < bound, found
+
+
+def device_state(*rows: tuple, words: int = 0):
+    """A state of rows, each (position, storage, tables) and perhaps the token."""
+    from cuda_fallback.kernels.state import new_state, pack_row
+
+    state = new_state(words)
+    for i, row in enumerate(rows):
+        pack_row(state, i, *row)
+    return torch.from_numpy(state).to(DEVICE)
 
 
 def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
-    """Errors of a stored row and of attention over it, at positions at the ends of blocks and pieces."""
+    """Errors of stored rows and of attention over them, at positions at the ends of blocks and pieces."""
     from cuda_fallback import ops
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import pack_state
+    from cuda_fallback.kernels.storage import Storage
 
     room, found = 4200, []
     tables = cosines, sines = tuple(made(2, room, D // 2))
-    heads = made(1, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
-    split = heads.view(1, 1, H + 2 * G, D).transpose(1, 2)
-    for position, window in ((0, None), (1, None), (63, None), (64, None), (130, None), (4095, None), (4096, None),
-                             (4199, None), (300, 100), (20, 100), (100, 100)):
-        keys, values = made(2, 1, G, room, D, dtype=dtype, seed=4)
-        other = torch.zeros(0)
-        state = pack_state(position, allocated=room, tables=tables, layers=(other, other, keys, values)).to(DEVICE)
-        before = keys.clone(), values.clone()
-        query = decode.store_rotated(state, 1, heads, H, G, D)
-        with computing(by_kernels=False):
-            turned = ops.rope(split[:, :H + G].float(), (cosines[position:position + 1], sines[position:position + 1]))
-        found.append(("query", worst(query, turned[:, :H])))
-        found.append(("key", worst(keys[:, :, position:position + 1], turned[:, H:])))
-        assert torch.equal(values[0, :, position], split[0, H + G:, 0])
-        assert torch.equal(decode.read_keys(state, 1, G, D, dtype), keys[:, :, position:position + 1])
-        for now, then in zip((keys, values), before):  # all else is unchanged
-            now = now.clone()
-            now[:, :, position] = then[:, :, position]
-            assert torch.equal(now, then)
-        first = max(0, position + 1 - window) if window else 0
-        wanted = ops.attention(query.double(), keys.double()[:, :, first:position + 1],
-                               values.double()[:, :, first:position + 1], D**-0.5)
-        out = decode.attend(state, 1, query, G, window, D**-0.5)
-        assert out.shape == (1, 1, H * D)
-        found.append((f"attention {position} {window}", worst(out.view(1, H, 1, D), wanted)))
+    heads = made(2, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
+    splits = heads.view(2, 1, H + 2 * G, D).transpose(1, 2)
+    pairs = [((0, 1), None), ((63, 64), None), ((130, 4095), None), ((4199, 4096), None), ((300, 20), 100), ((100, 99), 100)]
+    for positions, window in pairs:
+        tokens = torch.zeros(room + 1, dtype=torch.int32, device=DEVICE)
+        rows = [Storage(tokens, made(2, 2, G, room, D, dtype=dtype, seed=4 + i), None) for i in range(2)]
+        state = device_state(*((position, row, tables) for position, row in zip(positions, rows)))
+        before = [row.numbers.clone() for row in rows]
+        queries = decode.store_rotated(state, 1, heads, H, G, D)
+        outs = decode.attend(state, 1, queries, G, window, D**-0.5)
+        assert outs.shape == (2, 1, H * D)
+        new = decode.read_keys(state, 1, 2, G, D, dtype)
+        for i, (position, row) in enumerate(zip(positions, rows)):
+            split, query, (keys, values) = splits[i], queries[i], row.numbers[1]
+            with computing(by_kernels=False):
+                turned = ops.rope(split[None, :H + G].float(), (cosines[position:position + 1], sines[position:position + 1]))[0]
+            found.append(("query", worst(query, turned[:H])))
+            found.append(("key", worst(keys[:, position:position + 1], turned[H:])))
+            assert torch.equal(values[:, position], split[H + G:, 0])
+            assert torch.equal(new[i], keys[:, position:position + 1])
+            now = row.numbers.clone()
+            now[1, :, :, position] = before[i][1, :, :, position]
+            assert torch.equal(now, before[i])  # all else is unchanged
+            first = max(0, position + 1 - window) if window else 0
+            wanted = ops.attention(query.double()[None], keys.double()[None, :, first:position + 1],
+                                   values.double()[None, :, first:position + 1], D**-0.5)
+            found.append((f"attention {position} {window}", worst(outs[i].view(1, H, 1, D), wanted)))
         as_it_is = decode.store_rotated(state, 1, heads, H, G, D, rotates=False)
-        assert torch.equal(as_it_is, split[:, :H]) and torch.equal(keys[:, :, position:position + 1], split[:, H:H + G])
+        for split, query, row, position in zip(splits, as_it_is, rows, positions):
+            assert torch.equal(query, split[:H]) and torch.equal(row.numbers[1, 0, :, position:position + 1], split[H:H + G])
     return found
 
 
@@ -149,34 +164,49 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 3e-6), (torch.float16, 3e-3)], ids=["float32", "float16"])
 def test_rows_are_stored_and_attended_to(dtype, bound, shape, call):
     found = call(attended, dtype, *shape)
-    assert len(found) == 33 and max(error for _, error in found) < bound, found
+    assert len(found) == 36 and max(error for _, error in found) < bound, found
 
 
-def noise_and_tokens() -> tuple[list, list, list]:
+NOISY = ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2))  # seeds and positions
+
+
+def noise_and_tokens() -> tuple:
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.state import NEXT, POSITION, SEED_HIGH, SEED_LOW, TOKEN, pack_state
-    from mlx_llama.core.generation import rng
+    from cuda_fallback.kernels.draw import gumbel_table, pack
+    from cuda_fallback.kernels.state import MAX_ROWS, NEXT, POSITION, TOKEN
+    from cuda_fallback.kernels.storage import Storage
+    from cuda_fallback.sampling import SamplingBatch
 
-    table, noise = torch.tensor(rng.gumbel_table(), device=DEVICE), []
-    tokens = torch.arange(100, 200, dtype=torch.int32, device=DEVICE)[None].contiguous()
-    for seed, position in ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2)):
-        state = pack_state(position, seed=seed).to(DEVICE)
-        found = decode.add_noise(torch.zeros(3000, device=DEVICE), table, state[NEXT], state[SEED_LOW:SEED_HIGH + 1])
-        noise.append(found.cpu().numpy())
-    state = pack_state(3, token=7, tokens=tokens).to(DEVICE)
-    recent = [decode.recent(state, window)[0].tolist() for window in (2, 4, 7)]
-    decode.advance(state, torch.tensor([[55]], dtype=torch.int32, device=DEVICE))
-    return noise, recent, [state[[POSITION, NEXT, TOKEN]].tolist(), tokens[0, :6].tolist()]
+    batch = SamplingBatch([options.resolve(dict(temperature=temperature, seed=seed)).options
+                           for temperature in (1.0, 0.0) for seed, _ in NOISY], DEVICE)
+    words = np.zeros((batch.kind.words, MAX_ROWS), np.int64)
+    pack(batch.options, batch.kind, words)
+    positions = torch.tensor([position + 1 for _ in range(2) for _, position in NOISY], device=DEVICE)
+    noise = decode.add_noise(torch.zeros((6, 3000), device=DEVICE), gumbel_table(DEVICE), positions,
+                             torch.from_numpy(words).to(DEVICE)).cpu().numpy()
+    table = made(1, 1)
+    rows = [Storage(torch.arange(start, start + 99, dtype=torch.int32, device=DEVICE), table, None) for start in (100, 300)]
+    scratch = 0, Storage(table, table, None), (table, table), 0, 0  # pads the batch
+    state = device_state((3, rows[0], (table, table), 7), scratch, (1, rows[1], (table, table), 8))
+    recent = [decode.recent(state, 3, window).tolist() for window in (2, 4, 7)]
+    decode.note(state, 3)
+    noted = [row.tokens[:5].tolist() for row in rows]
+    decode.advance(state, torch.tensor([[55], [66], [77]], dtype=torch.int32, device=DEVICE))
+    return noise, recent, noted, state[[POSITION, NEXT, TOKEN], :3].tolist(), [row.tokens[:6].tolist() for row in rows]
 
 
 def test_noise_recent_tokens_and_the_next_position(call):
     from mlx_llama.core.generation import rng
 
-    noise, recent, after = call(noise_and_tokens)
-    for got, (seed, position) in zip(noise, ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2))):
+    noise, recent, noted, state, tokens = call(noise_and_tokens)
+    for got, (seed, position) in zip(noise[:3], NOISY):
         np.testing.assert_array_equal(got, rng.gumbel(seed, position + 1, 3000))
-    assert recent == [[102, 103], [100, 101, 102, 103], [-1, -1, -1, 100, 101, 102, 103]]
-    assert after == [[4, 5, 55], [100, 101, 102, 103, 55, 105]]
+    assert not noise[3:].any()  # greedy rows
+    assert recent[1] == [[100, 101, 102, 103], [-1, -1, -1, -1], [-1, -1, 300, 301]]
+    assert [part[0] for part in recent] == [[102, 103], [100, 101, 102, 103], [-1, -1, -1, 100, 101, 102, 103]]
+    assert noted == [[100, 101, 102, 7, 104], [300, 8, 302, 303, 304]]
+    assert state == [[4, 0, 2], [5, 1, 3], [55, 0, 77]]
+    assert tokens == [[100, 101, 102, 7, 55, 105], [300, 8, 77, 303, 304, 305]]
 
 
 # The words of ops
@@ -186,12 +216,13 @@ def by_state(llama, cache, token: int):
     """A view by kernels of the next position of a cache, and torch's own view of a copy of that cache."""
     from cuda_fallback.kernels import decode
     from cuda_fallback.kernels.state import StateView
+    from mlx_llama.core.backends.positions import Span
 
     copy = llama.make_cache(cache.capacity)
     copy.restore(cache.state())
-    at, view = cache.length, StateView(llama.config, llama.dtype, DEVICE, decode)
-    cache.reserve(1, at, 1)
-    view.point(cache, [[token]], at, seed=3)
+    at, view = cache.length, StateView(llama.config, llama.dtype, DEVICE, decode, bits=llama.cache_bits)
+    cache.reserve({0: at + 1})
+    view.point(cache, [[token]], [Span(0, at, 1)])
     return view, copy.view(torch.tensor([[token]], device=DEVICE), at)
 
 
@@ -321,9 +352,9 @@ def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bo
 
 
 def sampler(given: dict):
-    from cuda_fallback.sampling import Sampler
+    from cuda_fallback.sampling import SamplingBatch
 
-    return Sampler(options.resolve(given).options, DEVICE)
+    return SamplingBatch([options.resolve(given).options], DEVICE)
 
 
 def decoded(llama, count: int, given: dict, cache=None, prompt: int = 5) -> tuple[list[int], dict]:
@@ -448,7 +479,7 @@ def life_of_a_cache(path: Path) -> list[tuple]:
             cache.trim(20)
             llama.forward(np.arange(20, 257, dtype=np.int32)[None] % 60, 20, cache)
             go(3, np.array([[9]], np.int32))  # to the last position
-            found.append((tokens, cache.length, cache.state()["tokens"][0].tolist()))
+            found.append((tokens, cache.length, cache.state()["tokens"].tolist()))
             with pytest.raises(Exception, match="do not fit the cache's capacity of 260"):
                 go(1, np.array([[9]], np.int32))
     return found
@@ -593,7 +624,7 @@ def test_probes_of_a_step_by_kernels_are_those_of_forward(name, call):
     assert list(seen) == list(wanted) and len(seen) == 1 + 2 * 10 + 2
     for probe, array in wanted.items():
         assert relative_error(seen[probe], array) < 1e-5, probe
-    np.testing.assert_array_equal(state["keys"][1, 0, :, 9:], seen["1.key_rope"][0])
+    np.testing.assert_array_equal(state["keys"][1, :, 9:], seen["1.key_rope"][0])
     assert relative_error(state["keys"], plain["keys"]) < 1e-5 and relative_error(state["values"], plain["values"]) < 1e-5
 
 
@@ -615,7 +646,7 @@ def a_step_and_forward(path: Path) -> list:
             with pytest.raises(ZeroDivisionError):  # the cache is unchanged
                 llama.forward([[token]], cache.length, cache, probe=fail)
             logits = llama.forward([[token]], cache.length, cache)
-    cache.trim(len(state["tokens"][0]))
+    cache.trim(len(state["tokens"]))
     return [(tokens, state), (chosen, cache.state())]
 
 
@@ -754,7 +785,7 @@ def test_a_fault_in_the_layers_shows_in_every_path(fault, call):
         assert relative_error(logits, right[path][2]) > 1e-2, path
         # Of the last layer, which depends on the first; the first steps run before the capture.
         for at in range(2, len(GIVEN)):
-            assert relative_error(state["keys"][1, :, :, at], right[path][1]["keys"][1, :, :, at]) > 1e-2, (path, at)
+            assert relative_error(state["keys"][1, :, at], right[path][1]["keys"][1, :, at]) > 1e-2, (path, at)
         assert logits.argmax(-1).tolist() == tokens  # the prompt has the same fault
     assert wrong["replayed"][0] == wrong["forward"][0]
     for part in ("keys", "values"):
@@ -789,7 +820,7 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
 
 def test_the_measuring_command_sees_right_and_wrong_kernels(call):
     found, wrong, rates = call(judged, str(Path(__file__).resolve().parents[2] / "examples/benchmarks"))
-    assert len(found) == 2 * (2 + 2 * 2 + 3 + 3 + 6) + 1 and all(one["ok"] for one in found), found
+    assert len(found) == 2 * (2 + 3 * 2 + 3 + 3 + 6) + 1 and all(one["ok"] for one in found), found
     bad = [one["name"] for one in wrong if not one["ok"]]
     assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8  # a single position hides the fault
     assert rates.keys() == {"out", "gate, up", "affine 4/64", "Q8_0", "attention"}
@@ -799,8 +830,9 @@ def test_the_measuring_command_sees_right_and_wrong_kernels(call):
 # The compiler
 
 
-def assembled(name: str, element: str, capability: int, fixed: dict, warps: int) -> tuple[str, int]:
-    """One of decode.py's kernels for a GPU of compute capability `capability`: its assembly and bytes of shared memory."""
+def assembled(name: str, element: str, capability: int, fixed: dict, warps: int) -> tuple[str, int, str]:
+    """One of decode.py's kernels for a GPU of compute capability `capability`: its assembly, bytes of shared memory and the
+    layouts of its tensors over threads."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -809,15 +841,19 @@ def assembled(name: str, element: str, capability: int, fixed: dict, warps: int)
 
     kernel = getattr(decode, name)
     floats = {"sums", "tops", "parts", "cosines", "sines", "scores", "table"}
-    integers = {"N", "H", "T", "G", "V", "layer", "window", "batch_stride", "head_stride", "row_stride"}
-    tokens = {"out"} if name == "_recent" else {"like", "token"} if name == "_advance" else set()
+    integers = {"M", "N", "H", "T", "G", "V", "layer", "window", "batch_stride", "head_stride", "row_stride", "table_stride"}
+    is_tokens = name in ("_recent", "_advance", "_note")
 
     def kind(argument: str) -> str:
-        if argument in ("state", "position", "seed"):
+        if argument in ("state", "position", "words"):
             return "*i64"
-        if argument in tokens | ({"like"} if name == "_recent" else set()):
+        if argument == "scales":
+            return "*fp16"
+        if argument == "codes" and "scales" not in fixed:
+            return "*i8"
+        if is_tokens:
             return "*i32"
-        if argument in ("eps", "scale"):
+        if argument in ("eps", "factor"):
             return "fp32"
         return "i32" if argument in integers else "*fp32" if argument in floats or name == "_add_noise" else element
 
@@ -826,26 +862,34 @@ def assembled(name: str, element: str, capability: int, fixed: dict, warps: int)
     aligned = {(i,): [["tt.divisibility", 16]] for i, one in enumerate(signature.values()) if one.startswith("*")}
     source = ASTSource(kernel, signature, constants, aligned)
     found = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": warps})
-    return found.asm["ptx"], found.metadata.shared
+    layouts = sorted(re.findall(r"#blocked\d* = (.*)", found.asm["ttgir"]))
+    return found.asm["ptx"], found.metadata.shared, layouts
 
 
 SHARED = {75: 65536, 80: 101376, 90: 101376}  # bytes that the smallest GPUs of 7.5, 8.x, 9.0 and later give a program
-HEADS = {"ALLOCATED": 5, "LAYERS": 9, "R": 4, "D": 128, "ROWS": 16, "WIDTH": 128, "PIECES": 64, "KEYS": 64}
+HEADS = {"scales": None, "R": 4, "D": 128, "ROWS": 16, "WIDTH": 128, "PIECES": 64, "KEYS": 64, "GROUP": 32}
+PRODUCT = dict(bias=None, M=1, K=4096, ACTIVATION="", TILE=1, ROWS=2, COLUMNS=1024)
+STORE = dict(scales=None, HALF=64, BLOCK=64, ROTATES=True, BLOCKS=4, GROUP=32)
 KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
     "_add_rms_norm": (dict(E=4096, BLOCK=4096), 8, True),
     "_norm_heads": (dict(D=128, BLOCK=128), 1, False),
-    "_multiply": (dict(bias=None, K=4096, GATED=False, ROWS=2, COLUMNS=1024), 4, True),
-    "_multiply gated": (dict(bias=None, K=4096, GATED=True, ROWS=1, COLUMNS=1024), 4, True),
+    "_multiply": (PRODUCT, 4, True),
+    "_multiply rows": (PRODUCT | dict(M=8, TILE=4), 4, True),
+    "_multiply gated": (PRODUCT | dict(ACTIVATION="silu", ROWS=1), 4, True),
+    "_multiply gated rows": (PRODUCT | dict(M=8, ACTIVATION="gelu_tanh", TILE=4, ROWS=1), 4, True),
     "_rotate": (dict(HALF=64, BLOCK=64), 1, False),
-    "_store_rotated": (dict(HALF=64, BLOCK=64, ROTATES=True, COSINES=7, ALLOCATED=5, LAYERS=9), 1, False),
-    "_store_rotated as it is": (dict(HALF=64, BLOCK=64, ROTATES=False, COSINES=7, ALLOCATED=5, LAYERS=9), 1, False),
-    "_read_keys": (dict(D=128, BLOCK=128, ALLOCATED=5, LAYERS=9), 1, False),
+    "_store_rotated": (STORE, 1, False),
+    "_store_rotated as it is": (STORE | dict(ROTATES=False), 1, False),
+    "_store_rotated codes": ({name: value for name, value in STORE.items() if name != "scales"}, 1, False),
+    "_read_keys": (dict(scales=None, D=128, BLOCK=128, GROUP=32), 1, False),
     "_attend": (HEADS, 4, True),
+    "_attend codes": ({name: value for name, value in HEADS.items() if name != "scales"}, 4, True),
     "_join": ({key: HEADS[key] for key in ("D", "WIDTH", "PIECES", "KEYS")}, 4, True),
-    "_gate": (dict(F=14336, BLOCK=1024), 4, True),
-    "_recent": (dict(WINDOW=20, BLOCK=32, TOKENS=6), 4, False),
+    "_gate": (dict(F=14336, BLOCK=1024, ACTIVATION="silu"), 4, True),
+    "_recent": (dict(WINDOW=20, BLOCK=32), 4, False),
     "_add_noise": (dict(PARITY=0x1BD11BDA, SHIFT=12, OFFSET=127 << 11, BLOCK=1024), 4, False),
-    "_advance": (dict(TOKENS=6), 1, False),
+    "_note": (dict(), 1, False),
+    "_advance": (dict(), 1, False),
 }
 
 
@@ -855,7 +899,7 @@ def test_compiled_for_a_gpu(name, element, capability, compile_call):
     fixed, warps, is_wide = KERNELS[name]
     if "KEYS" in fixed:
         fixed = dict(fixed, KEYS=32 if element == "*fp32" else 64)
-    assembly, shared = compile_call(assembled, name.split()[0], element, capability, fixed, warps)
+    assembly, shared, _ = compile_call(assembled, name.split()[0], element, capability, fixed, warps)
     assert shared <= SHARED[capability]
     assert f".target sm_{capability}" in assembly
     assert not is_wide or re.search(r"ld\.global\S*\.v4\.b32", assembly)
@@ -872,5 +916,18 @@ def keys_at_a_time(D: int, itemsize: int) -> int:
 @pytest.mark.parametrize("D", [64, 80, 128, 256])
 def test_attention_fits_the_shared_memory_of_small_gpus(D, element, capability, compile_call):
     keys, width = compile_call(keys_at_a_time, D, 4 if element == "*fp32" else 2), 1 << (D - 1).bit_length()
-    _, shared = compile_call(assembled, "_attend", element, capability, {**HEADS, "D": D, "WIDTH": width, "KEYS": keys}, 4)
+    _, shared, _ = compile_call(assembled, "_attend", element, capability, {**HEADS, "D": D, "WIDTH": width, "KEYS": keys}, 4)
     assert 0 < shared <= SHARED[capability]
+
+
+@pytest.mark.parametrize("element", ["*bf16", "*fp32"])
+@pytest.mark.parametrize("activation", ["", "silu"])
+def test_threads_share_the_columns_of_a_product_in_the_same_way_for_any_number_of_rows(activation, element, compile_call):
+    """The order of a sum is that of its columns over threads."""
+    shared = []
+    for tile in (1, 2, 4):
+        fixed = PRODUCT | dict(ACTIVATION=activation, TILE=tile, M=tile)
+        _, _, layouts = compile_call(assembled, "_multiply", element, 90, fixed, 4)
+        (product,) = [layout for layout in layouts if "order = [2, 1, 0]" in layout]
+        shared.append([inner.split(",")[-1] for inner in re.findall(r"= \[([\d, ]+)\]", product)])
+    assert shared[0] == shared[1] == shared[2] and [int(one) for one in shared[0][1:3]] == [32, 4]

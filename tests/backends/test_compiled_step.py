@@ -6,6 +6,7 @@ import functools
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def loaded(mlx, name: str, compile: bool):
 
 
 def sampler(mlx, **given):
-    return mlx.sampler(options.resolve(given).options)
+    return mlx.sampling_batch([options.resolve(given).options])
 
 
 def decoded(mlx, model, count: int, prompt: int = 5, capacity: int = 1000, **given) -> tuple[list[int], dict]:
@@ -69,7 +70,7 @@ def decoded(mlx, model, count: int, prompt: int = 5, capacity: int = 1000, **giv
     tokens = []
     for _ in range(count):
         token = model.step(token, cache.length, cache, draw)
-        mx.async_eval(token, cache.tokens)
+        mx.async_eval(token)
         tokens.append(token.item())
     return tokens, cache.state()
 
@@ -86,8 +87,8 @@ def logits(mlx, model, path: str) -> np.ndarray:
     if path == "forward":
         return np.concatenate([to_numpy(model.forward(TOKENS[:, i:i + 1], i, cache)) for i in range(TOKENS.shape[1])])
     draw = sampler(mlx, temperature=0)
-    draw.draw = lambda scores, *_: scores  # a step then returns the scores
-    return np.concatenate([to_numpy(model.step(TOKENS[:, i:i + 1], i, cache, draw)) for i in range(TOKENS.shape[1])])
+    with mock.patch.object(mlx.model, "draw", lambda kind, logits, *_: logits):  # a step then returns the logits
+        return np.concatenate([to_numpy(model.step(TOKENS[:, i:i + 1], i, cache, draw)) for i in range(TOKENS.shape[1])])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -184,8 +185,9 @@ def test_the_words_of_a_step_are_those_of_a_call(mlx):
         cache = model.make_cache(100)
         model.forward(TOKENS[:, :filled], 0, cache)
         token, row = mx.array(TOKENS[:, filled:filled + 1]), mx.arange(2 * 16, dtype=mx.float32).reshape(1, 2, 1, 16)
-        cache.reserve(1, filled, 1)
-        step = StepView(token, mx.array(filled), cache.tokens, cache.keys, cache.values, cache.tables)
+        cache.reserve({0: filled + 1})
+        room = cache.room_of(0, filled + 1)
+        step = StepView(token, mx.array(filled), room.tokens, room.keys, room.values, cache.tables(room.length), cache.packing)
         with cache.view(token, filled) as call:
             for view in (step, call):
                 view.append(0, row, row + 1)
@@ -193,15 +195,15 @@ def test_the_words_of_a_step_are_those_of_a_call(mlx):
             assert mx.array_equal(ours, wanted)
         assert mx.array_equal(step.new_keys(0), row) and mx.array_equal(call.new_keys(0), row)
         for window in (None, 7, 50):
-            seen = np.array(step.mask(window))[0, 0, 0]
+            seen = np.array(step.mask(window)[0])[0, 0, 0]
             first = max(0, filled + 1 - window) if window else 0
-            assert seen.nonzero()[0].tolist() == list(range(first, filled + 1)) and call.mask(window) is None
-            assert step.mask(window) is step.mask(window)
-            for ours, wanted in zip(step.stored(0, window), call.stored(0, window)):
+            assert seen.nonzero()[0].tolist() == list(range(first, filled + 1)) and call.mask(window) == [None]
+            assert step.mask(window)[0] is step.mask(window)[0]
+            for (ours,), (wanted,) in zip(*step.stored(0, window), *call.stored(0, window)):
                 assert mx.array_equal(ours[:, :, mx.array(seen.nonzero()[0])], wanted)
             assert not window or mx.array_equal(step.recent(window), cache.recent(window))
         prompt = model.make_cache(100).view(mx.array(TOKENS), 0)
-        assert prompt.mask(7) is prompt.mask(7) and prompt.mask(50) == prompt.mask() == "causal"
+        assert prompt.mask(7)[0] is prompt.mask(7)[0] and prompt.mask(50) == prompt.mask() == ["causal"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -281,9 +283,9 @@ def traces(monkeypatch) -> list:
 
     seen, original = [], StepView.__init__
 
-    def counting(self, token, position, tokens, keys, values, tables):
-        seen.append(keys[0].shape[2])
-        original(self, token, position, tokens, keys, values, tables)
+    def counting(self, token, position, tokens, *rest):
+        seen.append(tokens.shape[1])
+        original(self, token, position, tokens, *rest)
 
     monkeypatch.setattr(StepView, "__init__", counting)
     return seen
@@ -301,12 +303,13 @@ def test_one_trace_per_room(mlx, monkeypatch):
     assert len(seen) == 2 + 4  # the counter works
 
 
-def test_a_seed_is_no_other_trace_and_a_temperature_is(mlx, monkeypatch):
+def test_a_value_is_no_other_trace_and_a_feature_is(mlx, monkeypatch):
     seen = traces(monkeypatch)
     model = loaded(mlx, "float32", True)
     answers = [decoded(mlx, model, 8, temperature=1.5, seed=seed)[0] for seed in (1, 2, 2**63, 1)]
     assert len(seen) == 1 and answers[0] == answers[3] and len({tuple(answer) for answer in answers}) == 3
-    decoded(mlx, model, 3, temperature=1.4, seed=1)
+    assert decoded(mlx, model, 8, temperature=0.01, seed=1)[0] != answers[0] and len(seen) == 1
+    decoded(mlx, model, 3, temperature=1.4, top_k=5, seed=1)
     assert len(seen) == 2
 
 
@@ -340,28 +343,28 @@ def test_the_cache_is_not_copied_per_token(compile, mlx):
     folder = make_checkpoint(Path(tempfile.mkdtemp()) / "m", max_position_embeddings=20000, num_hidden_layers=2)
     model = mlx.load(open_checkpoint(folder), compile=compile)
     draw, cache = sampler(mlx, temperature=0), model.make_cache(16384)
-    cache.reserve(1, 0, 16000)
-    cache.length = 16000  # of zeros
+    cache.reserve({0: 16384})
+    cache.lengths[0] = 16000  # of zeros
     mx.eval(cache.arrays())
     token = np.array([[3]], np.int32)
 
     def run(count: int) -> None:
         pending = model.step(mx.array(token), cache.length, cache, draw)
-        mx.async_eval(pending, cache.tokens)
+        mx.async_eval(pending)
         for _ in range(count):
             following = model.step(pending, cache.length, cache, draw)
-            mx.async_eval(following, cache.tokens)
+            mx.async_eval(following)
             pending.item()
             pending = following
         mx.eval(pending)
 
     run(3)
-    one_layer = cache.keys[0].nbytes
+    one_layer = cache.room_of(0, 1).keys[0][0].nbytes
     held = mx.get_active_memory()
     mx.reset_peak_memory()
     run(10)
     clean = mx.get_peak_memory() - held
-    kept = list(cache.keys)  # a second reference makes the next step copy the array
+    kept = list(cache.room_of(0, 1).keys)  # a second reference makes the next step copy the array
     mx.reset_peak_memory()
     run(1)
     assert mx.get_peak_memory() - held > clean + one_layer

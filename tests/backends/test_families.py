@@ -44,7 +44,7 @@ def made(name: str) -> tuple[Path, np.ndarray]:
 def test_a_gguf_file_of_the_family(name, load):
     path, wanted = made(name)
     model, to_numpy = load(path)
-    cache = model.make_cache(30)
+    cache = model.make_cache(30, len(TOKENS))
     got = [to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True)) for a, b in ((0, 20), (20, 29), (29, 30))]
     assert relative_error(np.concatenate(got, axis=1), wanted) < 1e-4
 
@@ -61,7 +61,7 @@ def test_its_steps_choose_the_largest_logit(name, backend):
         token = model.step(token, cache.length, cache, sampler)
         assert backend.read(token) == wanted[0, -1].argmax() or i
     again = model.make_cache(40)
-    tokens = [int(one) for one in cache.state()["tokens"][0]]
+    tokens = [int(one) for one in cache.state()["tokens"]]
     logits = backend.runtime.to_numpy(model.forward([tokens], 0, again, all_positions=True))[0]
     for at in range(29, 34):  # each greedy token has the largest logit of a prompt
         assert logits[at].max() - logits[at, tokens[at + 1]] < 1e-3 * np.abs(logits[at]).max()

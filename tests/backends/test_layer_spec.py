@@ -78,11 +78,11 @@ def test_logits_are_those_of_transformers(name, compile, backend):
     checkpoint, wanted = made(name)
     model = backend.load(checkpoint, "float32", compile=compile)
     for cuts in ((0, 30), (0, 20, 28, 29, 30)):
-        cache = model.make_cache(30)
+        cache = model.make_cache(30, len(TOKENS))
         got = [backend.runtime.to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True))
                for a, b in zip(cuts, cuts[1:])]
         assert relative_error(np.concatenate(got, axis=1), wanted) < 1e-4
-    cache = model.make_cache(30)
+    cache = model.make_cache(30, len(TOKENS))
     last = backend.runtime.to_numpy(model.forward(TOKENS, 0, cache))
     assert relative_error(last, wanted[:, -1]) < 1e-4
 
@@ -92,7 +92,7 @@ def test_probes_change_nothing_and_steps_choose_the_likeliest(name, backend):
     checkpoint, wanted = made(name)
     # Traced on MLX, too, where its CPU device asks for it.
     model, seen = backend.load(checkpoint, "float32", compile=True if backend.name == "mlx" else None), {}
-    probed = model.forward(TOKENS, 0, model.make_cache(30), all_positions=True, probe=seen.__setitem__)
+    probed = model.forward(TOKENS, 0, model.make_cache(30, len(TOKENS)), all_positions=True, probe=seen.__setitem__)
     assert len(seen) == 3 + 10 * 4
     assert relative_error(backend.runtime.to_numpy(seen["logits"]), wanted) < 1e-4
     assert relative_error(backend.runtime.to_numpy(probed), wanted) < 1e-4
@@ -100,7 +100,7 @@ def test_probes_change_nothing_and_steps_choose_the_likeliest(name, backend):
     token = TOKENS[:1]
     for _ in range(5):
         token = model.step(token, cache.length, cache, sampler)
-    tokens = [int(one) for one in cache.state()["tokens"][0]]
+    tokens = [int(one) for one in cache.state()["tokens"]]
     logits = backend.runtime.to_numpy(model.forward([tokens], 0, model.make_cache(40), all_positions=True))[0]
     assert tokens[30] == wanted[0, -1].argmax()
     for at in range(29, 33):

@@ -65,6 +65,8 @@ def multiplied(weights, batches: tuple[int, ...], dtype: str = "float32") -> lis
         by_kernel = M <= matrix.kernels.MOST_ROWS
         product, again = matrix.matmul(x), matrix.kernels.multiply(matrix, x) if by_kernel else matrix.matmul(x)
         assert product.dtype == x.dtype and torch.equal(product, again)
+        if by_kernel and M > 1:  # a row has the same bits alone
+            assert torch.equal(product[-1:], matrix.kernels.multiply(matrix, x[-1:]))
         results.append((x.float().cpu().numpy(), product.float().cpu().numpy()))
     return results
 
@@ -172,8 +174,9 @@ def test_a_model_of_mixed_formats(call, tmp_path):
 # The compiler
 
 
-def compiled(bits: int, group_size: int, two_level: bool, has_biases: bool, x: str, capability: int) -> tuple[str, str]:
-    """`_multiply` for a GPU of compute capability `capability`: Triton's GPU code and the assembly."""
+def compiled(bits: int, group_size: int, two_level: bool, has_biases: bool, x: str, capability: int,
+             samples: int) -> tuple[str, str]:
+    """`_multiply` of `samples` rows for a GPU of compute capability `capability`: Triton's GPU code and the assembly."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -190,7 +193,8 @@ def compiled(bits: int, group_size: int, two_level: bool, has_biases: bool, x: s
         "super_biases": "*fp16" if two_level and has_biases else None, "out": x, "M": "i32", "N": "i32",
     }
     fixed = dict(zip(("LOW", "HIGH", "GROUP", "OFFSET", "SUPER", "DIGITS", "CHUNK"), kernels._constants(matrix)))
-    fixed |= {"K": 4096, "ROWS": kernels._ROWS, "UNITS": kernels._UNITS * kernels._WARPS, "PART": 4096}
+    fixed |= {"K": 4096, "SAMPLES": samples, "ROWS": kernels._ROWS if samples == 1 else kernels._ROWS // 2, "PART": 4096,
+              "UNITS": kernels._UNITS * kernels._WARPS}
     names = kernels._multiply.arg_names
     signature = {name: types.get(name) or "constexpr" for name in names}
     constants = {(i,): fixed.get(name) for i, name in enumerate(names) if signature[name] == "constexpr"}
@@ -217,9 +221,15 @@ FORMATS = {"Q4_0": (4, 32, False, False), "Q4_K": (4, 32, True, True), "Q5_K": (
 @pytest.mark.parametrize("x", ["*fp16", "*fp32"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_compiled_for_a_gpu(name, x, compile_call):
-    """Threads load sixteen bytes at a time, where alignment allows it, and unpack their own words."""
+    """Threads load sixteen bytes at a time, where alignment allows it, unpack their own words, and share the words in the same
+    way for one row and for many, so that a sum has one order."""
     capability = 90 if x == "*fp16" else 80
-    intermediate, assembly = compile_call(compiled, *FORMATS[name], x, capability)
+    shared = []
+    for samples in (4, 1):
+        intermediate, assembly = compile_call(compiled, *FORMATS[name], x, capability, samples)
+        (words,) = [line for line in re.findall(r"#blocked\d* = .*", intermediate) if "order = [2, 1, 0]" in line]
+        shared.append([inner.split(",")[-1] for inner in re.findall(r"= \[([\d, ]+)\]", words)])
+    assert shared[0] == shared[1]
     loop = intermediate[intermediate.index("scf.for"):intermediate.index("scf.yield")]
     assert "tt.load" in loop and "convert_layout" not in loop and "local_alloc" not in loop
     bits, group_size = FORMATS[name][:2]

@@ -347,17 +347,28 @@ def test_ctrl_c_keeps_the_text_so_far(session):
     assert cold.send("and then?").text == warm
 
 
+class Pieces:
+    """A handle that gives the pieces of a generator."""
+
+    def __init__(self, pieces):
+        self.pieces, self.completion, self.done = pieces, Completion(), False
+
+    def __next__(self):
+        return next(self.pieces)
+
+    def cancel(self):
+        self.done = True
+
+
 def test_ctrl_c_before_the_first_piece_raises_at_once(session, capsys):
     before = state(session)
 
-    class Interrupted:
-        completion, done, cancel = Completion(), True, lambda self: None
-
-        def __next__(self):
-            signal.raise_signal(signal.SIGINT)
+    def pieces():
+        signal.raise_signal(signal.SIGINT)
+        yield "never shown"
 
     with pytest.raises(KeyboardInterrupt):
-        dialogue.Chat(session).show(Stream(Interrupted()))
+        dialogue.Chat(session).show(Stream(Pieces(pieces())))
     assert capsys.readouterr() == ("", "(stopped)\n")
     assert state(session) == before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -371,7 +382,7 @@ def test_ctrl_c_between_pieces_lets_the_model_finish_its_step(session, capsys):
         yield ", never shown"
 
     with pytest.raises(KeyboardInterrupt):
-        dialogue.Chat(session).show(Stream(pieces(), Completion()))
+        dialogue.Chat(session).show(Stream(Pieces(pieces())))
     assert capsys.readouterr() == ("shown, whole\n", "(stopped)\n")
 
 
@@ -383,7 +394,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_piece(session, capsys):
         yield "never shown"
 
     with pytest.raises(KeyboardInterrupt):
-        dialogue.Chat(session).show(Stream(pieces(), Completion()))
+        dialogue.Chat(session).show(Stream(Pieces(pieces())))
     assert capsys.readouterr() == ("shown\n", "(stopped)\n")
 
 

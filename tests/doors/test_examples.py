@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BENCHMARKS = EXAMPLES / "benchmarks"
-RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py"}  # by tests/doors/test_guide.py and compare_peers.py
+RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py", "peers_rows.py"}  # by tests/doors/test_guide.py and compare_peers.py
 RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py"}  # by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
 
 
@@ -117,6 +117,19 @@ def test_compare_peers_on_a_checkpoint(backend, tmp_path):
         assert found["pairs"] == 2 == len(result[key]["pairs"]) and found["ours"] > 0 and found["peer"] > 0, key
     if backend == "mlx":
         assert {pair["peer"] for pair in result["primitives"]["pairs"]} == {graph_of_mlx_lm(folder)}
+
+
+@pytest.mark.slow
+def test_compare_peers_on_several_rows(tmp_path):
+    pytest.importorskip("mlx_lm")
+    folder = tmp_path / "tiny"
+    run("make_random_checkpoint.py", "tiny", str(folder))
+    asked = [str(folder), "--pairs", "mlx-rows", "--rows", "3", "--device", "cpu", *"--rounds 1 --prompt 12 --generate 6".split()]
+    [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
+    assert result["same_tokens"] == 7 and "3 rows" in result["about"]
+    assert {"decode", "build", "host", "primitives"} == {key for key, found in result.items() if isinstance(found, dict)
+                                                         and "pairs" in found}
+    assert 0 < result["primitives"]["all"]["ratio"] < 0.55
 
 
 def graph_of_mlx_lm(folder: Path) -> int:

@@ -55,7 +55,7 @@ class SamplingBatch(Protocol):
 
     options: tuple[GenerationOptions, ...]  # by row
     window: int  # recent tokens that any row looks at
-    logprobs: int | None  # likeliest tokens to report beside each token (core.generation.logprobs); None: tokens alone
+    logprobs: int | None  # likeliest tokens to report beside each token (core.backends.logprobs); None: tokens alone
 
     def __call__(self, logits: Array, positions: Sequence[int], recent: Array | None = None,
                  masks: Masks | None = None) -> Array: ...

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.text.tokenizer import StreamDecoder
 
-from .logprobs import TokenLogprobs
 from .schema import Schema
 from .stops import Stops
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence as Several
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import SessionError
 
 from .completion import Completion, Writer
 from .grammar import Constraint, Rule
-from .logprobs import TokenLogprobs
 from .options import GenerationOptions, Resolved
 from .speculate import Speculation
 

@@ -145,7 +145,9 @@ class Rows:
             return 0
 
     def keep(self, row: int) -> None:
-        """A sequence ended: keep its row as a prefix."""
+        """A sequence ended: keep its row as a prefix. Does nothing the second time."""
+        if row not in self.used:
+            return
         tokens = self.used.pop(row)
         length = min(self.cache.lengths[row], len(tokens))
         is_for_one_length = rope.length_dependent(self.config) and length > self.config.max_position_embeddings
@@ -171,14 +173,22 @@ class Rows:
         self.used.pop(row, None)
         self._free(row)
 
-    def release_lost(self, alive: set[int]) -> None:
-        """Free rows that an interrupt took from their sequences."""
-        for row in [row for row in range(self.cache.rows) if row not in alive and row not in self.kept]:
-            self.used.pop(row, None)
-            if self.cache.lengths[row] or self.cache.allocated[row]:
+    def settle(self, alive: set[int]) -> None:
+        """Make the books consistent after an interrupt at any point. alive: rows of sequences that go on."""
+        free = set(self.free)
+        for row in range(self.cache.rows):
+            if row in self.kept:
+                self.used.pop(row, None)
+                free.discard(row)
+            elif row in self.used and row in alive:
+                free.discard(row)
+            else:
+                self.used.pop(row, None)
                 self.cache.reset(row)
-            if row not in self.free:
-                self.free.append(row)
+                if self.drafts:
+                    self.drafts.reset(row)
+                free.add(row)
+        self.free = sorted(free, reverse=True)
 
     def _drop_oldest(self, spared: int = -1) -> bool:
         """Drop the least recently used prefix, but `spared`; False if there is none."""

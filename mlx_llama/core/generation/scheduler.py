@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
+from mlx_llama.core.backends.logprobs import TokenLogprobs, unpack
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.models import rope
@@ -30,7 +31,6 @@ from .completion import Completion, Writer
 from .device import Device
 from .engine import Engine
 from .grammar import Constraint, Rule
-from .logprobs import TokenLogprobs, unpack
 from .options import MAX_ROWS
 from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
@@ -112,6 +112,9 @@ class Scheduler:
 
     @property
     def rows(self) -> Rows:
+        return self._rows or self._make_rows()
+
+    def _make_rows(self) -> Rows:
         with self._setup:
             if self._rows is None:
                 draft, count = self.engine.draft, self.max_rows + self.kept_rows
@@ -246,8 +249,8 @@ class Scheduler:
             sequence.is_awaited = False
             return
         with self._ticking:
-            if not has_news():
-                self._tick_held()
+            if not has_news() and not self._tick_held() and not has_news():
+                self._fail(sequence, SessionError("this request was lost: submit it again"))
 
     def sweep(self) -> None:
         """End cancelled requests now, or in the tick that runs."""
@@ -295,20 +298,24 @@ class Scheduler:
             for step in steps:
                 self._run_ahead(step, groups)
         for step in steps:
-            self._read(step)
+            if not self._read(step):
+                break  # the other steps were forgotten with it
         if self.backend.runs_ahead:
             self._launch()  # the device works while consumers look at the tokens
         return True
 
     def _sweep(self) -> None:
-        """Queue the requests that arrived and end those that were cancelled."""
+        """Queue the requests that arrived; end those that were cancelled."""
         while self._arrived:
-            self.waiting.append(self._arrived.popleft())
+            if not self.waiting or self.waiting[-1] is not self._arrived[0]:
+                self.waiting.append(self._arrived[0])
+            self._arrived.popleft()
         if any(sequence.is_cancelled for sequence in self.waiting):
             for sequence in [sequence for sequence in self.waiting if sequence.is_cancelled]:
                 self._end(sequence)
-        for sequence in [sequence for sequence in self._alive() if sequence.is_cancelled]:
-            self._end(sequence)
+        for sequence in self._alive():
+            if sequence.is_cancelled or sequence.writer.is_finished:  # finished before an interrupt
+                self._end(sequence)
 
     def _alive(self) -> list[Sequence]:
         return [*self.running, *([self.prefilling] if self.prefilling else [])]
@@ -326,17 +333,16 @@ class Scheduler:
             if not self.running:
                 self._refuse(sequence)
             return
-        self.prefilling = sequence
-        self.waiting.popleft()
         sequence.row, reused = claimed
         sequence.writer.start(self._clock.now(), min(reused, sequence.prompt_length))
-        if sequence.sampling is None:
-            sequence.sampling = self.backend.sampling_batch([sequence.options])
+        sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
         if sequence.speculation.kind == "model" and sequence.speculation.is_on:
             self._begin_drafts(sequence)
         if self._may_not_share(length):
             sequence.writer.add_notices(["no prefix is reused: this model's dynamic rope rotates keys of a text beyond "
                                          f"{self.model.config.max_position_embeddings} tokens by angles of its length"])
+        self.prefilling = sequence
+        self.waiting.popleft()
 
     def _refuse(self, sequence: Sequence) -> None:
         """End a request that does not fit although nothing else runs."""
@@ -530,30 +536,38 @@ class Scheduler:
 
     def _set_aside(self, sequence: Sequence) -> None:
         """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
-        self._remove(sequence)
+        self.waiting.appendleft(sequence)
+        if sequence is self.prefilling:
+            self.prefilling = None
+        else:
+            self.running.remove(sequence)
         self.rows.release(sequence.row)
+        self._leave_row(sequence)
+
+    def _leave_row(self, sequence: Sequence) -> None:
         sequence.row = NO_ROW
         if sequence.speculation.kind == "model":
             sequence.speculation.drafter = None  # it belongs to the row
-        self.waiting.appendleft(sequence)
 
     # Reading
 
-    def _read(self, step: Step) -> None:
+    def _read(self, step: Step) -> bool:
+        """Read a step and take its tokens. False: it failed, and all launched steps are forgotten."""
         try:
             sampled = self.device.read(step.sampled, [sequence.writer for sequence in step.sequences])
         except Exception as error:
             self._forget_steps()
             self._retry(step.sequences, error)
-            return
+            return False
         self._last = step
         now = self._clock.now()
         if step.drafts:
             self._take(step.sequences[0], step.drafts, sampled, now)
-            return
-        width = len(sampled) // len(step.sequences)  # more than one with log-probabilities
-        for row, sequence in enumerate(step.sequences):
-            self._take_row(sequence, sampled[row * width:(row + 1) * width], now)
+        else:
+            width = len(sampled) // len(step.sequences)  # more than one with log-probabilities
+            for row, sequence in enumerate(step.sequences):
+                self._take_row(sequence, sampled[row * width:(row + 1) * width], now)
+        return True
 
     def _take_row(self, sequence: Sequence, columns: list[int], now: float) -> None:
         """Append a token, which may have log-probabilities beside it."""
@@ -587,23 +601,23 @@ class Scheduler:
     # Ends
 
     def _end(self, sequence: Sequence) -> None:
-        """Remove a sequence and keep its row as a prefix."""
-        self._remove(sequence)
+        """Remove a sequence and keep its row as a prefix. An interrupt may come between any two lines: it is done again."""
+        self._close(sequence)
         if sequence.row != NO_ROW:
             self.rows.keep(sequence.row)
             sequence.row = NO_ROW
-        self._close(sequence)
+        self._remove(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """End a sequence by an error, and forget its row."""
-        self._remove(sequence)
-        if sequence.row != NO_ROW:
-            self.rows.release(sequence.row)
-            sequence.row = NO_ROW
         if not sequence.is_over:
             sequence.error = error
             sequence.writer.fail(error)
             self._close(sequence)
+        if sequence.row != NO_ROW:
+            self.rows.release(sequence.row)
+            sequence.row = NO_ROW
+        self._remove(sequence)
 
     def _close(self, sequence: Sequence) -> None:
         if sequence.is_over:
@@ -655,13 +669,15 @@ class Scheduler:
 
     def _recover(self) -> None:
         """Make rows and queues consistent after an interrupt at any point."""
-        if self.waiting and self.waiting[0] is self.prefilling:
-            self.waiting.popleft()
-        if self.prefilling in self.running:
+        first = self.prefilling
+        if first is not None and (first in self.waiting or first in self.running or first.row == NO_ROW):
             self.prefilling = None
+        self.running = [sequence for sequence in self.running if sequence not in self.waiting and sequence.row != NO_ROW]
+        for sequence in self.waiting:
+            self._leave_row(sequence)
         if self._rows is None:
             return
-        self._rows.release_lost({sequence.row for sequence in self._alive()})
+        self._rows.settle({sequence.row for sequence in self._alive()})
         self._forget_steps()
 
     # Prefixes

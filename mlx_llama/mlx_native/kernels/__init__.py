@@ -1,1 +1,2 @@
-"""Traced decode steps: `view` gives the forward arrays to be traced over, `trace` keeps the compiled functions."""
+"""Decode steps as one graph: `rooms` stores rows side by side, `view` and `draw` give forward and sampling arrays to be traced
+over, `trace` keeps the compiled functions."""

@@ -1,60 +1,88 @@
-"""StepView: the view of a decode step whose position is an array, so that one trace serves every position."""
+"""StepView: the view of a decode step whose positions are arrays, so that one trace serves every position."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
+
+from .rooms import Packing, Parts
 
 
 class StepView:
-    """The words of cache.View over arrays, for one token of each sequence.
+    """The words of cache.View over a room's arrays, for one token in each slot.
 
-    A Python number would be a key of the trace: mx.compile would trace every token again and keep every trace. So the
-    position is int32 [], and attention reads the whole room behind a mask. A larger room is another trace.
+    A Python number would be a key of the trace: mx.compile would trace every token again and keep every trace. So
+    positions are int32 [S], [] for one slot, and attention reads the whole room behind a mask. A larger room is another
+    trace.
 
-    keys, values: [B, G, allocated, D] per layer, tokens: int32 [B, allocated]; `token` [B, 1] is stored at `position`.
-    tables: Cache.tables on entry, those of the position after. The arrays given stay as they are.
+    keys, values: Parts [S, G, L, *] per layer, tokens: int32 [S, L]; `token` [S, 1] is stored at `position`.
+    tables: Cache.tables on entry, those of the positions after. The arrays given stay as they are.
     """
 
     flat = True
     count = 1
 
-    def __init__(self, token: mx.array, position: mx.array, tokens: mx.array, keys: list[mx.array],
-                 values: list[mx.array], tables: tuple):
-        self.position = position
-        self.tokens = mx.slice_update(tokens, token, position, (1,))
+    def __init__(self, token: mx.array, position: mx.array, tokens: mx.array, keys: Sequence[Parts],
+                 values: Sequence[Parts], tables: tuple, packing: Packing):
+        self.position, self.packing = position, packing
         self.keys, self.values = list(keys), list(values)
-        if tables[0].ndim == 2:  # cosines and sines, not periods
+        self._indices: dict[int, mx.array] = {}  # of each slot's position, by last axis
+        self._masks: dict[int | None, mx.array] = {}  # by window
+        self.slots, self.length = tokens.shape
+        self.is_single = position.ndim == 0
+        if self.is_single:
+            self.tokens = mx.slice_update(tokens, token, position, (1,))
+        else:
+            self.tokens = mx.put_along_axis(tokens, position[:, None], token, axis=1)
+        if tables[0].ndim == 1:  # periods, not cosines and sines
+            self.tables = (*tables, position)
+        elif self.is_single:
             self.tables = tuple(mx.slice(table, position, (0,), (1, table.shape[1])) for table in tables)
         else:
-            self.tables = (*tables, position)
-        self._masks: dict[int | None, mx.array] = {}  # by window
+            self.tables = tuple(mx.take(table, position[:, None, None], axis=0) for table in tables)  # [S, 1, 1, D/2]
 
     def append(self, layer: int, key: mx.array, value: mx.array) -> None:
-        """Store a new row [B, G, 1, D] of a layer."""
-        self.keys[layer] = mx.slice_update(self.keys[layer], key, self.position, (2,))
-        self.values[layer] = mx.slice_update(self.values[layer], value, self.position, (2,))
+        """Store new rows [S, G, 1, D] of a layer."""
+        self.keys[layer] = self._put(self.keys[layer], key)
+        self.values[layer] = self._put(self.values[layer], value)
 
-    def stored(self, layer: int, window: int | None = None) -> tuple[mx.array, mx.array]:
-        """A layer's keys and values, visible or not: [B, G, allocated, D] each; see `mask`."""
-        return self.keys[layer], self.values[layer]
+    def stored(self, layer: int, window: int | None = None) -> list[tuple[Parts, Parts]]:
+        """A layer's keys and values of all slots, visible or not: [S, G, L, *] each; see `mask`."""
+        return [(self.keys[layer], self.values[layer])]
 
     def new_keys(self, layer: int) -> mx.array:
-        """Keys that this step stored in a layer, [B, G, 1, D]."""
-        batch, heads, _, size = self.keys[layer].shape
-        return mx.slice(self.keys[layer], self.position, (2,), (batch, heads, 1, size))
+        """Keys that this step stored in a layer, [S, G, 1, D]."""
+        return self.packing.unpack(tuple(
+            mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3])) if self.is_single
+            else mx.take_along_axis(part, self._find_indices(part), axis=2) for part in self.keys[layer]))
 
-    def mask(self, window: int | None = None) -> mx.array:
-        """The `stored` rows that the query sees: bool [1, 1, 1, allocated]."""
-        if window not in self._masks:
-            allocated = self.tokens.shape[1]
-            columns = mx.arange(allocated)
-            visible = columns <= self.position
-            if window and window < allocated:
-                visible = visible & (columns > self.position - window)
-            self._masks[window] = visible.reshape(1, 1, 1, allocated)
-        return self._masks[window]
+    def mask(self, window: int | None = None) -> list[mx.array]:
+        """The `stored` positions that each query sees: bool [S, 1, 1, L]."""
+        if window not in self._masks:  # one for all layers of that window
+            columns, position = mx.arange(self.length), self.position.reshape(-1, 1)
+            visible = columns <= position
+            if window and window < self.length:
+                visible = visible & (columns > position - window)
+            self._masks[window] = visible[:, None, None]
+        return [self._masks[window]]
 
     def recent(self, window: int) -> mx.array:
-        """The last `window` tokens, this step's last: int32 [B, window], -1 in front where there are fewer."""
-        last = mx.arange(1 - window, 1) + self.position
-        return mx.where(last < 0, -1, mx.take(self.tokens, mx.maximum(last, 0), axis=1))
+        """The last `window` tokens of each slot, this step's last: int32 [S, window], -1 in front where there are fewer."""
+        last = mx.arange(1 - window, 1) + self.position.reshape(-1, 1)
+        return mx.where(last < 0, -1, mx.take_along_axis(self.tokens, mx.maximum(last, 0), axis=1))
+
+    def _put(self, parts: Parts, new: mx.array) -> Parts:
+        packed = self.packing.pack(new)
+        if not self.is_single:
+            return tuple([mx.put_along_axis(part, self._find_indices(part), each, axis=2) for part, each in zip(parts, packed)])
+        if len(packed) == 1:
+            return (mx.slice_update(parts[0], new, self.position, (2,)),)
+        return tuple([mx.slice_update(part, each, self.position, (2,)) for part, each in zip(parts, packed)])
+
+    def _find_indices(self, part: mx.array) -> mx.array:
+        """int32 [S, G, 1, *], each slot's position: broadcast once, not for every layer."""
+        size = part.shape[3]
+        if size not in self._indices:
+            self._indices[size] = mx.broadcast_to(self.position.reshape(-1, 1, 1, 1), (self.slots, part.shape[1], 1, size))
+        return self._indices[size]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
+import sys
 
 import jsonschema
 import numpy as np
@@ -213,6 +215,43 @@ def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch)
     check_rows(scheduler)
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_an_interrupt_at_any_line_of_the_loop_leaves_the_others_in_their_grammars(runs_ahead):
+    """Ctrl-C between two lines of the scheduler ends the request whose consumer ticks."""
+    pattern = "[a-f]{3}forced(x|y)[a-c]{2}z"
+    prompts = make_prompts(3, seed=1, longest=30)
+    wanted = [greedy(prompt, pattern) for prompt in prompts]
+    for line in itertools.count(5, 13):
+        backend, scheduler = make(runs_ahead)
+        handles = [scheduler.submit(request(prompt, regex=pattern)) for prompt in prompts]
+        count = [0]
+
+        def trace(frame, event, arg, count=count, line=line):
+            if not frame.f_code.co_filename.endswith("generation/scheduler.py") or frame.f_code.co_name in (
+                    "_recover", "_fail", "_tick_held", "advance"):
+                return None
+            count[0] += event == "line" and scheduler._ticker is not None
+            if count[0] == line:
+                count[0] += 1
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            handles[1].finish()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert [handles[i].finish().text for i in (0, 2)] == [wanted[0], wanted[2]], line
+        assert wanted[1].startswith(handles[1].completion.text)
+        scheduler.tick()
+        check_rows(scheduler)
+        if count[0] < line:
+            break
+    assert line > 200
+
+
 def test_speculation_is_off_with_a_notice_where_it_was_asked_for():
     for given in ({"regex": "abc[de]"}, {"logprobs": 1}):
         done = make()[1].submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **given)).finish()
@@ -311,3 +350,20 @@ def test_the_cpu_backends_log_probabilities_are_torchs(llm):
     assert plain.tokens == done.tokens and plain.tokens[0].logprobs is None and plain.read_bytes == 4 * len(plain.tokens)
     alone_, beside = (llm.batch([prompt, *others], max_tokens=6, logprobs=5, seed=2)[0] for others in ([], ["a", "The"]))
     assert [token.logprobs for token in alone_.tokens] == [token.logprobs for token in beside.tokens]
+
+
+def test_every_backend_keeps_to_the_grammar_and_gives_the_cpus_answer(backend, toy, llm):
+    """In company, with forced stretches, at float32; and its own log-probabilities."""
+    other = load(toy, backend=backend.name, device="cpu" if backend.name != "cpu" else None, dtype="float32")
+    prompts = ["Once", "The llama", "x"]
+    for given in ({"schema": Person, "temperature": 1.0, "seed": 4, "max_tokens": 60}, {"regex": "(Hello|World)[a-z ]{1,20}[.]"},
+                  {"logprobs": 3, "max_tokens": 8, "temperature": 0.7, "seed": 1}):
+        found, wanted = other.batch(prompts, **given), llm.batch(prompts, **given)
+        assert [one.tokens for one in found] == [one.tokens for one in wanted]
+        assert [one.finish_reason for one in found] == [one.finish_reason for one in wanted]
+        for ours, judge in zip(found, wanted):
+            for token, same in zip(ours.tokens, judge.tokens):
+                assert (token.logprobs is None) == (same.logprobs is None) == ("logprobs" not in given)
+                if token.logprobs:
+                    assert token.logprobs.logprob == pytest.approx(same.logprobs.logprob, abs=1e-3)
+                    assert [i for i, _ in token.logprobs.top] == [i for i, _ in same.logprobs.top]

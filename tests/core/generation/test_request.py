@@ -59,6 +59,18 @@ def test_cancelling_twice_before_and_after_admission(ticks, runs_ahead):
     check_rows(scheduler)
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_cancelling_while_a_step_computes_takes_no_more_tokens(runs_ahead):
+    backend, scheduler = make(runs_ahead, eos=())
+    handle = scheduler.submit(request(PROMPT, max_tokens=20))
+    next(handle)
+    backend.read_fault = lambda tokens: handle.cancel()
+    seen = list(handle.completion.tokens)
+    assert handle.finish().tokens == seen == alone(PROMPT, eos=(), max_tokens=20).tokens[:1]
+    scheduler.tick()
+    check_rows(scheduler)
+
+
 def test_cancelling_before_the_first_use():
     backend, scheduler = make()
     handle = scheduler.prepare(request(PROMPT))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 import time
 
@@ -480,6 +482,18 @@ def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahe
     check_rows(scheduler)
 
 
+def test_a_stop_string_inside_a_verification_ends_there():
+    model = {"period": 6}
+    for stop in ("cd", "ea", "bcd"):
+        backend, scheduler = make(model=model, eos=())
+        prompt = [0, 1, 2, 3, 4, 0]
+        done = scheduler.submit(request(prompt * 3, max_tokens=40, speculate="prompt", stop=stop)).finish()
+        wanted = alone(prompt * 3, model=model, eos=(), max_tokens=40, stop=stop)
+        assert (done.tokens, done.text, done.stop) == (wanted.tokens, wanted.text, stop)
+        check_rows(scheduler)
+        assert scheduler.cache.lengths[next(iter(scheduler.rows.kept))] <= 18 + len(done.tokens)
+
+
 def test_a_draft_model_that_fails_is_not_missed():
     backend, scheduler = make(draft={"salt": 1})
 
@@ -571,6 +585,77 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
     assert failures and (where == "prompt" or failures[0] > 1)
     check_rows(scheduler)
     assert scheduler.submit(request([48] * 3, max_tokens=4)).finish().finish_reason == "length"
+
+
+@given(st.booleans(), st.sampled_from(["fault", "late_fault", "read_fault"]), st.sets(st.integers(1, 60), max_size=6),
+       st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, drafts):
+    """The n-th calls fail. Rows computed together are computed again; a row alone ends with the error."""
+    model = {"period": 3 if drafts else 0}
+    backend, scheduler = make(runs_ahead, model=model, eos=())
+    prompts = [(prompt * 5)[:20] for prompt in make_prompts(4, longest=5)]
+    handles = serve(scheduler, prompts, max_tokens=15, prefill_step_size=9, speculate="prompt" if drafts else "none")
+    count = [0]
+
+    def fail(*_):
+        count[0] += 1
+        if count[0] in calls:
+            raise ToyError("now and then")
+
+    setattr(backend, where, fail)
+    failed = 0
+    for handle, prompt in zip(handles, prompts):
+        wanted = alone(prompt, model=model, eos=(), max_tokens=15).tokens
+        try:
+            assert handle.finish().tokens == wanted
+        except ToyError:
+            failed += 1
+            assert handle.completion.tokens == wanted[:len(handle.completion.tokens)]
+    assert failed <= len(calls)
+    check_rows(scheduler)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead):
+    """Ctrl-C between any two lines of the generation's own code: rows, queues and the others' tokens are right."""
+    prompts = make_prompts(3, longest=30)
+    wanted = [alone(prompt, max_tokens=6, eos=()).tokens for prompt in prompts]
+    own = ("scheduler.py", "rows.py", "device.py")
+    for line in itertools.count(3, 7):
+        backend, scheduler = make(runs_ahead, eos=(), kept_rows=1)
+        handles = serve(scheduler, prompts, max_tokens=6)
+        count = [0]
+
+        def trace(frame, event, arg):
+            if not frame.f_code.co_filename.endswith(own):
+                return None
+            if event == "line" and any(f.f_code.co_name == "_tick" for f in walk(frame)) and not any(
+                    f.f_code.co_name in ("_recover", "_fail") for f in walk(frame)):
+                count[0] += 1
+                if count[0] == line:
+                    raise KeyboardInterrupt
+            return trace
+
+        def walk(frame):
+            while frame:
+                yield frame
+                frame = frame.f_back
+
+        sys.settrace(trace)
+        try:
+            handles[1].finish()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert [handles[i].finish().tokens for i in (0, 2)] == [wanted[0], wanted[2]], line
+        assert handles[1].completion.tokens == wanted[1][:len(handles[1].completion.tokens)]
+        scheduler.tick()
+        check_rows(scheduler)
+        if count[0] < line:
+            break
+    assert line > 500
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from mlx_llama.core.backends.logprobs import count_logprobs, pack
 from mlx_llama.core.backends.positions import CallView, Positions, checked_tokens
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import rng
-from mlx_llama.core.generation.logprobs import count_logprobs, pack
 from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.scheduler import Scheduler

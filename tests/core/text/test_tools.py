@@ -429,6 +429,21 @@ def test_a_named_tool_is_the_only_one_that_can_be_called(model):
         call_grammar(HERMES, [], model.tokenizer)
 
 
+def test_enforced_arguments_have_no_keys_but_the_declared_ones(model):
+    """Unless the tool's schema says otherwise."""
+    grammars = Grammars(model.tokenizer, model.tokenizer.eos_ids, 400)
+    for extra, taken in (({}, False), ({"additionalProperties": True}, True)):
+        tool = Tool("f", "", {"type": "object", "properties": {"a": {"type": "integer"}}, **extra})
+        constraint = grammars.compile(Rule("tools", call_grammar(LLAMA3, [tool], model.tokenizer)), starts_text=False)
+        tokens = model.tokenizer.encode('\n{"name": "f", "parameters": {"b": 1}}')[2:]
+        try:
+            for token in tokens:
+                constraint.accept(token)
+        except ValueError:
+            pass
+        assert constraint.is_complete == taken
+
+
 def test_a_schema_of_parameters_that_cannot_be_enforced_is_refused(model):
     tool = Tool("f", "", {"type": "object", "properties": {"a": {"not": {}, "x-guidance": {"lenient": True}}}, "x-guidance": {"lenient": True}})
     with pytest.raises(OptionsError, match="option tools: cannot be enforced: .*not"):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .options import GenerationOptions
+from mlx_llama.core.generation.options import GenerationOptions
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+"""Storage of one row of a cache: tokens, keys and values, as numbers or as codes of 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mlx_llama.core.backends.positions import CACHE_GROUP
+from mlx_llama.core.models.config import LlamaConfig
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One row's tokens, keys and values.
+
+    tokens: int32 [allocated + 1]: the step at the last position stores the next token there. numbers: keys and values,
+    [layers, 2, G, allocated, D], in the activations' dtype or as int8 codes. scales: of the codes, float16
+    [layers, 2, G, allocated, groups]; None for numbers.
+    """
+
+    tokens: torch.Tensor
+    numbers: torch.Tensor
+    scales: torch.Tensor | None
+
+    @classmethod
+    def allocate(cls, config: LlamaConfig, allocated: int, dtype: torch.dtype, bits: int | None,
+                 device: torch.device) -> Storage:
+        """Zeros. bits: 8 for codes, None for numbers in `dtype`."""
+        c = config
+        shape = (c.num_hidden_layers, 2, c.num_key_value_heads, allocated)
+        numbers = torch.zeros((*shape, c.head_dim), dtype=torch.int8 if bits else dtype, device=device)
+        groups = -(-c.head_dim // CACHE_GROUP)
+        scales = torch.zeros((*shape, groups), dtype=torch.float16, device=device) if bits else None
+        return cls(torch.zeros(allocated + 1, dtype=torch.int32, device=device), numbers, scales)
+
+    def arrays(self) -> list[torch.Tensor]:
+        """All arrays."""
+        return [self.numbers, *([] if self.scales is None else [self.scales]), self.tokens[:-1]]
+
+    def copy_from(self, source: Storage, length: int) -> None:
+        """Copy the first `length` positions."""
+        self.tokens[:length] = source.tokens[:length]
+        self.numbers[..., :length, :] = source.numbers[..., :length, :]
+        if self.scales is not None:
+            self.scales[..., :length, :] = source.scales[..., :length, :]
+
+    def write(self, layers: int | slice, part: int, start: int, new: torch.Tensor) -> None:
+        """Store keys (part 0) or values (1) from position `start` on. new: [..., G, T, D]."""
+        target = (layers, part, slice(None), slice(start, start + new.shape[-2]))
+        if self.scales is None:
+            self.numbers[target] = new
+        else:
+            self.numbers[target], self.scales[target] = quantize(new)
+
+    def read(self, layers: int | slice, part: int, start: int, end: int, dtype: torch.dtype) -> torch.Tensor:
+        """Keys (part 0) or values (1) of positions `start` .. `end` - 1: [..., G, end - start, D]; numbers: a view of them."""
+        source = (layers, part, slice(None), slice(start, end))
+        return self.numbers[source] if self.scales is None else dequantize(self.numbers[source], self.scales[source], dtype)
+
+
+def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes int8 [..., D] and scales float16 [..., groups] of values [..., D], in groups of CACHE_GROUP."""
+    size = values.shape[-1]
+    padded = torch.nn.functional.pad(values.float(), (0, -size % CACHE_GROUP)).unflatten(-1, (-1, CACHE_GROUP))
+    scales = (padded.abs().amax(-1) / 127).clamp(max=65504).half()
+    wide = scales.float()[..., None]
+    codes = torch.where(wide > 0, padded / wide, 0).round().clamp(-127, 127).to(torch.int8)
+    return codes.flatten(-2)[..., :size], scales
+
+
+def dequantize(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values [..., D] in `dtype` of `quantize`'s codes and scales."""
+    wide = scales.float().repeat_interleave(CACHE_GROUP, dim=-1)[..., :codes.shape[-1]]
+    return (codes.float() * wide).to(dtype)

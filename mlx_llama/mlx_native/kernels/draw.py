@@ -1,0 +1,198 @@
+"""Sampling over arrays alone, traced or not: options by row, and the words that read them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_llama.core.generation import rng
+from mlx_llama.core.generation.options import GenerationOptions
+
+
+class Kind(NamedTuple):
+    """Features that any row of a batch uses. Sizes are rounded up to powers of two, 0 for none: top_k, the largest; window,
+    recent tokens of penalties; biases, of all rows."""
+
+    random: bool
+    top_k: int
+    top_p: bool
+    min_p: bool
+    window: int
+    biases: int
+
+
+class OptionArrays:
+    """Options of the rows of a batch, as arrays: neutral where a row does without a feature of another, so that each draws
+    what it would draw alone.
+
+    window: recent tokens that any row looks at, 0 for none. kind: key of a trace; it has no row's values.
+    """
+
+    def __init__(self, options: Sequence[GenerationOptions]):
+        self.options = tuple(options)
+        self._windows = [o.repetition_context_size if _penalises(o) else 0 for o in self.options]
+        self.window = max(self._windows, default=0)
+        drawing = [o for o in self.options if o.temperature > 0]
+        self.kind = Kind(random=bool(drawing), top_k=_round_up(max((o.top_k for o in drawing), default=0)),
+                         top_p=any(o.top_p < 1 for o in drawing), min_p=any(o.min_p for o in drawing),
+                         window=_round_up(self.window), biases=_round_up(sum(len(o.logit_bias) for o in self.options)))
+        self._arranged: dict[tuple[int, ...], dict[str, mx.array]] = {}
+
+    def arrange(self, order: Sequence[int]) -> dict[str, mx.array]:
+        """Values of the options as arrays. order: the row of each sequence; -1 for one that is not to be read."""
+        order = tuple(order)
+        if order not in self._arranged:
+            if len(self._arranged) == 8:  # rooms of a step; an order is forgotten when rows join or leave
+                self._arranged.clear()
+            self._arranged[order] = self._make_values(order)
+        return self._arranged[order]
+
+    def _make_values(self, order: tuple[int, ...]) -> dict[str, mx.array]:
+        kind, rows = self.kind, [max(i, 0) for i in order]
+        options = [self.options[i] for i in rows]
+        values: dict[str, np.ndarray] = {}
+
+        def add(name: str, of_row: Callable[[GenerationOptions], float], neutral: float, kind: type = np.float32) -> None:
+            # A greedy row neither divides nor filters.
+            column = [of_row(o) if o.temperature > 0 else neutral for o in options]
+            values[name] = np.array(column, kind)[:, None]
+
+        if kind.random:
+            values["seed"] = np.array([rng.split_seed(o.seed or 0) for o in options], np.uint32)
+            add("temperature", lambda o: o.temperature, 1)
+            add("noise", lambda o: 1, 0)
+        if kind.top_k:
+            add("top_k", lambda o: min(o.top_k, 2**31 - 1), 0, np.int32)
+        if kind.top_p:
+            add("top_p", lambda o: o.top_p if o.top_p < 1 else math.inf, math.inf)
+        if kind.min_p:
+            add("min_p", lambda o: math.log(o.min_p) if o.min_p else -math.inf, -math.inf)
+        if kind.window:
+            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+                values[name] = np.array([getattr(o, name) for o in options], np.float32)[:, None]
+            values["window"] = np.array([self._windows[i] for i in rows], np.int32)[:, None]
+        if kind.biases:
+            biases = [(slot, token, bias) for slot, i in enumerate(order) if i >= 0
+                      for token, bias in self.options[i].logit_bias.items()]
+            # Adding -0 changes no number. The rows of `order` may repeat, as in a verification.
+            biases += [(0, 0, -0.0)] * (max(kind.biases, _round_up(len(biases))) - len(biases))
+            for name, column, dtype in zip(("bias_slots", "bias_ids", "bias"), zip(*biases), (np.int32, np.int32, np.float32)):
+                values[name] = np.array(column, dtype)
+        arrays = {name: mx.array(array) for name, array in values.items()}
+        return arrays | {"table": _noise_table()} if kind.random else arrays
+
+
+def gumbel(seed: int | mx.array, position: int | mx.array, table: mx.array, indices: mx.array) -> mx.array:
+    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: uint32 arange [V]; float32 [V].
+
+    seed and position: numbers, or uint32 [S, 2] (the words of core.rng.split_seed) and uint32 [S] on the device, for
+    float32 [S, V].
+    """
+    if isinstance(seed, int):
+        seed = mx.array(rng.split_seed(seed), mx.uint32)
+    if isinstance(position, int):
+        position = mx.array(position & 0xFFFFFFFF, mx.uint32)
+    low, high = mx.split(seed, 2, axis=-1)
+    keys = (low, high, low ^ high ^ mx.array(rng.PARITY, mx.uint32))
+    x0 = indices + low
+    x1 = mx.broadcast_to(position[..., None] + high, x0.shape)
+    for group in range(5):
+        for rotation in rng.ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = (x1 << rotation) | (x1 >> (32 - rotation))
+            x1 = x1 ^ x0
+        x0 = x0 + keys[(group + 1) % 3]
+        x1 = x1 + (keys[(group + 2) % 3] + (group + 1))
+    k = (x0 >> 8).astype(mx.float32) + 1
+    return table[(k.view(mx.int32) >> rng.TABLE_SHIFT) - rng.TABLE_OFFSET]
+
+
+def draw(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: dict[str, mx.array]) -> mx.array:
+    """Draw on every path, traced or not. logits: [S, V]; positions: uint32 [S], or [] with one row; values: of
+    OptionArrays.arrange; recent and the result: as of sampling.SamplingBatch."""
+    scores = process(kind, logits, recent, values)
+    if kind.random:
+        indices = mx.arange(scores.shape[1], dtype=mx.uint32)
+        noise = gumbel(values["seed"], positions.reshape(-1), values["table"], indices)
+        scores = scores + noise * values["noise"]
+    return mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
+
+
+def mask(logits: mx.array, words: mx.array) -> mx.array:
+    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)], a bit per token."""
+    ids = mx.arange(logits.shape[1])
+    bits = (mx.take(words, ids >> 5, axis=1) >> (ids & 31)) & 1
+    return mx.where(bits == 1, logits.astype(mx.float32), -math.inf)
+
+
+def pack(tokens: mx.array, logits: mx.array, count: int) -> mx.array:
+    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2 count]."""
+    values = logits.astype(mx.float32)
+    values = values - mx.logsumexp(values, axis=-1, keepdims=True)
+    ids = mx.argsort(-values, axis=-1)[:, :count].astype(mx.int32)
+    chosen, top = mx.take_along_axis(values, tokens, axis=1), mx.take_along_axis(values, ids, axis=1)
+    return mx.concatenate([tokens, chosen.view(mx.int32), ids, top.view(mx.int32)], axis=1)
+
+
+def process(kind: Kind, logits: mx.array, recent: mx.array | None, values: dict[str, mx.array]) -> mx.array:
+    """sampling.SamplingBatch.processed of arrays alone."""
+    scores = logits.astype(mx.float32)
+    if kind.biases:
+        scores = scores.at[values["bias_slots"], values["bias_ids"]].add(values["bias"])
+    if kind.window:
+        scores = _penalise(scores, recent, values)
+    if kind.random:
+        scores = scores / values["temperature"]
+    if kind.top_k:
+        scores = _keep_likeliest(scores, min(kind.top_k, scores.shape[1]), values["top_k"])
+    if kind.top_p:
+        scores = _keep_nucleus(scores, values["top_p"])
+    if kind.min_p:
+        scores = mx.where(scores < scores.max(axis=-1, keepdims=True) + values["min_p"], -math.inf, scores)
+    return scores
+
+
+def _keep_likeliest(scores: mx.array, most: int, top_k: mx.array) -> mx.array:
+    """-inf for all but the top_k likeliest and ties with the last of them. top_k: [S, 1], 0 for all; most: the largest."""
+    ordered = mx.sort(mx.topk(scores, most, axis=-1), axis=-1)
+    last = mx.take_along_axis(ordered, most - mx.clip(top_k, 1, most), axis=-1)
+    return mx.where((scores < last) & (top_k > 0), -math.inf, scores)
+
+
+def _keep_nucleus(scores: mx.array, top_p: mx.array) -> mx.array:
+    """-inf for all but the smallest set with probability top_p, [S, 1], inf for all."""
+    ordered = mx.sort(scores, axis=-1)[:, ::-1]
+    shares = mx.softmax(ordered, axis=-1)
+    before = mx.cumsum(shares, axis=-1) - shares  # probability of all likelier tokens: 0 for the first, which stays
+    smallest = mx.where(before < top_p, ordered, math.inf).min(axis=-1, keepdims=True)
+    return mx.where(scores < smallest, -math.inf, scores)
+
+
+def _penalise(scores: mx.array, recent: mx.array, values: dict[str, mx.array]) -> mx.array:
+    rows, count = scores.shape
+    width = recent.shape[1]
+    recent = mx.where(mx.arange(width) >= width - values["window"], recent, -1)  # each row's own window
+    counts = mx.zeros((rows, count + 1)).at[mx.arange(rows)[:, None], recent + 1].add(1.0)[:, 1:]  # -1 falls out
+    penalty = values["repetition_penalty"]
+    repeated = mx.where(scores > 0, scores / penalty, scores * penalty)
+    scores = mx.where(counts > 0, repeated - values["presence_penalty"], scores)
+    return scores - counts * values["frequency_penalty"]
+
+
+def _penalises(options: GenerationOptions) -> bool:
+    return bool(options.repetition_penalty != 1 or options.presence_penalty or options.frequency_penalty)
+
+
+def _round_up(count: int) -> int:
+    """The next power of two; 0 for 0."""
+    return 1 << (count - 1).bit_length() if count else 0
+
+
+@functools.lru_cache(maxsize=1)
+def _noise_table() -> mx.array:
+    return mx.array(rng.gumbel_table())

@@ -1,0 +1,502 @@
+"""The torch backend's rows: on torch's CPU device by its own operations, and by kernels (see test_captured_step.py)."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings, strategies as st
+from making import make_checkpoint
+from making_gguf import make_gguf
+
+from backends.conftest import relative_error
+from mlx_llama.core.backends.selection import select
+from mlx_llama.core.errors import BackendError, ContextError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation.options import resolve
+
+torch = pytest.importorskip("torch")
+
+from backends.test_captured_step import fewer_programs, loaded  # noqa: E402
+from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computing  # noqa: E402, F401
+
+MIXED = [dict(temperature=0), dict(temperature=1.0, seed=2**63 + 5), dict(temperature=0.7, top_k=3, seed=1),
+         dict(temperature=1.3, top_p=0.7, seed=2), dict(temperature=0.9, min_p=0.1, seed=3, logit_bias={5: 1.0, 9: -2.0}),
+         dict(temperature=0, repetition_penalty=1.4, repetition_context_size=3, logit_bias={7: 2.0}),
+         dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
+              frequency_penalty=0.1, seed=4), dict(temperature=0, presence_penalty=3.0, repetition_context_size=9)]
+ALONE = [[3, 4, 5, 6], [7], [11, 12, 13, 14, 15, 16, 17, 18, 19], [9, 3], [21, 22, 23]]  # prompts
+
+
+def batch(*given: dict):
+    from cuda_fallback.sampling import SamplingBatch
+
+    return SamplingBatch([resolve({"seed": 1, **one}).options for one in given], DEVICE)
+
+
+@pytest.fixture(scope="module", params=["float32", "sliding", "qwen3", "dynamic rope"])
+def model(request, tmp_path_factory):
+    fields = {"float32": {}, "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
+              "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=20, num_attention_heads=6, num_key_value_heads=2),
+              "dynamic rope": dict(rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16)}
+    folder = make_checkpoint(tmp_path_factory.mktemp("rows") / "m", tokenizer=False, **fields[request.param])
+    return select("cuda", "cpu").load(open_checkpoint(folder), "float32"), folder
+
+
+def fill(model, cache, rows) -> None:
+    for row, prompt in zip(rows, ALONE):
+        model.forward([prompt], 0, cache, rows=[row])
+
+
+# The cache
+
+
+def contents(cache, row: int) -> tuple:
+    storage = cache._storage[row]
+    return [(array.data_ptr(), array.clone()) for array in storage.arrays()], cache.lengths[row]
+
+
+def is_untouched(cache, row: int, before: tuple) -> bool:
+    arrays, length = contents(cache, row)
+    return length == before[1] and all(one[0] == other[0] and torch.equal(one[1], other[1])
+                                       for one, other in zip(arrays, before[0], strict=True))
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_rows_come_and_go_without_touching_others(bits, tmp_path):
+    folder = make_checkpoint(tmp_path / "m", tokenizer=False, max_position_embeddings=1024)
+    model = select("cuda", "cpu").model.Llama.load(open_checkpoint(folder), "float32", cache_bits=bits)
+    cache = model.make_cache(600, rows=300)
+    assert cache.nbytes == 0 and len(cache.lengths) == 300
+    fill(model, cache, (7, 3, 299))
+    per_row = 256 * (cache.position_nbytes + 4)
+    assert cache.nbytes == 3 * per_row == 3 * (cache.nbytes_for(5) + 256 * 4)
+    others = {row: contents(cache, row) for row in (7, 299)}
+    model.forward([list(range(3, 303))], 1, cache, rows=[3])  # grows
+    cache.trim(250, 3)
+    cache.copy_prefix(3, 0, 200)
+    assert cache.lengths[0] == 200
+    model.forward([[5, 6]], 200, cache, rows=[0])
+    assert cache.state(0)["tokens"].tolist() == [7, *range(3, 202), 5, 6]
+    for name in ("keys", "values"):
+        np.testing.assert_array_equal(cache.state(0)[name][:, :, :200], cache.state(3)[name][:, :, :200])
+    cache.restore(cache.state(0), 5)
+    for part, array in cache.state(0).items():
+        np.testing.assert_array_equal(cache.state(5)[part], array)
+    cache.reset(3)
+    with pytest.raises(ContextError, match="row 0 is not empty"):
+        cache.copy_prefix(7, 0, 2)
+    with pytest.raises(ContextError, match="row 300 does not exist"):
+        cache.copy_prefix(300, 1, 2)
+    with pytest.raises(ContextError, match="a row occurs twice"):
+        model.forward([[1], [2]], 4, cache, rows=[7, 7])
+    with pytest.raises(ContextError, match="needs 2 rows, not 1"):
+        model.forward([[1], [2]], 4, cache, rows=[7])
+    with pytest.raises(ContextError, match="index_pos is 4 but row 299 holds 9"):
+        model.forward([[1], [2]], 4, cache, rows=[7, 299])
+    assert all(is_untouched(cache, row, before) for row, before in others.items())
+    assert cache.state(3) == {} and cache.nbytes == 4 * per_row
+    assert cache.recent(3, [7, 3, 299], [2, 0, 9]).tolist() == [[-1, 3, 4], [-1, -1, -1], [17, 18, 19]]
+    cache.reset()
+    assert cache.nbytes == 0 and not any(cache.lengths) and not any(cache.allocated)
+
+
+def test_a_row_that_fails_leaves_every_row_as_it_was(model):
+    model, _ = model
+    cache = model.make_cache(64, rows=3)
+    fill(model, cache, range(3))
+
+    def fail(name, array):
+        if name == "1.query":
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        model.forward([[5], [6], [7]], cache.lengths, cache, probe=fail)
+    assert cache.lengths == [4, 1, 9]
+    forward = model.forward
+
+    def third(tokens, index_pos, *given, **named):
+        if index_pos == 9:
+            raise RuntimeError
+        return forward(tokens, index_pos, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(type(model), "forward", lambda self, *given, **named: third(*given, **named))
+        model.step([[5, 6], [6, 7], [7, 8]], list(cache.lengths), cache, batch({}, {}, {}))
+    assert cache.lengths == [4, 1, 9]
+
+
+def test_options_for_another_number_of_rows_are_refused(model):
+    cache = model[0].make_cache(8, rows=2)
+    with pytest.raises(ContextError, match="a batch of 2 sequences needs 2 options"):
+        model[0].step([[1], [2]], 0, cache, batch({}))
+    assert cache.lengths == [0, 0]
+
+
+# By torch's own operations
+
+
+def test_rows_of_different_lengths_are_transformers_rows(model):
+    from transformers import AutoModelForCausalLM
+
+    model, folder = model
+    cache, rows, last = model.make_cache(64, rows=5), [4, 0, 2], [[30], [31], [32]]
+    fill(model, cache, rows)
+    got = model.forward(last, [cache.lengths[row] for row in rows], cache, rows=rows).numpy()
+    judge = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        for logits, prompt, token in zip(got, ALONE, last):
+            assert relative_error(logits, judge(torch.tensor([prompt + token])).logits[0, -1].numpy()) < 1e-4
+    chunk = model.forward([[1, 2, 3], [4, 5, 6]], [cache.lengths[row] for row in (0, 2)], cache, rows=[0, 2])
+    with torch.no_grad():
+        for logits, text in zip(chunk.numpy(), (ALONE[1] + [31, 1, 2, 3], ALONE[2] + [32, 4, 5, 6])):
+            assert relative_error(logits, judge(torch.tensor([text])).logits[0, -1].numpy()) < 1e-4
+
+
+def in_company(model, count: int, given: list[dict]) -> tuple[list, list]:
+    """Tokens of `count` steps of rows together, in an order that is not the rows', and of each alone."""
+    from cuda_fallback import runtime
+
+    cache, alone = model.make_cache(64, rows=9), []
+    rows = [8, 0, 5, 2, 7][:len(given)]
+    fill(model, cache, rows)
+    draw, tokens, together = batch(*given), [[30 + i] for i in range(len(given))], []
+    for _ in range(count):
+        tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, draw, rows=rows)
+        together.append(tokens[:, 0].tolist())
+        assert runtime.read_all(tokens) == together[-1] and runtime.read_all(tokens, tokens[:1]) == together[-1] + together[-1][:1]
+    for i, one in enumerate(given):
+        cache, token, draw = model.make_cache(64), [[30 + i]], batch(one)
+        model.forward([ALONE[i]], 0, cache)
+        alone.append([])
+        for _ in range(count):
+            token = model.step(token, cache.length, cache, draw)
+            alone[-1].append(int(token))
+    return [list(one) for one in zip(*together)], alone
+
+
+def test_tokens_do_not_depend_on_the_company(model):
+    together, alone = in_company(model[0], 8, MIXED[:4] + MIXED[6:7])
+    assert together == alone and len({tuple(one) for one in alone}) == 5
+
+
+# Sampling
+
+
+@pytest.mark.parametrize("V", [64, 1000, 50001])
+def test_a_row_draws_the_bits_that_it_draws_alone(V):
+    rng = np.random.default_rng(V)
+    for _ in range(3):
+        order = rng.permutation(np.repeat(np.arange(len(MIXED)), 2))
+        logits = torch.from_numpy((3 * rng.standard_normal((len(order), V))).astype(np.float32)).to(DEVICE)
+        recent = torch.from_numpy(rng.integers(-1, 30, (len(order), 20)).astype(np.int32)).to(DEVICE)
+        positions = rng.integers(1, 1000, len(order)).tolist()
+        together = batch(*(MIXED[i] for i in order))
+        assert together.window == 20
+        scores, tokens = together.processed(logits, recent), together(logits, positions, recent)
+        assert tokens.shape == (len(order), 1) and tokens.dtype == torch.int32
+        for row, i in enumerate(order):
+            alone = batch(MIXED[i])
+            own = recent[row:row + 1, 20 - alone.window:]
+            if MIXED[i]["temperature"]:
+                wanted = alone.processed(logits[row:row + 1], own)
+                assert torch.equal(scores[row], wanted[0]), MIXED[i]
+            assert torch.equal(tokens[row:row + 1], alone(logits[row:row + 1], positions[row:row + 1], own)), MIXED[i]
+
+
+def test_kinds_are_features_and_not_values():
+    assert batch(MIXED[3]).kind == batch(dict(temperature=0.2, top_p=0.1, seed=77), dict(temperature=0)).kind
+    assert batch(*MIXED).kind == batch(*reversed(MIXED)).kind
+    assert len({batch(one).kind for one in MIXED}) == len(MIXED)
+
+
+# By kernels
+
+
+@functools.cache
+def kernel_model(name: str):
+    if name == "low-bit":
+        path = Path(tempfile.mkdtemp()) / "m.gguf"
+        make_gguf(path, tokenizer=None, num_hidden_layers=1, hidden_size=256, intermediate_size=256, num_attention_heads=2,
+                  num_key_value_heads=1, head_dim=128, vocab_size=64, max_position_embeddings=512,
+                  kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K")
+    else:
+        path = make_checkpoint(Path(tempfile.mkdtemp()) / "m", num_hidden_layers=2, hidden_size=36, intermediate_size=50,
+                               num_attention_heads=3, num_key_value_heads=1, head_dim=20, vocab_size=67,
+                               architectures=["Qwen3ForCausalLM"], max_position_embeddings=512, tokenizer=False)
+    model = loaded(path, compile=False)
+    if not HAS_GPU:
+        from cuda_fallback.kernels import decode
+
+        decode._TILE = 1  # 16 positions at a time
+    return model
+
+
+COUNT = 2  # steps of a conversation
+
+
+def prompt(i: int) -> list[int]:
+    """Lengths of one to three of attention's pieces, as kernel_model sets them."""
+    return np.random.default_rng(i).integers(3, 60, (40, 1, 20, 3, 9)[i % 5]).tolist()
+
+
+def conversation(i: int, count: int) -> list[int]:
+    return np.random.default_rng(100 + i).integers(3, 60, count).tolist()
+
+
+@functools.cache
+def logits_alone(name: str, i: int) -> list[bytes]:
+    """Logits of single tokens after a prompt, one row in its own cache."""
+    model = kernel_model(name)
+    cache = model.make_cache(100)
+    model.forward([prompt(i)], 0, cache)
+    return [model.forward([[token]], cache.length, cache).numpy().tobytes() for token in conversation(i, COUNT)]
+
+
+def check_company(name: str, joins: list[int], order: int) -> int:
+    """Compare the bits of conversations in one cache with each alone. joins: the step before which each one joins."""
+    with computing(True):
+        model, compared, rng = kernel_model(name), 0, np.random.default_rng(order)
+        cache, done = model.make_cache(100, rows=len(joins) + 1), [0] * len(joins)
+        for step in range(max(joins) + COUNT):
+            now = [i for i, join in enumerate(joins) if join <= step < join + COUNT]
+            for i in now:
+                if done[i] == 0:
+                    model.forward([prompt(i)], 0, cache, rows=[i + 1])
+            if not now:
+                continue
+            rng.shuffle(now)
+            got = model.forward([[conversation(i, COUNT)[done[i]]] for i in now], [cache.lengths[i + 1] for i in now], cache,
+                                rows=[i + 1 for i in now]).numpy()
+            for i, logits in zip(now, got):
+                assert logits.tobytes() == logits_alone(name, i)[done[i]], (name, joins, order, i, step)
+                compared += 1
+                done[i] += 1
+                if done[i] == COUNT:
+                    cache.reset(i + 1)
+        return compared
+
+
+@pytest.mark.parametrize("name", ["odd", "low-bit"])
+@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(joins=st.lists(st.integers(0, 3), min_size=1, max_size=3), order=st.integers(0, 99))
+@example(joins=[0, 1, 0, 2, 0, 1, 0, 0], order=1)
+@example(joins=[0], order=0)
+@example(joins=[0, 0], order=2)
+def test_logits_have_the_same_bits_in_any_company(name, call, joins, order):
+    assert call(check_company, name, joins, order) == COUNT * len(joins)
+
+
+def many_rows(name: str) -> int:
+    """One step of 33 rows, in two groups, the last with one row; the bits of three of them alone."""
+    with computing(True):
+        model = kernel_model(name)
+        cache = model.make_cache(100, rows=33)
+        for row in range(33):
+            if row < 5:
+                model.forward([prompt(row)], 0, cache, rows=[row])
+        got = model.forward([[conversation(row, COUNT)[0]] for row in range(33)], cache.lengths, cache).numpy()
+        for row in (0, 2, 4):
+            assert got[row].tobytes() == logits_alone(name, row)[0], row
+        assert cache.lengths == [41, 2, 21, 4, 10] + [1] * 28
+        return len(got)
+
+
+@pytest.mark.parametrize("name", ["odd", "low-bit"])
+def test_logits_have_the_same_bits_among_many(name, call):
+    assert call(many_rows, name) == 33
+
+
+def replayed_rows(path: Path) -> dict:
+    """Conversations that join and leave, by recorded steps, against each alone."""
+    model, found = loaded(path), {}
+    fewer_programs()
+    with computing(True):
+        alone = []
+        for i, given_ in enumerate(MIXED[:4]):
+            cache, token, draw, tokens = model.make_cache(300), [[30 + i]], batch(given_), []
+            model.forward([ALONE[i]], 0, cache)
+            for _ in range(5):
+                token = model.step(token, cache.length, cache, draw)
+                tokens.append(int(token))
+            alone.append((tokens, cache.state()))
+        found["captured alone"] = model._runner.capture.recorded
+        points, point = [], type(model._runner.build_view(1, batch({}).kind)).point
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cuda_fallback.kernels.state.StateView.point",
+                          lambda *given: (len(given) == 5 and points.append(1), point(*given)))  # with sampling: a step's
+            cache, drawn = model.make_cache(300, rows=6), {}
+            rows = [5, 1, 4, 0]
+            # Each: the conversations of a step.
+            plan = [[0, 1], [0, 1], [0, 1], [0, 1, 2], [2, 1, 0], [2], [2], [2, 3], [3], [3], [3], [3]]
+            tokens, before = None, None
+            for now in plan:
+                for i in now:
+                    if i not in drawn:
+                        model.forward([ALONE[i]], 0, cache, rows=[rows[i]])
+                        drawn[i] = []
+                if now != before:
+                    draw = batch(*(MIXED[i] for i in now))
+                    tokens = [[drawn[i][-1] if drawn[i] else 30 + i] for i in now]
+                before = now
+                tokens = model.step(tokens, [cache.lengths[rows[i]] for i in now], cache, draw, rows=[rows[i] for i in now])
+                for i, token in zip(now, tokens[:, 0].tolist()):
+                    drawn[i].append(token)
+        found["points"] = len(points), sum(one != other for one, other in zip(plan, [None, *plan]))
+        found["tokens"] = [drawn[i] for i in range(4)], [one[0] for one in alone]
+        for i, (_, state) in enumerate(alone):
+            for part, array in state.items():
+                np.testing.assert_array_equal(cache.state(rows[i])[part], array)
+        # Other values of the same kind, and other rows, need no capture.
+        count, kinds = model._runner.capture.recorded, set(model._runner._steps)
+        tokens = model.step([[5], [6], [7]], [0, 0, 5], model_cache := three(model), batch(
+            dict(temperature=0.5, top_k=4, seed=9), MIXED[0], MIXED[0]))
+        found["same kind"] = model._runner.capture.recorded - count, set(model._runner._steps) - kinds, model_cache.lengths
+        found["captures"] = {key[0] for key, step in model._runner._steps.items() if step.is_captured}
+    return found
+
+
+def three(model):
+    cache = model.make_cache(20, rows=3)
+    model.forward([[3, 4, 5, 6, 7]], 0, cache, rows=[2])
+    return cache
+
+
+@pytest.mark.skipif(HAS_GPU, reason="a CUDA graph does not tell how often it was captured")
+def test_rows_join_and_leave_replayed_steps(call):
+    found = call(replayed_rows, make_checkpoint(Path(tempfile.mkdtemp()) / "m", tokenizer=False, num_hidden_layers=1,
+                                                max_position_embeddings=512))
+    tokens, alone = found["tokens"]
+    assert tokens == alone
+    points, changes = found["points"]
+    assert points == changes  # a step that goes on needs nothing from the host
+    assert found["captured alone"] == 4 and found["captures"] == {1, 2, 4}
+    captured, kinds, lengths = found["same kind"]
+    assert captured == 0 and not kinds and lengths == [1, 1, 6]
+
+
+# Keys and values in 8 bits
+
+
+def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
+    """Codes, scales, queries and attention by kernels and by torch's own operations, of the last position of each row."""
+    from backends.test_captured_step import device_state, made, worst
+    from cuda_fallback import ops
+    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.storage import Storage, dequantize, quantize
+
+    H, room, found = 2 * G, 300, {}
+    tables = tuple(made(2, room, D // 2))
+    heads = made(2, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
+    heads[0, :, (H + G) * D:] = 0  # values without a scale
+    rows = []
+    for i in range(2):
+        codes, scales = quantize(made(2, 2, G, room, D, seed=i))
+        rows.append(Storage(torch.zeros(room + 1, dtype=torch.int32, device=DEVICE), codes.contiguous(), scales))
+    state, before = device_state((70, rows[0], tables), (299, rows[1], tables)), [row.numbers.clone() for row in rows]
+    query = decode.store_rotated(state, 1, heads, H, G, D, rotates, 8)
+    out = decode.attend(state, 1, query, G, None, D**-0.5, 8)
+    keys = decode.read_keys(state, 1, 2, G, D, dtype, 8)
+    for i, (position, row) in enumerate(zip((70, 299), rows)):
+        split = heads[i].view(H + 2 * G, 1, D)
+        with computing(by_kernels=False):
+            table = tuple(part[position:position + 1] for part in tables)
+            turned = ops.rope(split[None, :H + G], table)[0] if rotates else split[:H + G]
+        found[f"query {i}"] = worst(query[i], turned[:H])
+        wanted = torch.stack([turned[H:], split[H + G:]])  # [2, G, 1, D]
+        codes, scales = quantize(wanted)
+        new = row.numbers[1, :, :, position:position + 1]
+        # Sums of two products may round otherwise, and so a code at the edge between two.
+        assert (new.int() - codes.int()).abs().max() <= 1 and (new != codes).float().mean() < 0.02
+        assert worst(row.scales[1, :, :, position:position + 1], scales) < 2e-3
+        assert torch.equal(keys[i], dequantize(new, row.scales[1, :, :, position:position + 1], dtype)[0])
+        now = row.numbers.clone()
+        now[1, :, :, position] = before[i][1, :, :, position]
+        assert torch.equal(now, before[i])
+        seen = row.read(1, slice(None), 0, position + 1, torch.float64)[:, None]
+        wanted = ops.attention(query[i:i + 1].double(), *seen, D**-0.5)
+        found[f"attention {i}"] = worst(out[i].view(1, H, 1, D), wanted)
+    return found
+
+
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("G, D", [(1, 20), (2, 64), (1, 80)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 3e-6), (torch.float16, 3e-3)], ids=["float32", "float16"])
+def test_codes_are_stored_and_attended_to(dtype, bound, G, D, rotates, call):
+    found = call(stored_codes, dtype, G, D, rotates)
+    assert len(found) == 4 and max(found.values()) < bound, found
+
+
+@pytest.mark.parametrize("D", [8, 20, 32, 80])
+def test_codes_are_within_half_a_step(D):
+    from cuda_fallback.kernels.storage import dequantize, quantize
+
+    values = torch.from_numpy(np.random.default_rng(D).standard_normal((3, 5, D)).astype(np.float32))
+    values[0], values[1, 0] = 0, 1e-9
+    codes, scales = quantize(values)
+    assert codes.dtype == torch.int8 and codes.shape == values.shape and scales.shape == (3, 5, -(-D // 32))
+    for start in range(0, D, 32):
+        part = slice(start, start + 32)
+        step = values[..., part].abs().amax(-1, keepdim=True) / 127
+        assert ((dequantize(codes, scales, torch.float32)[..., part] - values[..., part]).abs() <= 0.57 * step + 1e-9).all()
+
+
+def relative_rms(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.sqrt(np.square(found - wanted).mean() / np.square(wanted).mean()))
+
+
+@pytest.mark.parametrize("fields", [{}, dict(architectures=["MistralForCausalLM"], sliding_window=7),
+                                    dict(rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16)],
+                         ids=["plain", "sliding", "dynamic rope"])
+def test_logits_in_8_bits_are_near_those_of_full_width(fields, tmp_path):
+    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", tokenizer=False, head_dim=64, **fields))
+    full, coarse = (select("cuda", "cpu").model.Llama.load(checkpoint, "float32", cache_bits=bits) for bits in (None, 8))
+    tokens, found = np.random.default_rng(0).integers(3, 380, (1, 40)), []
+    for model in (full, coarse):
+        cache = model.make_cache(64, rows=2)
+        prompt = model.forward(tokens[:, :30], 0, cache, rows=[1], all_positions=True)[0]
+        cache.copy_prefix(1, 0, 30)
+        steps = [model.forward(tokens[:, at:at + 1], at, cache) for at in range(30, 40)]
+        found.append(torch.cat([prompt, *steps]).numpy())
+    assert coarse.cache_bits == 8 and 0 < relative_rms(found[1], found[0]) < 1e-2
+    assert cache.nbytes == 2 * cache.storage_for(40) * (2 * 2 * 2 * (64 + 2 * 2) + 4)
+    again = coarse.make_cache(64)
+    again.restore(cache.state())
+    for name, part in cache.state().items():
+        error = np.abs(again.state()[name] - part).max()
+        assert error <= 1e-3 * np.abs(part).max(), name
+    with pytest.raises(BackendError, match="--cache-bits 4: must be 8"):
+        coarse.load(checkpoint, cache_bits=4)
+
+
+def in_8_bits(path: Path) -> tuple[list, list]:
+    """Logits of steps in company by kernels and by torch's own operations; bits of each row alone by kernels."""
+    from cuda_fallback.model import Llama
+
+    found = []
+    for by_kernels in (True, False):
+        with computing(by_kernels):
+            model = Llama.load(open_checkpoint(path), "float32", DEVICE, cache_bits=8)
+            cache, logits = model.make_cache(64, rows=3), []
+            fill(model, cache, range(3))
+            for token in (5, 6):
+                logits.append(model.forward([[token], [token + 1], [token + 2]], cache.lengths, cache).numpy())
+            found.append(logits)
+            if by_kernels:
+                assert model._runner
+                for row in range(3):
+                    cache = model.make_cache(64)
+                    model.forward([ALONE[row]], 0, cache)
+                    for i, token in enumerate((5, 6)):
+                        one = model.forward([[token + row]], cache.length, cache).numpy()
+                        assert one[0].tobytes() == logits[i][row].tobytes()
+    return tuple(found)
+
+
+def test_steps_in_8_bits_by_kernels_are_those_of_torch(call, tmp_path):
+    few, many = call(in_8_bits, make_checkpoint(tmp_path / "m", tokenizer=False, num_hidden_layers=2, head_dim=20))
+    for one, other in zip(few, many):
+        assert 0 < relative_error(one, other) < 2e-3

@@ -1,0 +1,614 @@
+"""Rows on MLX: shared rooms, what joining and leaving copies, traces, and tokens that do not depend on the company."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from machine import open_backend, to_run
+from making import make_checkpoint
+from making_gguf import make_gguf
+
+from mlx_llama.core.backends.positions import GROWTH
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation.options import resolve
+
+MODELS = {
+    "plain": dict(),
+    "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
+    "qwen2": dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=24, rms_norm_eps=1e-6),
+    "Q4_K": dict(kinds="Q4_K"),
+    "dynamic": dict(rope_scaling=dict(rope_type="dynamic", factor=4.0)),
+}
+
+
+@pytest.fixture(scope="module", params=[name for name in to_run() if name.startswith("mlx")])
+def mlx(request):
+    return open_backend(request.param)
+
+
+@functools.cache
+def checkpoint(name: str, length: int = 2048) -> Path:
+    if name == "Q4_K":
+        path = Path(tempfile.mkdtemp()) / f"{name}.gguf"
+        make_gguf(path, tokenizer=None, num_hidden_layers=2, hidden_size=256, intermediate_size=512, num_attention_heads=4,
+                  num_key_value_heads=2, max_position_embeddings=2048, **MODELS[name])
+        return path
+    length = 16 if name == "dynamic" else length
+    return make_checkpoint(Path(tempfile.mkdtemp()) / name, max_position_embeddings=length, **MODELS[name])
+
+
+_LOADED: dict[tuple, object] = {}
+
+
+def loaded(mlx, name: str = "plain", compile: bool | None = None, length: int = 2048, dtype: str = "float32",
+           bits: int | None = None):
+    key = str(mlx.device), name, compile, length, dtype, bits
+    if key not in _LOADED:
+        _LOADED[key] = mlx.model.Llama.load(open_checkpoint(checkpoint(name, length)), dtype, mlx.device, compile, bits)
+    return _LOADED[key]
+
+
+def sampling(mlx, *rows: dict):
+    return mlx.sampling_batch([resolve({"seed": 1, **row}).options for row in rows])
+
+
+def ids(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 384, length).tolist()
+
+
+def prefill(model, cache, row: int, tokens: list[int]) -> None:
+    model.forward([tokens], 0, cache, rows=[row])
+
+
+def same_state(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+# ---- tokens
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_batch_has_the_tokens_of_mlx_lm(compile, mlx):
+    """Four prompts of different lengths in one step each, against mlx-lm's generation of each alone."""
+    mx = pytest.importorskip("mlx.core")
+    from mlx_lm.generate import generate_step
+    from mlx_lm.utils import load_model
+
+    peer, _ = load_model(checkpoint("plain"))
+    prompts = [ids(length, seed=length) for length in (40, 1, 7, 250)]
+    with mx.stream(mx.cpu):
+        wanted = [[int(token) for token, _ in generate_step(mx.array(prompt), peer, max_tokens=12)] for prompt in prompts]
+    model, greedy = loaded(mlx, "plain", compile), sampling(mlx, *[{}] * 4)
+    cache = model.make_cache(600, 4)
+    firsts = [mlx.read(model.step([prompt], 0, cache, sampling(mlx, {}), rows=[row])) for row, prompt in enumerate(prompts)]
+    tokens, found = np.array(firsts, np.int32)[:, None], [firsts]
+    for _ in range(11):
+        tokens = model.step(tokens, cache.lengths[:], cache, greedy)
+        mlx.launch(tokens)
+        found.append(mlx.read_all(tokens))
+    assert [list(column) for column in zip(*found)] == wanted
+
+
+MIXES = [{}, dict(temperature=0.9), dict(temperature=1.3, top_k=9, seed=2**40), dict(repetition_penalty=1.3, temperature=0.7),
+         dict(temperature=1.0, top_p=0.8, min_p=0.02, logit_bias={7: 2.0}), dict(frequency_penalty=0.4, repetition_context_size=5)]
+
+
+class Company:
+    """Rows of one cache, and each of them alone in a cache of its own."""
+
+    def __init__(self, mlx, model, rows: int, capacity: int):
+        self.mlx, self.model, self.capacity = mlx, model, capacity
+        self.cache = model.make_cache(capacity, rows)
+        self.alone = [model.make_cache(capacity) for _ in range(rows)]
+        self.options = [MIXES[row % len(MIXES)] for row in range(rows)]
+        self.last: dict[int, int] = {}
+
+    def start(self, row: int, tokens: list[int]) -> None:
+        self.reset(row)
+        for cache, own in ((self.cache, row), (self.alone[row], 0)):
+            self.model.forward([tokens], 0, cache, rows=[own])
+        self.last[row] = tokens[-1]
+
+    def reset(self, row: int) -> None:
+        self.cache.reset(row)
+        self.alone[row].reset()
+        self.last.pop(row, None)
+
+    def trim(self, row: int, length: int) -> None:
+        self.cache.trim(length, row)
+        self.alone[row].trim(length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.reset(target)
+        self.cache.copy_prefix(source, target, length)
+        self.alone[target].restore(self.alone[source].state())
+        self.alone[target].trim(length)
+        self.last[target] = self.last[source]
+
+    def step(self, rows: list[int], count: int) -> None:
+        rows = [row for row in rows if row in self.last and self.cache.lengths[row] + count <= self.capacity]
+        if not rows:
+            return
+        batch = sampling(self.mlx, *(self.options[row] for row in rows))
+        tokens = np.array([[self.last[row]] for row in rows], np.int32)
+        others = [row for row in self.last if row not in rows][:2]
+        before = [self.cache.state(row) for row in others]
+        found = []
+        for _ in range(count):
+            tokens = self.model.step(tokens, [self.cache.lengths[row] for row in rows], self.cache, batch, rows=rows)
+            assert tuple(tokens.shape) == (len(rows), 1)
+            self.mlx.launch(tokens)
+            found.append(tokens)
+        together = [self.mlx.read_all(tokens) for tokens in found]
+        assert all(same_state(self.cache.state(row), state) for row, state in zip(others, before))
+        for column, row in enumerate(rows):
+            own, token = sampling(self.mlx, self.options[row]), np.array([[self.last[row]]], np.int32)
+            for step in together:
+                token = self.model.step(token, self.alone[row].length, self.alone[row], own)
+                assert step[column] == self.mlx.read(token), (row, rows)
+            self.last[row] = together[-1][column]
+        assert self.cache.lengths == [cache.length for cache in self.alone]
+
+
+ROWS = 6
+ROW = st.integers(0, ROWS - 1)
+SCHEDULE = st.lists(st.one_of(
+    st.tuples(st.just("start"), ROW, st.integers(1, 270)), st.tuples(st.just("reset"), ROW),
+    st.tuples(st.just("trim"), ROW, st.floats(0, 1)), st.tuples(st.just("copy"), ROW, ROW, st.floats(0, 1)),
+    st.tuples(st.just("step"), st.permutations(range(ROWS)), st.integers(1, ROWS), st.integers(1, 4)),
+    st.tuples(st.just("step"), st.permutations(range(ROWS)), st.just(ROWS), st.integers(1, 9)),
+), min_size=8, max_size=20)
+
+
+def play(company: Company, schedule) -> None:
+    for row in range(3):
+        company.start(row, ids(4 + row, seed=row))
+    for what, *rest in schedule:
+        if what == "start":
+            company.start(rest[0], ids(rest[1], seed=rest[1]))
+        elif what == "reset":
+            company.reset(rest[0])
+        elif what == "trim":
+            company.trim(rest[0], int(rest[1] * company.cache.lengths[rest[0]]))
+        elif what == "copy" and rest[0] != rest[1] and rest[0] in company.last:
+            company.copy(rest[0], rest[1], int(rest[2] * company.cache.lengths[rest[0]]))
+        elif what == "step":
+            company.step(list(rest[0])[:rest[1]], rest[2])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schedule=SCHEDULE)
+def test_tokens_do_not_depend_on_the_company(name, mlx, schedule):
+    model = loaded(mlx, name)
+    play(Company(mlx, model, ROWS, 64 if name == "dynamic" else 600), [
+        (what, rest[0], rest[1] % 40 + 1) if what == "start" and name == "dynamic" else (what, *rest)
+        for what, *rest in schedule])
+
+
+def test_traced_rows_come_and_go(mlx):
+    company = Company(mlx, loaded(mlx, "sliding", True), 6, 600)
+    play(company, [("step", range(6), 6, 3), ("start", 4, 254), ("step", range(6), 6, 5), ("start", 3, 9), ("start", 5, 2),
+                   ("step", range(6), 6, 2), ("reset", 0), ("step", [5, 1, 3], 3, 4), ("copy", 4, 0, 0.5), ("trim", 1, 0.5),
+                   ("step", [0, 4, 1], 3, 2), ("step", range(6), 6, 2)])
+
+
+def test_forty_rows_decode_in_groups(mlx):
+    company = Company(mlx, loaded(mlx), 40, 100)
+    for row in range(40):
+        company.start(row, ids(1 + row % 9, seed=row))
+    company.step(list(range(40)), 3)
+    company.step(list(range(39, -1, -3)), 2)
+    company.step(list(range(40)), 2)
+    assert sorted(len(room.members) for room in rooms(company.cache)) == [8, 32]
+
+
+def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
+    from mlx_llama.mlx_native.kernels import rooms as home
+
+    monkeypatch.setattr(home, "SMALL", 0)
+    company = Company(mlx, loaded(mlx), 6, 2000)
+    for row in range(5):
+        company.start(row, ids(5, seed=row))
+    company.start(5, ids(1900))
+    company.step(list(range(6)), 3)
+    cache = company.cache
+    assert sorted(len(room.members) for room in rooms(cache)) == [1, 8]
+    assert cache.nbytes < 2 * sum(cache.nbytes_for(length) for length in cache.lengths)
+    company.step([5, 0], 2)
+    monkeypatch.undo()
+    company.step(list(range(6)), 2)  # small enough to share
+    assert [len(room.members) for room in rooms(cache)] == [8]
+
+
+def test_rows_that_memory_has_no_room_for_side_by_side_decode_one_by_one(mlx, monkeypatch):
+    model = loaded(mlx, "plain", None, 20000)
+    company = Company(mlx, model, 4, 3000)
+    for row in range(4):
+        company.start(row, ids(900 + row, seed=row))
+    monkeypatch.setattr(mlx.runtime, "free_memory", lambda device: 900_000)
+    company.step([0, 1, 2, 3], 3)
+    assert [len(room.members) for room in rooms(company.cache)] == [1] * 4
+    monkeypatch.undo()
+    company.step([0, 1, 2, 3], 1)  # the layout stays until a row joins or leaves
+    company.reset(3)
+    company.step([0, 1, 2], 2)
+    assert [len(room.members) for room in rooms(company.cache)] == [4]
+
+
+def test_the_kernel_of_gpus_rotates_each_row_at_its_own_position(mlx, monkeypatch):
+    """mx.fast.rope with a vector of positions, at float32 within its rounding."""
+    import mlx.core as mx
+
+    from mlx_llama.mlx_native.kernels.view import StepView
+
+    model, states = loaded(mlx), {}
+    for tabulated in (True, False):
+        cache, seen = model.make_cache(100, 3), {}
+        cache.tabulated = tabulated
+        for row, length in enumerate((4, 30, 11)):
+            prefill(model, cache, row, ids(length, seed=row))
+        append = StepView.append
+        with monkeypatch.context() as patch:
+            patch.setattr(StepView, "append", lambda self, layer, key, value: (
+                append(self, layer, key, value), seen.setdefault(layer, (key, self.new_keys(layer)))))
+            model.step([[7], [8], [9]], [4, 30, 11], cache, sampling(mlx, {}, {}, {}))
+        assert all(mx.array_equal(key, kept) for key, kept in seen.values())
+        states[tabulated] = np.array(seen[0][0])[:3]
+        for row, length in enumerate((4, 30, 11)):
+            np.testing.assert_array_equal(cache.state(row)["keys"][0, :, length], states[tabulated][row, :, 0])
+    np.testing.assert_allclose(states[True], states[False], atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", [[0, 0], [3, 9]])
+def test_a_prompt_of_several_rows_is_each_of_them(positions, mlx):
+    model, to_numpy = loaded(mlx, "qwen2"), mlx.runtime.to_numpy
+    cache, batch = model.make_cache(100, 3), np.array([ids(20), ids(20, 1)], np.int32)
+    for row, start in zip([2, 0], positions):
+        if start:
+            prefill(model, cache, row, ids(start, seed=9))
+    got = to_numpy(model.forward(batch, positions, cache, rows=[2, 0], all_positions=True))
+    for i, start in enumerate(positions):
+        alone = model.make_cache(100)
+        if start:
+            prefill(model, alone, 0, ids(start, seed=9))
+        wanted = to_numpy(model.forward(batch[i:i + 1], start, alone, all_positions=True))[0]
+        np.testing.assert_allclose(got[i], wanted, rtol=1e-4, atol=1e-5)
+        assert cache.state([2, 0][i])["tokens"].tolist() == alone.state()["tokens"].tolist()
+
+
+# ---- sampling
+
+
+OPTIONS = st.fixed_dictionaries({}, optional=dict(
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]), top_k=st.integers(0, 60), top_p=st.floats(0.05, 1), min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.5, 2), presence_penalty=st.floats(-1, 1), frequency_penalty=st.floats(-1, 1),
+    repetition_context_size=st.integers(0, 9), logit_bias=st.dictionaries(st.integers(0, 49), st.floats(-5, 5), max_size=4),
+    seed=st.integers(0, 2**64 - 1)))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(OPTIONS, min_size=1, max_size=6), data=st.data())
+def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
+    """To the bit, at any place in a batch, behind padding, and with a longer history than it looks at."""
+    import mlx.core as mx
+
+    from mlx_llama.mlx_native.kernels.draw import draw, process
+
+    seed = data.draw(st.integers(0, 1000))
+    rng = np.random.default_rng(seed)
+    scores = (2 * rng.standard_normal((len(rows), 50))).astype(np.float32)
+    scores[:, ::7] = scores[:, 3:4]  # ties
+    history = rng.integers(-1, 50, (len(rows), 32)).astype(np.int32)
+    batch = sampling(mlx, *rows)
+    order = [*data.draw(st.permutations(range(len(rows)))), -1, -1]
+    with mx.stream(mlx.device):
+        values, at = batch.arrange(order), [max(i, 0) for i in order]
+        logits, recent = mx.array(scores[at]), mx.array(history[at])
+        processed = np.array(process(batch.kind, logits, recent, values))
+        drawn = np.array(draw(batch.kind, logits, mx.array(np.array(at, np.uint32) + 5), recent, values))
+        for slot, i in enumerate(order[:-2]):
+            alone = sampling(mlx, rows[i])
+            own = mx.array(history[i:i + 1, 32 - alone.window:]) if alone.window else None
+            wanted = np.array(alone.processed(mx.array(scores[i:i + 1]), own))[0]
+            np.testing.assert_array_equal(processed[slot], wanted)
+            assert drawn[slot, 0] == mlx.read(alone(mx.array(scores[i:i + 1]), [i + 5], own))
+
+
+# ---- bytes
+
+
+def rooms(cache) -> list:
+    return list({id(place[0]): place[0] for place in cache._places if place}.values())
+
+
+def settle(cache) -> int:
+    """Bytes of MLX's arrays once all work is done."""
+    import mlx.core as mx
+
+    mx.eval(cache.arrays())
+    mx.synchronize(mx.default_stream(cache.device))
+    return mx.get_active_memory()
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_joining_and_leaving_copy_no_other_row(compile, mlx):
+    import mlx.core as mx
+
+    model = loaded(mlx, "plain", compile, 20000)
+    cache, options = model.make_cache(8192, 6), [{}] * 4
+    for row in range(4):
+        cache.reserve({row: 8000})
+        cache.lengths[row] = 7500  # of zeros
+    row_nbytes = cache.nbytes_for(8000)
+    layer = row_nbytes // 4  # of keys or values, in two layers
+
+    def run(rows: list[int], count: int = 3) -> None:
+        tokens = np.full((len(rows), 1), 5, np.int32)
+        for _ in range(count):
+            tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, sampling(mlx, *options[:len(rows)]), rows=rows)
+            mlx.launch(tokens)
+        mlx.read_all(tokens)
+
+    run([0, 1, 2])
+    assert [len(room.members) for room in rooms(cache) if len(room.members) > 1] == [4]
+    held = settle(cache)
+    mx.reset_peak_memory()
+    run([0, 1, 2])
+    clean = mx.get_peak_memory() - held  # of steps; a copy of the shared keys of one layer would be 4 * layer
+    assert clean < 2 * layer
+    mx.reset_peak_memory()
+    run([0, 1, 2, 3])  # joins a free slot
+    assert mx.get_peak_memory() - held < clean + 2 * layer
+    assert settle(cache) <= held - row_nbytes * 0.9  # it gave its own arrays up
+    held = settle(cache)
+    mx.reset_peak_memory()
+    model.forward([[5, 6]], cache.lengths[3], cache, rows=[3])  # leaves
+    mx.eval(cache.arrays())
+    assert mx.get_peak_memory() - held < row_nbytes * 1.1 + 4 * layer
+    cache.reset(4)
+    run([0, 1, 2, 3])
+    held = settle(cache)
+    mx.reset_peak_memory()
+    cache.copy_prefix(1, 4, 10)
+    run([0, 1, 2, 3])
+    assert mx.get_peak_memory() - held < clean + layer
+    cache.reset(4)
+    cache.reserve({4: 8000})
+    cache.lengths[4] = 7500
+    held = settle(cache)
+    mx.reset_peak_memory()
+    run([0, 1, 2, 4])  # row 3 makes place
+    assert mx.get_peak_memory() - held < row_nbytes * 1.1 + 4 * layer
+    kept = list(rooms(cache)[0].keys)  # a second reference makes the next step copy the array
+    held = settle(cache)
+    mx.reset_peak_memory()
+    run([0, 1, 2], 1)
+    assert mx.get_peak_memory() - held > 3.5 * layer and kept  # the measure works
+
+
+def test_memory_after_a_thousand_joins_is_that_after_ten(mlx):
+    model, random = loaded(mlx), np.random.default_rng(0)
+    cache, sizes = model.make_cache(300, 5), []
+    greedy = {count: sampling(mlx, *[{}] * count) for count in range(1, 5)}
+    last = None
+    for i in range(1000):
+        row = int(random.integers(5))
+        cache.reset(row)
+        prefill(model, cache, row, ids(3 + i % 20, seed=i % 50))
+        rows = [row for row in range(5) if 0 < cache.lengths[row] < 290][:4]
+        tokens = model.step(np.full((len(rows), 1), 7, np.int32), [cache.lengths[row] for row in rows], cache, greedy[len(rows)],
+                            rows=rows)
+        mlx.launch(tokens)
+        last = tokens
+        if i in (9, 999):
+            mlx.read_all(last)
+            del last, tokens
+            for other in range(5):
+                cache.reset(other)
+            assert cache.nbytes == 0
+            sizes.append(settle(cache))
+    assert abs(sizes[1] - sizes[0]) < 100_000, sizes
+
+
+def test_an_empty_row_takes_nothing_and_a_room_shrinks(mlx):
+    model = loaded(mlx)
+    cache = model.make_cache(2048, 300)
+    assert cache.nbytes == 0 and cache.lengths == [0] * 300
+    for row in range(8):
+        prefill(model, cache, row, ids(5, seed=row))
+
+    def run(rows: list[int]) -> int:
+        model.step([[5]] * len(rows), [cache.lengths[row] for row in rows], cache, sampling(mlx, *[{}] * len(rows)), rows=rows)
+        return cache.nbytes
+
+    one = cache.nbytes_for(5) + 4 * GROWTH
+    assert run(list(range(8))) == 8 * one
+    for row in range(6):
+        cache.reset(row)
+    assert run([6, 7]) == 2 * one
+    assert run([7]) == 2 * one and [len(room.members) for room in rooms(cache)] == [1, 1]
+    assert run([6, 7]) == 2 * one
+    for row in range(7):
+        cache.reset(row)
+    assert run([7]) == one
+
+
+def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
+    """Its next position would be the first of another head or row."""
+    model = loaded(mlx)
+    cache = model.make_cache(600, 4)
+    for row, length in enumerate((GROWTH - 2, 5, 6, 7)):
+        prefill(model, cache, row, ids(length, seed=row))
+
+    def run(rows: list[int]) -> None:
+        mlx.read_all(model.step([[5]] * len(rows), [cache.lengths[row] for row in rows], cache,
+                                sampling(mlx, *[{}] * len(rows)), rows=rows))
+
+    run([0, 1, 2, 3])
+    run([0, 1, 2])
+    assert cache.lengths[0] == rooms(cache)[0].length == GROWTH
+    waiting = [cache.state(row) for row in (0, 3)]
+    run([1, 2])
+    assert all(same_state(cache.state(row), state) for row, state in zip((0, 3), waiting))
+
+
+def test_rows_that_wait_leave_a_room_that_is_too_large_for_the_others(mlx):
+    model = loaded(mlx)
+    cache = model.make_cache(600, 8)
+    for row in range(8):
+        prefill(model, cache, row, ids(5, seed=row))
+
+    def run(rows: list[int]) -> list[int]:
+        model.step([[5]] * len(rows), [cache.lengths[row] for row in rows], cache, sampling(mlx, *[{}] * len(rows)), rows=rows)
+        return sorted(len(room.members) for room in rooms(cache))
+
+    assert run(list(range(8))) == [8]
+    waiting = cache.state(5)
+    found = [run([0, 1]) for _ in range(8)]
+    assert found[0] == [8] and found[-1] == [1, 1, 1, 1, 1, 1, 4]
+    assert same_state(cache.state(5), waiting)
+
+
+# ---- traces
+
+
+def test_one_trace_per_size_of_room(mlx, monkeypatch):
+    from mlx_llama.mlx_native.kernels.view import StepView
+
+    seen, original = [], StepView.__init__
+
+    def counting(self, token, position, tokens, *rest):
+        seen.append(tokens.shape)
+        original(self, token, position, tokens, *rest)
+
+    monkeypatch.setattr(StepView, "__init__", counting)
+    model = mlx.load(open_checkpoint(checkpoint("plain")), "float32", compile=True)
+    cache = model.make_cache(600, 9)
+    for row in range(5):
+        prefill(model, cache, row, ids(3 + row, seed=row))
+
+    def run(rows: list[int], **given) -> None:
+        batch = sampling(mlx, *({name: value + 0.1 * row for name, value in given.items()} for row in rows))
+        tokens = np.full((len(rows), 1), 5, np.int32)
+        for _ in range(3):
+            tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, batch, rows=rows)
+            mlx.launch(tokens)
+
+    run([0, 1, 2])
+    run([1, 2, 0])
+    run([0, 1, 2, 3])
+    run([3, 1])
+    assert seen == [(4, GROWTH)]
+    run([0, 1, 2, 3, 4])
+    assert seen == [(4, GROWTH), (8, GROWTH)]
+    run([0, 1, 2, 3, 4], temperature=0.5)
+    run([2, 1, 4], temperature=0.9)
+    assert seen[2:] == [(8, GROWTH)]
+    run([0])
+    assert seen[3:] == [(1, GROWTH)]
+
+
+def test_a_step_that_fails_changes_no_row(mlx, monkeypatch):
+    from mlx_llama.mlx_native import ops
+
+    model = mlx.load(open_checkpoint(checkpoint("plain")), "float32")
+    cache = model.make_cache(600, 3)
+    for row in range(3):
+        prefill(model, cache, row, ids(3 + row, seed=row))
+    batch = sampling(mlx, {}, {}, {})
+    mlx.read_all(model.step([[5]] * 3, cache.lengths[:], cache, batch))
+    before, lengths = [cache.state(row) for row in range(3)], cache.lengths[:]
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "swiglu", lambda gate_up: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.step([[5]] * 3, cache.lengths[:], cache, batch)
+    assert cache.lengths == lengths
+    assert all(same_state(cache.state(row), state) for row, state in enumerate(before))
+    mlx.read_all(model.step([[5]] * 3, cache.lengths[:], cache, batch))
+
+
+# ---- keys and values of 8 bits
+
+
+@pytest.mark.parametrize("masked", [None, "causal", "window", "rows"])
+@pytest.mark.parametrize("size", [64, 24])
+def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
+    import mlx.core as mx
+    from mlx_lm.models.base import quantized_scaled_dot_product_attention
+
+    from mlx_llama.mlx_native import ops
+    from mlx_llama.mlx_native.kernels.rooms import Packing
+
+    rng = np.random.default_rng(0)
+    count = 1 if masked == "rows" else 5
+    packing = Packing(8, size, mx.float32, mx.float32)
+    query, key, value = (mx.array(rng.standard_normal(shape).astype(np.float32))
+                         for shape in ((2, 6, count, size), (2, 3, 40, size), (2, 3, 40, size)))
+    mask = {"window": mx.array(rng.random((count, 40)) < 0.5), "rows": mx.array(rng.random((2, 1, 1, 40)) < 0.5)}.get(masked, masked)
+    with mx.stream(mlx.device):
+        keys, values = packing.pack(key), packing.pack(value)
+        got = np.array(ops.attention(query, keys, values, 0.2, mask))
+        spare = ((0, 0), (0, 0), (0, 0), (0, -size % 32))
+        wanted = quantized_scaled_dot_product_attention(mx.pad(query, spare), keys, values, 0.2, mask, 32, 8)[..., :size]
+        exact = mx.fast.scaled_dot_product_attention(query, key, value, scale=0.2, mask=mask)
+        np.testing.assert_allclose(got, np.array(wanted), rtol=1e-4, atol=1e-5)
+        assert 0 < np.abs(got - np.array(exact)).max() < 0.03
+        for parts, numbers in ((keys, key), (values, value)):
+            assert rms(np.array(packing.unpack(parts)), np.array(numbers)) < 7e-3
+
+
+def rms(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.sqrt(((got - wanted) ** 2).mean() / (wanted ** 2).mean()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["plain", "sliding", "qwen3", "dynamic"])
+def test_logits_of_eight_bits_are_close(name, dtype, mlx):
+    """A prompt in chunks, steps and probes; within 1e-2 of full width."""
+    found, kept = {}, {}
+    for bits in (None, 8):
+        model = loaded(mlx, name, dtype=dtype, bits=bits)
+        cache, tokens = model.make_cache(64), [ids(40)]
+        logits = [model.forward([tokens[0][:25]], 0, cache, all_positions=True)[0],
+                  model.forward([tokens[0][25:30]], 25, cache, all_positions=True)[0]]
+        logits += [model.forward([[token]], 30 + i, cache) for i, token in enumerate(tokens[0][30:])]
+        found[bits] = np.concatenate([mlx.runtime.to_numpy(part) for part in logits])
+        kept[bits] = cache
+    assert 0 < rms(found[8], found[None]) < 1e-2
+    scale = 4 if mlx.device.type == mlx.runtime.mx.cpu or dtype == "float32" else 2
+    assert kept[8].position_nbytes == 2 * 2 * 2 * (32 + 2 * scale)  # both, layers, heads of up to 32
+    assert kept[8].nbytes == kept[8].nbytes_for(40) + 4 * 64
+    assert 0 < rms(kept[8].state()["keys"], kept[None].state()["keys"]) < 1e-2
+    again = loaded(mlx, name, dtype=dtype, bits=8).make_cache(64)
+    again.restore(kept[8].state())
+    assert rms(again.state()["values"], kept[8].state()["values"]) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["plain", "sliding", "qwen3"])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schedule=SCHEDULE)
+def test_tokens_of_eight_bits_do_not_depend_on_the_company(name, mlx, schedule):
+    model = loaded(mlx, name, bits=8)
+    play(Company(mlx, model, ROWS, 600), [part for part in schedule if part[0] != "copy"])  # a restored state is packed anew
+
+
+def test_a_traced_step_of_eight_bits_is_the_untraced(mlx):
+    found = []
+    for compile in (False, True):
+        model = loaded(mlx, "qwen3", compile, bits=8)
+        cache = model.make_cache(300, 3)
+        for row in range(3):
+            prefill(model, cache, row, ids(5 + row, seed=row))
+        tokens = [[5]] * 3
+        for _ in range(8):
+            tokens = model.step(tokens, cache.lengths[:], cache, sampling(mlx, {}, dict(temperature=1.0), {}))
+            mlx.launch(tokens)
+        found.append([cache.state(row) for row in range(3)])
+    assert all(same_state(*pair) for pair in zip(*found))
