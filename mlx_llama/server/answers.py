@@ -30,6 +30,8 @@ from .tooling import Toolbox, tool_format
 
 Result = TypeVar("Result")
 
+PREPARING, COMPILING = 8, 2  # threads that encode prompts, and those that compile rules as well
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -176,23 +178,31 @@ class Desk:
     def __init__(self, settings: Settings, keeper: Keeper, metrics: Metrics):
         self.settings, self.keeper, self.metrics = settings, keeper, metrics
         self._open: dict[Answers, int] = {}  # and the number of their requests
+        self._entering = 0  # requests that wait for the model to be loaded again
         self._durations: deque[float] = deque(maxlen=32)
+        # Compiling a schema may take seconds: those who ask without one need not wait for it.
+        self._plain, self._ruled = anyio.CapacityLimiter(PREPARING), anyio.CapacityLimiter(COMPILING)
         self.loop = asyncio.get_running_loop()
         self.is_draining = False
 
     @property
     def active(self) -> int:
         """Requests to the scheduler that run or wait."""
-        return sum(self._open.values())
+        return sum(self._open.values()) + self._entering
 
     async def answer(self, asks: Sequence[Ask]) -> Answers:
         """Admit and submit. Raises Refusal."""
         self._check_room(len(asks))
-        llm = await self.keeper.enter()
+        self._entering += len(asks)
+        try:
+            llm = await self.keeper.enter()
+        finally:
+            self._entering -= len(asks)
         answers = Answers(self, llm, self.settings.timeout)
         self._open[answers] = len(asks)
+        limiter = self._ruled if any(map(_has_rule, asks)) else self._plain
         try:
-            await anyio.to_thread.run_sync(answers.submit, asks)
+            await anyio.to_thread.run_sync(answers.submit, asks, limiter=limiter)
         except BaseException as error:
             answers.close("refused" if isinstance(error, Refusal) else "gone")
             raise
@@ -220,6 +230,7 @@ class Desk:
         self.keeper.leave()
         self.metrics.requests.labels(outcome).inc(count)
         for completion in answers.completions:
+            self.metrics.prefix_hits.inc(completion.reused_tokens > 0)
             self.metrics.reused_tokens.inc(completion.reused_tokens)
         if outcome == "done":
             self._durations.append(time.monotonic() - answers.began)
@@ -259,6 +270,10 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     if fits and len(tokens) >= llm.engine.context:
         raise _refuse_context(llm, ask, len(tokens), None)
     return request
+
+
+def _has_rule(ask: Ask) -> bool:
+    return bool(ask.toolbox.forced) or any(ask.options.get(name) is not None for name in ("schema", "regex", "grammar"))
 
 
 def _mentions_tools(ask: Ask) -> bool:

@@ -45,6 +45,8 @@ def parser() -> options.Parser:
     group.add_argument("--idle-unload", default=None, metavar="MINUTES",
                        help="give the model's memory back after this time without a request; the next one loads it again")
     group.add_argument("--slots", action=argparse.BooleanOptionalAction, default=True, help="serve GET /slots (default: yes)")
+    group.add_argument("--slot-save-path", default=None, metavar="FOLDER",
+                       help="allow POST /slots/0?action=save and restore, with files in this folder; needs --parallel 1")
     group.add_argument("--metrics", action=argparse.BooleanOptionalAction, default=True,
                        help="serve GET /metrics (default: yes)")
     group.add_argument("--page", "--webui", action=argparse.BooleanOptionalAction, default=True,
@@ -79,6 +81,8 @@ def make_settings(given: argparse.Namespace) -> Settings:
     checked = options.validate(wanted)  # before loading the model
     defaults = Settings()
     idle = None if given.idle_unload is None else 60 * _number(given.idle_unload, "--idle-unload", 0.001, 1e6)
+    if given.slot_save_path is not None and not os.path.isdir(given.slot_save_path):
+        raise OptionsError(f"--slot-save-path {given.slot_save_path}: is no folder")
     if (given.ssl_key_file is None) != (given.ssl_cert_file is None):
         raise OptionsError("https needs both --ssl-key-file and --ssl-cert-file")
     return Settings(
@@ -89,7 +93,7 @@ def make_settings(given: argparse.Namespace) -> Settings:
         timeout=_number(given.timeout, "--timeout", 0.001, 1e7),
         max_body=options.parse_memory(given.max_body, "--max-body") or defaults.max_body,
         shutdown_seconds=_number(given.shutdown_seconds, "--shutdown-seconds", 0, 1e6), idle_unload=idle,
-        serves_slots=given.slots, serves_metrics=given.metrics, serves_page=given.page, logs_prompts=given.log_prompts)
+        serves_slots=given.slots, slot_folder=given.slot_save_path, serves_metrics=given.metrics, serves_page=given.page, logs_prompts=given.log_prompts)
 
 
 def _number(text: str, flag: str, least: float, most: float, whole: bool = False) -> float:

@@ -26,6 +26,7 @@ from .settings import Settings
 
 router = APIRouter(tags=["jobs"])
 
+MOST_EVENTS = 500_000  # of all jobs; each takes some 300 bytes
 _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
 
 
@@ -119,8 +120,10 @@ class Jobs:
         now = time.monotonic()
         for job in [job for job in self._jobs.values() if job.is_over and now - job.ended > self._settings.job_seconds]:
             del self._jobs[job.identity]
-        while len(self._jobs) >= self._settings.max_jobs:
+        while len(self._jobs) >= self._settings.max_jobs or sum(len(job.events) for job in self._jobs.values()) > MOST_EVENTS:
             oldest = min((job for job in self._jobs.values() if job.is_over), key=lambda job: job.ended, default=None)
+            if oldest is None and len(self._jobs) < self._settings.max_jobs:
+                break  # running ones are bounded by the queue
             if oldest is None:
                 raise Refusal(503, "too_many_jobs", message=f"{len(self._jobs)} jobs are running: come again later",
                               headers={"Retry-After": "5"})

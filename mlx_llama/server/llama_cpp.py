@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import anyio
@@ -328,6 +329,35 @@ async def slots(request: Request) -> Response:
     if request.query_params.get("fail_on_no_slot") and len(running) >= scheduler.max_rows:
         raise Refusal(503, "no_slot", [Fault("fail_on_no_slot", "a free slot", "all rows are taken")])
     return Json(rows)
+
+
+class SlotRequest(Body):
+    """POST /slots/{slot}."""
+
+    filename: str = Field(pattern=r"^[\w-][\w.-]{0,127}$")
+
+
+@router.post("/slots/{slot}", **takes(SlotRequest))
+async def change_slot(request: Request, slot: str) -> Response:
+    """Save the cache of the last answer (?action=save), or restore a saved one (?action=restore)."""
+    folder = desk_of(request).settings.slot_folder
+    if folder is None:
+        raise Refusal(404, "not_found", message="caches are not saved: start the server with --slot-save-path")
+    action = request.query_params.get("action")
+    if action not in ("save", "restore"):
+        raise bad_field("action", "one of save, restore", "action: must be save or restore; rows are freed by themselves", action)
+    body = await read_body(request, SlotRequest)
+    file = Path(folder) / body.filename
+
+    def work(llm: LLM) -> dict[str, Any]:
+        if llm.scheduler.max_rows != 1 or slot != "0":
+            raise bad_field("slot", "0", "slot: with several rows the server picks them: start it with --parallel 1 and take 0", slot)
+        if action == "save":
+            llm.save_cache(file)
+            return {"id_slot": 0, "filename": body.filename, "n_written": file.stat().st_size}
+        return {"id_slot": 0, "filename": body.filename, "n_restored": llm.load_cache(file), "n_read": file.stat().st_size}
+
+    return Json(await with_model(request, work, "filename"))
 
 
 def _slot(sequence: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ class Metrics:
         self.prompt_tokens = Counter("mlx_llama_prompt_tokens", "tokens of prompts", registry=self.registry)
         self.reused_tokens = Counter("mlx_llama_prompt_tokens_reused", "tokens of prompts that were in the cache",
                                      registry=self.registry)
+        self.prefix_hits = Counter("mlx_llama_prefix_hits", "requests whose prompt began in the cache", registry=self.registry)
         self.generated_tokens = Counter("mlx_llama_generated_tokens", "tokens generated", registry=self.registry)
         self.first_token = Histogram("mlx_llama_first_token_seconds", "from a request to its first token", buckets=_SECONDS,
                                      registry=self.registry)
@@ -56,18 +57,11 @@ class _Gauges:
             return
         scheduler = llm.scheduler
         yield _gauge("rows", "rows of the cache", scheduler.max_rows)
-        yield _gauge("rows_running", "rows with a running request", count(scheduler.running))
-        yield _gauge("queue", "requests that wait for a row", count(scheduler.waiting))
+        yield _gauge("rows_running", "rows with a running request", len(scheduler.running))
+        yield _gauge("queue", "requests that wait for a row", len(scheduler.waiting))
         yield _gauge("cache_bytes", "bytes of keys and values", scheduler.cache.nbytes)
-        yield _gauge("cache_budget_bytes", "bytes that keys and values may take", scheduler.budget)
-        for name, about in (("prefix_hits", "requests that reused a prefix"), ("set_asides", "requests set aside for memory")):
-            if (found := getattr(scheduler, name, None)) is not None:
-                yield _gauge(name, about, found)
-
-
-def count(found: Any) -> int:
-    """The number that a scheduler tells, or the length of its list."""
-    return found if isinstance(found, int) else len(found)
+        if scheduler.budget is not None:
+            yield _gauge("cache_budget_bytes", "bytes that keys and values may take", scheduler.budget)
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

@@ -38,6 +38,7 @@ class Settings:
     job_seconds: float = 600.0  # that an ended job is kept
 
     serves_slots: bool = True
+    slot_folder: str | None = None  # of saved caches
     serves_metrics: bool = True
     serves_page: bool = True
     logs_prompts: bool = False

@@ -83,3 +83,26 @@ def test_template_props_and_slots(guide, llm):
     assert props["default_generation_settings"]["n_ctx"] == 512
     slots = guide.http.get("/slots").json()
     assert len(slots) == 32 and {slot["id"] for slot in slots} == set(range(32))
+
+
+def test_a_cache_is_saved_and_restored(serve, tmp_path):
+    folder = tmp_path / "slots"
+    folder.mkdir()
+    prompt = "Once upon a time there was a llama who lived on a hill."
+    server = serve("--parallel", "1", "--slot-save-path", folder)
+    wanted = server.post("/completion", prompt=prompt, n_predict=5).json()
+    saved = server.post("/slots/0?action=save", filename="story.bin").json()
+    assert (folder / "story.bin").stat().st_size == saved["n_written"]
+    again = serve("--parallel", "1", "--slot-save-path", folder)
+    assert again.post("/slots/0?action=restore", filename="story.bin").json()["n_restored"] >= wanted["tokens_evaluated"]
+    found = again.post("/completion", prompt=prompt, n_predict=5).json()
+    assert found["content"] == wanted["content"] and found["timings"]["cache_n"] == wanted["tokens_evaluated"] - 1
+    for path, body in (("/slots/0?action=erase", {"filename": "story.bin"}), ("/slots/1?action=save", {"filename": "a"}),
+                       ("/slots/0?action=restore", {"filename": "../story.bin"}), ("/slots/0?action=restore", {"filename": "none"}),
+                       ("/slots/0?action=save", {"filename": ".hidden"}), ("/slots/0", {})):
+        assert again.post(path, **body).status_code == 400, path
+    assert server.post("/completion", prompt="x", n_predict=1).status_code == 200
+
+
+def test_slots_of_a_server_without_a_folder(guide):
+    assert guide.post("/slots/0?action=save", filename="a").status_code == 404
