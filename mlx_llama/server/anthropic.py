@@ -183,7 +183,7 @@ async def messages(request: Request) -> Response:
     def whole(answers: Answers) -> dict[str, Any]:
         completion = answers.completions[0]
         text, calls = read_answer(answers.llm, box, completion)
-        content = [{"type": "text", "text": text}] if text or not calls else []
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
         content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": read_values(call)} for call in calls]
         return {**made, "content": content, "stop_reason": stop_reason(completion, len(calls)),
                 "stop_sequence": completion.stop, "usage": write_usage(completion)}
@@ -201,23 +201,27 @@ async def messages(request: Request) -> Response:
                 yield named({"type": "ping"})
             pieces = [piece for token in batch.tokens for piece in reader.push(token.text)]
             for piece in pieces + (reader.push("", is_last=True) if batch.is_last else []):
-                is_text = isinstance(piece, str)
-                if is_text and kind != "text" or not is_text and piece.name is not None:
+                block: dict[str, Any] | None = None
+                if isinstance(piece, str):
+                    change = {"type": "text_delta", "text": piece}
+                    if kind != "text":
+                        block = {"type": "text", "text": ""}
+                else:
+                    change = {"type": "input_json_delta", "partial_json": piece.arguments}
+                    if piece.name is not None:
+                        block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+                if block is not None:
                     if kind:
                         yield named({"type": "content_block_stop", "index": index})
-                    index, kind = index + 1, "text" if is_text else "tool_use"
-                    block = {"type": "text", "text": ""} if is_text else {
-                        "type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+                    index, kind = index + 1, block["type"]
                     yield named({"type": "content_block_start", "index": index, "content_block": block})
-                change = {"type": "text_delta", "text": piece} if is_text else {
-                    "type": "input_json_delta", "partial_json": piece.arguments}
-                if is_text or piece.arguments:
+                if isinstance(piece, str) or piece.arguments:
                     yield named({"type": "content_block_delta", "index": index, "delta": change})
         if not kind:  # an answer without text is an empty block
             index = 0
             yield named({"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}})
         yield named({"type": "content_block_stop", "index": index})
-        reason = stop_reason(completion, len(reader.parser.calls) if reader.parser else 0)
+        reason = stop_reason(completion, len(reader.calls))
         yield named({"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": completion.stop},
                      "usage": write_usage(completion)})
         yield named({"type": "message_stop"})

@@ -37,8 +37,8 @@ with warnings.catch_warnings():
     class _TableFields(GenerationOptions):
         """The options table with types that JSON has."""
 
-        schema: dict[str, Any] | bool | None = Field(None, description=FIELDS["schema"].description,
-                                                     json_schema_extra=FIELDS["schema"].json_schema_extra)
+        schema: dict[str, Any] | bool | None = Field(  # type: ignore[assignment]
+            None, description=FIELDS["schema"].description, json_schema_extra=FIELDS["schema"].json_schema_extra)
 
 
 class OptionFields(_TableFields):

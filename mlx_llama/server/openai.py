@@ -138,7 +138,7 @@ class ChatRequest(CommonFields):
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = Field(False, description="tell the log-probability of each token")  # type: ignore[assignment]
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position")
-    response_format: ResponseFormat = ResponseFormat(type="text")
+    response_format: ResponseFormat = ResponseFormat.model_validate({"type": "text"})
     tools: list[FunctionTool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedChoice = "auto"
     parallel_tool_calls: bool = True
@@ -187,7 +187,7 @@ async def chat(request: Request) -> Response:
         choices = []
         for i, completion in enumerate(answers.completions):
             text, calls = read_answer(answers.llm, box, completion)
-            message = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
             if calls:
                 message["tool_calls"] = [call.as_dict() for call in calls]
             choices.append({"index": i, "message": message, "logprobs": write_logprobs(
@@ -204,7 +204,6 @@ async def chat(request: Request) -> Response:
         for i in range(body.n):
             yield delta(i, {"role": "assistant", "content": ""})
         readers = [Reader(answers.llm, box) for _ in asks]
-        counts = [0] * len(asks)
         async for batch in answers.batches():
             i = batch.index
             for token in batch.tokens:
@@ -218,8 +217,7 @@ async def chat(request: Request) -> Response:
             if batch.is_last:
                 for piece in readers[i].push("", is_last=True):
                     yield delta(i, write_piece(piece))
-                counts[i] = len(readers[i].parser.calls) if readers[i].parser else 0
-                yield delta(i, {}, finish_reason(answers.completions[i], counts[i]))
+                yield delta(i, {}, finish_reason(answers.completions[i], len(readers[i].calls)))
         if body.stream_options.include_usage:
             yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": write_usage(answers),
                          "timings": write_timings(answers.completions[0])})

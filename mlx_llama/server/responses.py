@@ -101,7 +101,7 @@ class TextFormat(Body):
 class TextConfig(Body):
     """Format of the answer."""
 
-    format: TextFormat = TextFormat()
+    format: TextFormat = TextFormat.model_validate({})
 
 
 class ResponsesTool(FunctionBody):
@@ -148,7 +148,7 @@ class ResponsesRequest(OptionFields):
     def plain(self) -> list[dict[str, Any]]:
         """The conversation as templates take it. Raises Refusal."""
         items: list[dict[str, Any]] = []
-        for item in [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
+        for item in [InputItem.model_validate({"role": "user", "content": self.input})] if isinstance(self.input, str) else self.input:
             if item.type == "function_call":
                 call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
                 if items and items[-1]["role"] == "assistant":  # one message of the assistant has text and calls
@@ -268,10 +268,10 @@ async def respond(request: Request) -> Response:
                     text = (text or "") + piece
                     yield told("response.output_text.delta", **place(), delta=piece, logprobs=[])
                     continue
-                if piece.name is not None and reader.parser:
+                if piece.name is not None:
                     for one in end("completed"):
                         yield one
-                    call = reader.parser.calls[piece.index]
+                    call = reader.calls[piece.index]
                     begun = called(call, "in_progress") | {"arguments": ""}
                     yield told("response.output_item.added", output_index=len(output), item=begun)
                 if piece.arguments and call:

@@ -12,7 +12,7 @@ from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.text.tools import Tool, ToolDelta, ToolFormat, ToolParser, find_format, read_tools
+from mlx_llama.core.text.tools import Tool, ToolCall, ToolDelta, ToolFormat, ToolParser, find_format, read_tools
 
 from .faults import bad_field
 from .fields import Body
@@ -64,6 +64,11 @@ class Reader:
             form = tool_format(llm)
             self.parser = ToolParser(form, [tool.name for tool in toolbox.offered])
 
+    @property
+    def calls(self) -> list[ToolCall]:
+        """Calls so far."""
+        return self.parser.calls if self.parser else []
+
     def push(self, text: str, is_last: bool = False) -> list[str | ToolDelta]:
         """Read a piece; returns texts that are not empty, and news of calls."""
         if self.parser is None:
@@ -76,8 +81,8 @@ def tool_format(llm: LLM) -> ToolFormat:
     return find_format(llm.require_template().source, llm.tokenizer)
 
 
-def read_answer(llm: LLM, toolbox: Toolbox, completion: Completion) -> tuple[str, list[Any]]:
-    """The text of a whole answer, and its calls (core.text.tools.ToolCall)."""
+def read_answer(llm: LLM, toolbox: Toolbox, completion: Completion) -> tuple[str, list[ToolCall]]:
+    """The text of a whole answer, and its calls."""
     reader = Reader(llm, toolbox)
     if reader.parser is None:
         return completion.text, []
@@ -163,7 +168,8 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema", description="of json_object, as llama-server has it")
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema",
+                                                  description="of json_object, as llama-server has it")
 
     @model_validator(mode="after")
     def _check(self):
