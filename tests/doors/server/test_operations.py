@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 import time
 
@@ -116,6 +117,26 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy)
     assert found["text"].rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in found["text"]
     server.process.wait(20)
     assert "Traceback" not in server.text(), server.text()
+
+
+def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
+    server = Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "5")
+    job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()  # keeps the server alive for its grace
+    reader = threading.Thread(target=lambda: httpx.get(server.url + job["sse_url"], timeout=60, trust_env=False).read())
+    reader.start()
+    body = b'{"prompt": "hello", "max_tokens": 3}'
+    with socket.create_connection(("127.0.0.1", server.port)) as half:
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        half.sendall(body)
+        answer = b""
+        while piece := half.recv(4000):
+            answer += piece
+    assert b" 503 " in answer.split(b"\r\n")[0] and b"shutting_down" in answer and b"retry-after" in answer.lower(), answer
+    reader.join(30)
+    server.process.wait(20)
 
 
 def test_sigterm_tells_those_that_run_too_long(tmp_path, roomy):
