@@ -201,7 +201,7 @@ class ToolFormat:
     go into the system message.
     """
 
-    name: Literal["llama3", "mistral", "hermes", "smollm"]
+    name: Literal["llama3", "mistral", "hermes", "smollm", "none"]
     opens: str
     closes: str = ""
     arguments: str = "arguments"
@@ -218,6 +218,7 @@ MISTRAL_HEADERS = ToolFormat("mistral", "[TOOL_CALLS]", has_headers=True)
 HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>")  # Qwen's too
 SMOLLM2 = ToolFormat("smollm", "<tool_call>", "</tool_call>", lists=True)
 SMOLLM3 = ToolFormat("smollm", "<tool_call>", "</tool_call>", variable="xml_tools")
+NO_TOOLS = ToolFormat("none", "")
 IN_SYSTEM = ToolFormat("smollm", "<tool_call>", "</tool_call>", lists=True, in_system=True)
 
 
@@ -494,11 +495,13 @@ class ToolParser:
     text: without calls, so far. calls: so far; the last may be unfinished. Text that begins like a call and turns out to be
     none is text again. White space after a call is dropped unless text follows.
 
-    names: of the tools on offer; a bare JSON object with another name is text.
+    form: None where no tools are offered: all is text. names: of the tools on offer; a bare JSON object with another name is
+    text.
     """
 
-    def __init__(self, form: ToolFormat, names: Collection[str] = ()):
-        self.form, self.names = form, frozenset(names)
+    def __init__(self, form: ToolFormat | None, names: Collection[str] = ()):
+        self.names = frozenset(names)
+        self.form = form or NO_TOOLS
         self.text = ""
         self.calls: list[ToolCall] = []
         self._states = {"text": self._read_text, "opened": self._read_opened, "call": self._read_call,
@@ -541,7 +544,7 @@ class ToolParser:
             if start[0] == "{":
                 return self._open("", bare=True)
         opens = self.form.opens
-        at = self._buffer.find(opens)
+        at = self._buffer.find(opens) if opens else -1
         if at >= 0:
             self._emit(self._buffer[:at])
             self._buffer = self._buffer[at:]
