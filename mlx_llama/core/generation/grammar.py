@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 KEPT = 32  # compiled grammars; each takes up to a few megabytes
 JSON_OBJECT = Schema('{"type": "object"}')
 
-# Of llguidance, per request: memory for the lexer's states (up to 2 kB each) and work per mask (some 0.2 s for the worst found).
+# Of llguidance, per request: memory for the lexer's states (up to 2 kB each) and work per mask (0.2 s for the worst found).
 _LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_errors": False}
 
 
@@ -203,8 +203,8 @@ class Grammars:
 class _Vocabulary:
     """A tokenizer as llguidance.TokenizerWrapper expects it.
 
-    tokens: bytes by id, b"" for padding. special_token_ids: tokens that a grammar can name and no text contains. space_bytes: byte tokens of a space,
-    which the decoder keeps even before the first word.
+    tokens: bytes by id, b"" for padding. special_token_ids: tokens that a grammar can name and no text contains.
+    space_bytes: byte tokens of a space, which the decoder keeps even before the first word.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos: int, vocab_size: int):

@@ -115,8 +115,8 @@ class LLM:
                 **options: Unpack[Options]) -> ToolStream:
         """The answer to messages in pieces of text and news of tool calls.
 
-        tools: Python functions with type hints, or OpenAI's descriptions. tool_choice: "auto", "none", "required" or a tool's
-        name. Raises as `stream`.
+        tools: Python functions with type hints, or OpenAI's descriptions. tool_choice: "auto", "none", "required" or a
+        tool's name. Raises as `stream`.
         """
         return self._respond(messages, read_tools(tools), tool_choice, options)
 
@@ -125,8 +125,8 @@ class LLM:
                   **options: Unpack[Options]) -> tuple[Completion, list[abc.Mapping[str, Any]]]:
         """Answer a question or messages, calling Python functions, until an answer calls none or after `rounds` answers.
 
-        tool_choice: of the first answer; later ones are free. Returns the last completion and all messages, calls and results
-        included. Raises as `respond`.
+        tool_choice: of the first answer; later ones are free. Returns the last completion and all messages, calls and
+        results included. Raises as `respond`.
         """
         found = read_tools(tools)
         question = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages

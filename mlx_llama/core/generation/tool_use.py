@@ -67,7 +67,8 @@ def _choose(tools: Sequence[Tool], tool_choice: str) -> list[Tool]:
     chosen = [tool for tool in tools if tool_choice in ("required", tool.name)]
     if not chosen:
         names = ", ".join(tool.name for tool in tools) or "no tools"
-        raise OptionsError(f"tool_choice: {show(tool_choice)} is none of auto, none, required and the tools' names ({names})")
+        raise OptionsError(f"tool_choice: {show(tool_choice)} is none of auto, none, required and the tools' names "
+                           f"({names})")
     return chosen
 
 

@@ -126,7 +126,7 @@ def _from_function(function: Callable[..., Any]) -> Tool:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise OptionsError(f"tools: {name} takes {parameter}: only named parameters can be described")
         if parameter.name not in hints:
-            raise OptionsError(f"tools: {name} has no type hint for {parameter.name}: add one, such as {parameter.name}: int")
+            raise OptionsError(f"tools: {name} has no type hint for {parameter.name}: add one, as in {parameter.name}: int")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (hints[parameter.name], Field(default, description=texts.get(parameter.name)))
     try:
@@ -227,7 +227,6 @@ def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:
 
     Raises OptionsError for a template that has tools in a format which is not supported.
     """
-    known = "supported are those of Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, or ask without tools"
     if "[TOOL_CALLS]" in source:
         return MISTRAL_HEADERS if "[ARGS]" in source else MISTRAL
     if "<tool_call>" in source and "<function=" not in source and "<arg_key>" not in source and "arguments" in source:
@@ -239,7 +238,8 @@ def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:
     # Llama 3.1 to 3.3: the words of the prompt, or the token of their vocabulary
     if '"parameters": dictionary of argument name' in source or "<|python_tag|>" in tokenizer.added_ids:
         return LLAMA3
-    raise OptionsError(f"tools: this model's template writes calls in a format that is not supported; {known}")
+    raise OptionsError("tools: this model's template writes calls in a format that is not supported; supported are those of "
+                       "Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, or ask without tools")
 
 
 def shown_specials(form: ToolFormat, tokenizer: Tokenizer) -> frozenset[int]:
