@@ -88,5 +88,5 @@ def _pack_logprobs(tokens: torch.Tensor, logits: torch.Tensor, count: int) -> to
     """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2 count]."""
     values = torch.log_softmax(logits.float(), dim=-1)
     top, ids = torch.sort(values, dim=-1, descending=True, stable=True)
-    chosen = values.gather(1, tokens.long())
-    return torch.cat([tokens, chosen.view(torch.int32), ids[:, :count].int(), top[:, :count].contiguous().view(torch.int32)], 1)
+    chosen, top = values.gather(1, tokens.long()), top[:, :count].contiguous()
+    return torch.cat([tokens, chosen.view(torch.int32), ids[:, :count].int(), top.view(torch.int32)], dim=1)

@@ -35,7 +35,8 @@ def count_logprobs(options: Iterable[GenerationOptions]) -> int | None:
 
 def pack(tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int32]:
     """Tokens int32 [B, 1] with the log-probabilities of `logits` float32 [B, V]: int32 [B, 2 + 2 count]. The reference."""
-    return np.concatenate([tokens, np.stack([_pack_row(int(t), row, count) for t, row in zip(tokens[:, 0], logits)])], axis=1)
+    columns = [_pack_row(int(token), row, count) for token, row in zip(tokens[:, 0], logits)]
+    return np.concatenate([tokens, np.stack(columns)], axis=1)
 
 
 def _pack_row(token: int, logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int32]:

@@ -38,8 +38,8 @@ class Token(int):
 class Completion:
     """An answer and its receipt. Times in seconds.
 
-    finish_reason: "eos" (an end token, or the end of its grammar), "stop" (a stop string), "length" (max_tokens), "context" (the context is
-    full, or the memory of the cache), "interrupted" (the consumer left), "error" (see `error`).
+    finish_reason: "eos" (an end token, or the end of its grammar), "stop" (a stop string), "length" (max_tokens), "context"
+    (the context is full, or the memory of the cache), "interrupted" (the consumer left), "error" (see `error`).
     """
 
     text: str = ""
@@ -68,8 +68,11 @@ class Completion:
 
     @property
     def parsed(self) -> Any:
-        """The answer as a Python value: of the type that the option schema was given as, else of JSON. None without a schema
-        and for an answer that was cut short. Raises pydantic's ValidationError where the type refuses more than its schema."""
+        """The answer as a Python value: of the type that the option schema was given as, else of JSON.
+
+        None without a schema and for an answer that was cut short. Raises pydantic's ValidationError where the type refuses
+        more than its schema.
+        """
         return self.schema.parse(self.text) if self.schema and self.finish_reason == "eos" else None
 
     @property

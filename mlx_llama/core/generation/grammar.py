@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 KEPT = 32  # compiled grammars; each takes up to a few megabytes
 JSON_OBJECT = Schema('{"type": "object"}')
 
-# Of llguidance, per request: memory for the lexer's states (up to 2 kB each) and work per mask (0.1 s at most).
+# Of llguidance, per request: memory for the lexer's states (up to 2 kB each) and work per mask (0.2 s for the worst found).
 _LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_errors": False}
 
 
@@ -123,7 +123,7 @@ class Grammars:
     """Compiles rules for one tokenizer. Thread-safe.
 
     eos: end tokens, which are allowed where an answer is complete. vocab_size: of the logits. The vocabulary is handed to
-    llguidance at the first use: 0.2 s for 32,000 tokens, 1.2 s for 128,000.
+    llguidance at the first use: about 0.2 s for 32,000 tokens, 1 s for 128,000.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos: Collection[int], vocab_size: int):
@@ -203,8 +203,8 @@ class Grammars:
 class _Vocabulary:
     """A tokenizer as llguidance.TokenizerWrapper expects it.
 
-    tokens: bytes by id, b"" for padding. special_token_ids: tokens that a grammar can name and no text contains. space_bytes: byte tokens of a space,
-    which the decoder keeps even before the first word.
+    tokens: bytes by id, b"" for padding. special_token_ids: tokens that a grammar can name and no text contains.
+    space_bytes: byte tokens of a space, which the decoder keeps even before the first word.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos: int, vocab_size: int):
@@ -298,7 +298,8 @@ def _check_time(rule: Rule, body: dict[str, Any], seconds: float) -> None:
     global _child
     with _child_lock:
         if _child is None or _child.poll() is not None:
-            _child = subprocess.Popen([sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            _child = subprocess.Popen([sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                      stderr=subprocess.DEVNULL)  # Ctrl-C reaches it too
             _ask(_child, {"lark_grammar": "start: /a/"}, _CHILD_START)
         if not _ask(_child, body, seconds):
             _child.kill()

@@ -241,7 +241,8 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
     if limits and fault["type"].startswith(("greater_than", "less_than", "finite")):
         return f"option {name}: {fault['input']!r} is not allowed, it must be a finite number, {limits}"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"option {name}: {_show(fault['input'])} is not allowed, it must be {message}" + (f" ({limits})" if limits else "")
+    range_ = f" ({limits})" if limits else ""
+    return f"option {name}: {_show(fault['input'])} is not allowed, it must be {message}{range_}"
 
 
 def _show(value: Any) -> str:

@@ -18,7 +18,8 @@ from mlx_llama.core.models.config import read_json, show
 
 from .tokenizer import Tokenizer
 
-# {"role", "content"}; of an assistant also "tool_calls", whose content may be None; of role "tool" also "tool_call_id", "name".
+# {"role", "content"}; of an assistant also "tool_calls", and then the content may be None; of a tool also "tool_call_id" and
+# "name".
 Message = Mapping[str, Any]
 
 _FIELDS = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}
@@ -124,7 +125,8 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise TemplateError(f"{where}[{i}] is {show(call)}, expected {{'id', 'type', 'function': {{'name', 'arguments'}}}}")
+            raise TemplateError(f"{where}[{i}] is {show(call)}, expected {{'id', 'type', 'function': {{'name', "
+                                "'arguments'}}")
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             try:
@@ -135,7 +137,8 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
             raise TemplateError(f"{where}[{i}].function.arguments is {show(function['arguments'])}, expected an object, or "
                                 "one as JSON text")
         identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-        checked.append({**identity, "type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}})
+        inner = {"name": function["name"], "arguments": dict(arguments)}
+        checked.append({**identity, "type": "function", "function": inner})
     return checked
 
 

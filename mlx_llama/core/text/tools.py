@@ -126,7 +126,7 @@ def _from_function(function: Callable[..., Any]) -> Tool:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise OptionsError(f"tools: {name} takes {parameter}: only named parameters can be described")
         if parameter.name not in hints:
-            raise OptionsError(f"tools: {name} has no type hint for {parameter.name}: add one, such as {parameter.name}: int")
+            raise OptionsError(f"tools: {name} has no type hint for {parameter.name}: add one, as in {parameter.name}: int")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (hints[parameter.name], Field(default, description=texts.get(parameter.name)))
     try:
@@ -201,7 +201,7 @@ class ToolFormat:
     go into the system message.
     """
 
-    name: Literal["llama3", "mistral", "hermes", "smollm"]
+    name: Literal["llama3", "mistral", "hermes", "smollm", "none"]
     opens: str
     closes: str = ""
     arguments: str = "arguments"
@@ -218,6 +218,7 @@ MISTRAL_HEADERS = ToolFormat("mistral", "[TOOL_CALLS]", has_headers=True)
 HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>")  # Qwen's too
 SMOLLM2 = ToolFormat("smollm", "<tool_call>", "</tool_call>", lists=True)
 SMOLLM3 = ToolFormat("smollm", "<tool_call>", "</tool_call>", variable="xml_tools")
+NO_TOOLS = ToolFormat("none", "")
 IN_SYSTEM = ToolFormat("smollm", "<tool_call>", "</tool_call>", lists=True, in_system=True)
 
 
@@ -226,7 +227,6 @@ def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:
 
     Raises OptionsError for a template that has tools in a format which is not supported.
     """
-    known = "supported are those of Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, or ask without tools"
     if "[TOOL_CALLS]" in source:
         return MISTRAL_HEADERS if "[ARGS]" in source else MISTRAL
     if "<tool_call>" in source and "<function=" not in source and "<arg_key>" not in source and "arguments" in source:
@@ -238,7 +238,8 @@ def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:
     # Llama 3.1 to 3.3: the words of the prompt, or the token of their vocabulary
     if '"parameters": dictionary of argument name' in source or "<|python_tag|>" in tokenizer.added_ids:
         return LLAMA3
-    raise OptionsError(f"tools: this model's template writes calls in a format that is not supported; {known}")
+    raise OptionsError("tools: this model's template writes calls in a format that is not supported; supported are those of "
+                       "Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, or ask without tools")
 
 
 def shown_specials(form: ToolFormat, tokenizer: Tokenizer) -> frozenset[int]:
@@ -494,11 +495,13 @@ class ToolParser:
     text: without calls, so far. calls: so far; the last may be unfinished. Text that begins like a call and turns out to be
     none is text again. White space after a call is dropped unless text follows.
 
-    names: of the tools on offer; a bare JSON object with another name is text.
+    form: None where no tools are offered: all is text. names: of the tools on offer; a bare JSON object with another name is
+    text.
     """
 
-    def __init__(self, form: ToolFormat, names: Collection[str] = ()):
-        self.form, self.names = form, frozenset(names)
+    def __init__(self, form: ToolFormat | None, names: Collection[str] = ()):
+        self.names = frozenset(names)
+        self.form = form or NO_TOOLS
         self.text = ""
         self.calls: list[ToolCall] = []
         self._states = {"text": self._read_text, "opened": self._read_opened, "call": self._read_call,
@@ -541,7 +544,7 @@ class ToolParser:
             if start[0] == "{":
                 return self._open("", bare=True)
         opens = self.form.opens
-        at = self._buffer.find(opens)
+        at = self._buffer.find(opens) if opens else -1
         if at >= 0:
             self._emit(self._buffer[:at])
             self._buffer = self._buffer[at:]

@@ -331,6 +331,19 @@ def test_a_pydantic_model_is_parsed(llm):
     assert "schema" in people[0].receipt()["options"] and json.dumps(people[0].receipt())
 
 
+def test_a_conversation_may_have_a_schema_which_its_file_keeps(llm, tmp_path):
+    chat = llm.chat(schema={"enum": ["red", "green", "dark blue"]}, max_tokens=30)
+    assert chat.send("colour?").parsed in ("red", "green", "dark blue")
+    assert llm.chat(schema=Person, temperature=1.0, seed=1).send("who?", max_tokens=3).parsed is None
+    chat.save(tmp_path / "session.json")
+    again = llm.chat()
+    assert again.load(tmp_path / "session.json") == [] and again.send("another?").parsed in ("red", "green", "dark blue")
+    with pytest.raises(OptionsError, match="cannot be enforced"):
+        llm.chat(regex="(?=a)")
+    with pytest.raises(OptionsError, match="schema is given too"):
+        chat.send("x", regex="a")
+
+
 def test_a_batch_is_what_each_would_be_alone(llm):
     given = {"regex": "(Hello|World)[a-z ]{1,20}[.]", "temperature": 1.0, "seed": 4, "max_tokens": 40}
     prompts = ["Once", "The llama", "x"]
