@@ -24,6 +24,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -253,6 +254,7 @@ def main() -> None:
     given = parser.parse_args()
     if not given.model and not given.url:
         parser.error("a model or --url is needed")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # close the servers
     rows = given.rows or max(given.clients)
     opened = [Http(url, url, limits={"stream_options": {"include_usage": True}}) for url in given.url]
     if given.model:

@@ -46,7 +46,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 marked = MutableHeaders(scope=message)
-                marked["X-Request-Id"] = identity
+                marked["X-Request-Id"] = marked["Request-Id"] = identity  # OpenAI's name and Anthropic's
                 marked["X-Content-Type-Options"] = "nosniff"
                 for name, value in self._cors(headers).items():
                     marked[name] = value

@@ -80,10 +80,15 @@ class Keeper:
         try:
             llm = await future
         except Exception as error:
-            self.state, self.error = "failed", error
+            self.error = error
+            if self.loads:  # it was loaded before: the next request tries again
+                self.state = "idle"
+                return
+            self.state = "failed"
             self._on_failure()
             return
         self.loads += 1
+        self.error = None
         name = llm.checkpoint.name
         # Clients need not know where the model lies.
         self.name = os.path.basename(name.rstrip("/\\")) if os.path.exists(name) else name
@@ -106,7 +111,7 @@ class Keeper:
         return self._llm
 
     def _refuse(self) -> Refusal:
-        if self.state == "failed":
+        if self.error is not None:
             reason = str(self.error) if isinstance(self.error, LlamaError) else type(self.error).__name__
             return Refusal(503, "model_failed", message=f"the model could not be loaded: {reason}")
         if self.state == "closed":

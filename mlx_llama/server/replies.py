@@ -132,6 +132,8 @@ def served_names(request: Request) -> list[str]:
 
 def check_model(request: Request, name: str | None) -> str:
     """The model's name as the answer gives it. Raises Refusal for another model's."""
+    if not desk_of(request).keeper.name:
+        desk_of(request).keeper.require()  # its name is not known yet
     names = served_names(request)
     if name is None or name == "default" or name in names:
         return name if name in names else names[0]

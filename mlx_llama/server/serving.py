@@ -58,6 +58,8 @@ def serve(settings: Settings, load: Callable[[], LLM], listening: socket.socket,
         raise LlamaError(f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}: cannot be used ({error})") from None
     servers.append(Server(config, app, settings.shutdown_seconds))
     cli.say(describe(settings, listening.getsockname()[1], certificate_file is not None))
+    if not settings.api_keys and not listening.getsockname()[0].startswith(("127.", "::1")):
+        cli.say("warning: other machines can reach this server, and it asks for no key: --api-key-file sets one")
     servers[0].run(sockets=[listening])
     failure = app.state.keeper.error
     if failure is not None:

@@ -32,7 +32,7 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
     server = inside(slowly)
     assert server.http.get("/health").json() == {"status": "ok"}
     for path, method in (("/ready", "GET"), ("/v1/chat/completions", "POST"), ("/props", "GET")):
-        done = server.http.request(method, path, json=QUESTION if method == "POST" else None)
+        done = server.http.request(method, path, json=QUESTION | {"model": "toy"} if method == "POST" else None)
         assert done.status_code == 503 and done.json()["error"]["code"] == "model_loading" and done.headers["retry-after"] == "1"
     told = []
     with server.http.stream("GET", "/v1/loading/progress") as response:
@@ -73,6 +73,27 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     assert [one.json()["choices"][0]["text"] for one in found] == [first] * 4 and server.keeper.loads == 2
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("mlx_llama scheduler") <= 1
+
+
+def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request(inside, toy):
+    failures: list[Exception] = []
+
+    def sometimes():
+        if failures:
+            raise failures.pop()
+        return load(toy, backend="cpu")
+
+    server = inside(sometimes, idle_unload=0.2).ready()
+    server.wait(lambda: server.keeper.state == "idle")
+    failures.append(CheckpointError("the disk is gone"))
+    done = server.post("/v1/completions", prompt="x", max_tokens=2)
+    assert done.status_code == 503 and "the disk is gone" in done.json()["error"]["message"]
+    assert server.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
+
+
+def test_a_server_for_others_without_a_key_warns(serve):
+    assert "it asks for no key" in serve("--host", "0.0.0.0").text()
+    assert "it asks for no key" not in serve("--host", "0.0.0.0", "--api-key", "x").text() + serve().text()
 
 
 def test_metrics(guide):
