@@ -145,8 +145,12 @@ class Conversation(Body):
         """The conversation as templates take it. Raises Refusal."""
         if self.messages[-1].role == "assistant":
             at = f"messages[{len(self.messages) - 1}].role"
-            raise bad_field(at, "user", f"{at}: the last message must be the user's: the beginning of an answer is not taken",
-                            "assistant")
+            raise bad_field(
+                at,
+                "user",
+                f"{at}: the last message must be the user's: the beginning of an answer is not taken",
+                "assistant",
+            )
         system = join_parts(self.system)
         return [*([{"role": "system", "content": system}] if system else []),
                 *(one for message in self.messages for one in message.plain())]

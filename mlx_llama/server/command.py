@@ -1,4 +1,4 @@
-"""python -m mlx_llama.server: serve one model over HTTP, to clients of OpenAI, Anthropic and llama-server, and to a browser."""
+"""python -m mlx_llama.server: one model over HTTP, for clients of OpenAI, Anthropic, llama-server, and a browser."""
 
 from __future__ import annotations
 
@@ -21,12 +21,19 @@ def parser() -> options.Parser:
     result = options.Parser(prog="python -m mlx_llama.server", description=__doc__, allow_abbrev=False)
     default = Settings()
     group = result.add_argument_group("server")
-    group.add_argument("--host", default=default.host, help=f"address to listen at (default: {default.host}, this machine only)")
+    group.add_argument(
+        "--host", default=default.host, help=f"address to listen at (default: {default.host}, this machine only)"
+    )
     group.add_argument("--port", default=str(default.port), help=f"0 picks a free one (default: {default.port})")
     group.add_argument("--alias", "-a", default=None, metavar="NAME", help="name of the model in requests and answers")
-    group.add_argument("--api-key", action="append", default=[], metavar="KEY",
-                       help="key that clients must send; repeat the flag for more. Other users of this machine see it: prefer "
-                            f"--api-key-file or the variable {KEY_VARIABLE}")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="key that clients must send; repeat the flag for more. Other users of this machine see it: prefer "
+        f"--api-key-file or the variable {KEY_VARIABLE}",
+    )
     group.add_argument("--api-key-file", default=None, metavar="FILE", help="keys, one a line")
     group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
                        help="site whose pages may ask, such as https://example.org; * for all; repeat the flag for more")
@@ -44,7 +51,9 @@ def parser() -> options.Parser:
                        help=f"time that running requests have after SIGTERM (default: {default.shutdown_seconds:g})")
     group.add_argument("--idle-unload", default=None, metavar="MINUTES",
                        help="give the model's memory back after this time without a request; the next one loads it again")
-    group.add_argument("--slots", action=argparse.BooleanOptionalAction, default=True, help="serve GET /slots (default: yes)")
+    group.add_argument(
+        "--slots", action=argparse.BooleanOptionalAction, default=True, help="serve GET /slots (default: yes)"
+    )
     group.add_argument("--slot-save-path", default=None, metavar="FOLDER",
                        help="allow POST /slots/0?action=save and restore, with files in this folder; needs --parallel 1")
     group.add_argument("--metrics", action=argparse.BooleanOptionalAction, default=True,
@@ -86,14 +95,24 @@ def make_settings(given: argparse.Namespace) -> Settings:
     if (given.ssl_key_file is None) != (given.ssl_cert_file is None):
         raise OptionsError("https needs both --ssl-key-file and --ssl-cert-file")
     return Settings(
-        host=given.host, port=int(_number(given.port, "--port", 0, 65535, whole=True)), alias=given.alias,
-        api_keys=_read_keys(given), cors_origins=tuple(origin.rstrip("/") for origin in given.cors_origin),
-        allowed_hosts=tuple(given.allowed_host), options={name: getattr(checked, name) for name in wanted},
+        host=given.host,
+        port=int(_number(given.port, "--port", 0, 65535, whole=True)),
+        alias=given.alias,
+        api_keys=_read_keys(given),
+        cors_origins=tuple(origin.rstrip("/") for origin in given.cors_origin),
+        allowed_hosts=tuple(given.allowed_host),
+        options={name: getattr(checked, name) for name in wanted},
         queue=int(_number(given.queue, "--queue", 0, 1e6, whole=True)),
         timeout=_number(given.timeout, "--timeout", 0.001, 1e7),
         max_body=options.parse_memory(given.max_body, "--max-body") or defaults.max_body,
-        shutdown_seconds=_number(given.shutdown_seconds, "--shutdown-seconds", 0, 1e6), idle_unload=idle,
-        serves_slots=given.slots, slot_folder=given.slot_save_path, serves_metrics=given.metrics, serves_page=given.page, logs_prompts=given.log_prompts)
+        shutdown_seconds=_number(given.shutdown_seconds, "--shutdown-seconds", 0, 1e6),
+        idle_unload=idle,
+        serves_slots=given.slots,
+        slot_folder=given.slot_save_path,
+        serves_metrics=given.metrics,
+        serves_page=given.page,
+        logs_prompts=given.log_prompts,
+    )
 
 
 def _number(text: str, flag: str, least: float, most: float, whole: bool = False) -> float:

@@ -146,8 +146,9 @@ def _article(name: str) -> str:
     return name if name == "null" else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-_BRANCH = re.compile(r"(str|int|float|bool|none|dict|list|constrained-\w+|function-\w+|literal|model|tuple|[A-Z]\w*)(\[.*\])?",
-                     re.S)
+_BRANCH = re.compile(
+    r"(str|int|float|bool|none|dict|list|constrained-\w+|function-\w+|literal|model|tuple|[A-Z]\w*)(\[.*\])?", re.S
+)
 
 
 def _path(location: tuple[Any, ...]) -> str:

@@ -67,13 +67,15 @@ class Guard:
         except Exception:
             log.exception("%s failed", identity)
             if status == 0:
-                body = errors_for(scope["path"])(Refusal(500, "internal_error", message=f"internal error, request {identity}"))
+                body = errors_for(scope["path"])(
+                    Refusal(500, "internal_error", message=f"internal error, request {identity}")
+                )
                 await Json(body, 500)(scope, receive, send_marked)
         finally:
             self.metrics.http.labels(str(status or 499)).inc()
             self._write_line(scope, identity, status or 499, time.monotonic() - began)
 
-    # Who may ask
+    # Access
 
     def _check_host(self, headers: Headers) -> None:
         """Refuse names that are not ours: a foreign page may point its own name at this address (DNS rebinding)."""
@@ -116,12 +118,14 @@ class Guard:
             raise Refusal(401, "invalid_api_key", message="an API key is needed: send the header Authorization: Bearer KEY",
                           headers={"WWW-Authenticate": "Bearer"})
 
-    # How much
+    # Sizes
 
     def _limit(self, headers: Headers, receive: Receive) -> Receive:
         """Refuse a body beyond the limit, announced or not."""
         most, taken = self.settings.max_body, 0
-        refusal = Refusal(413, "body_too_large", [Fault("", f"at most {most} bytes", f"the body is larger than {most} bytes")])
+        refusal = Refusal(
+            413, "body_too_large", [Fault("", f"at most {most} bytes", f"the body is larger than {most} bytes")]
+        )
         if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > most:
             raise refusal
 

@@ -116,11 +116,13 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
 
     def make_room(self) -> None:
-        """Forget what may be forgotten. Raises Refusal if no place is left."""
+        """Forget old jobs that have ended. Raises Refusal if no place is left."""
         now = time.monotonic()
         for job in [job for job in self._jobs.values() if job.is_over and now - job.ended > self._settings.job_seconds]:
             del self._jobs[job.identity]
-        while len(self._jobs) >= self._settings.max_jobs or sum(len(job.events) for job in self._jobs.values()) > MOST_EVENTS:
+        while (
+            len(self._jobs) >= self._settings.max_jobs or sum(len(job.events) for job in self._jobs.values()) > MOST_EVENTS
+        ):
             oldest = min((job for job in self._jobs.values() if job.is_over), key=lambda job: job.ended, default=None)
             if oldest is None and len(self._jobs) < self._settings.max_jobs:
                 break  # running ones are bounded by the queue
@@ -144,8 +146,11 @@ class Jobs:
             reason = f"it ended more than {self._settings.job_seconds:g} seconds ago and was forgotten, or never was"
         else:
             reason = "the server has been started anew since, and jobs end with the server"
-        raise Refusal(404, "job_not_found", [Fault("job_id", "a job of this server", f"there is no job {identity:.100}: {reason}",
-                                                   identity[:200])])
+        raise Refusal(
+            404,
+            "job_not_found",
+            [Fault("job_id", "a job of this server", f"there is no job {identity:.100}: {reason}", identity[:200])],
+        )
 
 
 @router.post("/v1/jobs", status_code=201, **takes(JobRequest))
@@ -177,7 +182,9 @@ async def stream_job(request: Request, job_id: str) -> Response:
     first = int(last) + 1
     settings = desk_of(request).settings
     if request.query_params.get("format") == "jsonl" or "application/x-ndjson" in request.headers.get("accept", ""):
-        return StreamingResponse(_lines(job, first), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
+        return StreamingResponse(
+            _lines(job, first), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
+        )
     return EventSourceResponse(_events(job, first), ping=PING_SECONDS, sep="\n", send_timeout=settings.send_timeout)
 
 

@@ -176,8 +176,15 @@ def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -
     """completion_probabilities, where n_probs asks for them."""
     if not count:
         return {}
-    return {"completion_probabilities": [{"id": int(token), **found} for token, found in zip(
-        [token for token in tokens if token not in llm.engine.eos and token.logprobs is not None], list_logprobs(llm, tokens))]}
+    return {
+        "completion_probabilities": [
+            {"id": int(token), **found}
+            for token, found in zip(
+                [token for token in tokens if token not in llm.engine.eos and token.logprobs is not None],
+                list_logprobs(llm, tokens),
+            )
+        ]
+    }
 
 
 def _split(prompt: Any, most: int) -> list[Any]:
@@ -231,7 +238,9 @@ async def tokenize(request: Request) -> Response:
 
     def work(llm: LLM) -> list[Any]:
         tokenizer = llm.tokenizer
-        ids = tokenizer.encode(body.content, add_bos=body.add_special and bool(body.content), parse_special=body.parse_special)
+        ids = tokenizer.encode(
+            body.content, add_bos=body.add_special and bool(body.content), parse_special=body.parse_special
+        )
         return [{"id": one, "piece": _piece(llm, one)} for one in ids] if body.with_pieces else ids
 
     return Json({"tokens": await with_model(request, work, "content")})
@@ -302,15 +311,24 @@ async def props(request: Request) -> Response:
         if "seed" not in desk.settings.options:
             options["seed"] = None
         bos = llm.tokenizer.named
-        return Json({
-            "default_generation_settings": {"n_ctx": llm.engine.context, "params": options},
-            "total_slots": llm.scheduler.max_rows, "model_alias": served_names(request)[0],
-            "model_path": str(llm.checkpoint.path), "n_ctx_train": llm.model.config.max_position_embeddings,
-            "modalities": {"vision": False, "audio": False},
-            "chat_template": llm.template.source if llm.template else "", "bos_token": bos.get("bos_token", ""),
-            "eos_token": bos.get("eos_token", ""), "build_info": FINGERPRINT, "backend": llm.backend.name,
-            "device": llm.backend.device_name, "dtype": llm.backend.runtime.dtype_name(llm.model.dtype), "is_sleeping": False,
-        })
+        return Json(
+            {
+                "default_generation_settings": {"n_ctx": llm.engine.context, "params": options},
+                "total_slots": llm.scheduler.max_rows,
+                "model_alias": served_names(request)[0],
+                "model_path": str(llm.checkpoint.path),
+                "n_ctx_train": llm.model.config.max_position_embeddings,
+                "modalities": {"vision": False, "audio": False},
+                "chat_template": llm.template.source if llm.template else "",
+                "bos_token": bos.get("bos_token", ""),
+                "eos_token": bos.get("eos_token", ""),
+                "build_info": FINGERPRINT,
+                "backend": llm.backend.name,
+                "device": llm.backend.device_name,
+                "dtype": llm.backend.runtime.dtype_name(llm.model.dtype),
+                "is_sleeping": False,
+            }
+        )
     finally:
         desk.keeper.leave()
 
@@ -345,13 +363,17 @@ async def change_slot(request: Request, slot: str) -> Response:
         raise Refusal(404, "not_found", message="caches are not saved: start the server with --slot-save-path")
     action = request.query_params.get("action")
     if action not in ("save", "restore"):
-        raise bad_field("action", "one of save, restore", "action: must be save or restore; rows are freed by themselves", action)
+        raise bad_field(
+            "action", "one of save, restore", "action: must be save or restore; rows are freed by themselves", action
+        )
     body = await read_body(request, SlotRequest)
     file = Path(folder) / body.filename
 
     def work(llm: LLM) -> dict[str, Any]:
         if llm.scheduler.max_rows != 1 or slot != "0":
-            raise bad_field("slot", "0", "slot: with several rows the server picks them: start it with --parallel 1 and take 0", slot)
+            raise bad_field(
+                "slot", "0", "slot: with several rows the server picks them: start it with --parallel 1 and take 0", slot
+            )
         if action == "save":
             llm.save_cache(file)
             return {"id_slot": 0, "filename": body.filename, "n_written": file.stat().st_size}
@@ -361,7 +383,7 @@ async def change_slot(request: Request, slot: str) -> Response:
 
 
 def _slot(sequence: Any) -> dict[str, Any]:
-    """What runs in a row, without its text."""
+    """State of a running row, without its text."""
     done = len(sequence.text) - sequence.prompt_length
     return {"id_task": sequence.number, "n_prompt_tokens": sequence.prompt_length,
             "params": sequence.options.model_dump(exclude={"stop"}),

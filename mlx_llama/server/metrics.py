@@ -16,12 +16,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter("mlx_llama_requests", "requests to the model by outcome", ["outcome"], registry=self.registry)
+        self.requests = Counter(
+            "mlx_llama_requests", "requests to the model by outcome", ["outcome"], registry=self.registry
+        )
         self.http = Counter("mlx_llama_http_responses", "responses by status", ["status"], registry=self.registry)
         self.prompt_tokens = Counter("mlx_llama_prompt_tokens", "tokens of prompts", registry=self.registry)
         self.reused_tokens = Counter("mlx_llama_prompt_tokens_reused", "tokens of prompts that were in the cache",
                                      registry=self.registry)
-        self.prefix_hits = Counter("mlx_llama_prefix_hits", "requests whose prompt began in the cache", registry=self.registry)
+        self.prefix_hits = Counter(
+            "mlx_llama_prefix_hits", "requests whose prompt began in the cache", registry=self.registry
+        )
         self.generated_tokens = Counter("mlx_llama_generated_tokens", "tokens generated", registry=self.registry)
         self.first_token = Histogram("mlx_llama_first_token_seconds", "from a request to its first token", buckets=_SECONDS,
                                      registry=self.registry)

@@ -103,7 +103,7 @@ def join_parts(content: Any) -> str:
 
 
 class StreamOptions(Body):
-    """What a stream tells besides the text."""
+    """Additions to a stream's text."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -153,7 +153,9 @@ class ChatRequest(CommonFields):
     def _check_chat(self):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: only with logprobs: true")
-        if self.response_format.options() and any(getattr(self, name) is not None for name in ("schema", "regex", "grammar")):
+        if self.response_format.options() and any(
+            getattr(self, name) is not None for name in ("schema", "regex", "grammar")
+        ):
             raise ValueError("response_format: an answer has one rule, and schema, regex or grammar is given too")
         return self
 
@@ -190,8 +192,14 @@ async def chat(request: Request) -> Response:
             message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
             if calls:
                 message["tool_calls"] = [call.as_dict() for call in calls]
-            choices.append({"index": i, "message": message, "logprobs": write_logprobs(
-                answers.llm, completion.tokens) if body.logprobs else None, "finish_reason": finish_reason(completion, len(calls))})
+            choices.append(
+                {
+                    "index": i,
+                    "message": message,
+                    "logprobs": write_logprobs(answers.llm, completion.tokens) if body.logprobs else None,
+                    "finish_reason": finish_reason(completion, len(calls)),
+                }
+            )
         return {**made, "object": "chat.completion", "choices": choices, "usage": write_usage(answers),
                 "timings": write_timings(answers.completions[0])}
 
@@ -272,8 +280,17 @@ async def complete(request: Request) -> Response:
     settings = desk_of(request).settings
     prompts = split_prompts(body.prompt, settings.max_choices)
     if len(prompts) * body.n > settings.max_choices:
-        raise Refusal(400, "invalid_value", [Fault("n", f"at most {settings.max_choices} answers", f"n: {len(prompts)} prompts "
-                                                   f"of {body.n} answers each, at most {settings.max_choices} are taken")])
+        raise Refusal(
+            400,
+            "invalid_value",
+            [
+                Fault(
+                    "n",
+                    f"at most {settings.max_choices} answers",
+                    f"n: {len(prompts)} prompts of {body.n} answers each, at most {settings.max_choices} are taken",
+                )
+            ],
+        )
     asks = choices_of(body.given_options(), prompts, "prompt", body.n)
     made = {"id": f"cmpl-{request_id(request)}", "object": "text_completion", "created": int(time.time()), "model": name,
             "system_fingerprint": FINGERPRINT}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -105,6 +106,8 @@ class Stream(EventSourceResponse):
         try:
             async for data in self._events:
                 yield data
+                # Sending does not always wait: let others run, and the connection's end be noticed.
+                await asyncio.sleep(0)
             self._outcome = "done"
         except Failure as failure:
             self._outcome = failure.refusal.code
@@ -157,10 +160,17 @@ def write_timings(completion: Completion) -> dict[str, Any]:
     """llama-server's timings."""
     read, written = completion.prompt_tokens - completion.reused_tokens, len(completion.tokens)
     prompt_ms, decode_ms = completion.prefill_seconds * 1e3, completion.decode_seconds * 1e3
-    return {"cache_n": completion.reused_tokens, "prompt_n": read, "prompt_ms": round(prompt_ms, 3),
-            "prompt_per_token_ms": _divide(prompt_ms, read), "prompt_per_second": round(completion.prompt_tps, 3),
-            "predicted_n": written, "predicted_ms": round(decode_ms, 3), "predicted_per_token_ms": _divide(decode_ms, written),
-            "predicted_per_second": round(completion.decode_tps, 3)}
+    return {
+        "cache_n": completion.reused_tokens,
+        "prompt_n": read,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_token_ms": _divide(prompt_ms, read),
+        "prompt_per_second": round(completion.prompt_tps, 3),
+        "predicted_n": written,
+        "predicted_ms": round(decode_ms, 3),
+        "predicted_per_token_ms": _divide(decode_ms, written),
+        "predicted_per_second": round(completion.decode_tps, 3),
+    }
 
 
 def _divide(amount: float, count: int) -> float:

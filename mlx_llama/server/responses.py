@@ -61,8 +61,13 @@ class InputItem(BaseModel):
     def _check_type(self):
         needed = {"message": ("role", "content"), "function_call": ("call_id", "name", "arguments"),
                   "function_call_output": ("call_id", "output")}[self.type]
-        missing = [name for name in needed if getattr(self, name) in (None, "") and name not in ("content", "output", "arguments")
-                   or getattr(self, name) is None]
+        missing = [
+            name
+            for name in needed
+            if getattr(self, name) in (None, "")
+            and name not in ("content", "output", "arguments")
+            or getattr(self, name) is None
+        ]
         given = {"role", "content", "call_id", "name", "arguments", "output"} & self.model_fields_set
         if missing:
             raise ValueError(f"{self.type} needs {', '.join(missing)}")
@@ -124,8 +129,20 @@ class ResponsesRequest(OptionFields):
     unsupported: ClassVar[Mapping[str, str]] = {
         "previous_response_id": "answers are not kept: send the conversation as input",
         "conversation": "answers are not kept: send the conversation as input",
-        **dict.fromkeys(("reasoning", "prompt", "max_tool_calls", "background", "stream_options", "top_logprobs", "moderation",
-                         "context_management", "prompt_cache_retention"), ""),
+        **dict.fromkeys(
+            (
+                "reasoning",
+                "prompt",
+                "max_tool_calls",
+                "background",
+                "stream_options",
+                "top_logprobs",
+                "moderation",
+                "context_management",
+                "prompt_cache_retention",
+            ),
+            "",
+        ),
     }
 
     input: str | list[InputItem] = Field(min_length=1)
@@ -148,7 +165,11 @@ class ResponsesRequest(OptionFields):
     def plain(self) -> list[dict[str, Any]]:
         """The conversation as templates take it. Raises Refusal."""
         items: list[dict[str, Any]] = []
-        for item in [InputItem.model_validate({"role": "user", "content": self.input})] if isinstance(self.input, str) else self.input:
+        for item in (
+            [InputItem.model_validate({"role": "user", "content": self.input})]
+            if isinstance(self.input, str)
+            else self.input
+        ):
             if item.type == "function_call":
                 call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
                 if items and items[-1]["role"] == "assistant":  # one message of the assistant has text and calls
@@ -188,14 +209,31 @@ async def respond(request: Request) -> Response:
         options = completion.options
         is_over = status not in ("in_progress", "queued")
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return {"id": f"resp_{identity}", "object": "response", "created_at": created, "status": status, "error": None,
-                "incomplete_details": reason, "instructions": body.instructions or None,
-                "max_output_tokens": options.get("max_tokens"), "model": name, "output": output, "parallel_tool_calls": box.many,
-                "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "store": False,
-                "temperature": options.get("temperature"), "text": body.text.model_dump(exclude_none=True),
-                "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
-                "tools": [tool.model_dump() for tool in body.tools], "top_p": options.get("top_p"), "truncation": "disabled", "user": body.user,
-                "metadata": body.metadata, "usage": write_usage(completion) if is_over else None}
+        return {
+            "id": f"resp_{identity}",
+            "object": "response",
+            "created_at": created,
+            "status": status,
+            "error": None,
+            "incomplete_details": reason,
+            "instructions": body.instructions or None,
+            "max_output_tokens": options.get("max_tokens"),
+            "model": name,
+            "output": output,
+            "parallel_tool_calls": box.many,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": options.get("temperature"),
+            "text": body.text.model_dump(exclude_none=True),
+            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
+            "tools": [tool.model_dump() for tool in body.tools],
+            "top_p": options.get("top_p"),
+            "truncation": "disabled",
+            "user": body.user,
+            "metadata": body.metadata,
+            "usage": write_usage(completion) if is_over else None,
+        }
 
     def item(status: str, content: list[Any]) -> dict[str, Any]:
         return {"type": "message", "id": f"msg_{identity}", "status": status, "role": "assistant", "content": content}

@@ -55,7 +55,9 @@ def serve(settings: Settings, load: Callable[[], LLM], listening: socket.socket,
                                 ssl_keyfile=key_file, ssl_certfile=certificate_file)
         config.load()
     except OSError as error:
-        raise LlamaError(f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}: cannot be used ({error})") from None
+        raise LlamaError(
+            f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}: cannot be used ({error})"
+        ) from None
     servers.append(Server(config, app, settings.shutdown_seconds))
     cli.say(describe(settings, listening.getsockname()[1], certificate_file is not None))
     if not settings.api_keys and not listening.getsockname()[0].startswith(("127.", "::1")):
@@ -75,7 +77,7 @@ def bind(settings: Settings) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of a killed server is free at once
         listening.bind(address)
-        listening.listen(BACKLOG)  # who comes while the server starts waits
+        listening.listen(BACKLOG)  # early connections wait
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LlamaError(f"--host {settings.host} --port {settings.port}: cannot listen there ({reason}): choose another "

@@ -51,7 +51,9 @@ def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: boo
     if choice not in ("none", "auto") and not tools:
         raise bad_field("tool_choice", "tools", "tool_choice: there is no tool to call: give tools", choice)
     if choice not in ("none", "auto", "required", *names):
-        raise bad_field("tool_choice", f"one of {', '.join(names)}", f"tool_choice: there is no tool {choice!r:.100}", choice)
+        raise bad_field(
+            "tool_choice", f"one of {', '.join(names)}", f"tool_choice: there is no tool {choice!r:.100}", choice
+        )
     return Toolbox(tools, choice, many)
 
 
@@ -164,7 +166,7 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What the answer is: any text, JSON, or JSON of a schema."""
+    """Kind of the answer: any text, JSON, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None

@@ -50,7 +50,9 @@ class Live:
 
     def wait_idle(self, seconds: float = 30) -> None:
         """Wait until no request runs or waits."""
-        self.wait(lambda: self.metric("active") == 0 and self.metric("rows_running") == 0 and self.metric("queue") == 0, seconds)
+        self.wait(
+            lambda: self.metric("active") == 0 and self.metric("rows_running") == 0 and self.metric("queue") == 0, seconds
+        )
 
     def close(self) -> int:
         """End it as a supervisor does; returns the exit code."""

@@ -36,7 +36,9 @@ def test_a_stream_in_its_order(client, guide, llm):
 
 
 def test_stop_sequences_and_blocks(client):
-    blocks = [{"role": "user", "content": [{"type": "text", "text": "Who are you?", "cache_control": {"type": "ephemeral"}}]}]
+    blocks = [
+        {"role": "user", "content": [{"type": "text", "text": "Who are you?", "cache_control": {"type": "ephemeral"}}]}
+    ]
     found = client.messages.create(model="guide", max_tokens=50, messages=blocks, stop_sequences=["small", "zebra"])
     assert found.stop_reason == "stop_sequence" and found.stop_sequence == "small"
     assert found.content[0].text == "I am the mlx_llama guide: a "

@@ -13,8 +13,14 @@ CHECKS = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=li
                   phases=[Phase.explicit, Phase.generate])
 
 
-GENERATING = ["POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages", "POST /completion",
-              "POST /v1/jobs"]
+GENERATING = [
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /v1/responses",
+    "POST /v1/messages",
+    "POST /completion",
+    "POST /v1/jobs",
+]
 LIMITS = {"POST /v1/responses": "max_output_tokens", "POST /completion": "n_predict"}
 
 
@@ -25,10 +31,27 @@ def document(guide):
 
 def test_every_route_is_in_the_document(document):
     paths = {operation.ok().label for operation in document.get_all_operations()}
-    assert {"POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models", "POST /v1/responses", "POST /v1/messages",
-            "POST /v1/messages/count_tokens", "POST /completion", "POST /tokenize", "POST /detokenize", "POST /apply-template",
-            "GET /props", "GET /slots", "POST /v1/jobs", "GET /v1/jobs/{job_id}/stream", "DELETE /v1/jobs/{job_id}",
-            "GET /health", "GET /ready", "GET /v1/loading/progress", "GET /metrics"} <= paths
+    assert {
+        "POST /v1/chat/completions",
+        "POST /v1/completions",
+        "GET /v1/models",
+        "POST /v1/responses",
+        "POST /v1/messages",
+        "POST /v1/messages/count_tokens",
+        "POST /completion",
+        "POST /tokenize",
+        "POST /detokenize",
+        "POST /apply-template",
+        "GET /props",
+        "GET /slots",
+        "POST /v1/jobs",
+        "GET /v1/jobs/{job_id}/stream",
+        "DELETE /v1/jobs/{job_id}",
+        "GET /health",
+        "GET /ready",
+        "GET /v1/loading/progress",
+        "GET /metrics",
+    } <= paths
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])

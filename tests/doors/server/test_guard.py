@@ -1,4 +1,4 @@
-"""Who may ask: hosts, origins, keys."""
+"""Access: hosts, origins, keys, flags."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ import pytest
 QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 
-@pytest.mark.parametrize("host, status", [
-    ("localhost:{port}", 200), ("127.0.0.1", 200), ("[::1]:{port}", 200), ("LOCALHOST", 200), ("192.168.1.5", 200),
-    ("evil.example", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil.example", 403), ("", 403), ("evil@localhost", 403),
-])
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("localhost:{port}", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:{port}", 200),
+        ("LOCALHOST", 200),
+        ("192.168.1.5", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+        ("evil@localhost", 403),
+    ],
+)
 def test_a_name_of_another_is_refused(host, status, guide):
     """DNS rebinding: a page's own name that suddenly points here."""
     done = guide.http.get("/v1/models", headers={"Host": host.format(port=guide.port)})
@@ -30,7 +41,7 @@ def test_a_page_of_another_site_is_refused(origin, status, guide):
     done = guide.http.post("/v1/chat/completions", json=QUESTION, headers=headers)
     assert done.status_code == status, done.text
     assert "access-control-allow-origin" not in done.headers
-    plain = headers | {"Content-Type": "text/plain"}  # what a page may send without asking first
+    plain = headers | {"Content-Type": "text/plain"}  # pages may send it without a preflight
     assert guide.http.post("/v1/jobs", content=b'{"prompt": "x", "max_tokens": 1}', headers=plain).status_code == (
         201 if status == 200 else 403)
 
@@ -63,7 +74,11 @@ def test_keys(serve, tmp_path):
     for path in ("/v1/models", "/metrics", "/props", "/slots", "/openapi.json", "/docs", "/v1/loading/progress", "/page"):
         assert server.http.get(path).status_code == 401, path
     assert server.http.post("/page/render", json={"text": "x"}).status_code == 401
-    for headers in ({"Authorization": "Bearer first-key"}, {"Authorization": "bearer second-key"}, {"x-api-key": "third-key"}):
+    for headers in (
+        {"Authorization": "Bearer first-key"},
+        {"Authorization": "bearer second-key"},
+        {"x-api-key": "third-key"},
+    ):
         assert server.http.post("/v1/chat/completions", json=QUESTION, headers=headers).status_code == 200
     for headers in ({"Authorization": "Bearer first"}, {"Authorization": "first-key"}, {"Authorization": "Bearer"},
                     {"x-api-key": "# two keys"}, {"x-api-key": ""}):
@@ -93,22 +108,41 @@ def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
     asked.wait(lambda: "a-secret-word" in asked.text())
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--port", "99999"], "--port '99999'"), (["--port", "x"], "--port 'x'"), (["--host", "no.such.host.invalid"], "cannot listen"),
-    (["--timeout", "0"], "--timeout '0'"), (["--queue", "-1"], "--queue '-1'"), (["--parallel", "0"], "--max-rows"),
-    (["--idle-unload", "never"], "--idle-unload 'never'"), (["--api-key-file", "/no/file"], "cannot be read"),
-    (["--api-key", "schlüssel"], "ASCII"), (["--ssl-key-file", "x"], "needs both"), (["--temp", "-3"], "option temperature"),
-    (["--ssl-key-file", "/no/a", "--ssl-cert-file", "/no/b"], "cannot be used"), (["--max-body", "big"], "--max-body 'big'"),
-    (["--model", "no/such/folder"], "no such folder"), (["--ctx-size", "99999"], "1 to"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--port", "99999"], "--port '99999'"),
+        (["--port", "x"], "--port 'x'"),
+        (["--host", "no.such.host.invalid"], "cannot listen"),
+        (["--timeout", "0"], "--timeout '0'"),
+        (["--queue", "-1"], "--queue '-1'"),
+        (["--parallel", "0"], "--max-rows"),
+        (["--idle-unload", "never"], "--idle-unload 'never'"),
+        (["--api-key-file", "/no/file"], "cannot be read"),
+        (["--api-key", "schlüssel"], "ASCII"),
+        (["--ssl-key-file", "x"], "needs both"),
+        (["--temp", "-3"], "option temperature"),
+        (["--ssl-key-file", "/no/a", "--ssl-cert-file", "/no/b"], "cannot be used"),
+        (["--max-body", "big"], "--max-body 'big'"),
+        (["--model", "no/such/folder"], "no such folder"),
+        (["--ctx-size", "99999"], "1 to"),
+    ],
+)
 def test_a_bad_flag_is_one_line_and_exit_code_2(arguments, message):
-    done = subprocess.run([sys.executable, "-m", "mlx_llama.server", "--port", "0", "--quiet", *arguments], capture_output=True,
-                          text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_llama.server", "--port", "0", "--quiet", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 2 and last.startswith("error: ") and message in last and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 2 and last.startswith("error: ") and message in last and "Traceback" not in done.stderr, (
+        done.stderr
+    )
 
 
 def test_a_port_that_is_taken(guide):
-    done = subprocess.run([sys.executable, "-m", "mlx_llama.server", "--port", str(guide.port)], capture_output=True, text=True,
-                          timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_llama.server", "--port", str(guide.port)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2 and "cannot listen there" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -40,9 +40,13 @@ def test_prompts_of_ids_mixed_and_several(guide, llm):
 
 
 def test_response_fields_seeds_and_endless(guide):
-    found = guide.post("/completion", prompt="hi", n_predict=3, response_fields=["content", "timings/predicted_n", "nope"]).json()
+    found = guide.post(
+        "/completion", prompt="hi", n_predict=3, response_fields=["content", "timings/predicted_n", "nope"]
+    ).json()
     assert set(found) == {"content", "predicted_n"} and found["predicted_n"] == 3
-    drawn = [guide.post("/completion", prompt="The", n_predict=12, temperature=2, seed=-1).json()["content"] for _ in range(3)]
+    drawn = [
+        guide.post("/completion", prompt="The", n_predict=12, temperature=2, seed=-1).json()["content"] for _ in range(3)
+    ]
     assert len(set(drawn)) > 1
     full = guide.post("/completion", prompt="The", n_predict=-1, ignore_eos=True).json()
     assert full["stop_type"] == "limit" and full["tokens_predicted"] + full["tokens_evaluated"] >= 512
@@ -97,9 +101,14 @@ def test_a_cache_is_saved_and_restored(serve, tmp_path):
     assert again.post("/slots/0?action=restore", filename="story.bin").json()["n_restored"] >= wanted["tokens_evaluated"]
     found = again.post("/completion", prompt=prompt, n_predict=5).json()
     assert found["content"] == wanted["content"] and found["timings"]["cache_n"] == wanted["tokens_evaluated"] - 1
-    for path, body in (("/slots/0?action=erase", {"filename": "story.bin"}), ("/slots/1?action=save", {"filename": "a"}),
-                       ("/slots/0?action=restore", {"filename": "../story.bin"}), ("/slots/0?action=restore", {"filename": "none"}),
-                       ("/slots/0?action=save", {"filename": ".hidden"}), ("/slots/0", {})):
+    for path, body in (
+        ("/slots/0?action=erase", {"filename": "story.bin"}),
+        ("/slots/1?action=save", {"filename": "a"}),
+        ("/slots/0?action=restore", {"filename": "../story.bin"}),
+        ("/slots/0?action=restore", {"filename": "none"}),
+        ("/slots/0?action=save", {"filename": ".hidden"}),
+        ("/slots/0", {}),
+    ):
         assert again.post(path, **body).status_code == 400, path
     assert server.post("/completion", prompt="x", n_predict=1).status_code == 200
 

@@ -27,8 +27,15 @@ def test_a_chat_answer_is_the_one_of_generate(client, llm):
 
 def test_a_stream_is_the_same_text_in_pieces(client, llm):
     wanted = llm.generate(QUESTION, max_tokens=40, temperature=0.9, seed=7)
-    stream = client.chat.completions.create(model="guide", messages=QUESTION, max_completion_tokens=40, temperature=0.9, seed=7,
-                                            stream=True, stream_options={"include_usage": True})
+    stream = client.chat.completions.create(
+        model="guide",
+        messages=QUESTION,
+        max_completion_tokens=40,
+        temperature=0.9,
+        seed=7,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
     *chunks, last = list(stream)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted.text
     assert chunks[0].choices[0].delta.role == "assistant" and len(chunks) > 30
@@ -39,7 +46,10 @@ def test_a_stream_is_the_same_text_in_pieces(client, llm):
 
 def test_parts_developer_messages_and_system_prompts(client, llm):
     wanted = llm.generate([{"role": "system", "content": "Be kind."}, *QUESTION], max_tokens=12).text
-    parts = [{"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]}, *QUESTION]
+    parts = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+        *QUESTION,
+    ]
     assert client.chat.completions.create(model="guide", messages=parts, max_tokens=12).choices[0].message.content == wanted
 
 
@@ -66,7 +76,9 @@ def test_stop_strings_and_biases(client, llm):
     found = client.chat.completions.create(model="guide", messages=QUESTION, stop=["small", "person"])
     assert found.choices[0].message.content == "I am the mlx_llama guide: a " and found.choices[0].finish_reason == "stop"
     first = llm.generate(QUESTION, max_tokens=1).tokens[0]
-    banned = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=5, logit_bias={str(int(first)): -100})
+    banned = client.chat.completions.create(
+        model="guide", messages=QUESTION, max_tokens=5, logit_bias={str(int(first)): -100}
+    )
     wanted = llm.generate(QUESTION, max_tokens=5, logit_bias={int(first): -100}).text
     assert banned.choices[0].message.content == wanted != found.choices[0].message.content[:len(wanted)]
 
@@ -108,15 +120,26 @@ def test_responses(client, llm):
     with client.responses.stream(model="guide", input=QUESTION, max_output_tokens=10) as stream:
         told = list(stream)
     kinds, last = [event.type for event in told], told[-1].response
-    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
     assert kinds[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done",
                           "response.incomplete"]
-    assert last.output_text == llm.generate(QUESTION, max_tokens=10).text and last.incomplete_details.reason == "max_output_tokens"
+    assert (
+        last.output_text == llm.generate(QUESTION, max_tokens=10).text
+        and last.incomplete_details.reason == "max_output_tokens"
+    )
     assert last.usage.output_tokens == 10
     turns = [*QUESTION, *[item.model_dump() for item in found.output], {"role": "user", "content": "A story?"}]
     wanted = llm.generate([{"role": "system", "content": "Be kind."}, *QUESTION, {"role": "assistant", "content": wanted},
                            {"role": "user", "content": "A story?"}], max_tokens=9).text
-    assert client.responses.create(model="guide", input=turns, instructions="Be kind.", max_output_tokens=9).output_text == wanted
+    assert (
+        client.responses.create(model="guide", input=turns, instructions="Be kind.", max_output_tokens=9).output_text
+        == wanted
+    )
 
 
 def test_numbers_of_a_stream_of_responses_count_up(guide):

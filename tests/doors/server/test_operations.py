@@ -33,7 +33,11 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
     assert server.http.get("/health").json() == {"status": "ok"}
     for path, method in (("/ready", "GET"), ("/v1/chat/completions", "POST"), ("/props", "GET")):
         done = server.http.request(method, path, json=QUESTION | {"model": "toy"} if method == "POST" else None)
-        assert done.status_code == 503 and done.json()["error"]["code"] == "model_loading" and done.headers["retry-after"] == "1"
+        assert (
+            done.status_code == 503
+            and done.json()["error"]["code"] == "model_loading"
+            and done.headers["retry-after"] == "1"
+        )
     told = []
     with server.http.stream("GET", "/v1/loading/progress") as response:
         for line in response.iter_lines():
@@ -107,7 +111,9 @@ def test_metrics(guide):
 
 
 def test_flags_set_defaults_of_requests(serve, llm):
-    server = serve("--n-predict", "6", "--temp", "0.8", "--seed", "3", "--alias", "pet", "--no-slots", "--no-metrics", "--no-page")
+    server = serve(
+        "--n-predict", "6", "--temp", "0.8", "--seed", "3", "--alias", "pet", "--no-slots", "--no-metrics", "--no-page"
+    )
     wanted = llm.generate("Once upon", max_tokens=6, temperature=0.8, seed=3).text
     found = server.post("/v1/completions", model="pet", prompt="Once upon").json()
     assert found["choices"][0]["text"] == wanted and found["model"] == "pet"
@@ -121,8 +127,13 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy)
     found: dict = {}
 
     def read():
-        with httpx.stream("POST", f"{server.url}/v1/completions", json={"prompt": "hello", "max_tokens": 1500, "stream": True},
-                          timeout=60, trust_env=False) as response:
+        with httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={"prompt": "hello", "max_tokens": 1500, "stream": True},
+            timeout=60,
+            trust_env=False,
+        ) as response:
             found["begun"] = True
             found["text"] = response.read().decode()
 
@@ -195,8 +206,13 @@ def test_killed_in_the_middle_and_started_again_on_the_same_port(tmp_path, roomy
 
     def read():
         try:
-            with httpx.stream("POST", f"{server.url}/v1/completions", json={"prompt": "hello", "max_tokens": 90_000,
-                                                                            "stream": True}, timeout=60, trust_env=False) as one:
+            with httpx.stream(
+                "POST",
+                f"{server.url}/v1/completions",
+                json={"prompt": "hello", "max_tokens": 90_000, "stream": True},
+                timeout=60,
+                trust_env=False,
+            ) as one:
                 one.read()
         except httpx.HTTPError:
             pass
@@ -227,8 +243,28 @@ def test_https(tmp_path):
     if not shutil.which("openssl"):
         pytest.skip("no openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "1",
-                    "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+        ],
+        check=True,
+        capture_output=True,
+    )
     server = Live(tmp_path / "log", "--ssl-key-file", key, "--ssl-cert-file", certificate, ready=False)
     assert server.url.startswith("https://")
     with httpx.Client(verify=ssl.create_default_context(cafile=certificate), trust_env=False) as client:

@@ -20,7 +20,9 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from mlx_llama.server.page import render_markdown  # noqa: E402
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt install chromium-driver)")
+in_browser = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt install chromium-driver)"
+)
 
 
 class Page:
@@ -47,8 +49,9 @@ class Page:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def texts(self, selector: str) -> list[str]:
-        return self.driver.execute_script("return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)",
-                                          selector)
+        return self.driver.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector
+        )
 
     def wait(self, condition, seconds: float = 20):
         end = time.monotonic() + seconds
@@ -68,7 +71,9 @@ class Page:
             self.wait_answer()
 
     def wait_answer(self) -> None:
-        self.wait(lambda: self.find("#status").text in ("Answered.", "Stopped.", "The answer failed.") and not self.all(".running"))
+        self.wait(
+            lambda: self.find("#status").text in ("Answered.", "Stopped.", "The answer failed.") and not self.all(".running")
+        )
 
     def press(self, label: str, which: int = -1) -> None:
         self.wait(lambda: [one for one in self.all(f"[aria-label='{label}']") if one.is_enabled()])[which].click()
@@ -139,7 +144,10 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     names = page.driver.execute_script("return [...document.querySelectorAll('#options [name]')].map((one) => one.name)")
     from mlx_llama.core.generation.options import FIELDS
 
-    assert names == [name for name in FIELDS if name != "logprobs"] and page.find("[name=max_tokens]").get_attribute("placeholder") == "256"
+    assert (
+        names == [name for name in FIELDS if name != "logprobs"]
+        and page.find("[name=max_tokens]").get_attribute("placeholder") == "256"
+    )
     page.find("#system").send_keys("Be kind.")
     page.find("[name=top_p]").send_keys("7")
     page.find("#settings-close").click()
@@ -149,7 +157,9 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     page.picture("settings")
     page.find("#settings-close").click()
     page.ask("Who are you?")
-    wanted = llm.generate([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who are you?"}], max_tokens=9).text
+    wanted = llm.generate(
+        [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who are you?"}], max_tokens=9
+    ).text
     assert page.texts(".assistant .text p") == [wanted.strip()] and "cut at the limit" in page.find(".note").text
 
 
@@ -166,7 +176,10 @@ def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     session.save(tmp_path / "longer.json")
     page.find("#import-file").send_keys(str(tmp_path / "longer.json"))
     page.wait(lambda: page.texts(".user .text") == ["Who are you?", "Tell me a story."])
-    assert page.texts(".assistant .text p")[-1] == session.messages[-1]["content"].strip() and page.find("#title").text == "longer"
+    assert (
+        page.texts(".assistant .text p")[-1] == session.messages[-1]["content"].strip()
+        and page.find("#title").text == "longer"
+    )
     page.find("#open-settings").click()
     assert page.find("#system").get_attribute("value") == "Be kind."
     page.find("#settings-close").click()
@@ -184,7 +197,9 @@ def test_a_narrow_screen_and_the_keyboard(page):
     page.picture("narrow")
     assert not page.find("#sidebar").is_displayed()
     page.find("#open-sidebar").click()
-    page.wait(lambda: page.find("#sidebar").is_displayed() and page.driver.switch_to.active_element.get_attribute("id") == "new")
+    page.wait(
+        lambda: page.find("#sidebar").is_displayed() and page.driver.switch_to.active_element.get_attribute("id") == "new"
+    )
     page.picture("narrow-list")
     page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
     page.wait(lambda: not page.find("#sidebar").is_displayed())
@@ -312,13 +327,18 @@ def test_headers_of_the_page(guide):
     assert "http://" not in html and "https://" not in html and "onclick" not in html and "<style" not in html
 
 
-@pytest.mark.parametrize("text, wanted", [
-    ("**a**", "<p><strong>a</strong></p>\n"), ("<b>", "<p>&lt;b&gt;</p>\n"), ("[a](javascript:x)", "<p>[a](javascript:x)</p>\n"),
-    ("[a](DATA:text/html,x)", "<p>[a](DATA:text/html,x)</p>\n"),
-    ("[a](https://b)", '<p><a href="https://b" rel="noopener noreferrer" target="_blank">a</a></p>\n'),
-    ("```nope\n<&\n```", '<pre class="code" data-language="nope"><code>&lt;&amp;\n</code></pre>\n'),
-    ('```"><script>\nx\n```', '<pre class="code" data-language="&quot;&gt;&lt;script&gt;"><code>x\n</code></pre>\n'),
-])
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("**a**", "<p><strong>a</strong></p>\n"),
+        ("<b>", "<p>&lt;b&gt;</p>\n"),
+        ("[a](javascript:x)", "<p>[a](javascript:x)</p>\n"),
+        ("[a](DATA:text/html,x)", "<p>[a](DATA:text/html,x)</p>\n"),
+        ("[a](https://b)", '<p><a href="https://b" rel="noopener noreferrer" target="_blank">a</a></p>\n'),
+        ("```nope\n<&\n```", '<pre class="code" data-language="nope"><code>&lt;&amp;\n</code></pre>\n'),
+        ('```"><script>\nx\n```', '<pre class="code" data-language="&quot;&gt;&lt;script&gt;"><code>x\n</code></pre>\n'),
+    ],
+)
 def test_markdown(text, wanted):
     assert render_markdown(text) == wanted
 

@@ -8,20 +8,48 @@ import pytest
 
 from mlx_llama.core.generation.options import FIELDS
 
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/completion",
-          "/tokenize", "/detokenize", "/apply-template", "/v1/jobs", "/page/render", "/page/session")
+ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/completion",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+    "/v1/jobs",
+    "/page/render",
+    "/page/session",
+)
 QUESTION = [{"role": "user", "content": "hi"}]
 
 
 def test_every_fault_is_told_with_field_constraint_and_value(guide):
-    body = {"messages": [{"role": "robot", "content": 3}, {"role": "user"}], "max_tokens": -1, "temperature": "warm", "top_p": 7,
-            "stop": [""], "logit_bias": {"x": 1}, "seed": -5, "stream": "yes", "tempreature": 1, "audio": {}, "n": 99}
+    body = {
+        "messages": [{"role": "robot", "content": 3}, {"role": "user"}],
+        "max_tokens": -1,
+        "temperature": "warm",
+        "top_p": 7,
+        "stop": [""],
+        "logit_bias": {"x": 1},
+        "seed": -5,
+        "stream": "yes",
+        "tempreature": 1,
+        "audio": {},
+        "n": 99,
+    }
     done = guide.post("/v1/chat/completions", **body)
     faults = {fault["field"]: fault for fault in done.json()["errors"]}
     assert done.status_code == 400 and set(faults) == {
         "messages[0].role", "messages[0].content", "messages[1]", "max_tokens", "temperature", "top_p", "stop",
         "logit_bias", "seed", "stream", "tempreature", "audio", "n"}
-    assert faults["max_tokens"] == {"field": "max_tokens", "constraint": ">= 0", "message": "max_tokens: must be >= 0", "value": -1}
+    assert faults["max_tokens"] == {
+        "field": "max_tokens",
+        "constraint": ">= 0",
+        "message": "max_tokens: must be >= 0",
+        "value": -1,
+    }
     assert faults["top_p"]["constraint"] == "<= 1.0" and faults["seed"]["constraint"] == ">= 0"
     assert faults["messages[0].content"]["constraint"] == "string or array"
     assert "did you mean temperature" in faults["tempreature"]["message"]
@@ -33,29 +61,68 @@ def test_every_fault_is_told_with_field_constraint_and_value(guide):
 @pytest.mark.parametrize("theirs, ours", [("max_completion_tokens", "max_tokens")])
 def test_a_fault_has_the_name_that_the_request_used(theirs, ours, guide):
     done = guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: -2})
-    assert done.json()["errors"][0]["field"] == theirs and ours not in done.json()["errors"][0]["message"].replace(theirs, "")
+    assert done.json()["errors"][0]["field"] == theirs and ours not in done.json()["errors"][0]["message"].replace(
+        theirs, ""
+    )
     done = guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: 2, ours: 3})
     assert done.status_code == 400 and "contradicts" in done.text
     assert guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: 2, ours: 2}).status_code == 200
 
 
 HOSTILE = [
-    b"", b"{", b"[]", b"null", b"3", b'"x"', b"\xff\xfe", b"{}" * 3, b"[" * 5000, b'{"a":' * 5000, b'{"messages":' + b"[" * 300,
-    b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b'{"prompt": "\\udfff x"}', b'{"content": "\\ud83d"}',
-    b'{"temperature": NaN, "messages": []}', b'{"max_tokens": 1e999, "prompt": "x"}', b'{"prompt": Infinity}',
-    b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}", b'{"prompt": "x", "seed": 18446744073709551616}',
-    b'{"prompt": "x", "logit_bias": {"99999999": 1}}', b'{"prompt": "x", "logit_bias": {"-1": 1}}',
-    b'{"prompt": "x", "logit_bias": {"\xd9\xa3": 1}}', b'{"prompt": "x", "stop": [' + b'"a",' * 99 + b'"b"]}',
-    b'{"prompt": "x", "stop": "' + b"s" * 5000 + b'"}', b'{"prompt": [[]]}', b'{"prompt": []}', b'{"prompt": [1, "a", []]}',
-    b'{"prompt": [-1]}', b'{"prompt": [100000000]}', b'{"prompt": [1.5]}', b'{"prompt": [[1], "a"]}', b'{"prompt": {}}',
-    b'{"tokens": [99999999999999999999]}', b'{"tokens": [-5]}', b'{"tokens": ["a"]}', b'{"content": 5}',
-    b'{"messages": []}', b'{"messages": [[]]}', b'{"messages": [{}]}', b'{"messages": [{"role": "user", "content": []}]}',
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"3",
+    b'"x"',
+    b"\xff\xfe",
+    b"{}" * 3,
+    b"[" * 5000,
+    b'{"a":' * 5000,
+    b'{"messages":' + b"[" * 300,
+    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"prompt": "\\udfff x"}',
+    b'{"content": "\\ud83d"}',
+    b'{"temperature": NaN, "messages": []}',
+    b'{"max_tokens": 1e999, "prompt": "x"}',
+    b'{"prompt": Infinity}',
+    b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "x", "seed": 18446744073709551616}',
+    b'{"prompt": "x", "logit_bias": {"99999999": 1}}',
+    b'{"prompt": "x", "logit_bias": {"-1": 1}}',
+    b'{"prompt": "x", "logit_bias": {"\xd9\xa3": 1}}',
+    b'{"prompt": "x", "stop": [' + b'"a",' * 99 + b'"b"]}',
+    b'{"prompt": "x", "stop": "' + b"s" * 5000 + b'"}',
+    b'{"prompt": [[]]}',
+    b'{"prompt": []}',
+    b'{"prompt": [1, "a", []]}',
+    b'{"prompt": [-1]}',
+    b'{"prompt": [100000000]}',
+    b'{"prompt": [1.5]}',
+    b'{"prompt": [[1], "a"]}',
+    b'{"prompt": {}}',
+    b'{"tokens": [99999999999999999999]}',
+    b'{"tokens": [-5]}',
+    b'{"tokens": ["a"]}',
+    b'{"content": 5}',
+    b'{"messages": []}',
+    b'{"messages": [[]]}',
+    b'{"messages": [{}]}',
+    b'{"messages": [{"role": "user", "content": []}]}',
     b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}',
-    b'{"messages": [{"role": "tool", "content": "x"}]}', b'{"messages": [{"role": "user", "content": "x", "name": "n"}]}',
-    b'{"prompt": "x", "stream_options": {"include_usage": true}}', b'{"prompt": "x", "__class__": 1, "": 2, "a.b[0]": 3}',
-    b'{"prompt": "x", "prompt": null}', b'{"text": "' + b"`" * 20000 + b'"}', b'{"text": "' + b"[" * 20000 + b'"}',
-    b'{"text": "{\\"format\\": \\"mlx_llama session\\"}"}', b'{"input": []}', b'{"input": [{"role": "user"}]}',
-    b'{"input": "x", "text": {"format": {"type": "json_object"}}}', b'{"job_id": 3}',
+    b'{"messages": [{"role": "tool", "content": "x"}]}',
+    b'{"messages": [{"role": "user", "content": "x", "name": "n"}]}',
+    b'{"prompt": "x", "stream_options": {"include_usage": true}}',
+    b'{"prompt": "x", "__class__": 1, "": 2, "a.b[0]": 3}',
+    b'{"prompt": "x", "prompt": null}',
+    b'{"text": "' + b"`" * 20000 + b'"}',
+    b'{"text": "' + b"[" * 20000 + b'"}',
+    b'{"text": "{\\"format\\": \\"mlx_llama session\\"}"}',
+    b'{"input": []}',
+    b'{"input": [{"role": "user"}]}',
+    b'{"input": "x", "text": {"format": {"type": "json_object"}}}',
+    b'{"job_id": 3}',
 ]
 
 
@@ -72,7 +139,9 @@ def test_hostile_bodies(path, guide):
 
 
 def test_nulls_count_as_left_out(guide):
-    body = {"messages": QUESTION, "max_tokens": 2} | dict.fromkeys([*FIELDS, "tools", "audio", "response_format", "user"] , None)
+    body = {"messages": QUESTION, "max_tokens": 2} | dict.fromkeys(
+        [*FIELDS, "tools", "audio", "response_format", "user"], None
+    )
     body["max_tokens"] = 2
     assert guide.post("/v1/chat/completions", **body).status_code == 200
 
@@ -81,7 +150,10 @@ def test_a_whole_number_may_be_written_as_json_allows(guide):
     done = guide.http.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": 2.0, "seed": 1e3, "top_k": 5}')
     assert done.status_code == 200 and done.json()["usage"]["completion_tokens"] == 2
     for text in ("2.5", "true", '"2"', "1e300"):
-        assert guide.http.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": %s}' % text.encode()).status_code == 400
+        assert (
+            guide.http.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": %s}' % text.encode()).status_code
+            == 400
+        )
 
 
 def test_limits(guide):

@@ -42,7 +42,30 @@ def test_load_of_a_server_that_runs(guide):
 
 def test_help_names_llama_servers_flags():
     out = run("-m", "mlx_llama", "server", "--help")
-    for flag in ("--host", "--port", "--alias", "--ctx-size", "--parallel", "--batch-size", "--threads", "--api-key", "--api-key-file",
-                 "--timeout", "--temp", "--seed", "--n-predict", "--chat-template", "--chat-template-file", "--model-draft", "--slots", "--slot-save-path",
-                 "--metrics", "--cors-origin", "--idle-unload", "--shutdown-seconds", "--cache-memory", "--cache-bits"):
+    for flag in (
+        "--host",
+        "--port",
+        "--alias",
+        "--ctx-size",
+        "--parallel",
+        "--batch-size",
+        "--threads",
+        "--api-key",
+        "--api-key-file",
+        "--timeout",
+        "--temp",
+        "--seed",
+        "--n-predict",
+        "--chat-template",
+        "--chat-template-file",
+        "--model-draft",
+        "--slots",
+        "--slot-save-path",
+        "--metrics",
+        "--cors-origin",
+        "--idle-unload",
+        "--shutdown-seconds",
+        "--cache-memory",
+        "--cache-bits",
+    ):
         assert flag in out, flag

@@ -19,7 +19,14 @@ from mlx_llama import load
 from .conftest import Live
 
 WORDS = "once upon a time there was a little llama who lived on a hill and could speak".split()
-HOSTILE = (b"{", b'{"prompt": 5}', b"[" * 3000, b'{"prompt": "x", "max_tokens": -1}', b'{"prompt": "x", "tools": []}', b"\xff" * 99)
+HOSTILE = (
+    b"{",
+    b'{"prompt": 5}',
+    b"[" * 3000,
+    b'{"prompt": "x", "max_tokens": -1}',
+    b'{"prompt": "x", "tools": []}',
+    b"\xff" * 99,
+)
 
 
 def storm(url: str, clients: int, requests: int, seed: int, most_tokens: int) -> Counter:
@@ -64,7 +71,9 @@ def storm(url: str, clients: int, requests: int, seed: int, most_tokens: int) ->
             [choice] = done.json()["choices"]
             assert choice["finish_reason"] in ("stop", "length")
             return choice["finish_reason"]
-        *_, last, end = [data.removeprefix("data: ") for data in done.text.strip().split("\n\n") if data.startswith("data: ")]
+        *_, last, end = [
+            data.removeprefix("data: ") for data in done.text.strip().split("\n\n") if data.startswith("data: ")
+        ]
         assert end == "[DONE]"
         return json.loads(last)["choices"][0]["finish_reason"]
 
@@ -123,7 +132,9 @@ def test_a_storm(tmp_path, toy):
 @pytest.mark.slow
 def test_a_storm_on_sliding_windows(tmp_path):
     """mlx-lm's server stopped answering on models with windows (its thread 1129)."""
-    windows = make_checkpoint(tmp_path / "windows", model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=16)
+    windows = make_checkpoint(
+        tmp_path / "windows", model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=16
+    )
     server = Live(tmp_path / "log", "--model", windows, "--parallel", "8", "--quiet")
     try:
         check_storm(server, 16, 300)

@@ -57,7 +57,9 @@ def test_json_schema(client, llm):
 
 
 def test_json_object_and_rules_of_the_table(client, guide, llm):
-    found = client.chat.completions.create(model="guide", messages=QUESTION, response_format={"type": "json_object"}, max_tokens=60)
+    found = client.chat.completions.create(
+        model="guide", messages=QUESTION, response_format={"type": "json_object"}, max_tokens=60
+    )
     text = found.choices[0].message.content
     assert text == llm.generate(QUESTION, schema={"type": "object"}, max_tokens=60).text and text.startswith("{")
     found = guide.post("/v1/chat/completions", messages=QUESTION, regex="(yes|no), [0-9]{3}").json()
@@ -75,14 +77,25 @@ def test_formats_of_responses(client):
                                    text={"format": {"type": "json_object"}}).output_text.startswith("{")
 
 
-@pytest.mark.parametrize("body, field", [
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(?=x)"}}}}, "schema"),
-    ({"response_format": {"type": "json_schema"}}, "response_format"), ({"response_format": {"type": "xml"}}, "response_format.type"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": False}}}, "response_format.json_schema"),
-    ({"regex": "(?<=x)y"}, "regex"), ({"grammar": "start: nope"}, "grammar"), ({"schema": {"type": "nope"}}, "schema"),
-    ({"regex": "a", "response_format": {"type": "json_object"}}, ""), ({"regex": "a", "grammar": "start: \"a\""}, "grammar"),
-    ({"schema": {"enum": ["x" * 70_000]}}, "schema"), ({"regex": "a" * 9000}, "regex"),
-])
+@pytest.mark.parametrize(
+    "body, field",
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(?=x)"}}}},
+            "schema",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": False}}}, "response_format.json_schema"),
+        ({"regex": "(?<=x)y"}, "regex"),
+        ({"grammar": "start: nope"}, "grammar"),
+        ({"schema": {"type": "nope"}}, "schema"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, ""),
+        ({"regex": "a", "grammar": 'start: "a"'}, "grammar"),
+        ({"schema": {"enum": ["x" * 70_000]}}, "schema"),
+        ({"regex": "a" * 9000}, "regex"),
+    ],
+)
 def test_a_rule_that_is_not_taken_is_refused_before_anything_is_computed(body, field, guide):
     before = guide.metric("prompt_tokens_total")
     done = guide.post("/v1/chat/completions", messages=QUESTION, **body)
@@ -141,18 +154,40 @@ def test_tools_that_need_not_be_called(client, llm):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == found.choices[0].message.content
 
 
-@pytest.mark.parametrize("body, field", [
-    ({"tool_choice": "required"}, "tool_choice"), ({"tools": [TOOL, TOOL]}, "tools"),
-    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"tools": [{"type": "function"}]}, "tools[0].function"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "x" * 65}}]}, "tools[0].function.name"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
-    ({"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "a", "function": {"name": "b", "arguments": "{}"}}]}]},
-     "messages[0]"),
-    ({"messages": [*QUESTION, {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "b", "arguments": "["}}]}]},
-     "messages"),
-])
+@pytest.mark.parametrize(
+    "body, field",
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "x" * 65}}]}, "tools[0].function.name"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": "x",
+                        "tool_calls": [{"id": "a", "function": {"name": "b", "arguments": "{}"}}],
+                    }
+                ]
+            },
+            "messages[0]",
+        ),
+        (
+            {
+                "messages": [
+                    *QUESTION,
+                    {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "b", "arguments": "["}}]},
+                ]
+            },
+            "messages",
+        ),
+    ],
+)
 def test_bad_tools_are_refused_by_name(body, field, guide):
     done = guide.post("/v1/chat/completions", **({"messages": QUESTION} | body))
     assert done.status_code == 400 and field in {fault["field"] for fault in done.json()["errors"]}, done.text
@@ -160,7 +195,9 @@ def test_bad_tools_are_refused_by_name(body, field, guide):
 
 def test_tools_of_responses(client):
     tool = {"type": "function", "name": "weather", "parameters": WEATHER}
-    found = client.responses.create(model="guide", input="Weather?", tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    found = client.responses.create(
+        model="guide", input="Weather?", tools=[tool], tool_choice="required", parallel_tool_calls=False
+    )
     [call] = found.output
     assert call.type == "function_call" and call.name == "weather" and call.status == "completed"
     jsonschema.validate(json.loads(call.arguments), WEATHER)
