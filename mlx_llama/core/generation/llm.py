@@ -112,16 +112,16 @@ class LLM:
             handle.cancel()
 
     def respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], tools: abc.Sequence[Any], tool_choice: str = "auto",
-                **options: Unpack[Options]) -> ToolStream:
+                parallel: bool = True, **options: Unpack[Options]) -> ToolStream:
         """The answer to messages in pieces of text and news of tool calls.
 
         tools: Python functions with type hints, or OpenAI's descriptions. tool_choice: "auto", "none", "required" or a
-        tool's name. Raises as `stream`.
+        tool's name. parallel: an enforced answer may have several calls. Raises as `stream`.
         """
-        return self._respond(messages, read_tools(tools), tool_choice, options)
+        return self._respond(messages, read_tools(tools), tool_choice, parallel, options)
 
     def run_tools(self, messages: str | abc.Sequence[abc.Mapping[str, Any]], tools: abc.Sequence[abc.Callable[..., Any]],
-                  tool_choice: str = "auto", rounds: int = ROUNDS,
+                  tool_choice: str = "auto", parallel: bool = True, rounds: int = ROUNDS,
                   **options: Unpack[Options]) -> tuple[Completion, list[abc.Mapping[str, Any]]]:
         """Answer a question or messages, calling Python functions, until an answer calls none or after `rounds` answers.
 
@@ -130,14 +130,18 @@ class LLM:
         """
         found = read_tools(tools)
         question = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        return run_tools(lambda talk, is_first: self._respond(talk, found, tool_choice if is_first else "auto", options),
-                         question, found, rounds)
+
+        def ask(talk: abc.Sequence[abc.Mapping[str, Any]], is_first: bool) -> ToolStream:
+            return self._respond(talk, found, tool_choice if is_first else "auto", parallel, options)
+
+        return run_tools(ask, question, found, rounds)
 
     def _respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], tools: list[Tool], tool_choice: str,
-                 options: abc.Mapping[str, Any]) -> ToolStream:
+                 parallel: bool, options: abc.Mapping[str, Any]) -> ToolStream:
         resolved = resolve(options, self.checkpoint.generation_config,
                            str(self.checkpoint.path / "generation_config.json"))
-        request, parser = make_request(self.tokenizer, self.require_template(), messages, tools, tool_choice, resolved)
+        request, parser = make_request(self.tokenizer, self.require_template(), messages, tools, tool_choice, resolved,
+                                       many=parallel)
         return ToolStream(self.scheduler.prepare(request), parser)
 
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:

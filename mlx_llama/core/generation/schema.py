@@ -12,7 +12,8 @@ MAX_DEPTH = 64  # of nested objects and arrays in a schema; llguidance reads 128
 
 
 class Schema:
-    """A JSON schema and the Python type it was made from, if any.
+    """A JSON schema and the Python type it was made from, if any. Of a type, objects have no keys but the declared ones, unless
+    it keeps others (extra="allow").
 
     text: the schema as JSON, keys in the given order. kind: the type, or None.
     """
@@ -125,7 +126,21 @@ def _schema_of(kind: Any) -> dict[str, Any]:
     from pydantic.errors import PydanticUserError
 
     try:
-        schema: dict[str, Any] = _adapter(kind).json_schema()
+        schema: dict[str, Any] = _close(_adapter(kind).json_schema())
     except (PydanticUserError, TypeError):
         raise ValueError("a JSON schema (an object), or a type that pydantic knows") from None
     return schema
+
+
+def _close(schema: Any) -> Any:
+    """Forbid keys that the type would ignore, which small models like to add."""
+    if isinstance(schema, list):
+        return [_close(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {
+        name: {key: _close(inner) for key, inner in value.items()} if name in ("properties", "$defs")
+        else value if name in ("default", "const", "enum", "examples") else _close(value)
+        for name, value in schema.items()
+    }
+    return {"additionalProperties": False, **closed} if "properties" in closed else closed

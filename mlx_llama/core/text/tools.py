@@ -1,8 +1,8 @@
 """Tools: their descriptions, the calls in a model's text, and grammars that enforce a call.
 
 Models write calls in the format that their template taught them. `find_format` recognises it, `ToolParser` reads it from
-streamed text, `call_grammar` spells it for tool_choice. A template that knows no tools gets them in its system message, with
-SmolLM2's words (https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct).
+streamed text, `call_grammar` spells it for tool_choice. A template that knows no tools gets them in its system message: one in ChatML with
+SmolLM2's words (https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct), others with fewer.
 """
 
 from __future__ import annotations
@@ -191,64 +191,7 @@ def _remove_titles(schema: Any) -> Any:
 # Formats
 
 
-@dataclass(frozen=True)
-class ToolFormat:
-    """How a model writes calls.
-
-    opens, closes: around a call; "" where there is nothing. arguments: the key of the arguments. is_bare: an answer that
-    begins with a brace may be a call. lists: whether the template shows calls as a JSON list. has_headers: name[ARGS]{...}
-    instead of one JSON object. variable: of the template, that takes the tools. in_system: the template knows no tools; they
-    go into the system message.
-    """
-
-    name: Literal["llama3", "mistral", "hermes", "smollm", "none"]
-    opens: str
-    closes: str = ""
-    arguments: str = "arguments"
-    is_bare: bool = False
-    lists: bool = False
-    has_headers: bool = False
-    variable: str = "tools"
-    in_system: bool = False
-
-
-LLAMA3 = ToolFormat("llama3", "<|python_tag|>", arguments="parameters", is_bare=True)
-MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", lists=True)
-MISTRAL_HEADERS = ToolFormat("mistral", "[TOOL_CALLS]", has_headers=True)
-HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>")  # Qwen's too
-SMOLLM2 = ToolFormat("smollm", "<tool_call>", "</tool_call>", lists=True)
-SMOLLM3 = ToolFormat("smollm", "<tool_call>", "</tool_call>", variable="xml_tools")
-NO_TOOLS = ToolFormat("none", "")
-IN_SYSTEM = ToolFormat("smollm", "<tool_call>", "</tool_call>", lists=True, in_system=True)
-
-
-def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:
-    """Recognise the format of tool calls by a template's source and by the vocabulary.
-
-    Raises OptionsError for a template that has tools in a format which is not supported.
-    """
-    if "[TOOL_CALLS]" in source:
-        return MISTRAL_HEADERS if "[ARGS]" in source else MISTRAL
-    if "<tool_call>" in source and "<function=" not in source and "<arg_key>" not in source and "arguments" in source:
-        if "xml_tools" in source:
-            return SMOLLM3
-        return SMOLLM2 if re.search(r"<tool_call>\s*\[", source) else HERMES
-    if not re.search(r"\b(tools|functions)\b", source):
-        return IN_SYSTEM
-    # Llama 3.1 to 3.3: the words of the prompt, or the token of their vocabulary
-    if '"parameters": dictionary of argument name' in source or "<|python_tag|>" in tokenizer.added_ids:
-        return LLAMA3
-    raise OptionsError("tools: this model's template writes calls in a format that is not supported; supported are those of "
-                       "Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, or ask without tools")
-
-
-def shown_specials(form: ToolFormat, tokenizer: Tokenizer) -> frozenset[int]:
-    """Special tokens that a decoder must show to the parser, such as [TOOL_CALLS]."""
-    marks = (form.opens, form.closes, "[ARGS]", "[CALL_ID]")
-    return frozenset(tokenizer.special_ids[mark] for mark in marks if mark in tokenizer.special_ids)
-
-
-_SYSTEM = """You are an expert in composing functions. You are given a question and a set of possible functions.
+_SMOLLM2 = """You are an expert in composing functions. You are given a question and a set of possible functions.
 Based on the question, you will need to make one or more function/tool calls to achieve the purpose.
 If none of the functions can be used, point it out and refuse to answer.
 If the given question lacks the parameters required by the function, also point it out.
@@ -264,9 +207,75 @@ the tool calls an empty list '[]'.
 ... (more tool calls as required)
 ]</tool_call>"""
 
+# For models that were trained on no words of their own.
+_BRIEF = """You may call these functions:
+<tools>{tools}</tools>
+To call, write nothing else than <tool_call>[{{"name": name, "arguments": {{...}}}}]</tool_call>"""
 
-def fold_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Messages for a template that knows no tools: their descriptions in the system message, calls and results as text."""
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a model writes calls.
+
+    opens, closes: around a call; "" where there is nothing. arguments: the key of the arguments. is_bare: an answer that
+    begins with a brace may be a call. lists: whether the template shows calls as a JSON list. has_headers: name[ARGS]{...}
+    instead of one JSON object. variable: of the template, that takes the tools. in_system: words for the system message
+    where the template knows no tools.
+    """
+
+    name: Literal["llama3", "mistral", "hermes", "smollm", "none"]
+    opens: str
+    closes: str = ""
+    arguments: str = "arguments"
+    is_bare: bool = False
+    lists: bool = False
+    has_headers: bool = False
+    variable: str = "tools"
+    in_system: str = ""
+
+
+LLAMA3 = ToolFormat("llama3", "<|python_tag|>", arguments="parameters", is_bare=True)
+MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", lists=True)
+MISTRAL_HEADERS = ToolFormat("mistral", "[TOOL_CALLS]", has_headers=True)
+HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>")  # Qwen's too
+SMOLLM2 = ToolFormat("smollm", "<tool_call>", "</tool_call>", lists=True)
+SMOLLM3 = ToolFormat("smollm", "<tool_call>", "</tool_call>", variable="xml_tools")
+NO_TOOLS = ToolFormat("none", "")
+IN_SYSTEM = ToolFormat("smollm", "<tool_call>", "</tool_call>", lists=True, in_system=_SMOLLM2)
+BRIEF = ToolFormat("smollm", "<tool_call>", "</tool_call>", lists=True, in_system=_BRIEF)
+
+
+def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:
+    """Recognise the format of tool calls by a template's source and by the vocabulary.
+
+    Raises OptionsError for a template that has tools in a format which is not supported.
+    """
+    if "[TOOL_CALLS]" in source:
+        return MISTRAL_HEADERS if "[ARGS]" in source else MISTRAL
+    if "<tool_call>" in source and "<function=" not in source and "<arg_key>" not in source and "arguments" in source:
+        if "xml_tools" in source:
+            return SMOLLM3
+        return SMOLLM2 if re.search(r"<tool_call>\s*\[", source) else HERMES
+    if not re.search(r"\b(tools|functions)\b", source):
+        return IN_SYSTEM if "<|im_start|>" in source else BRIEF
+    # Llama 3.1 to 3.3: the words of the prompt, or the token of their vocabulary
+    if '"parameters": dictionary of argument name' in source or "<|python_tag|>" in tokenizer.added_ids:
+        return LLAMA3
+    raise OptionsError("tools: this model's template writes calls in a format that is not supported; supported are those of "
+                       "Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, or ask without tools")
+
+
+def shown_specials(form: ToolFormat, tokenizer: Tokenizer) -> frozenset[int]:
+    """Special tokens that a decoder must show to the parser, such as [TOOL_CALLS]."""
+    marks = (form.opens, form.closes, "[ARGS]", "[CALL_ID]")
+    return frozenset(tokenizer.special_ids[mark] for mark in marks if mark in tokenizer.special_ids)
+
+
+def fold_tools(words: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Messages for a template that knows no tools: their descriptions in the system message, calls and results as text.
+
+    words: of the system message, with a place for the tools.
+    """
     listed = json.dumps([tool.as_dict() for tool in tools], ensure_ascii=False)
     folded: list[dict[str, Any]] = []
     for message in messages:
@@ -279,7 +288,7 @@ def fold_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> 
         else:
             folded.append({"role": message["role"], "content": content})
     if tools:
-        system = _SYSTEM.format(tools=listed)
+        system = words.format(tools=listed)
         if folded and folded[0]["role"] == "system":
             folded[0]["content"] += "\n\n" + system
         else:
@@ -295,7 +304,7 @@ def add_tools(
     Raises TemplateError for malformed messages.
     """
     if form.in_system:
-        return fold_tools(check_messages(messages), tools), {}
+        return fold_tools(form.in_system, check_messages(messages), tools), {}
     return messages, {form.variable: [tool.as_dict() for tool in tools]} if tools else {}
 
 
@@ -510,7 +519,7 @@ class ToolParser:
         self._buffer = ""  # not read yet
         self._given = ""  # read, to be given back if it is no call
         self._space = ""  # after a call
-        self._in_list = self._is_bare = self._has_name = False
+        self._in_list = self._is_bare = self._is_next = self._has_name = False
         self._scanner, self._sent = _Scanner(), 0
         self._deltas: list[str | ToolDelta] = []
 
@@ -527,6 +536,8 @@ class ToolParser:
             self._end_code()
         elif self._state != "after" and not (self._state == "call" and self._has_name):
             self._consume(len(self._buffer))
+            if self._is_next:  # a further call, cut before its name
+                self._given = ""
             self._give_back()
         return self._take()
 
@@ -628,7 +639,7 @@ class ToolParser:
     def _name_call(self, name: str) -> None:
         if self._is_bare and name not in self.names:
             raise _NoCall
-        self._has_name, self._given, self._space = True, "", ""
+        self._has_name, self._is_next, self._given, self._space = True, False, "", ""
         self.calls.append(ToolCall(name))
         self._deltas.append(ToolDelta(len(self.calls) - 1, self.calls[-1].id, name))
 
@@ -658,7 +669,7 @@ class ToolParser:
             self._buffer = rest
             return self._end_list()
         if self._in_list and rest[0] == "," or self.form.name == "llama3" and rest[0] == ";":
-            self._buffer, self._state, self._given = rest[1:], "opened", rest[0]
+            self._buffer, self._state, self._given, self._is_next = rest[1:], "opened", rest[0], True
             return True
         if closes and closes.startswith(rest) and rest != closes:
             return False
@@ -693,7 +704,7 @@ class ToolParser:
         self._buffer = self._buffer[count:]
 
     def _give_back(self) -> bool:
-        text, self._given, self._state = self._given, "", "text"
+        text, self._given, self._state, self._is_next = self._given, "", "text", False
         self._emit(text)
         return True
 

@@ -361,9 +361,22 @@ class Person(BaseModel):
     age: int | None = None
 
 
+class Open(BaseModel, extra="allow"):
+    properties: dict[str, Person] = {"properties": Person(name="x")}
+
+
+CLOSED = {**Person.model_json_schema(), "additionalProperties": False}
+
+
+def test_a_type_allows_no_keys_that_it_would_ignore():
+    schema = Schema.of(Open).as_dict()
+    assert schema["additionalProperties"] is True and schema["$defs"]["Person"] == CLOSED
+    assert schema["properties"]["properties"] == Open.model_json_schema()["properties"]["properties"]
+
+
 def test_a_pydantic_model_gives_schema_and_instance(llama):
     schema = resolve({"schema": Person}).options.schema
-    assert schema.as_dict() == Person.model_json_schema()
+    assert schema.as_dict() == CLOSED
     text = walk(llama, Rule("schema", schema.text), random.Random(1))
     assert isinstance(schema.parse(text), Person)
     assert schema.parse('{"name": "Ada", "age": 36}') == Person(name="Ada", age=36)
@@ -381,5 +394,5 @@ def test_other_types_and_json_text_are_schemas():
 
 def test_a_receipt_of_options_holds_the_schema_as_json():
     dumped = json.loads(json.dumps(resolve({"schema": Person}).options.model_dump()))
-    assert dumped["schema"] == Person.model_json_schema()
+    assert dumped["schema"] == CLOSED
     assert resolve({"schema": dumped["schema"]}).options.schema.as_dict() == dumped["schema"]

@@ -21,6 +21,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.template import ChatTemplate, check_messages, encode_messages
 from mlx_llama.core.text.tools import (
+    BRIEF,
     HERMES,
     IN_SYSTEM,
     LLAMA3,
@@ -256,6 +257,8 @@ def test_a_template_without_tools_gets_them_in_its_system_message(model):
     assert '<tool_call>[{"name": "add", "arguments": {"a": 1, "b": 2.5}}]</tool_call>' in text
     assert "user\n<tool_response>3.5</tool_response>" in text
     assert add_tools(form, USER, read_tools([add]))[0][0]["role"] == "system"
+    assert find_format(TEMPLATES["zephyr"], model.tokenizer) is BRIEF
+    assert add_tools(BRIEF, TALK, read_tools([add]))[0][0]["content"].startswith("Be brief.\n\nYou may call these functions:\n<tools>[{")
 
 
 def test_formats_are_recognised(model):
@@ -360,6 +363,13 @@ def test_a_call_that_is_cut_short_is_kept_as_far_as_it_came():
     with pytest.raises(ValueError):
         parser.calls[0].values()
     assert read(HERMES, '<tool_call>\n{"name": "f"').text == '<tool_call>\n{"name": "f"'
+
+
+def test_a_further_call_that_is_cut_before_its_name_is_no_text():
+    for form, text in ((MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name"'), (SMOLLM2, '<tool_call>[{"name": "f"}, '),
+                       (LLAMA3, '{"name": "f", "parameters": {}}; {"na')):
+        parser = read(form, text)
+        assert parser.text == "" and [call.name for call in parser.calls] == ["f"] and parser.calls[0].is_complete
 
 
 def test_arguments_arrive_while_they_are_written():
