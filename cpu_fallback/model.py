@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
@@ -133,15 +134,17 @@ class Llama:
         return logits
 
     def step(self, tokens: np.ndarray, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
-             rows: Sequence[int] | None = None) -> np.ndarray:
+             rows: Sequence[int] | None = None, masks: Masks | None = None) -> np.ndarray:
         """The next token of each row, int32 [B, 1], on the device: forward over `tokens` [B, T] and sampling as one unit.
+
+        masks: gives the tokens that grammars allow. Log-probabilities stand beside the tokens if `sampling` has them.
 
         Raises ContextError as `forward`.
         """
         logits = self.forward(tokens, index_pos, cache, rows=rows)
         chosen = cache.select_rows(len(logits), rows)
         recent = cache.recent(sampling.window, chosen) if sampling.window else None
-        return sampling(logits, [cache.lengths[row] for row in chosen], recent)
+        return sampling(logits, [cache.lengths[row] for row in chosen], recent, masks)
 
     def verify(self, tokens: np.ndarray, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
                rows: Sequence[int] | None = None) -> np.ndarray:

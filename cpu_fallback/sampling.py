@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mlx_llama.core.backends.interface import Masks
+from mlx_llama.core.backends.logprobs import count_logprobs, pack
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
 
@@ -16,22 +18,28 @@ class SamplingBatch:
     Order of transformers: bias and penalties, temperature, top-k, top-p, min-p; then argmax of logits plus Gumbel noise
     (core.generation.rng), a sample of their softmax. All in float32. A row draws as it would alone.
 
-    options: by row; window: recent tokens that any row looks at; kind: the features that any row uses.
+    options: by row; window: recent tokens that any row looks at; kind: the features that any row uses; logprobs: likeliest
+    tokens to report beside each one (core.backends.logprobs), None for tokens alone.
     """
 
     def __init__(self, options: Sequence[GenerationOptions], device: str = "cpu"):
         self.options = tuple(options)
         self._windows = [o.repetition_context_size if _penalises(o) else 0 for o in self.options]
         self.window = max(self._windows, default=0)
+        self.logprobs = count_logprobs(self.options)
         self.kind = tuple(any(map(uses, self.options)) for uses in _FEATURES)
 
-    def __call__(self, logits: np.ndarray, positions: Sequence[int], recent: np.ndarray | None = None) -> np.ndarray:
-        """Sample a token for each row, int32 [B, 1].
+    def __call__(self, logits: np.ndarray, positions: Sequence[int], recent: np.ndarray | None = None,
+                 masks: Masks | None = None) -> np.ndarray:
+        """Sample a token for each row, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
 
-        logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with -1 in front.
+        logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with -1 in front; masks:
+        gives the tokens that grammars allow.
         """
-        rows = zip(logits, self.options, positions, self._seen(recent), strict=True)
-        return np.array([[_draw(*row)] for row in rows], np.int32)
+        scores = logits if masks is None else _mask(logits, masks())
+        rows = zip(scores, self.options, positions, self._seen(recent), strict=True)
+        tokens = np.array([[_draw(*row)] for row in rows], np.int32)
+        return tokens if self.logprobs is None else pack(tokens, logits, self.logprobs)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
         """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered out."""
@@ -40,6 +48,12 @@ class SamplingBatch:
     def _seen(self, recent: np.ndarray | None) -> list[np.ndarray | None]:
         """By row, the recent tokens of its own window; None if it penalises none."""
         return [recent[row, recent.shape[1] - window:] if window else None for row, window in enumerate(self._windows)]
+
+
+def _mask(logits: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """Logits float32 [B, V], -inf where a grammar forbids a token. masks: int32 [B, ceil(V / 32)]."""
+    allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
+    return np.where(allowed, logits, np.float32(-np.inf))
 
 
 def _penalises(o: GenerationOptions) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView, checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
@@ -148,19 +149,20 @@ class Llama:
 
     @_on_device
     def step(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
-             rows: Sequence[int] | None = None) -> torch.Tensor:
+             rows: Sequence[int] | None = None, masks: Masks | None = None) -> torch.Tensor:
         """The next token of each row, int32 [B, 1], still on the device: forward over `tokens` [B, T] and sampling as one
         unit.
 
-        Several rows of more than one token are computed one by one, so that none depends on its company. Raises
-        ContextError as `forward`, and unless there are options for each row.
+        Several rows of more than one token are computed one by one, so that none depends on its company. masks: gives the
+        tokens that grammars allow. A step with masks or log-probabilities, which stand beside the tokens, is not captured.
+        Raises ContextError as `forward`, and unless there are options for each row.
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
         B, T = tokens.shape
         call = CallView(cache, B, T, index_pos, rows)
         if len(sampling.options) != B:
             raise ContextError(f"a batch of {B} sequences needs {B} options of sampling, not {len(sampling.options)}")
-        if self._runner and T == 1:
+        if self._runner and T == 1 and masks is None and sampling.logprobs is None:
             return self._runner.step(tokens, call, sampling)
         chosen = [span.row for span in call.spans]
         if B == 1 or T == 1:
@@ -174,7 +176,7 @@ class Llama:
                 cache.lengths[:] = lengths
                 raise
         recent = cache.recent(sampling.window, chosen) if sampling.window else None
-        return sampling(logits, [span.end for span in call.spans], recent)
+        return sampling(logits, [span.end for span in call.spans], recent, masks)
 
     @_on_device
     def verify(self, tokens: torch.Tensor, index_pos: int, cache: Cache, sampling: SamplingBatch, *,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
@@ -125,22 +126,23 @@ class Llama:
         return following, view.tokens, view.keys, view.values
 
     def step(self, tokens: mx.array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
-             rows: Sequence[int] | None = None) -> mx.array:
+             rows: Sequence[int] | None = None, masks: Masks | None = None) -> mx.array:
         """The next token of each row, int32 [B, 1], still on the device: forward over `tokens` [B, T] and sampling as one
         unit.
 
         tokens: on the host, or the array that the last step over these rows returned; the others: as in `forward`. Rows of
-        a step over one token each are computed together. Raises ContextError as `forward`.
+        a step over one token each are computed together. masks: gives the tokens that grammars allow. A step with masks or
+        log-probabilities, which stand beside the tokens, is not traced as one. Raises ContextError as `forward`.
         """
         with mx.stream(self.device):
             tokens = checked_tokens(tokens, self.config.vocab_size)
-            if self._runner and tokens.shape[1] == 1:
+            if self._runner and tokens.shape[1] == 1 and masks is None and sampling.logprobs is None:
                 return self._runner.step(tokens, index_pos, cache, sampling, rows)
         logits = self.forward(tokens, index_pos, cache, rows=rows)
         chosen = cache.select_rows(len(tokens), rows)
         with mx.stream(self.device):
             recent = cache.recent(sampling.window, chosen) if sampling.window else None
-        return sampling(logits, [cache.lengths[row] for row in chosen], recent)
+        return sampling(logits, [cache.lengths[row] for row in chosen], recent, masks)
 
     def verify(self, tokens: mx.array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
                rows: Sequence[int] | None = None) -> mx.array:

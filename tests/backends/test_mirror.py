@@ -103,7 +103,7 @@ def test_the_protocols_are_implemented(backend):
                     inspect.signature(getattr(real, name)).parameters), name
 
 
-ALLOWED = {"models", "files", "backends.interface", "backends.load_options", "backends.positions", "backends.weights", "generation.rng", "generation.options", "errors", "system"}
+ALLOWED = {"models", "files", "backends.interface", "backends.load_options", "backends.logprobs", "backends.positions", "backends.weights", "generation.rng", "generation.options", "errors", "system"}
 
 
 @pytest.mark.parametrize("name", HOMES)

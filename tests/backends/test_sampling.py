@@ -177,3 +177,88 @@ def test_the_kind_of_a_batch_tells_features_and_no_values(sampler):
     assert sampler(dict(temperature=0.5)).kind == sampler(dict(temperature=0.9, seed=8)).kind
     assert sampler(dict(temperature=0.5)).kind != sampler({}).kind
     assert sampler(dict(top_k=5, temperature=1.0)).kind != sampler(dict(top_p=0.5, temperature=1.0)).kind
+
+
+# Grammars and log-probabilities
+
+
+def masks(*allowed):
+    """Masks of rows that may draw these tokens; None: any."""
+    words = np.full((len(allowed), -(-V // 32)), -1, np.int32)
+    for row, tokens in enumerate(allowed):
+        if tokens is not None:
+            bits = np.zeros(words.shape[1] * 32, np.uint8)
+            bits[list(tokens)] = 1
+            words[row] = np.packbits(bits, bitorder="little").view(np.int32)
+    return lambda: words
+
+
+MASKED = [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5}, {"temperature": 1.3, "top_p": 0.7}, {"temperature": 1.0, "min_p": 0.2},
+          {"temperature": 0.9, "logit_bias": {7: 9.0, 999: 4.0}, "presence_penalty": 1.0, "repetition_penalty": 1.2}]
+
+
+def test_a_masked_row_draws_as_if_other_tokens_had_no_probability(sampler, arrays, backend):
+    """As from logits of which only the allowed ones are left, and its neighbours draw as they would without it."""
+    recent = arrays(np.array([[-1] * 17 + [7, 31, 999]], np.int32))
+    for options in MASKED:
+        for seed in range(8):
+            tokens = np.random.default_rng(seed).choice(V, 1 + seed * 9, replace=False).tolist() + [31, 32, 999]
+            raw = logits(seed)
+            left = np.full(V, -np.inf, np.float32)
+            left[tokens] = raw[tokens]
+            one = sampler(**options, seed=seed)
+            wanted = backend.read(one(arrays(left[None]), [50], recent if one.window else None))
+            assert wanted in tokens
+            assert backend.read(one(arrays(raw[None]), [50], recent if one.window else None, masks(tokens))) == wanted
+            free = sampler(temperature=1.0, seed=3)
+            alone = backend.read(free(arrays(raw[None]), [9]))
+            both = sampler({**options, "seed": seed}, {"temperature": 1.0, "seed": 3})
+            twice = arrays(np.stack([raw, raw]))
+            rows = None if not both.window else arrays(np.concatenate([np.array([[-1] * 17 + [7, 31, 999]], np.int32)] * 2))
+            assert backend.read_all(both(twice, [50, 9], rows, masks(tokens, None))) == [wanted, alone]
+
+
+def test_a_mask_is_computed_once_and_of_one_token_leaves_no_choice(sampler, arrays, backend):
+    calls = []
+
+    def once():
+        calls.append(1)
+        return masks([V - 1])()
+
+    assert backend.read(sampler(temperature=2.0)(arrays(logits()[None]), [1], None, once)) == V - 1 and calls == [1]
+
+
+def test_log_probabilities_are_those_of_the_logits(sampler, arrays, backend):
+    """Judged by torch, in float64; the same bits alone and beside others, and the same token as without them."""
+    import torch
+
+    from mlx_llama.core.backends.logprobs import unpack
+
+    rows = [{"temperature": 0.5, "top_k": 3, "logprobs": 4}, {"logit_bias": {3: 50.0}, "logprobs": 0}, {"temperature": 1.0}]
+    raw = np.stack([logits(seed) for seed in range(3)])
+    batch = sampler(*rows)
+    assert batch.logprobs == 4 and sampler({}, {"seed": 2}).logprobs is None
+    packed = np.array(backend.read_all(batch(arrays(raw), [5, 6, 7])), np.int32).reshape(3, -1)
+    assert packed.shape == (3, 10)
+    for row, options in enumerate(rows):
+        found = unpack(packed[row].tolist(), options.get("logprobs"))
+        plain = sampler(**{**options, "logprobs": None})
+        assert packed[row, 0] == backend.read(plain(arrays(raw[row:row + 1]), [5 + row]))
+        if found is None:
+            continue
+        wanted = torch.log_softmax(torch.tensor(raw[row], dtype=torch.float64), 0).numpy()
+        assert found.logprob == pytest.approx(wanted[packed[row, 0]], abs=2e-5)
+        ids = np.argsort(-raw[row], kind="stable")[:options["logprobs"]]
+        assert [token for token, _ in found.top] == ids.tolist()
+        assert [value for _, value in found.top] == pytest.approx(wanted[ids], abs=2e-5)
+        alone = backend.read_all(sampler(**options)(arrays(raw[row:row + 1]), [5 + row]))
+        assert unpack(alone, options["logprobs"]) == found
+
+
+def test_among_equals_the_lower_id_comes_first(sampler, arrays, backend):
+    from mlx_llama.core.backends.logprobs import unpack
+
+    flat = np.zeros((1, V), np.float32)
+    flat[0, [5, 900]] = 1
+    found = unpack(backend.read_all(sampler(logprobs=6)(arrays(flat), [1])), 6)
+    assert [token for token, _ in found.top] == [5, 900, 0, 1, 2, 3]

@@ -44,6 +44,18 @@ def test_conversation():
     assert out.count("prompt tokens reused)") == 3 and "mlx_llama" in out
 
 
+def test_extract():
+    out = run("extract.py", "--backend", "cpu")
+    assert out.startswith("name='") and " age=" in out and " town=" in out
+
+
+def test_tools():
+    lines = run("tools.py", "--backend", "cpu").splitlines()
+    [call, *_] = [line for line in lines if line.startswith("call: multiply({")]
+    arguments = json.loads(call.removeprefix("call: multiply(")[:-1])
+    assert f"tool: {arguments['a'] * arguments['b']}" in lines
+
+
 def test_next_token():
     out = run("next_token.py", "--backend", "cpu")
     shares = [float(line.split("%")[0]) for line in out.splitlines()[:5]]

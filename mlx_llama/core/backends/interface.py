@@ -18,6 +18,10 @@ from mlx_llama.core.models.config import LlamaConfig
 Array = Any
 Probe = Callable[[str, Array], None]
 
+# Computes the tokens that grammars allow, int32 [B, ceil(V / 32)] on the host; bit i % 32 of word i // 32 is token i's. A row
+# without a grammar has all bits set. Call it once, after the forward is on its way: the host works while the device does.
+Masks = Callable[[], np.ndarray]
+
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number
 
 
@@ -51,8 +55,10 @@ class SamplingBatch(Protocol):
 
     options: tuple[GenerationOptions, ...]  # by row
     window: int  # recent tokens that any row looks at
+    logprobs: int | None  # likeliest tokens to report beside each token (core.backends.logprobs); None: tokens alone
 
-    def __call__(self, logits: Array, positions: Sequence[int], recent: Array | None = None) -> Array: ...
+    def __call__(self, logits: Array, positions: Sequence[int], recent: Array | None = None,
+                 masks: Masks | None = None) -> Array: ...
 
 
 class Model(Protocol):
@@ -69,7 +75,7 @@ class Model(Protocol):
     def forward(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, *, rows: Sequence[int] | None = None,
                 all_positions: bool = False, probe: Probe | None = None) -> Array: ...
     def step(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
-             rows: Sequence[int] | None = None) -> Array: ...
+             rows: Sequence[int] | None = None, masks: Masks | None = None) -> Array: ...
     def verify(self, tokens: Array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
                rows: Sequence[int] | None = None) -> Array: ...
 

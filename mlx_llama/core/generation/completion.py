@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.text.tokenizer import StreamDecoder
 
+from .schema import Schema
 from .stops import Stops
 
 RATES = ("prompt_tps", "decode_tps", "evaluations_per_token", "bytes_per_token")
@@ -19,15 +21,16 @@ class Token(int):
     """A token id.
 
     text: the text that appeared with it, "" where a character or a stop string may be unfinished. seconds: since the
-    request was submitted.
+    request was submitted. logprobs: None unless the option asks for them.
     """
 
     text: str
     seconds: float
+    logprobs: TokenLogprobs | None
 
-    def __new__(cls, value: int, text: str = "", seconds: float = 0.0) -> Token:
+    def __new__(cls, value: int, text: str = "", seconds: float = 0.0, logprobs: TokenLogprobs | None = None) -> Token:
         token = super().__new__(cls, value)
-        token.text, token.seconds = text, seconds
+        token.text, token.seconds, token.logprobs = text, seconds, logprobs
         return token
 
 
@@ -35,8 +38,8 @@ class Token(int):
 class Completion:
     """An answer and its receipt. Times in seconds.
 
-    finish_reason: "eos" (an end token), "stop" (a stop string), "length" (max_tokens), "context" (the context is
-    full, or the memory of the cache), "interrupted" (the consumer left), "error" (see `error`).
+    finish_reason: "eos" (an end token, or the end of its grammar), "stop" (a stop string), "length" (max_tokens), "context"
+    (the context is full, or the memory of the cache), "interrupted" (the consumer left), "error" (see `error`).
     """
 
     text: str = ""
@@ -61,6 +64,16 @@ class Completion:
     options: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)  # per option: "user", "checkpoint" or "default"
     notices: list[str] = field(default_factory=list)
+    schema: Schema | None = None  # that the answer satisfies if it ended by itself
+
+    @property
+    def parsed(self) -> Any:
+        """The answer as a Python value: of the type that the option schema was given as, else of JSON.
+
+        None without a schema and for an answer that was cut short. Raises pydantic's ValidationError where the type refuses
+        more than its schema.
+        """
+        return self.schema.parse(self.text) if self.schema and self.finish_reason == "eos" else None
 
     @property
     def prompt_tps(self) -> float:
@@ -90,9 +103,12 @@ class Completion:
         return f"Completion({text!r}, tokens={len(self.tokens)}, finish_reason={self.finish_reason!r})"
 
     def receipt(self) -> dict[str, Any]:
-        """All fields but the text, and the rates, for `--jsonl`."""
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "text"}
-        return found | {"tokens": list(map(int, self.tokens))} | {name: round(getattr(self, name), 3) for name in RATES}
+        """All fields but the text, the rates, and log-probabilities if there are any, for `--jsonl`."""
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("text", "schema")}
+        found["tokens"] = list(map(int, self.tokens))
+        if any(token.logprobs for token in self.tokens):
+            found["logprobs"] = [token.logprobs and [token.logprobs.logprob, token.logprobs.top] for token in self.tokens]
+        return found | {name: round(getattr(self, name), 3) for name in RATES}
 
     def summary(self) -> str:
         """Speed, counts and notices in a few lines."""
@@ -140,20 +156,20 @@ class Writer:
             self._started = now
             self.completion.reused_tokens = reused
 
-    def push(self, token: int, now: float) -> None:
-        """Append a token that was read at `now`."""
+    def push(self, token: int, now: float, is_last: bool = False, logprobs: TokenLogprobs | None = None) -> None:
+        """Append a token that was read at `now`. is_last: its grammar allows no other."""
         completion = self.completion
         if not completion.tokens:
             self._first = now
             completion.prefill_seconds = now - (self._started or 0.0)
         completion.decode_seconds = now - self._first
-        if token in self.eos:
+        if is_last or token in self.eos:
             self._finish("eos")
         elif len(completion.tokens) + 1 == self.limit:
             self._finish("length" if self.limit == self.max_tokens else "context")
         text = self._decode(token) if self.decoder else ""
         completion.text += text
-        completion.tokens.append(Token(token, text, time.perf_counter() - self.submitted))
+        completion.tokens.append(Token(token, text, time.perf_counter() - self.submitted, logprobs))
 
     def _decode(self, token: int) -> str:
         """The text that appears with a token. Ends the answer at a stop string."""

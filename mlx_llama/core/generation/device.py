@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
+from mlx_llama.core.backends.interface import Array, Cache, Masks, Model, SamplingBatch
 from mlx_llama.core.backends.selection import Backend
 
 from .completion import Writer
@@ -27,10 +27,12 @@ class Device:
         self.backend.launch(*cache.arrays())
 
     def step(self, model: Model, tokens: Array, cache: Cache, rows: Sequence[int], sampling: SamplingBatch,
-             writers: Sequence[Writer]) -> Array:
-        """Launch a step over `tokens` [B, T], which continue the rows; returns the next tokens, int32 [B, 1] on the device."""
+             writers: Sequence[Writer], masks: Masks | None = None) -> Array:
+        """Launch a step over `tokens` [B, T], which continue the rows; returns the next tokens, int32 [B, 1] on the device,
+        or [B, C] with log-probabilities. masks: of rows with a grammar."""
         starts = [cache.lengths[row] for row in rows]
-        sampled = model.step(tokens, starts if len(rows) > 1 else starts[0], cache, sampling, rows=rows)
+        masked = {"masks": masks} if masks else {}
+        sampled = model.step(tokens, starts if len(rows) > 1 else starts[0], cache, sampling, rows=rows, **masked)
         return self._launch(sampled, writers)
 
     def verify(self, model: Model, tokens: Sequence[int], cache: Cache, row: int, sampling: SamplingBatch,
@@ -40,7 +42,7 @@ class Device:
         return self._launch(sampled, [writer])
 
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
-        """Wait for `tokens`: int32 [B, 1] of as many writers, or [1, T] of one."""
+        """Wait for `tokens`, row by row: int32 [B, C] of as many writers, or [1, T] of one."""
         values = [self.backend.read(tokens)] if tokens.shape == (1, 1) else self.backend.read_all(tokens)
         for writer in writers:
             writer.count_read(tokens.nbytes // len(writers))

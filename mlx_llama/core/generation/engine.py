@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import Tokenizer
 
+from .grammar import Grammars, Rule
 from .options import GenerationOptions
 
 
@@ -41,8 +43,18 @@ class Engine:
         """Rest of a message about a full context: how to ask for a larger one, "" at the model's maximum."""
         return ", or raise --ctx-size" if self.context < rope.max_context(self.model.config) else ""
 
+    @functools.cached_property
+    def grammars(self) -> Grammars:
+        """Compiles what answers must match. Raises OptionsError without a tokenizer."""
+        if self.tokenizer is None:
+            raise OptionsError("options schema, regex and grammar need a model with a tokenizer")
+        return Grammars(self.tokenizer, sorted(self.eos), self.model.config.vocab_size)
+
     def check_options(self, options: GenerationOptions) -> None:
-        """Raises OptionsError for a logit bias outside the vocabulary, and for a draft model that was not loaded."""
+        """Raises OptionsError for a logit bias outside the vocabulary, for a draft model that was not loaded, and for a
+        schema, regular expression or grammar that cannot be enforced."""
+        if rule := Rule.of(options):
+            self.grammars.compile(rule)
         vocabulary = self.model.config.vocab_size
         foreign = next((token for token in options.logit_bias if token >= vocabulary), None)
         if foreign is not None:
@@ -51,9 +63,12 @@ class Engine:
             raise OptionsError("option speculate: 'model' needs a draft model: load one with --draft-model, or choose "
                                "'prompt'")
 
-    def choose_speculation(self, options: GenerationOptions) -> tuple[str, list[str]]:
+    def choose_speculation(self, options: GenerationOptions, is_constrained: bool = False) -> tuple[str, list[str]]:
         """The kind of speculation in force ("none", "prompt" or "model") and notices about the choice."""
         kind = options.speculate or ("none" if self.draft is None else "model")
+        if kind != "none" and (is_constrained or options.logprobs is not None):
+            return "none", ["no speculation: it verifies several positions in one step, which knows neither grammars nor "
+                            "log-probabilities"]
         if kind != "none" and rope.length_dependent(self.model.config):
             return "none", ["no speculation: this model's dynamic rope rotates keys by angles that depend on the length, "
                             "so several positions in one step would differ from single steps"]

@@ -18,6 +18,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, load_builtin_template, missing_template
+from mlx_llama.core.text.tools import Tool, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
@@ -27,6 +28,7 @@ from .request import Handle, Request
 from .scheduler import Scheduler
 from .session import Session, Stream
 from .speculate import compare_vocabularies
+from .tool_use import ROUNDS, ToolStream, make_request, run_tools
 
 # A text, messages or token ids.
 Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
@@ -112,6 +114,39 @@ class LLM:
                 yield piece
         finally:
             handle.cancel()
+
+    def respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], tools: abc.Sequence[Any], tool_choice: str = "auto",
+                parallel: bool = True, **options: Unpack[Options]) -> ToolStream:
+        """The answer to messages in pieces of text and news of tool calls.
+
+        tools: Python functions with type hints, or OpenAI's descriptions. tool_choice: "auto", "none", "required" or a
+        tool's name. parallel: an enforced answer may have several calls. Raises as `stream`.
+        """
+        return self._respond(messages, read_tools(tools), tool_choice, parallel, options)
+
+    def run_tools(self, messages: str | abc.Sequence[abc.Mapping[str, Any]], tools: abc.Sequence[abc.Callable[..., Any]],
+                  tool_choice: str = "auto", parallel: bool = True, rounds: int = ROUNDS,
+                  **options: Unpack[Options]) -> tuple[Completion, list[abc.Mapping[str, Any]]]:
+        """Answer a question or messages, calling Python functions, until an answer calls none or after `rounds` answers.
+
+        tool_choice: of the first answer; later ones are free. Returns the last completion and all messages, calls and
+        results included. Raises as `respond`.
+        """
+        found = read_tools(tools)
+        question = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+
+        def ask(talk: abc.Sequence[abc.Mapping[str, Any]], is_first: bool) -> ToolStream:
+            return self._respond(talk, found, tool_choice if is_first else "auto", parallel, options)
+
+        return run_tools(ask, question, found, rounds)
+
+    def _respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], tools: list[Tool], tool_choice: str,
+                 parallel: bool, options: abc.Mapping[str, Any]) -> ToolStream:
+        resolved = resolve(options, self.checkpoint.generation_config,
+                           str(self.checkpoint.path / "generation_config.json"))
+        request, parser = make_request(self.tokenizer, self.require_template(), messages, tools, tool_choice, resolved,
+                                       many=parallel)
+        return ToolStream(self.scheduler.prepare(request), parser)
 
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
         resolved = resolve(options, self.checkpoint.generation_config,

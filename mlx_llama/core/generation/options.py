@@ -8,28 +8,75 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
+import reprlib
 import secrets
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypedDict
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from mlx_llama.core.errors import OptionsError
+
+from .schema import MAX_CHARACTERS, Schema
+
+MAX_REGEX = 1 << 13  # characters
+MAX_GRAMMAR = 1 << 14  # characters; llguidance's converter of GBNF takes quadratic time
+SHOWN_INPUT = 200  # characters of a bad value in a message
+MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 
 
 def _option(default, help: str, *flags: str, **limits):
     return Field(default, description=help, json_schema_extra={"flags": list(flags)}, **limits)
 
 
-class GenerationOptions(BaseModel):
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", 'Field name "schema"')  # it shadows BaseModel.schema, long deprecated
+
+    class _StructureOptions(BaseModel):
+        """Options of which at most one says what an answer must match. A class of its own for the sake of the warning."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+
+        schema: Schema | None = _option(
+            None, "JSON schema (FILE, or JSON text) that the answer satisfies", "--json-schema", "-j", "--json-schema-file",
+            "-jf")
+        regex: str | None = _option(
+            None, "regular expression that the whole answer matches", "--regex")
+        grammar: str | None = _option(
+            None, "grammar (FILE or text) that the answer follows: Lark with a rule start, or GBNF with a rule root",
+            "--grammar", "--grammar-file")
+
+        @field_validator("schema", mode="before")
+        @classmethod
+        def _build_schema(cls, value):
+            return None if value is None else Schema.of(value)
+
+        @field_serializer("schema")
+        def _dump_schema(self, value):
+            return None if value is None else value.as_dict()
+
+        @field_validator("regex", "grammar")
+        @classmethod
+        def _check_text(cls, value, info):
+            limit = MAX_REGEX if info.field_name == "regex" else MAX_GRAMMAR
+            if value is not None and not 1 <= len(value) <= limit:
+                raise ValueError(f"text of 1 to {limit} characters, not {len(value)}")
+            others = [name for name in ("schema", "regex") if name != info.field_name and info.data.get(name) is not None]
+            if value is not None and others:
+                raise ValueError(f"the only one that says what the answer matches: {others[0]} is given too")
+            return value
+
+
+class GenerationOptions(_StructureOptions):
     """Generation options, complete and checked. Every field is a flag, a Python argument and a receipt entry."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    max_tokens: int = _option(256, "most tokens to generate", "--max-tokens", "-m", "-n", "--predict", ge=0, le=2**31)
+    max_tokens: int = _option(
+        256, "most tokens to generate", "--max-tokens", "-m", "-n", "--predict", "--n-predict", ge=0, le=2**31)
     temperature: float = _option(
         0.0, "softmax temperature; 0 is greedy", "--temp", "--temperature", ge=0, le=100)
     top_k: int = _option(0, "sample from the k likeliest tokens; 0: all", "--top-k", ge=0, le=2**31)
@@ -55,16 +102,19 @@ class GenerationOptions(BaseModel):
     stop: tuple[str, ...] = _option(
         (), "end before this text; repeat the flag for more", "--stop", "-r", "--reverse-prompt")
     prefill_step_size: int = _option(
-        512, "tokens of the prompt processed at once", "--prefill-step-size", "--ubatch-size", ge=1, le=65536)
+        512, "tokens of the prompt processed at once", "--prefill-step-size", "--ubatch-size", "--batch-size", ge=1, le=65536)
     speculate: Literal["none", "prompt", "model"] | None = _option(
         None, "guess tokens ahead, for the same text sooner: prompt, from the text so far; model, by the draft model; none "
         "(default: model where a draft model is loaded, else none)", "--speculate")
+    logprobs: int | None = _option(
+        None, "keep each token's log-probability and those of the k likeliest: of the softmax over the model's own logits, "
+        "before penalties, biases, temperature, filters and grammars", "--logprobs", ge=0, le=MAX_LOGPROBS)
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_bool(cls, value, info):
         # Python's bool is an int, but `temperature=True` is a slip, not 1.0.
-        if isinstance(value, (bool, np.bool_)) and info.field_name != "speculate":
+        if isinstance(value, (bool, np.bool_)) and info.field_name not in ("speculate", "schema"):
             raise ValueError("a number, not true or false")
         # pydantic converts NumPy integers through float and loses their lower bits.
         return int(value) if isinstance(value, np.integer) else value
@@ -120,7 +170,9 @@ class GenerationOptions(BaseModel):
         return value
 
 
-FIELDS = GenerationOptions.model_fields
+# In the order of the help: what an answer must match stands last, though its class comes first.
+FIELDS = {name: GenerationOptions.model_fields[name]
+          for name in sorted(GenerationOptions.model_fields, key=lambda name: name in _StructureOptions.model_fields)}
 
 
 def option_flags(name: str) -> list[str]:
@@ -149,6 +201,10 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str] | None
     prefill_step_size: int | None
     speculate: Literal["none", "prompt", "model"] | None
+    logprobs: int | None
+    schema: type | Mapping[str, Any] | str | bool | None  # a pydantic model or another type, or a JSON schema
+    regex: str | None
+    grammar: str | None
 
 
 # Flags without dashes -> the options that they set.
@@ -185,7 +241,16 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
     if limits and fault["type"].startswith(("greater_than", "less_than", "finite")):
         return f"option {name}: {fault['input']!r} is not allowed, it must be a finite number, {limits}"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"option {name}: {fault['input']!r} is not allowed, it must be {message}" + (f" ({limits})" if limits else "")
+    range_ = f" ({limits})" if limits else ""
+    return f"option {name}: {_show(fault['input'])} is not allowed, it must be {message}{range_}"
+
+
+def _show(value: Any) -> str:
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = reprlib.repr(value)  # to a few levels
+    return text if len(text) <= SHOWN_INPUT else text[:SHOWN_INPUT - 3] + "..."
 
 
 def _describe_limits(name: str) -> str:
@@ -258,8 +323,27 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Values of the flags of `add_generation_flags` on the command line, by option name."""
-    return {name.removeprefix("option:"): value for name, value in vars(arguments).items() if name.startswith("option:")}
+    """Values of the flags of `add_generation_flags` on the command line, by option name. Reads files of schema and grammar.
+
+    Raises OptionsError for a file that cannot be read.
+    """
+    given = {name.removeprefix("option:"): value for name, value in vars(arguments).items() if name.startswith("option:")}
+    for name in ("schema", "grammar"):
+        if name in given:
+            given[name] = _read_file(name, given[name])
+    return given
+
+
+def _read_file(name: str, value: str) -> str:
+    """The text of a file. `value` itself if it is text: a schema starts with a brace, a grammar has rules."""
+    if value.lstrip().startswith("{") if name == "schema" else re.search(r"\bstart\s*:|\broot\s*::=", value):
+        return value
+    try:
+        with open(os.path.expanduser(value), encoding="utf-8") as file:
+            return file.read(max(MAX_CHARACTERS, MAX_GRAMMAR) + 1)  # longer ones are refused by their length
+    except (OSError, ValueError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
+        raise OptionsError(f"option {name}: the file {value!r:.200} cannot be read ({reason}): check its name") from None
 
 
 def sampling_key(options: GenerationOptions) -> tuple:
@@ -309,9 +393,9 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
                             "reserve)")
     group.add_argument("--ctx-size", "-c", "--max-kv-size", default=None, metavar="TOKENS",
                        help="positions of the context (default: as many as the model was trained for)")
-    group.add_argument("--draft-model", default=None, metavar="MODEL",
+    group.add_argument("--draft-model", "--model-draft", default=None, metavar="MODEL",
                        help="a smaller model with the same vocabulary, to guess tokens ahead: the same text, sooner")
-    group.add_argument("--template", default=None, metavar="NAME_OR_FILE",
+    group.add_argument("--template", "--chat-template", "--chat-template-file", default=None, metavar="NAME_OR_FILE",
                        help="chat template to use instead of the checkpoint's")
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence as Several
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import SessionError
 
 from .completion import Completion, Writer
+from .grammar import Constraint, Rule
 from .options import GenerationOptions, Resolved
 from .speculate import Speculation
 
@@ -23,7 +25,9 @@ class Request:
     starts_text: the answer is a text of its own, so the space that sentencepiece puts before a text is dropped; False
     where it continues one, and " a time" keeps its space. eos: end tokens, None for the model's. wants_text: False where
     token ids suffice. notices: of its completion, None for those of the options and the speculation. notify: called
-    after each new token and at the end, in the thread that computes; its exceptions end the request.
+    after each new token and at the end, in the thread that computes; its exceptions end the request. rule: what the answer
+    must match, None for what the options say. compile_seconds: most time to compile it, None for a request that is trusted.
+    shown: special tokens that appear in the text, such as those that open a tool call.
     """
 
     prompt: Several[int]
@@ -33,6 +37,9 @@ class Request:
     wants_text: bool = True
     notices: Several[str] | None = None
     notify: Callable[[], None] | None = None
+    rule: Rule | None = None
+    compile_seconds: float | None = None
+    shown: frozenset[int] = frozenset()
 
 
 @dataclass(eq=False)
@@ -48,6 +55,7 @@ class Sequence:
     limit: int
     writer: Writer
     speculation: Speculation
+    constraint: Constraint | None = None  # its state is that after `text`
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0
     row: int = NO_ROW
@@ -71,13 +79,15 @@ class Sequence:
         """Tokens that may still be generated."""
         return self.limit - (len(self.text) - len(self.request.prompt))
 
-    def take(self, token: int, now: float) -> bool:
+    def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
         """Append a generated token; False if the answer ends here. now: busy seconds (see Clock)."""
         with self.lock:
             if self.is_cancelled:
                 return False
+            if self.constraint:
+                self.constraint.accept(token)
             self.text.append(token)
-            self.writer.push(token, now)
+            self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs)
         return not self.writer.is_finished
 
     def tell(self) -> None:

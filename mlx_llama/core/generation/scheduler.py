@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
+from mlx_llama.core.backends.logprobs import TokenLogprobs, unpack
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.models import rope
@@ -29,6 +30,7 @@ from .budget import default_budget
 from .completion import Completion, Writer
 from .device import Device
 from .engine import Engine
+from .grammar import Constraint, Rule
 from .options import MAX_ROWS
 from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
@@ -42,11 +44,17 @@ WAKE_SECONDS = 0.5  # a consumer looks again after this time
 
 @dataclass
 class Step:
-    """A launched step. sampled: int32 [B, 1] on the device; with drafts [1, T], the next token after each position."""
+    """A launched step. sampled: int32 [B, 1] on the device, or [B, C] with log-probabilities; with drafts [1, T], the next
+    token after each position."""
 
     sequences: list[Sequence]
     sampled: Array
     drafts: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> Array:
+        """The sampled tokens without log-probabilities, int32 [B, 1] on the device, as the next step's input."""
+        return self.sampled if self.sampled.shape[1] == 1 else self.sampled[:, :1]
 
 
 class Clock:
@@ -147,11 +155,14 @@ class Scheduler:
         if options.stop and not request.wants_text:
             raise OptionsError("option stop: needs text, and this request asks for token ids only")
         self._check_memory(len(request.prompt))
-        kind, notices = engine.choose_speculation(options)
-        completion = Completion(prompt_tokens=len(request.prompt))
+        constraint = self._constrain(request)
+        kind, notices = engine.choose_speculation(options, constraint is not None)
+        completion = Completion(prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema)
         eos = engine.eos if request.eos is None else request.eos
         limit = min(options.max_tokens, self.context - len(request.prompt))
-        decoder = tokenizer.stream(starts_text=request.starts_text) if tokenizer else None
+        starts_text = request.starts_text and not (constraint and constraint.keeps_space)
+        shown = {"shown": request.shown} if request.shown else {}
+        decoder = tokenizer.stream(starts_text=starts_text, **shown) if tokenizer else None
         writer = Writer(completion, options.max_tokens, limit, eos, decoder, options.stop)
         writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
         lookup = PromptLookup(request.prompt) if kind == "prompt" else None
@@ -160,7 +171,14 @@ class Scheduler:
         completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
         completion.seed, completion.options = options.seed, options.model_dump() | {"speculate": kind}
         completion.origins = dict(request.options.origins)
-        return Handle(Sequence(request, list(request.prompt), limit, writer, speculation), self)
+        return Handle(Sequence(request, list(request.prompt), limit, writer, speculation, constraint), self)
+
+    def _constrain(self, request: Request) -> Constraint | None:
+        rule = request.rule or Rule.of(request.options.options)
+        if rule is None:
+            return None
+        grammars = self.engine.grammars
+        return grammars.compile(rule, starts_text=request.starts_text, seconds=request.compile_seconds)
 
     def _check_memory(self, length: int) -> None:
         rows = self.rows
@@ -368,12 +386,11 @@ class Scheduler:
                 self.device.prefill(self.model, rest, self.cache, row)
                 return
             # Sample in the last chunk's step, which saves one pass over the weights.
-            sampled = self.device.step(self.model, np.array([rest], np.int32), self.cache, [row], sequence.sampling,
-                                       [sequence.writer])
+            step = self._step([sequence], np.array([rest], np.int32))
         except Exception as error:
             self._fail(sequence, error)
             return
-        self.steps.append(Step([sequence], sampled))
+        self.steps.append(step)
         self.running.append(sequence)
         self.prefilling = None
 
@@ -386,12 +403,17 @@ class Scheduler:
         return min(chunk, SHARED_CHUNK) if self.running else chunk
 
     def _group(self, sequences: list[Sequence]) -> list[list[Sequence]]:
-        """Sequences that share a step. One that drafts is alone where others could run ahead."""
+        """Sequences that share a step. Where others could run ahead, one that drafts is alone, and those with a grammar are
+        apart: they wait for their tokens, and the host computes their masks while the device works for the others."""
         if not self.backend.runs_ahead:
             return [sequences]
-        together = [sequence for sequence in sequences if not sequence.speculation.is_drafting]
-        alone = [[sequence] for sequence in sequences if sequence.speculation.is_drafting]
-        return [together, *alone] if together else alone
+        together, constrained, groups = [], [], []
+        for sequence in sequences:
+            if sequence.speculation.is_drafting:
+                groups.append([sequence])
+            else:
+                (together if sequence.constraint is None else constrained).append(sequence)
+        return [group for group in (together, *groups, constrained) if group]
 
     # Launching
 
@@ -403,7 +425,7 @@ class Scheduler:
         if not idle:
             return
         for group in self._group(idle):
-            alone = [sequence for sequence in group if self._launch_drafts(sequence)]
+            alone = [sequence for sequence in group if self._launch_drafts(sequence) or self._launch_stretch(sequence)]
             group = [sequence for sequence in group if sequence not in alone] if alone else group
             group = self._make_room(group, 1)
             if group:
@@ -427,11 +449,27 @@ class Scheduler:
         self.steps.append(Step([sequence], sampled, drafts))
         return True
 
+    def _launch_stretch(self, sequence: Sequence) -> bool:
+        """Launch one step over the tokens that a grammar forced; False if there are none."""
+        if sequence.constraint is None or self.cache.lengths[sequence.row] == len(sequence.text) - 1:
+            return False
+        tokens = sequence.text[self.cache.lengths[sequence.row]:]
+        if not self._make_room([sequence], min(len(tokens), SHARED_CHUNK)):
+            return True
+        try:
+            if len(tokens) > SHARED_CHUNK:  # the next tick goes on
+                self.device.prefill(self.model, tokens[:SHARED_CHUNK], self.cache, sequence.row)
+            else:
+                self.steps.append(self._step([sequence], np.array([tokens], np.int32)))
+        except Exception as error:
+            self._fail(sequence, error)
+        return True
+
     def _launch_step(self, sequences: list[Sequence]) -> None:
         """Launch the next token of sequences whose tokens are known."""
         last = self._last
         if last and last.sequences == sequences and not last.drafts:
-            tokens = last.sampled
+            tokens = last.tokens
         else:
             tokens = np.array([[sequence.text[-1]] for sequence in sequences], np.int32)
         try:
@@ -442,7 +480,16 @@ class Scheduler:
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
         rows = [sequence.row for sequence in sequences]
         writers = [sequence.writer for sequence in sequences]
-        return Step(sequences, self.device.step(self.model, tokens, self.cache, rows, self._sampling(sequences), writers))
+        masks = (lambda: self._compute_masks(sequences)) if any(sequence.constraint for sequence in sequences) else None
+        return Step(sequences, self.device.step(self.model, tokens, self.cache, rows, self._sampling(sequences), writers, masks))
+
+    def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
+        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for a grammar that grew too complex."""
+        masks = np.full((len(sequences), -(-self.model.config.vocab_size // 32)), -1, np.int32)
+        for row, sequence in enumerate(sequences):
+            if sequence.constraint:
+                masks[row] = sequence.constraint.mask()
+        return masks
 
     def _sampling(self, sequences: list[Sequence]) -> SamplingBatch:
         if len(sequences) == 1:
@@ -455,14 +502,14 @@ class Scheduler:
         """Launch the step after `step`, which is not read yet, unless its tokens may change the rows or be drafted from."""
         # A launched step cannot be cancelled, so do not run ahead of a possible draft.
         if self._is_short or step.drafts or step.sequences not in groups or any(
-                sequence.left == 1 or sequence.is_cancelled or sequence.speculation.may_draft_next()
+                sequence.left == 1 or sequence.is_cancelled or sequence.constraint or sequence.speculation.may_draft_next()
                 for sequence in step.sequences):
             return
         if not self.rows.reserve({sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences}):
             return
         before = [self.cache.lengths[sequence.row] for sequence in step.sequences]
         try:
-            self.steps.append(self._step(step.sequences, step.sampled))
+            self.steps.append(self._step(step.sequences, step.tokens))
         except Exception:  # launch it again once the tokens are read
             for sequence, length in zip(step.sequences, before):
                 self.cache.trim(length, sequence.row)
@@ -517,17 +564,24 @@ class Scheduler:
         if step.drafts:
             self._take(step.sequences[0], step.drafts, sampled, now)
         else:
-            for sequence, token in zip(step.sequences, sampled):
-                self._take(sequence, [], [token], now)
+            width = len(sampled) // len(step.sequences)  # more than one with log-probabilities
+            for row, sequence in enumerate(step.sequences):
+                self._take_row(sequence, sampled[row * width:(row + 1) * width], now)
         return True
 
-    def _take(self, sequence: Sequence, drafts: list[int], sampled: list[int], now: float) -> None:
-        """Append the tokens that a step gave."""
+    def _take_row(self, sequence: Sequence, columns: list[int], now: float) -> None:
+        """Append a token, which may have log-probabilities beside it."""
+        self._take(sequence, [], columns[:1], now, unpack(columns, sequence.options.logprobs))
+
+    def _take(self, sequence: Sequence, drafts: list[int], sampled: list[int], now: float,
+              logprobs: TokenLogprobs | None = None) -> None:
+        """Append the tokens that a step gave, and those that a grammar forces after them."""
         if sequence.is_over:  # it ended while the step ran
             return
         try:
             tokens = sequence.speculation.accept(drafts, sampled)
-            goes_on = all(sequence.take(token, now) for token in tokens)
+            goes_on = all(sequence.take(token, now, logprobs) for token in tokens)
+            goes_on = goes_on and all(sequence.take(token, now) for token in self._find_forced(sequence))
             if drafts and goes_on:
                 self.cache.trim(len(sequence.text) - 1, sequence.row)
             if goes_on:
@@ -536,6 +590,13 @@ class Scheduler:
                 self._end(sequence)
         except Exception as error:
             self._fail(sequence, error)
+
+    def _find_forced(self, sequence: Sequence) -> list[int]:
+        """Tokens that a grammar makes certain; the next step computes all of them at once."""
+        # Log-probabilities come one a step; dynamic rope rotates several positions of one call alike.
+        if sequence.constraint is None or sequence.options.logprobs is not None or rope.length_dependent(self.model.config):
+            return []
+        return sequence.constraint.forced()
 
     # Ends
 
@@ -589,12 +650,12 @@ class Scheduler:
                 return
             self._rewind(sequence)
             try:
-                step = self._step([sequence], np.array([[sequence.text[-1]]], np.int32))
+                step = self._step([sequence], np.array([sequence.text[self.cache.lengths[sequence.row]:]], np.int32))
                 sampled = self.device.read(step.sampled, [sequence.writer])
             except Exception as again:
                 self._fail(sequence, again)
             else:
-                self._take(sequence, [], sampled, self._clock.now())
+                self._take_row(sequence, sampled, self._clock.now())
 
     def _forget_steps(self) -> None:
         """Drop all launched steps; rows go on from the tokens known on the host."""

@@ -76,6 +76,11 @@ def read_session(path: Path) -> SavedSession:
         raw = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         raise SessionError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    return parse_session(raw, path)
+
+
+def parse_session(raw: bytes, path: str | Path) -> SavedSession:
+    """Check the content of a saved session; `path` names it in errors. Raises SessionError."""
     try:
         return SavedSession.model_validate_json(raw)
     except OptionsError as error:

@@ -6,6 +6,7 @@ A template is a program from a stranger. sandbox.py compiles and runs it; this f
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,13 @@ from mlx_llama.core.models.config import read_json, show
 
 from .tokenizer import Tokenizer
 
-Message = Mapping[str, str]
+# {"role", "content"}; of an assistant also "tool_calls", and then the content may be None; of a tool also "tool_call_id" and
+# "name".
+Message = Mapping[str, Any]
+
+_FIELDS = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}
+MAX_CALLS = 128  # in one message
+TOOLS = ("tools", "xml_tools")  # variables of templates for descriptions of tools
 
 _REMEDY = "check the file, or give another one with --template"
 
@@ -45,9 +52,9 @@ class ChatTemplate:
         """Render a conversation as the model's text.
 
         Args:
-            messages: {"role": str, "content": str} each.
+            messages: see `Message`.
             add_generation_prompt: end with the header of the assistant's next message.
-            extras: further variables for the template; they override `variables`.
+            extras: further variables for the template, such as tools (`Tool.as_dict` each); they override `variables`.
 
         Raises:
             TemplateError: malformed messages; the template refuses the conversation, fails, tries what the sandbox
@@ -55,16 +62,18 @@ class ChatTemplate:
         """
         from . import sandbox
 
-        check_messages(messages)
+        plain = check_messages(messages)
         values = {
             "tools": None,
             "documents": None,
             **self.variables,
             **extras,
-            "messages": [dict(message) for message in messages],
+            "messages": plain,
             "add_generation_prompt": add_generation_prompt,
         }
-        characters = len(self.source) + sum(len(message["content"]) for message in messages)
+        characters = len(self.source) + sum(len(message["content"]) for message in plain)
+        nested = [*(values.get(name) for name in TOOLS), *(message.get("tool_calls") for message in plain)]
+        characters += sum(len(json.dumps(value, indent=4, default=str)) for value in nested if value)
         try:
             return sandbox.render(self._compiled, values, characters)
         except sandbox.Refusal as e:
@@ -73,25 +82,64 @@ class ChatTemplate:
             raise TemplateError(f"{self.name}: {e}; {_REMEDY}") from None
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Check that messages are a list of {"role": str, "content": str}.
+def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Check messages; returns them as templates expect them: contents as text, arguments of calls as objects.
 
     Raises:
-        TemplateError: they are not; names the message and the field.
+        TemplateError: they are malformed; names the message and the field.
     """
     if not isinstance(messages, (list, tuple)):
         raise TemplateError(f"messages is {show(messages)}, expected a list of {{'role', 'content'}}")
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
-            found = sorted(map(str, message)) if isinstance(message, Mapping) else message
-            raise TemplateError(f"messages[{i}] has {show(found)}, expected the fields role and content")
-        role, content = message["role"], message["content"]
-        if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][\w-]{0,63}", role, re.ASCII):
-            raise TemplateError(
-                f"messages[{i}].role is {show(role)}, expected a word such as system, user or assistant"
-            )
-        if not isinstance(content, str):
-            raise TemplateError(f"messages[{i}].content is {show(content)}, expected a string")
+    return [_check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _check_message(message: Any, where: str) -> dict[str, Any]:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    extra = _FIELDS.get(role, set()) if isinstance(role, str) else set()
+    fields = set(message) if isinstance(message, Mapping) else set()
+    needed = {"role"} if fields >= {"tool_calls"} and role == "assistant" else {"role", "content"}
+    if not needed <= fields <= {"role", "content"} | extra:
+        found = sorted(map(str, message)) if isinstance(message, Mapping) else message
+        more = f", perhaps {' and '.join(sorted(extra))}" if extra else ""
+        raise TemplateError(f"{where} has {show(found)}, expected the fields role and content{more}")
+    if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][\w-]{0,63}", role, re.ASCII):
+        raise TemplateError(f"{where}.role is {show(role)}, expected a word such as system, user or assistant")
+    checked = dict(message)
+    calls = checked.get("tool_calls")
+    if calls is None:
+        checked.pop("tool_calls", None)
+    else:
+        checked["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
+    checked["content"] = "" if calls and checked.get("content") is None else checked.get("content")
+    for name in ("content", "tool_call_id", "name"):
+        if name in checked and not isinstance(checked[name], str):
+            raise TemplateError(f"{where}.{name} is {show(checked[name])}, expected a string")
+    return checked
+
+
+def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """The calls of an assistant's message, their arguments as objects: templates print them as JSON."""
+    if not isinstance(calls, (list, tuple)) or not 1 <= len(calls) <= MAX_CALLS:
+        raise TemplateError(f"{where} is {show(calls)}, expected a list of 1 to {MAX_CALLS} calls")
+    checked = []
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise TemplateError(f"{where}[{i}] is {show(call)}, expected {{'id', 'type', 'function': {{'name', "
+                                "'arguments'}}")
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except (ValueError, RecursionError):
+                arguments = None
+        if not isinstance(arguments, Mapping):
+            raise TemplateError(f"{where}[{i}].function.arguments is {show(function['arguments'])}, expected an object, or "
+                                "one as JSON text")
+        identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+        inner = {"name": function["name"], "arguments": dict(arguments)}
+        checked.append({**identity, "type": "function", "function": inner})
+    return checked
 
 
 def load_template(folder: str | os.PathLike[str], tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -182,8 +230,7 @@ def encode_messages(
         TemplateError: as `ChatTemplate.render`.
         TokenizerError: a message cannot be encoded.
     """
-    check_messages(messages)
-    parts = _render_parts(tokenizer, template, messages, add_generation_prompt, extras)
+    parts = _render_parts(tokenizer, template, check_messages(messages), add_generation_prompt, extras)
     ids = tokenizer.encode_parts(parts)
     if tokenizer.adds_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
@@ -203,18 +250,17 @@ def _render_parts(
     added = [text for text in tokenizer.added_ids if len(text) > 1 and text in template.source and not text.isspace()]
     literals = tuple(dict.fromkeys(special + added))
     if literals:
-        cut, edge = _pick_marks(template, messages)
-        marked = [
-            {
-                "role": message["role"],
-                "content": _mark_content(
-                    message["content"], special if message["role"] == "assistant" else literals, literals, cut, edge
-                ),
-            }
-            for message in messages
-        ]
-        if marked != list(messages):
-            rendered = template.render(marked, prompt, **extras)
+        cut, edge = _pick_marks(template, messages, extras)
+        marked = []
+        for message in messages:
+            to_cut = special if message["role"] == "assistant" else literals
+            content = _mark_content(message["content"], to_cut, literals, cut, edge)
+            calls = {"tool_calls": _cut_nested(message["tool_calls"], to_cut, cut)} if "tool_calls" in message else {}
+            marked.append({**message, "content": content, **calls})
+        cut_extras = {name: _cut_nested(value, literals, cut) if name in TOOLS else value for name, value in extras.items()}
+        if marked != list(messages) or cut_extras != extras:
+            rendered = template.render(marked, prompt, **cut_extras)
+            rendered = rendered.replace(json.dumps(cut)[1:-1], cut)  # of a template that escapes JSON to ASCII
             parts = [part for chunk in rendered.split(cut) for part in _resolve_edges(chunk, edge, literals) if part]
             if len(parts) > 1:
                 return parts
@@ -222,9 +268,23 @@ def _render_parts(
     return [template.render(messages, prompt, **extras)]
 
 
-def _pick_marks(template: ChatTemplate, messages: Sequence[Message]) -> tuple[str, str]:
-    """Two private-use characters that neither the template nor a message contains."""
+def _cut_nested(value: Any, literals: Sequence[str], cut: str) -> Any:
+    """Put `cut` inside every literal that a text within a value spells, keys included."""
+    if isinstance(value, str):
+        cuts = _find_cuts(literals, value)
+        return cut.join(value[a:b] for a, b in zip([0, *cuts], [*cuts, len(value)], strict=True))
+    if isinstance(value, (list, tuple)):
+        return [_cut_nested(item, literals, cut) for item in value]
+    if isinstance(value, Mapping):
+        return {_cut_nested(key, literals, cut): _cut_nested(item, literals, cut) for key, item in value.items()}
+    return value
+
+
+def _pick_marks(template: ChatTemplate, messages: Sequence[Message], extras: Mapping[str, Any]) -> tuple[str, str]:
+    """Two private-use characters that neither the template nor a message or tool contains."""
     used = template.source + "".join(message["content"] for message in messages)
+    nested = [message.get("tool_calls") for message in messages] + [extras.get(name) for name in TOOLS]
+    used += json.dumps([value for value in nested if value], ensure_ascii=False, default=str)
     free = [chr(code) for code in range(0xF0000, 0xF0100) if chr(code) not in used]
     if len(free) < 2:
         raise TemplateError("messages use all private-use characters from U+F0000 to U+F00FF; remove some")

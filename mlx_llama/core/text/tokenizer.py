@@ -117,14 +117,17 @@ class Tokenizer(ABC):
         stream = self.stream(skip_special=skip_special)
         return "".join([stream.push(token) for token in ids]) + stream.finish()
 
-    def stream(self, *, skip_special: bool = True, starts_text: bool = True) -> StreamDecoder:
+    def stream(
+        self, *, skip_special: bool = True, starts_text: bool = True, shown: frozenset[int] = frozenset()
+    ) -> StreamDecoder:
         """Make a decoder for ids that arrive one by one.
 
         Args:
             skip_special: special tokens yield no text.
             starts_text: the first id begins a text, so its leading space is dropped; False to continue another text.
+            shown: special tokens that yield text all the same, such as those that open a tool call.
         """
-        return StreamDecoder(self, skip_special, starts_text)
+        return StreamDecoder(self, skip_special, starts_text, shown)
 
     def piece(self, token: int) -> Piece | None:
         """The bytes of a token id; None for padding of the model's vocabulary.
@@ -140,6 +143,17 @@ class Tokenizer(ABC):
             self._pieces[token] = self._make_piece(int(token))
         return self._pieces[token]
 
+    def token_bytes(self) -> list[bytes | None]:
+        """The bytes that each id adds to a text, by id; None for special and unknown tokens and for padding."""
+        specials, added = set(self.special_ids.values()), set(self.added_ids.values())
+        pieces = [self.piece(token) for token in range(max(self._model_vocab, self.vocab_size))]
+        return [
+            # Of the tokens that keep their space, only added ones can be written: not sentencepiece's unknown.
+            None if piece is None or piece.is_special or token in specials or piece.keeps_space and token not in added
+            else piece.data
+            for token, piece in enumerate(pieces)
+        ]
+
     @abstractmethod
     def _make_piece(self, token: int) -> Piece | None:
         """Build the piece of an id of the vocabulary."""
@@ -152,8 +166,10 @@ class StreamDecoder:
     number of tokens before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool, starts_text: bool):
-        self._tokenizer, self._skip_special = tokenizer, skip_special
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special: bool, starts_text: bool, shown: frozenset[int] = frozenset()
+    ):
+        self._tokenizer, self._skip_special, self._shown = tokenizer, skip_special, shown
         self._started = not starts_text
         self._pending = b""  # byte fallback: up to three bytes of a character
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # byte level
@@ -168,7 +184,7 @@ class StreamDecoder:
         piece = tokenizer.piece(token)
         if piece is None:
             return ""
-        if piece.is_special and self._skip_special:
+        if piece.is_special and self._skip_special and token not in self._shown:
             return self._drop_space(self._take_pending(final=True)) if tokenizer.special_ends_bytes else ""
         if tokenizer.byte_level:
             return self._drop_space(self._utf8.decode(piece.data))

@@ -123,6 +123,22 @@ def draw(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | N
     return mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
 
 
+def mask(logits: mx.array, words: mx.array) -> mx.array:
+    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)], a bit per token."""
+    ids = mx.arange(logits.shape[1])
+    bits = (mx.take(words, ids >> 5, axis=1) >> (ids & 31)) & 1
+    return mx.where(bits == 1, logits.astype(mx.float32), -math.inf)
+
+
+def pack(tokens: mx.array, logits: mx.array, count: int) -> mx.array:
+    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2 count]."""
+    values = logits.astype(mx.float32)
+    values = values - mx.logsumexp(values, axis=-1, keepdims=True)
+    ids = mx.argsort(-values, axis=-1)[:, :count].astype(mx.int32)
+    chosen, top = mx.take_along_axis(values, tokens, axis=1), mx.take_along_axis(values, ids, axis=1)
+    return mx.concatenate([tokens, chosen.view(mx.int32), ids, top.view(mx.int32)], axis=1)
+
+
 def process(kind: Kind, logits: mx.array, recent: mx.array | None, values: dict[str, mx.array]) -> mx.array:
     """sampling.SamplingBatch.processed of arrays alone."""
     scores = logits.astype(mx.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -59,7 +59,8 @@ def test_every_option_has_a_flag_and_a_description():
 
 def test_type_checkers_see_the_one_table():
     """Fields and types; wider for options that take several forms of a value."""
-    wider = {"stop": str | Sequence[str], "logit_bias": Mapping[int, float] | Sequence[str]}
+    wider = {"stop": str | Sequence[str], "logit_bias": Mapping[int, float] | Sequence[str],
+             "schema": type | Mapping[str, Any] | str | bool}
     assert list(Options.__annotations__) == list(FIELDS) and not Options.__total__
     for name, annotation in get_type_hints(Options).items():
         assert annotation == (wider.get(name) or FIELDS[name].annotation) | None, name
@@ -111,6 +112,25 @@ def test_unsupported_settings_of_a_checkpoint_are_a_notice():
     assert resolve({}, quiet).notices == ()
     (notice,) = resolve({}, {**quiet, "num_beams": 4, "no_repeat_ngram_size": 3}).notices
     assert "num_beams=4" in notice and "no_repeat_ngram_size=3" in notice
+
+
+def test_schema_and_grammar_are_files_on_the_command_line_or_text(tmp_path):
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"type": "integer"}')
+    grammar.write_text('start: "é"\n', encoding="utf-8")
+    for words in (["--json-schema", str(schema)], ["-j", '{"type": "integer"}']):
+        assert resolve(flags(*words)).options.schema.as_dict() == {"type": "integer"}
+    for words in (["--grammar", str(grammar)], ["--grammar", 'start: "é"\n']):
+        assert resolve(flags(*words)).options.grammar == 'start: "é"\n'
+    assert flags("--grammar", 'root ::= "a"')["grammar"] == 'root ::= "a"'
+    assert flags("--regex", "a+")["regex"] == "a+"
+    (tmp_path / "latin").write_bytes(b"\xff")
+    for name, reason in (("missing", "No such file"), ("latin", "not UTF-8"), (".", "directory")):
+        with pytest.raises(OptionsError, match=f"option grammar: the file .* cannot be read .*{reason}"):
+            flags("--grammar", str(tmp_path / name))
+    # A value from elsewhere (HTTP, Python) is never a file's name.
+    with pytest.raises(OptionsError, match="valid JSON"):
+        resolve({"schema": str(schema)})
 
 
 @pytest.mark.parametrize("given, nbytes", [

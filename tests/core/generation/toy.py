@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from mlx_llama.core.backends.logprobs import count_logprobs, pack
 from mlx_llama.core.backends.positions import CallView, Positions, checked_tokens
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import rng
@@ -34,6 +35,9 @@ class ToyArray:
     def __init__(self, values):
         self._values = np.asarray(values, np.int32)
         self.shape, self.nbytes = self._values.shape, self._values.nbytes
+
+    def __getitem__(self, index):
+        return ToyArray(self._values[index])
 
     def __array__(self, *_, **__):
         raise AssertionError("the host may look at tokens of the device only by reading them")
@@ -128,9 +132,13 @@ class ToySampling:
         self.options = tuple(options)
         self.windows = [o.repetition_context_size if o.presence_penalty else 0 for o in self.options]
         self.window = max(self.windows)
+        self.logprobs = count_logprobs(self.options)
 
-    def draw(self, row, logits, position, recent):
+    def draw(self, row, logits, position, recent, mask=None):
         options, scores = self.options[row], logits.astype(np.float64)
+        if mask is not None:
+            allowed = [mask[token // 32] >> token % 32 & 1 for token in range(VOCABULARY)]
+            scores[np.flatnonzero(np.equal(allowed, 0))] = -np.inf
         for token, bias in options.logit_bias.items():
             scores[token] += bias
         if self.windows[row]:
@@ -160,13 +168,16 @@ class ToyModel:
     def forward(self, tokens, index_pos, cache, *, rows=None, all_positions=False, probe=None):
         return self._compute(tokens, index_pos, cache, rows)
 
-    def step(self, tokens, index_pos, cache, sampling, *, rows=None):
+    def step(self, tokens, index_pos, cache, sampling, *, rows=None, masks=None):
         logits = self._compute(tokens, index_pos, cache, rows)
         rows = range(len(logits)) if rows is None else rows
         assert len(rows) == len(sampling.options)
         recent = cache.recent(max(1, sampling.window), rows)
         self.backend.check_late_fault(cache, rows)
-        return ToyArray([[sampling.draw(i, logits[i][-1], cache.lengths[row], recent[i])] for i, row in enumerate(rows)])
+        masks = masks() if masks else [None] * len(logits)
+        drawn = [[sampling.draw(i, logits[i][-1], cache.lengths[row], recent[i], masks[i])] for i, row in enumerate(rows)]
+        last = np.array([scores[-1] for scores in logits], np.float32)
+        return ToyArray(drawn if sampling.logprobs is None else pack(np.array(drawn, np.int32), last, sampling.logprobs))
 
     def verify(self, tokens, index_pos, cache, sampling, *, rows=None):
         logits = self._compute(tokens, index_pos, cache, rows)[0]
@@ -271,10 +282,21 @@ class ToyPiece(SimpleNamespace):
 
 
 class ToyTokenizer:
-    """Token n is the letter n, with a comma now and then; decodes as a stream."""
+    """Token n is the letter n, with a comma now and then; decodes as a stream. The last letter is special."""
+
+    byte_level, dropped_space, bos_id, special_ids = True, None, None, {"X": 49}
 
     def stream(self, *, skip_special=True, starts_text=True):
         return ToyDecoder()
+
+    def token_bytes(self):
+        return [letter(token).encode() for token in range(VOCABULARY - 1)] + [None]
+
+    def piece(self, token):
+        return ToyPiece(data=letter(token).encode(), is_byte=False)
+
+    def encode(self, text):
+        return [LETTERS.index(character) for character in text]
 
     def decode(self, tokens):
         return "".join(map(letter, tokens))
@@ -288,8 +310,11 @@ class ToyDecoder:
         return ""
 
 
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX"
+
+
 def letter(token):
-    return "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX"[token]
+    return LETTERS[token]
 
 
 CONTEXT, EOS = 1000, 49
@@ -305,7 +330,7 @@ def make(runs_ahead=False, *, eos=(EOS,), context=CONTEXT, draft=None, text=True
 
 def request(prompt, text=True, **given):
     """A request with options, seed 0 unless given."""
-    fields = {name: given.pop(name) for name in ("eos", "notify", "notices") if name in given}
+    fields = {name: given.pop(name) for name in ("eos", "notify", "notices", "rule", "compile_seconds") if name in given}
     return Request(prompt, resolve({"seed": 0, **given}), wants_text=text, **fields)
 
 

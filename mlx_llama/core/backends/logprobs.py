@@ -1,0 +1,59 @@
+"""Log-probabilities of tokens: their definition, and their way from the device.
+
+They are taken from the model's own logits: log softmax in float32, before logit biases, penalties, temperature, filters and
+grammar masks, as OpenAI's API and vLLM's default have them. So the sampled token may be unlikely, or not among the likeliest.
+
+A step whose rows ask for them returns int32 [B, 2 + 2 k] instead of [B, 1], k being the largest number that a row asks for:
+the token, the bits of its log-probability, the k likeliest ids and the bits of theirs, likeliest first, the lower id first
+among equals. One array is still one read, and rows that ask for fewer take the first ones. Without such rows nothing is
+computed and nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlx_llama.core.generation.options import GenerationOptions
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities at one position. top: (id, log-probability) of the likeliest tokens, in order."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def count_logprobs(options: Iterable[GenerationOptions]) -> int | None:
+    """The k of a batch of rows; None: no row asks for log-probabilities."""
+    return max((o.logprobs for o in options if o.logprobs is not None), default=None)
+
+
+def pack(tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int32]:
+    """Tokens int32 [B, 1] with the log-probabilities of `logits` float32 [B, V]: int32 [B, 2 + 2 count]. The reference."""
+    columns = [_pack_row(int(token), row, count) for token, row in zip(tokens[:, 0], logits)]
+    return np.concatenate([tokens, np.stack(columns)], axis=1)
+
+
+def _pack_row(token: int, logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int32]:
+    shifted = logits.astype(np.float32) - logits.max()
+    values = shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
+    ids = np.empty(0, np.int64)
+    if count:
+        ids = np.flatnonzero(values >= np.partition(values, -count)[-count])  # ties of the last one included
+        ids = ids[np.argsort(-values[ids], kind="stable")][:count]
+    bits = values[[token, *ids]].astype(np.float32).view(np.int32)
+    return np.concatenate([bits[:1], ids.astype(np.int32), bits[1:]])
+
+
+def unpack(columns: Sequence[int], count: int | None) -> TokenLogprobs | None:
+    """What a row of `pack` says, but for the token; count: what the row asked for, None for nothing."""
+    if count is None:
+        return None
+    k = (len(columns) - 2) // 2
+    values = np.array([columns[1], *columns[2 + k:2 + k + count]], np.int32).view(np.float32).tolist()
+    return TokenLogprobs(values[0], tuple(zip(columns[2:2 + count], values[1:])))

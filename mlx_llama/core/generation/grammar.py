@@ -1,0 +1,323 @@
+"""Grammars: which tokens keep an answer within a JSON schema, a regular expression or a grammar (llguidance).
+
+`Grammars` belongs to a model and compiles; a `Constraint` belongs to one answer and yields a mask per token. An answer that
+ends by itself is complete: it parses, and validates against its schema. JSON is written as json.dumps writes it, on one
+line with ", " and ": ": a choice of white space would cost tokens, and small models lose themselves in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.text.tokenizer import Tokenizer
+from mlx_llama.core.text.tools import JSON_OPTIONS
+
+from .options import GenerationOptions
+from .schema import Schema
+
+if TYPE_CHECKING:
+    import llguidance
+
+KEPT = 32  # compiled grammars; each takes up to a few megabytes
+JSON_OBJECT = Schema('{"type": "object"}')
+
+# Of llguidance, per request: memory for the lexer's states (up to 2 kB each) and work per mask (0.2 s for the worst found).
+_LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_errors": False}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an answer must match. option: the option that gave it, to name in errors."""
+
+    option: Literal["schema", "regex", "grammar", "tools"]
+    text: str  # JSON, a regular expression in Rust's syntax, Lark as llguidance reads it, or GBNF; of tools: Lark
+
+    @classmethod
+    def of(cls, options: GenerationOptions) -> Rule | None:
+        """The rule that options ask for; None: any text."""
+        if options.schema is not None:
+            return cls("schema", options.schema.text)
+        if options.regex is not None:
+            return cls("regex", options.regex)
+        return None if options.grammar is None else cls("grammar", options.grammar)
+
+
+def choice(texts: Sequence[str]) -> str:
+    """A grammar of these texts and no others. Raises OptionsError for an empty list."""
+    if not texts:
+        raise OptionsError("option grammar: a choice of no texts allows no answer: give at least one")
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
+class Constraint:
+    """The state of one constrained answer: masks before each token, advanced by `accept`.
+
+    keeps_space: the answer's text may begin with a space, so it must be decoded without dropping one (as a text that
+    continues another).
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, rule: Rule, size: int, keeps_space: bool, not_first: Collection[int]):
+        self.rule, self.keeps_space = rule, keeps_space
+        self._matcher, self._size, self._not_first = matcher, size, not_first
+        self._accepted = 0
+
+    def mask(self) -> npt.NDArray[np.int32]:
+        """Allowed tokens, a new int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set where token i may come next.
+
+        Raises OptionsError if the grammar needs more work than the limits allow.
+        """
+        bits = np.empty(-(-self._size // 32), np.int32)
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # without the GIL
+        self._check()
+        if not self._accepted:
+            for token in self._not_first:
+                bits[token // 32] &= ~(1 << token % 32)
+        return bits
+
+    def accept(self, token: int) -> None:
+        """Advance by a token that `mask` allowed.
+
+        Raises OptionsError as `mask`, and ValueError for a token that is not allowed.
+        """
+        if not self._matcher.consume_token(token):
+            if "satisfy the grammar" in self._matcher.get_error():
+                raise ValueError(f"token {token} after {self._accepted} others does not match the {self.rule.option}")
+            self._check()
+        self._accepted += 1
+
+    def forced(self) -> list[int]:
+        """Tokens of which each is the only way to go on, as the tokenizer splits their text; not accepted yet."""
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        self._check()
+        return tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer so far matches."""
+        return not self._matcher.is_error() and self._matcher.is_accepting()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing may follow but an end token, or one was accepted."""
+        return self._matcher.is_stopped()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise OptionsError(f"option {self.rule.option}: became too complex after {self._accepted} tokens "
+                               f"({_first_line(self._matcher.get_error())}): simplify it")
+
+
+class Grammars:
+    """Compiles rules for one tokenizer. Thread-safe.
+
+    eos: end tokens, which are allowed where an answer is complete. vocab_size: of the logits. The vocabulary is handed to
+    llguidance at the first use: about 0.2 s for 32,000 tokens, 1 s for 128,000.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos: Collection[int], vocab_size: int):
+        self.tokenizer, self.eos, self.vocab_size = tokenizer, tuple(eos), vocab_size
+        self._lock = threading.Lock()
+        self._vocabulary: _Vocabulary | None = None
+        self._library: llguidance.LLTokenizer
+        self._compiled: OrderedDict[tuple[Rule, bool], tuple[llguidance.LLMatcher, bool]] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Hand the vocabulary to llguidance, which the first `compile` would do."""
+        self._load()
+
+    def compile(self, rule: Rule, *, starts_text: bool = True, seconds: float | None = None) -> Constraint:
+        """Compile a rule for one answer.
+
+        starts_text: the answer is a text of its own, whose first space the decoder drops. seconds: refuse a rule that takes
+        longer to compile; None: wait for it.
+
+        Raises OptionsError for a rule that llguidance does not take, with its reason, or that is above a limit.
+        """
+        drops = starts_text and self.tokenizer.dropped_space is not None
+        vocabulary = self._load()
+        with self._lock:
+            found = self._compiled.pop((rule, drops), None)
+        if found is None:
+            body = _describe(rule)
+            if seconds is not None:
+                _check_time(rule, body, seconds)
+            found = self._build(rule, body, drops, vocabulary)
+        with self._lock:
+            self._compiled[rule, drops] = found
+            if len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+        matcher, keeps_space = found
+        not_first = vocabulary.space_bytes if drops and not keeps_space else ()
+        return Constraint(matcher.deep_copy(), rule, self.vocab_size, keeps_space, not_first)
+
+    def _load(self) -> _Vocabulary:
+        with self._lock:
+            if self._vocabulary is None:
+                if not self.eos:
+                    raise OptionsError("options schema, regex and grammar need a model with an end token; this has none")
+                import llguidance
+
+                vocabulary = _Vocabulary(self.tokenizer, self.eos[0], self.vocab_size)
+                self._library = llguidance.LLTokenizer(
+                    llguidance.TokenizerWrapper(vocabulary), n_vocab=self.vocab_size, eos_token=list(self.eos))
+                self._vocabulary = vocabulary
+            return self._vocabulary
+
+    def _build(self, rule: Rule, body: dict[str, Any], drops: bool, vocabulary: _Vocabulary) -> tuple[Any, bool]:
+        """The rule's matcher before its first token, and whether answers keep their first space."""
+        matcher = self._match(rule, [body])
+        if not drops:
+            return matcher, False
+        allowed = Constraint(matcher.deep_copy(), rule, self.vocab_size, False, ()).mask()
+        bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: self.vocab_size]
+        if any(vocabulary.tokens[token].startswith(b" ") for token in np.flatnonzero(bits)):
+            return matcher, True
+        # The model may write the space that the decoder drops.
+        return self._match(rule, [{"lark_grammar": 'start: " "? @answer'}, {**body, "name": "answer"}]), False
+
+    def _match(self, rule: Rule, grammars: list[dict[str, Any]]) -> Any:
+        import llguidance
+
+        limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+        matcher = llguidance.LLMatcher(self._library, json.dumps({"grammars": grammars}), log_level=0, limits=limits)
+        first = matcher.deep_copy()
+        first.compute_bitmask()  # some limits show at the first mask
+        if first.is_error():
+            reason = first.get_error()
+            raise _refusal(rule, "no text matches" if reason.startswith("NoExtension") else reason)
+        return matcher
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance.TokenizerWrapper expects it.
+
+    tokens: bytes by id, b"" for padding. special_token_ids: tokens that a grammar can name and no text contains.
+    space_bytes: byte tokens of a space, which the decoder keeps even before the first word.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos: int, vocab_size: int):
+        self.eos_token_id, self.bos_token_id = eos, tokenizer.bos_id
+        texts = tokenizer.token_bytes()[:vocab_size]
+        names = {token: text.encode("utf-8", "replace") for text, token in tokenizer.special_ids.items()}
+        self.special_token_ids = [token for token, text in enumerate(texts) if text is None and token in names]
+        self.tokens = [names.get(token, b"") if text is None else text for token, text in enumerate(texts)]
+        self.tokens += [b""] * (vocab_size - len(texts))
+        pieces = [(token, tokenizer.piece(token)) for token, text in enumerate(texts) if text == b" "]
+        self.space_bytes = tuple(token for token, piece in pieces if piece is not None and piece.is_byte)
+        self._tokenizer = tokenizer
+        self._newline = [] if tokenizer.byte_level else tokenizer.encode("\n")
+        self._ids: dict[bytes, int] | None = None
+
+    def __call__(self, data: bytes) -> list[int]:
+        """Token ids of a text that continues another, special tokens as text."""
+        try:
+            text = data.decode()
+            # Without a space before the first word, which a text after a newline does not get.
+            ids = self._tokenizer.encode(text if self._tokenizer.byte_level else "\n" + text)
+        except Exception:  # llguidance would panic
+            return self._spell(data)
+        start = len(self._newline)
+        exact = ids[:start] == self._newline and b"".join(self.tokens[token] for token in ids[start:]) == data
+        return ids[start:] if exact else self._spell(data)
+
+    def _spell(self, data: bytes) -> list[int]:
+        """Longest tokens first, for bytes that the tokenizer would not write as they are."""
+        if self._ids is None:
+            special = set(self.special_token_ids)
+            self._ids = {text: token for token, text in enumerate(self.tokens) if text and token not in special}
+            self._longest = max(map(len, self._ids))
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            found = next((n for n in range(self._longest, 0, -1) if data[at:at + n] in self._ids), 0)
+            if not found:  # a vocabulary without this byte; llguidance then forces nothing
+                return []
+            ids.append(self._ids[data[at:at + found]])
+            at += found
+        return ids
+
+
+def _describe(rule: Rule) -> dict[str, Any]:
+    """The rule as an entry of llguidance's list of grammars."""
+    if rule.option == "schema":
+        return {"json_schema": {**json.loads(rule.text), "x-guidance": JSON_OPTIONS}}
+    import llguidance
+
+    if rule.option == "regex":
+        return {"lark_grammar": "start: /" + llguidance.regex_to_lark(rule.text, "") + "/"}
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return {"lark_grammar": any_to_lark(rule.text)}  # converts GBNF
+    except Exception as e:  # the converter raises bare Exception, RecursionError, IndexError
+        raise _refusal(rule, str(e) or type(e).__name__) from None
+
+
+def _refusal(rule: Rule, reason: str) -> OptionsError:
+    remedy = {
+        "schema": "leave that out, or describe it with other keywords",
+        "regex": "write it in Rust's syntax, without look-around",
+        "grammar": "write it in Lark's syntax with a rule start, or in llama.cpp's GBNF with a rule root",
+        "tools": "describe the parameters with other keywords",
+    }[rule.option]
+    return OptionsError(f"option {rule.option}: cannot be enforced: {_first_line(reason)}: {remedy}")
+
+
+def _first_line(text: str) -> str:
+    text = re.split(r"\n\s*\d+ \|", text)[0]  # without the source and its caret
+    return " ".join(text.replace("<non-verbose/>", " ").split())[:200]
+
+
+# llguidance bounds most work, but a conjunction of many patterns takes time without end, and a thread cannot be stopped.
+_CHILD = """
+import sys, llguidance
+for line in sys.stdin:
+    limits = llguidance.LLParserLimits(verbose_errors=False)
+    llguidance.LLMatcher.validate_grammar(line, None, limits=limits)
+    print(flush=True)
+"""
+_child: subprocess.Popen[bytes] | None = None
+_child_lock = threading.Lock()
+_CHILD_START = 10.0  # seconds that a loaded machine may take to start Python
+
+
+def _check_time(rule: Rule, body: dict[str, Any], seconds: float) -> None:
+    """Compile a rule in another process first. Raises OptionsError if that takes longer than `seconds`, or crashes."""
+    global _child
+    with _child_lock:
+        if _child is None or _child.poll() is not None:
+            _child = subprocess.Popen([sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                      stderr=subprocess.DEVNULL)  # Ctrl-C reaches it too
+            _ask(_child, {"lark_grammar": "start: /a/"}, _CHILD_START)
+        if not _ask(_child, body, seconds):
+            _child.kill()
+            _child.wait()
+            _child = None
+            raise _refusal(rule, f"it cannot be compiled within {seconds:g} s")
+
+
+def _ask(child: subprocess.Popen[bytes], body: dict[str, Any], seconds: float) -> bool:
+    """Have the child compile; whether it was done in time."""
+    assert child.stdin and child.stdout
+    timer = threading.Timer(seconds, child.kill)
+    timer.start()
+    try:
+        child.stdin.write(json.dumps({"grammars": [body]}).encode() + b"\n")
+        child.stdin.flush()
+        return bool(child.stdout.readline())
+    except OSError:
+        return False
+    finally:
+        timer.cancel()

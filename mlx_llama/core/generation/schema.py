@@ -1,0 +1,146 @@
+"""JSON schemas as a generation option: from a dict, JSON text, or a Python type that pydantic knows."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+MAX_CHARACTERS = 1 << 16  # of a schema as JSON
+MAX_DEPTH = 64  # of nested objects and arrays in a schema; llguidance reads 128
+
+
+class Schema:
+    """A JSON schema and the Python type it was made from, if any. Of a type, objects have no keys but the declared ones, unless
+    it keeps others (extra="allow").
+
+    text: the schema as JSON, keys in the given order. kind: the type, or None.
+    """
+
+    def __init__(self, text: str, kind: Any = None):
+        self.text, self.kind = text, kind
+
+    @classmethod
+    def of(cls, value: Any) -> Schema:
+        """Build from a dict, a boolean, JSON text, a Schema, or a type: a pydantic model, dataclass, TypedDict, list[int].
+
+        Raises ValueError with a clause that completes "it must be".
+        """
+        if isinstance(value, Schema):
+            return value
+        if isinstance(value, str):
+            value = _parse(value)
+        if isinstance(value, bool):  # JSON Schema's shorthands
+            if not value:
+                raise ValueError("a schema that some value satisfies; false allows none")
+            value = {}
+        if isinstance(value, Mapping):
+            return cls(_dump(value))
+        if isinstance(value, (list, tuple, int, float)) or value is None:
+            raise ValueError("a JSON schema (an object), or a type such as a pydantic model")
+        return cls(_dump(_schema_of(value)), value)
+
+    def parse(self, text: str) -> Any:
+        """Parse an answer: an instance of `kind` if there is one, else the JSON value.
+
+        Raises ValueError (pydantic's ValidationError is one) for a text that does not fit.
+        """
+        return json.loads(text) if self.kind is None else _adapter(self.kind).validate_json(text)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The schema as Python values."""
+        schema: dict[str, Any] = json.loads(self.text)
+        return schema
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and (self.text, self.kind) == (other.text, other.kind)
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"Schema({self.text if len(self.text) <= 60 else self.text[:57] + '...'})"
+
+
+def _parse(text: str) -> Any:
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"at most {MAX_CHARACTERS} characters, not {len(text)}")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"at most {MAX_DEPTH} levels deep") from None
+    except ValueError as e:
+        raise ValueError(f"valid JSON: {e}") from None
+
+
+def _dump(schema: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False, default=_refuse)
+        text.encode()
+    except RecursionError:
+        raise ValueError(f"at most {MAX_DEPTH} levels deep") from None
+    except UnicodeEncodeError:
+        raise ValueError("valid Unicode: a text in it is not UTF-8") from None
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"JSON values only: {e}") from None
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"at most {MAX_CHARACTERS} characters as JSON, not {len(text)}")
+    if _depth(text) > MAX_DEPTH:
+        raise ValueError(f"at most {MAX_DEPTH} levels deep, not {_depth(text)}")
+    return text
+
+
+def _refuse(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is none")
+
+
+def _depth(text: str) -> int:
+    """Levels of nesting in JSON text."""
+    deepest = depth = 0
+    in_string = escaped = False
+    for character in text:
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = character == "\\" and not escaped
+        elif character == '"':
+            in_string = True
+        elif character in "{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "}]":
+            depth -= 1
+    return deepest
+
+
+@functools.lru_cache(maxsize=64)
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    from pydantic.errors import PydanticUserError
+
+    try:
+        schema: dict[str, Any] = _close(_adapter(kind).json_schema())
+    except (PydanticUserError, TypeError):
+        raise ValueError("a JSON schema (an object), or a type that pydantic knows") from None
+    return schema
+
+
+def _close(schema: Any) -> Any:
+    """Forbid keys that the type would ignore, which small models like to add."""
+    if isinstance(schema, list):
+        return [_close(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {
+        name: {key: _close(inner) for key, inner in value.items()} if name in ("properties", "$defs")
+        else value if name in ("default", "const", "enum", "examples") else _close(value)
+        for name, value in schema.items()
+    }
+    return {"additionalProperties": False, **closed} if "properties" in closed else closed

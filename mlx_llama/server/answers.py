@@ -1,0 +1,334 @@
+"""Answers of the scheduler for the event loop: admitted, streamed, cut off by time or by the client's leaving, counted."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import anyio
+from starlette.requests import Request as HttpRequest
+
+from mlx_llama.core.errors import ContextError, LlamaError, spell_parameters
+from mlx_llama.core.generation.completion import Completion, Token
+from mlx_llama.core.generation.grammar import Rule
+from mlx_llama.core.generation.llm import LLM
+from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.generation.request import Request
+from mlx_llama.core.text.template import encode_messages
+from mlx_llama.core.text.tools import add_tools, call_grammar, shown_specials
+
+from .faults import Fault, Refusal, client_gone
+from .keeper import Keeper
+from .metrics import Metrics
+from .settings import Settings
+from .tooling import Toolbox, tool_format
+
+Result = TypeVar("Result")
+
+PREPARING, COMPILING = 8, 2  # threads that encode prompts, and those that compile rules as well
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One prompt and its options, whatever the API.
+
+    prompt: a text to continue, messages for the template, or token ids. field: of the body that the prompt came from.
+    options: by their names in the table; those that are missing come from the server, the checkpoint and the table. toolbox:
+    what the model may call.
+    """
+
+    prompt: Any
+    field: str
+    options: dict[str, Any]
+    toolbox: Toolbox = Toolbox()
+
+
+class Failure(Exception):
+    """An answer that ended without its fault: a step failed, the time was over, the server ends."""
+
+    def __init__(self, status: int, code: str, message: str):
+        super().__init__(message)
+        self.refusal = Refusal(status, code, message=message)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """New tokens of one answer. is_last: the answer is complete with them."""
+
+    index: int
+    tokens: Sequence[Token]
+    is_last: bool
+
+    @property
+    def text(self) -> str:
+        return "".join([token.text for token in self.tokens])
+
+
+class Answers:
+    """Answers to one HTTP request, one per Ask, computed side by side. Leave it by `close`, which ends what still runs."""
+
+    def __init__(self, desk: Desk, llm: LLM, seconds: float):
+        self._desk, self.llm = desk, llm
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._is_told = False
+        self._handles: list[Any] = []
+        self._failure: Failure | None = None
+        self.began = time.monotonic()
+        self._timer = self._loop.call_later(seconds, self.stop, Failure(
+            504, "timeout", f"the request took longer than {seconds:g} seconds (--timeout)"))
+        self.prompts: list[list[int]] = []
+        self.is_closed = False
+
+    @property
+    def completions(self) -> list[Completion]:
+        return [handle.completion for handle in self._handles]
+
+    def submit(self, asks: Sequence[Ask]) -> None:
+        """Encode the prompts and queue the requests. Runs outside the event loop. Raises Refusal."""
+        requests = [prepare(self.llm, ask, self._desk.settings) for ask in asks]
+        for request in requests:
+            self.prompts.append(list(request.prompt))
+            if self.is_closed:
+                return
+            try:
+                handle = self.llm.scheduler.submit(replace(request, notify=self._notify))
+            except ContextError as error:
+                raise _refuse_context(self.llm, asks[0], len(request.prompt), error) from None
+            except LlamaError as error:
+                raise refuse(error, asks[0].field) from None
+            self._handles.append(handle)
+            if self.is_closed:  # closed in between
+                handle.cancel()
+
+    def _notify(self) -> None:
+        # In the scheduler's thread. One wake-up is enough for all tokens that come before it is served.
+        if not self._is_told:
+            self._is_told = True
+            try:
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:  # the event loop is closed
+                pass
+
+    def _wake(self) -> None:
+        self._is_told = False
+        self._news.set()
+
+    def stop(self, failure: Failure) -> None:
+        """End the answers; the reader gets `failure`."""
+        if self._failure is None:
+            self._failure = failure
+        for handle in self._handles:
+            handle.cancel()
+        self._news.set()
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """New tokens of all answers as they come. Raises Failure."""
+        shown = [0] * len(self._handles)
+        open_ones = set(range(len(self._handles)))
+        last = [self.began] * len(self._handles)
+        metrics = self._desk.metrics
+        while open_ones:
+            self._news.clear()
+            for i in sorted(open_ones):
+                handle = self._handles[i]
+                is_last = handle.done  # before the tokens: none may come between
+                completion = handle.completion
+                tokens = completion.tokens[shown[i]:]
+                if self._failure is not None:
+                    raise self._failure
+                if is_last and completion.finish_reason in ("error", "interrupted"):
+                    raise Failure(500, "generation_failed", completion.error or "the answer was interrupted")
+                if tokens or is_last:
+                    now = time.monotonic()
+                    metrics.observe_tokens(len(tokens), now - last[i], is_first=not shown[i])
+                    shown[i] += len(tokens)
+                    last[i] = now
+                    if is_last:
+                        open_ones.discard(i)
+                    yield Batch(i, tokens, is_last)
+            if open_ones and not any(self._handles[i].done for i in open_ones):
+                await self._news.wait()
+
+    async def finish(self) -> list[Completion]:
+        """Wait for all answers. Raises Failure."""
+        async for _ in self.batches():
+            pass
+        return self.completions
+
+    def close(self, outcome: str) -> None:
+        """End what still runs, and free its place. Later calls change nothing. outcome: for the metrics."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._timer.cancel()
+        for handle in self._handles:
+            handle.cancel()
+        self._desk.release(self, outcome)
+
+
+class Desk:
+    """Admits requests: a bounded number, none while the server shuts down."""
+
+    def __init__(self, settings: Settings, keeper: Keeper, metrics: Metrics):
+        self.settings, self.keeper, self.metrics = settings, keeper, metrics
+        self._open: dict[Answers, int] = {}  # and the number of their requests
+        self._entering = 0  # requests that wait for the model to be loaded again
+        self._durations: deque[float] = deque(maxlen=32)
+        # Compiling a schema may take seconds: those who ask without one need not wait for it.
+        self._plain, self._ruled = anyio.CapacityLimiter(PREPARING), anyio.CapacityLimiter(COMPILING)
+        self.loop = asyncio.get_running_loop()
+        self.is_draining = False
+
+    @property
+    def active(self) -> int:
+        """Requests to the scheduler that run or wait."""
+        return sum(self._open.values()) + self._entering
+
+    async def answer(self, asks: Sequence[Ask]) -> Answers:
+        """Admit and submit. Raises Refusal."""
+        self._check_room(len(asks))
+        self._entering += len(asks)
+        try:
+            llm = await self.keeper.enter()
+        finally:
+            self._entering -= len(asks)
+        answers = Answers(self, llm, self.settings.timeout)
+        self._open[answers] = len(asks)
+        limiter = self._ruled if any(map(_has_rule, asks)) else self._plain
+        try:
+            await anyio.to_thread.run_sync(answers.submit, asks, limiter=limiter)
+        except BaseException as error:
+            answers.close("refused" if isinstance(error, Refusal) else "gone")
+            raise
+        for prompt in answers.prompts:
+            self.metrics.prompt_tokens.inc(len(prompt))
+        return answers
+
+    def _check_room(self, count: int) -> None:
+        if self.is_draining:
+            raise Refusal(503, "shutting_down", message="the server is shutting down", headers={"Retry-After": "5"})
+        rows = self.keeper.llm.scheduler.max_rows if self.keeper.llm else 1
+        most = rows + self.settings.queue
+        if self.active + count > most:
+            mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
+            wait = min(60, max(1, math.ceil(mean * self.settings.queue / rows / 2)))
+            self.metrics.requests.labels("busy").inc()
+            raise Refusal(503, "queue_full", message=f"{self.active} requests are running or waiting, at most {most} are "
+                          f"taken: come again in {wait} seconds", headers={"Retry-After": str(wait)})
+
+    def release(self, answers: Answers, outcome: str) -> None:
+        """Forget closed answers."""
+        count = self._open.pop(answers, None)
+        if count is None:
+            return
+        self.keeper.leave()
+        self.metrics.requests.labels(outcome).inc(count)
+        for completion in answers.completions:
+            self.metrics.prefix_hits.inc(completion.reused_tokens > 0)
+            self.metrics.reused_tokens.inc(completion.reused_tokens)
+        if outcome == "done":
+            self._durations.append(time.monotonic() - answers.began)
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self.is_draining = True
+
+    def stop_all(self) -> None:
+        """End what still runs, and tell the clients."""
+        for answers in list(self._open):
+            answers.stop(Failure(503, "shutting_down", "the server is shutting down"))
+
+
+def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Request:
+    """The request for the scheduler. Encodes the prompt and resolves the options. Raises Refusal.
+
+    fits: check that the prompt leaves room for an answer.
+    """
+    try:
+        resolved = resolve({**settings.options, **ask.options}, llm.checkpoint.generation_config,
+                           str(llm.checkpoint.path / "generation_config.json"))
+        is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
+        tools: dict[str, Any] = {}
+        if is_chat and _mentions_tools(ask):
+            tokens, tools = _encode_with_tools(llm, ask)
+        else:
+            tokens = llm.encode(ask.prompt)
+        request = Request(tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, **tools)
+        if rule := request.rule or Rule.of(resolved.options):
+            # With a limit of time: later calls find it compiled.
+            llm.engine.grammars.compile(rule, starts_text=is_chat, seconds=settings.compile_seconds)
+    except ContextError as error:
+        raise _refuse_context(llm, ask, 0, error) from None
+    except LlamaError as error:
+        raise refuse(error, ask.field) from None
+    if fits and len(tokens) >= llm.engine.context:
+        raise _refuse_context(llm, ask, len(tokens), None)
+    return request
+
+
+def _has_rule(ask: Ask) -> bool:
+    return bool(ask.toolbox.forced) or any(ask.options.get(name) is not None for name in ("schema", "regex", "grammar"))
+
+
+def _mentions_tools(ask: Ask) -> bool:
+    return bool(ask.toolbox.offered) or any(message["role"] == "tool" or "tool_calls" in message for message in ask.prompt)
+
+
+def _encode_with_tools(llm: LLM, ask: Ask) -> tuple[list[int], dict[str, Any]]:
+    """Token ids of a conversation with tools, and what its request needs for them."""
+    form = tool_format(llm)
+    box = ask.toolbox
+    messages, extras = add_tools(form, ask.prompt, box.offered)
+    tokens = encode_messages(llm.tokenizer, llm.require_template(), messages, **extras)
+    rule = Rule("tools", call_grammar(form, box.forced, llm.tokenizer, many=box.many)) if box.forced else None
+    return tokens, {"rule": rule, "shown": shown_specials(form, llm.tokenizer)}
+
+
+def refuse(error: LlamaError, field: str) -> Refusal:
+    """A 400 for an error of core."""
+    from mlx_llama.core.errors import OptionsError
+
+    text = spell_parameters(Exception.__str__(error))
+    if isinstance(error, OptionsError):
+        field = text.removeprefix("option ").split(":")[0] if text.startswith("option ") else text.split(":")[0]
+        field = field if field.isidentifier() else ""
+    return Refusal(400, "invalid_value", [Fault(field, type(error).__name__.removesuffix("Error").lower(), text)])
+
+
+def _refuse_context(llm: LLM, ask: Ask, count: int, error: ContextError | None) -> Refusal:
+    context = llm.engine.context
+    if count >= context:
+        message = (f"the prompt has {count} tokens and the context holds {context}, answer included: shorten the prompt"
+                   f"{spell_parameters(llm.engine.suggest_context())}")
+        return Refusal(400, "context_length_exceeded", [Fault(ask.field, f"< {context} tokens", message)],
+                       n_prompt_tokens=count, n_ctx=context)
+    text = spell_parameters(Exception.__str__(error)) if error else ""
+    return Refusal(400, "invalid_value", [Fault(ask.field, "prompt", text)])
+
+
+async def until_gone(request: HttpRequest, work: Awaitable[Result]) -> Result:
+    """Await `work`, and cancel it when the client leaves. Raises Refusal 499, which goes nowhere but into the log."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        if task.cancelled():
+            raise client_gone()
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _wait_gone(request: HttpRequest) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

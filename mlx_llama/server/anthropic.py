@@ -1,0 +1,286 @@
+"""Anthropic's Messages, and the count of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import anyio
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.text.tools import ToolCall
+
+from .answers import Answers, Ask, prepare
+from .faults import Refusal, bad_field, write_anthropic
+from .fields import Body, OptionFields, read_body
+from .guard import request_id
+from .openai import join_parts
+from .replies import Json, check_model, desk_of, event, reply_stream, reply_whole
+from .schemas import takes
+from .tooling import Reader, Toolbox, build_toolbox, read_answer
+
+router = APIRouter(tags=["Anthropic"])
+
+
+class TextBlock(Body):
+    """A block of text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: dict[str, Any] = Field({}, description="has no effect: every prefix is known")
+    citations: list[Any] = Field([], max_length=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value):
+        return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
+
+
+class ToolUse(Body):
+    """A call that the assistant made."""
+
+    type: Literal["tool_use"]
+    id: str = Field(max_length=256)
+    name: str = Field(max_length=64)
+    input: dict[str, Any]
+    cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
+    caller: dict[str, Any] | None = Field(None, description="has no effect")
+
+
+class ToolResult(Body):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(max_length=256)
+    content: str | list[TextBlock] = ""
+    is_error: bool | None = Field(None, description="has no effect: the content says it")
+    cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
+
+
+class AnthropicMessage(BaseModel):
+    """A message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    role: Literal["user", "assistant"]
+    content: str | list[Annotated[TextBlock | ToolUse | ToolResult, Field(discriminator="type")]]
+
+    @model_validator(mode="after")
+    def _check_blocks(self):
+        foreign = "tool_result" if self.role == "assistant" else "tool_use"
+        if not isinstance(self.content, str) and any(block.type == foreign for block in self.content):
+            raise ValueError(f"a message of the {self.role} has no {foreign}")
+        return self
+
+    def plain(self) -> list[dict[str, Any]]:
+        """The messages as templates take them: results of calls are messages of their own."""
+        if isinstance(self.content, str):
+            return [{"role": self.role, "content": self.content}]
+        results = [{"role": "tool", "content": join_parts(block.content), "tool_call_id": block.tool_use_id}
+                   for block in self.content if isinstance(block, ToolResult)]
+        text = join_parts([block for block in self.content if isinstance(block, TextBlock)])
+        calls = [{"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+                 for block in self.content if isinstance(block, ToolUse)]
+        if calls:
+            return [{"role": self.role, "content": text, "tool_calls": calls}]
+        return [*results, *([{"role": self.role, "content": text}] if text or not results else [])]
+
+
+class AnthropicTool(Body):
+    """A tool that the model may call."""
+
+    type: Literal["custom"] = "custom"
+    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    description: str = Field("", max_length=1 << 16)
+    input_schema: dict[str, Any]
+    cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
+    strict: bool | None = Field(None, description="has no effect: a required call always fits its schema")
+
+
+class AnthropicChoice(Body):
+    """Whether a tool is called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _check_name(self):
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("name is for the type tool, which needs it")
+        return self
+
+
+class Thinking(Body):
+    """No thinking."""
+
+    type: Literal["disabled"]
+
+
+class Conversation(Body):
+    """Fields that both routes take."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("container", "context_management", "mcp_servers", "output_config", "inference_geo"), "")}
+
+    model: str = Field(max_length=512)
+    messages: list[AnthropicMessage] = Field(min_length=1)
+    system: str | list[TextBlock] = ""
+    thinking: Thinking | None = None
+    tools: list[AnthropicTool] = []
+    tool_choice: AnthropicChoice = AnthropicChoice(type="auto")
+
+    def toolbox(self) -> Toolbox:
+        """The tools. Raises Refusal."""
+        choice = {"any": "required", "tool": self.tool_choice.name or ""}.get(self.tool_choice.type, self.tool_choice.type)
+        described = [{"type": "function", "function": {"name": tool.name, "description": tool.description,
+                                                       "parameters": tool.input_schema}} for tool in self.tools]
+        return build_toolbox(described, choice, not self.tool_choice.disable_parallel_tool_use)
+
+    def plain(self) -> list[dict[str, Any]]:
+        """The conversation as templates take it. Raises Refusal."""
+        if self.messages[-1].role == "assistant":
+            at = f"messages[{len(self.messages) - 1}].role"
+            raise bad_field(
+                at,
+                "user",
+                f"{at}: the last message must be the user's: the beginning of an answer is not taken",
+                "assistant",
+            )
+        system = join_parts(self.system)
+        return [*([{"role": "system", "content": system}] if system else []),
+                *(one for message in self.messages for one in message.plain())]
+
+
+class MessagesRequest(OptionFields, Conversation):
+    """POST /v1/messages."""
+
+    model_config = Body.model_config
+    renamed: ClassVar = {"stop_sequences": "stop"}
+
+    max_tokens: int = Field(ge=0, le=2**31)
+    stream: bool = False
+    metadata: Mapping[str, Any] = Field({}, description="has no effect")
+    service_tier: Literal["auto", "standard_only"] = "auto"
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _take_metadata(cls, value):
+        if not isinstance(value, dict) or set(value) - {"user_id"}:
+            raise ValueError("an object with user_id")
+        return value
+
+
+@router.post("/v1/messages", **takes(MessagesRequest))
+async def messages(request: Request) -> Response:
+    """Answer a conversation."""
+    body = await read_body(request, MessagesRequest)
+    name = check_model(request, body.model)
+    box = body.toolbox()
+    asks = [Ask(body.plain(), "messages", body.given_options(), box)]
+    made = {"id": f"msg_{request_id(request)}", "type": "message", "role": "assistant", "model": name}
+
+    def whole(answers: Answers) -> dict[str, Any]:
+        completion = answers.completions[0]
+        text, calls = read_answer(answers.llm, box, completion)
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
+        content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": read_values(call)} for call in calls]
+        return {**made, "content": content, "stop_reason": stop_reason(completion, len(calls)),
+                "stop_sequence": completion.stop, "usage": write_usage(completion)}
+
+    async def events(answers: Answers) -> AsyncIterator[bytes]:
+        completion = answers.completions[0]
+        reader, begun = Reader(answers.llm, box), False
+        index, kind = -1, ""  # the open block
+        async for batch in answers.batches():
+            if not begun:  # by now the reused tokens are known
+                begun = True
+                empty: dict[str, Any] = {**made, "content": [], "stop_reason": None, "stop_sequence": None,
+                         "usage": write_usage(completion) | {"output_tokens": 0}}
+                yield named({"type": "message_start", "message": empty})
+                yield named({"type": "ping"})
+            pieces = [piece for token in batch.tokens for piece in reader.push(token.text)]
+            for piece in pieces + (reader.push("", is_last=True) if batch.is_last else []):
+                block: dict[str, Any] | None = None
+                if isinstance(piece, str):
+                    change = {"type": "text_delta", "text": piece}
+                    if kind != "text":
+                        block = {"type": "text", "text": ""}
+                else:
+                    change = {"type": "input_json_delta", "partial_json": piece.arguments}
+                    if piece.name is not None:
+                        block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+                if block is not None:
+                    if kind:
+                        yield named({"type": "content_block_stop", "index": index})
+                    index, kind = index + 1, block["type"]
+                    yield named({"type": "content_block_start", "index": index, "content_block": block})
+                if isinstance(piece, str) or piece.arguments:
+                    yield named({"type": "content_block_delta", "index": index, "delta": change})
+        if not kind:  # an answer without text is an empty block
+            index = 0
+            yield named({"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}})
+        yield named({"type": "content_block_stop", "index": index})
+        reason = stop_reason(completion, len(reader.calls))
+        yield named({"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": completion.stop},
+                     "usage": write_usage(completion)})
+        yield named({"type": "message_stop"})
+
+    if body.stream:
+        return await reply_stream(request, asks, events, fail)
+    return await reply_whole(request, asks, whole)
+
+
+def named(value: Mapping[str, Any]) -> bytes:
+    """An event with the name that its type says."""
+    return event(value, value["type"])
+
+
+def fail(refusal: Refusal) -> bytes:
+    """An error within a stream."""
+    return event(write_anthropic(refusal), "error")
+
+
+def read_values(call: ToolCall) -> dict[str, Any]:
+    """The arguments of a call; {} where they are unfinished."""
+    try:
+        return call.values()
+    except ValueError:
+        return {}
+
+
+def stop_reason(completion: Completion, calls: int = 0) -> str:
+    """Anthropic's word for the end of an answer."""
+    if calls and completion.finish_reason in ("eos", "stop"):
+        return "tool_use"
+    return {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens",
+            "context": "model_context_window_exceeded"}.get(completion.finish_reason, "end_turn")
+
+
+def write_usage(completion: Completion) -> dict[str, int]:
+    """Anthropic's usage: reused tokens are not among the input's."""
+    return {"input_tokens": completion.prompt_tokens - completion.reused_tokens, "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": completion.reused_tokens, "output_tokens": len(completion.tokens)}
+
+
+class CountRequest(Conversation):
+    """POST /v1/messages/count_tokens."""
+
+
+@router.post("/v1/messages/count_tokens", **takes(CountRequest))
+async def count_tokens(request: Request) -> Response:
+    """The tokens of a prompt, as the model sees it."""
+    body = await read_body(request, CountRequest)
+    check_model(request, body.model)
+    ask = Ask(body.plain(), "messages", {}, body.toolbox())
+    desk = desk_of(request)
+    llm = await desk.keeper.enter()
+    try:
+        counted = await anyio.to_thread.run_sync(lambda: len(prepare(llm, ask, desk.settings, fits=False).prompt))
+    finally:
+        desk.keeper.leave()
+    return Json({"input_tokens": counted})

@@ -1,0 +1,70 @@
+"""The application: its parts put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from sse_starlette.sse import AppStatus
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlx_llama import __version__
+from mlx_llama.core.generation.llm import LLM
+
+from . import anthropic, docs, jobs, llama_cpp, openai, operations, page, responses
+from .answers import Desk
+from .faults import Refusal
+from .guard import Guard
+from .keeper import Keeper
+from .metrics import Metrics
+from .replies import reply_refusal
+from .schemas import write_openapi
+from .settings import Settings
+
+ABOUT = "One Llama-family model over HTTP. Generation options come from one table, which the commands and Python share."
+
+
+def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[], None] = lambda: None) -> FastAPI:
+    """Build the application. load: makes the model, in a thread, when the server has started; on_failure: it raised.
+
+    `app.state` holds the settings, the desk and the time of the start.
+    """
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def live(app: FastAPI) -> AsyncIterator[None]:
+        # Streams end by themselves: Desk.stop_all ends what runs too long after SIGTERM.
+        AppStatus.disable_automatic_graceful_drain()
+        app.state.started = time.time()
+        app.state.keeper = Keeper(load, settings.idle_unload, on_failure)
+        app.state.desk = Desk(settings, app.state.keeper, metrics)
+        app.state.jobs = jobs.Jobs(settings)
+        metrics.watch(app.state.desk)
+        app.state.keeper.start()
+        yield
+        app.state.desk.stop_all()
+        app.state.keeper.close()
+
+    app = FastAPI(title="mlx_llama", version=__version__, description=ABOUT, lifespan=live, redoc_url=None, docs_url=None)
+    app.state.settings = settings
+    for part in (openai, responses, anthropic, llama_cpp, jobs, operations, docs, page):
+        app.include_router(part.router)
+    app.openapi = lambda: write_openapi(app)  # type: ignore[method-assign]
+
+    @app.exception_handler(Refusal)
+    async def refuse(request: Request, refusal: Refusal) -> Response:
+        return reply_refusal(request, refusal)
+
+    @app.exception_handler(HTTPException)
+    async def refuse_http(request: Request, error: HTTPException) -> Response:
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
+        text = {404: f"there is nothing at {request.url.path:.200}: GET /docs lists the routes",
+                405: f"{request.url.path:.200} does not take {request.method:.20}"}.get(error.status_code, str(error.detail))
+        return reply_refusal(request, Refusal(error.status_code, code, message=text, headers=error.headers))
+
+    app.add_middleware(Guard, settings=settings, metrics=metrics)
+    return app

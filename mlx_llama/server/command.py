@@ -1,0 +1,138 @@
+"""python -m mlx_llama.server: one model over HTTP, for clients of OpenAI, Anthropic, llama-server, and a browser."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+from mlx_llama import cli
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.generation import options
+
+from .settings import Settings
+
+KEY_VARIABLE = "MLX_LLAMA_API_KEY"
+
+
+def parser() -> options.Parser:
+    """The command line. Names follow llama-server's."""
+    result = options.Parser(prog="python -m mlx_llama.server", description=__doc__, allow_abbrev=False)
+    default = Settings()
+    group = result.add_argument_group("server")
+    group.add_argument(
+        "--host", default=default.host, help=f"address to listen at (default: {default.host}, this machine only)"
+    )
+    group.add_argument("--port", default=str(default.port), help=f"0 picks a free one (default: {default.port})")
+    group.add_argument("--alias", "-a", default=None, metavar="NAME", help="name of the model in requests and answers")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="key that clients must send; repeat the flag for more. Other users of this machine see it: prefer "
+        f"--api-key-file or the variable {KEY_VARIABLE}",
+    )
+    group.add_argument("--api-key-file", default=None, metavar="FILE", help="keys, one a line")
+    group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
+                       help="site whose pages may ask, such as https://example.org; * for all; repeat the flag for more")
+    group.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
+                       help="name of this machine that clients may use, beside localhost and its address")
+    group.add_argument("--ssl-key-file", "--ssl-keyfile", default=None, metavar="FILE", help="private key, for https")
+    group.add_argument("--ssl-cert-file", "--ssl-certfile", default=None, metavar="FILE", help="certificate, for https")
+    group.add_argument("--timeout", "-to", default=f"{default.timeout:g}", metavar="SECONDS",
+                       help=f"most time of a request, its queue included (default: {default.timeout:g})")
+    group.add_argument("--queue", default=str(default.queue), metavar="N",
+                       help=f"requests that may wait for a row; more get 503 (default: {default.queue})")
+    group.add_argument("--max-body", default=str(default.max_body), metavar="SIZE",
+                       help="largest body of a request, such as 8MB (default: 8MiB)")
+    group.add_argument("--shutdown-seconds", default=f"{default.shutdown_seconds:g}", metavar="SECONDS",
+                       help=f"time that running requests have after SIGTERM (default: {default.shutdown_seconds:g})")
+    group.add_argument("--idle-unload", default=None, metavar="MINUTES",
+                       help="give the model's memory back after this time without a request; the next one loads it again")
+    group.add_argument(
+        "--slots", action=argparse.BooleanOptionalAction, default=True, help="serve GET /slots (default: yes)"
+    )
+    group.add_argument("--slot-save-path", default=None, metavar="FOLDER",
+                       help="allow POST /slots/0?action=save and restore, with files in this folder; needs --parallel 1")
+    group.add_argument("--metrics", action=argparse.BooleanOptionalAction, default=True,
+                       help="serve GET /metrics (default: yes)")
+    group.add_argument("--page", "--webui", action=argparse.BooleanOptionalAction, default=True,
+                       help="serve the web page at / (default: yes)")
+    group.add_argument("--log-prompts", action="store_true", help="write prompts into the log")
+    group.add_argument("--quiet", action="store_true", help="log nothing but warnings")
+    group.add_argument("--debug", action="store_true", help="show tracebacks")
+    options.add_load_flags(result)
+    options.add_rows_flag(result)
+    options.add_generation_flags(result)
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    """Run the door until it is told to end; returns the exit code. Raises LlamaError."""
+    given = parser().parse_args(arguments)
+    settings = make_settings(given)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s",
+                        level=logging.WARNING if given.quiet else logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    from mlx_llama.core.generation.llm import load
+
+    from .serving import bind, serve
+
+    how = options.load_arguments(given)
+    return serve(settings, lambda: load(**how), bind(settings), given.ssl_key_file, given.ssl_cert_file)
+
+
+def make_settings(given: argparse.Namespace) -> Settings:
+    """Check the flags. Raises OptionsError."""
+    wanted = options.given_flags(given)
+    checked = options.validate(wanted)  # before loading the model
+    defaults = Settings()
+    idle = None if given.idle_unload is None else 60 * _number(given.idle_unload, "--idle-unload", 0.001, 1e6)
+    if given.slot_save_path is not None and not os.path.isdir(given.slot_save_path):
+        raise OptionsError(f"--slot-save-path {given.slot_save_path}: is no folder")
+    if (given.ssl_key_file is None) != (given.ssl_cert_file is None):
+        raise OptionsError("https needs both --ssl-key-file and --ssl-cert-file")
+    return Settings(
+        host=given.host,
+        port=int(_number(given.port, "--port", 0, 65535, whole=True)),
+        alias=given.alias,
+        api_keys=_read_keys(given),
+        cors_origins=tuple(origin.rstrip("/") for origin in given.cors_origin),
+        allowed_hosts=tuple(given.allowed_host),
+        options={name: getattr(checked, name) for name in wanted},
+        queue=int(_number(given.queue, "--queue", 0, 1e6, whole=True)),
+        timeout=_number(given.timeout, "--timeout", 0.001, 1e7),
+        max_body=options.parse_memory(given.max_body, "--max-body") or defaults.max_body,
+        shutdown_seconds=_number(given.shutdown_seconds, "--shutdown-seconds", 0, 1e6),
+        idle_unload=idle,
+        serves_slots=given.slots,
+        slot_folder=given.slot_save_path,
+        serves_metrics=given.metrics,
+        serves_page=given.page,
+        logs_prompts=given.log_prompts,
+    )
+
+
+def _number(text: str, flag: str, least: float, most: float, whole: bool = False) -> float:
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        value = most + 1
+    if not least <= value <= most:
+        raise OptionsError(f"{flag} {text!r:.40}: must be a {'whole ' if whole else ''}number, {least:g} to {most:g}")
+    return value
+
+
+def _read_keys(given: argparse.Namespace) -> tuple[str, ...]:
+    keys = [*given.api_key, *os.environ.get(KEY_VARIABLE, "").split(",")]
+    if given.api_key_file is not None:
+        lines = cli.read_text(given.api_key_file).split("\n")
+        keys += [line for line in lines if not line.lstrip().startswith("#")]
+        if not any(line.strip() for line in lines):
+            raise OptionsError(f"--api-key-file {given.api_key_file}: has no key")
+    keys = [key.strip() for key in keys if key.strip()]
+    if any(not key.isascii() for key in keys):
+        raise OptionsError("--api-key: keys are ASCII, or HTTP headers cannot carry them")
+    return tuple(dict.fromkeys(keys))

@@ -1,0 +1,181 @@
+"""Before a request reaches a route: its id, host, origin, key and size. After it: one line in the log."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import secrets
+import time
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .faults import Fault, Refusal
+from .metrics import Metrics
+from .replies import Json, errors_for
+from .settings import Settings
+
+log = logging.getLogger("mlx_llama.server")
+
+PUBLIC = {"/", "/health", "/v1/health", "/ready", "/favicon.ico"}  # without a key: they tell nothing of the model
+PUBLIC_FOLDERS = ("/page/",)
+
+
+class Guard:
+    """ASGI middleware around the whole app."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
+        self.app, self.settings, self.metrics = app, settings, metrics
+        self._keys = [_digest(key) for key in settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, headers = time.monotonic(), Headers(scope=scope)
+        identity = scope["request_id"] = secrets.token_hex(8)
+        status = 0
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                marked = MutableHeaders(scope=message)
+                marked["X-Request-Id"] = marked["Request-Id"] = identity  # OpenAI's name and Anthropic's
+                marked["X-Content-Type-Options"] = "nosniff"
+                for name, value in self._cors(headers).items():
+                    marked[name] = value
+            await send(message)
+
+        try:
+            self._check_host(headers)
+            self._check_origin(scope, headers)
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send_marked)
+                return
+            self._check_key(scope, headers)
+            await self.app(scope, self._limit(headers, receive), send_marked)
+        except Refusal as refusal:
+            if status == 0:
+                body = errors_for(scope["path"])(refusal)
+                await Json(body, refusal.status, headers=refusal.headers)(scope, receive, send_marked)
+        except Exception:
+            log.exception("%s failed", identity)
+            if status == 0:
+                body = errors_for(scope["path"])(
+                    Refusal(500, "internal_error", message=f"internal error, request {identity}")
+                )
+                await Json(body, 500)(scope, receive, send_marked)
+        finally:
+            self.metrics.http.labels(str(status or 499)).inc()
+            self._write_line(scope, identity, status or 499, time.monotonic() - began)
+
+    # Access
+
+    def _check_host(self, headers: Headers) -> None:
+        """Refuse names that are not ours: a foreign page may point its own name at this address (DNS rebinding)."""
+        host = _host_name(headers.get("host", ""))
+        allowed = {"localhost", self.settings.host.lower(), *(name.lower() for name in self.settings.allowed_hosts)}
+        if host in allowed or _is_address(host):
+            return
+        raise Refusal(403, "host_not_allowed", message=f"this server does not answer to the host {host!r:.100}: use "
+                      "localhost or its address, or start it with --allowed-host")
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Refuse pages of other sites, which a browser names in Origin."""
+        origin = headers.get("origin")
+        if origin is None:
+            if headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["path"] not in PUBLIC:
+                raise Refusal(403, "origin_not_allowed", message="this server answers no other site's page")
+            return
+        if origin in self.settings.cors_origins or "*" in self.settings.cors_origins:
+            return
+        if urlsplit(origin).netloc.lower() == headers.get("host", "").lower():
+            return
+        raise Refusal(403, "origin_not_allowed", message=f"this server answers no page of {origin!r:.100}: start it with "
+                      "--cors-origin to allow that")
+
+    def _cors(self, headers: Headers) -> dict[str, str]:
+        origin = headers.get("origin")
+        if origin is None or not (origin in self.settings.cors_origins or "*" in self.settings.cors_origins):
+            return {}
+        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin",
+                "Access-Control-Expose-Headers": "X-Request-Id, Retry-After"}
+
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        path, is_read = scope["path"], scope["method"] in ("GET", "HEAD")
+        if not self._keys or is_read and (path in PUBLIC or path.startswith(PUBLIC_FOLDERS)):
+            return
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = _digest(token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
+        # Compare with all keys, so that the time tells nothing about which one is near.
+        if not max([hmac.compare_digest(given, key) for key in self._keys]):
+            raise Refusal(401, "invalid_api_key", message="an API key is needed: send the header Authorization: Bearer KEY",
+                          headers={"WWW-Authenticate": "Bearer"})
+
+    # Sizes
+
+    def _limit(self, headers: Headers, receive: Receive) -> Receive:
+        """Refuse a body beyond the limit, announced or not."""
+        most, taken = self.settings.max_body, 0
+        refusal = Refusal(
+            413, "body_too_large", [Fault("", f"at most {most} bytes", f"the body is larger than {most} bytes")]
+        )
+        if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > most:
+            raise refusal
+
+        async def receive_limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > most:
+                raise refusal
+            return message
+
+        return receive_limited
+
+    # The log
+
+    def _write_line(self, scope: Scope, identity: str, status: int, seconds: float) -> None:
+        answers = scope.get("answers")
+        receipt = ""
+        for completion in answers.completions if answers else []:
+            receipt += (f" prompt={completion.prompt_tokens} reused={completion.reused_tokens} "
+                        f"tokens={len(completion.tokens)} tps={completion.decode_tps:.1f} end={completion.finish_reason}")
+        if answers and self.settings.logs_prompts:
+            receipt += f" prompts={[answers.llm.tokenizer.decode(prompt) for prompt in answers.prompts]!r}"
+        path = scope["path"].encode("unicode_escape").decode()[:200]
+        log.info("%s %s %s %d %.0fms%s", identity, scope["method"], path, status, seconds * 1e3, receipt)
+
+
+_PREFLIGHT = {"Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS", "Access-Control-Max-Age": "600",
+              "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Api-Key, Last-Event-Id, Anthropic-Version, "
+                                              "Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access"}
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    return name.lower().rstrip(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def request_id(request: Request) -> str:
+    """The id of a request, in its log line and its headers."""
+    return request.scope["request_id"]

@@ -1,0 +1,211 @@
+"""Jobs: answers that go on without their client, whose stream can be taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from fastapi import APIRouter
+from pydantic import Field, model_validator
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from .answers import Answers, Ask, Failure
+from .faults import Fault, Refusal
+from .fields import OptionFields, read_body
+from .guard import request_id
+from .openai import Message
+from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, submit
+from .schemas import takes
+from .settings import Settings
+
+router = APIRouter(tags=["jobs"])
+
+MOST_EVENTS = 500_000  # of all jobs; each takes some 300 bytes
+_REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
+
+
+class JobRequest(OptionFields):
+    """POST /v1/jobs: a prompt or messages, and options."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {}
+
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    model: str | None = Field(None, max_length=512)
+
+    @model_validator(mode="after")
+    def _check_one_prompt(self):
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("either prompt or messages is required")
+        return self
+
+
+@dataclass
+class Job:
+    """An answer and its events so far, which every reader sees from the number that it asks for."""
+
+    identity: str
+    answers: Answers
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    is_over: bool = False
+    is_cancelled: bool = False
+    ended: float = 0.0
+    readers: int = 0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def add(self, name: str, **fields: Any) -> None:
+        """Append an event and wake the readers."""
+        self.events.append((name, fields))
+        news, self.news = self.news, asyncio.Event()
+        news.set()
+
+    async def run(self) -> None:
+        """Collect the answer's events to its end."""
+        outcome, reason, error = "done", "ERROR", None
+        began = time.monotonic()
+        count = 0
+        self.add("started", job_id=self.identity, prompt_tokens=self.answers.completions[0].prompt_tokens)
+        completion = self.answers.completions[0]
+        try:
+            async for batch in self.answers.batches():
+                for token in batch.tokens:
+                    if token.text:
+                        self.add("token", t=token.text, i=count)
+                    count += 1
+            reason = _REASONS.get(completion.finish_reason, "ERROR")
+        except Failure as failure:
+            outcome = failure.refusal.code
+            reason = "CANCELLED" if outcome in ("cancelled", "shutting_down") else "ERROR"
+            error = failure.refusal.message
+        except Exception as defect:
+            outcome, error = "failed", type(defect).__name__
+            raise
+        finally:
+            self.answers.close(outcome)
+            decode = completion.decode_seconds or time.monotonic() - began
+            self.is_over, self.ended = True, time.monotonic()
+            self.add("end", tokens_out=len(completion.tokens), decode_time_ms=round(decode * 1e3, 3), stop_reason=reason,
+                     **({"error": error} if error and reason == "ERROR" else {}))
+
+    async def follow(self, first: int) -> AsyncIterator[tuple[int, str, dict[str, Any]]]:
+        """Events from number `first` on, until the last."""
+        number = first
+        while True:
+            news = self.news
+            while number < len(self.events):
+                yield (number, *self.events[number])
+                number += 1
+            if self.is_over and number >= len(self.events):
+                return
+            await news.wait()
+
+
+class Jobs:
+    """The jobs of one server. Ended ones are forgotten after a time, or when there are too many."""
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._start = secrets.token_hex(4)  # part of each id: a later server knows that an id is not its own
+        self._jobs: dict[str, Job] = {}
+
+    def make_room(self) -> None:
+        """Forget old jobs that have ended. Raises Refusal if no place is left."""
+        now = time.monotonic()
+        for job in [job for job in self._jobs.values() if job.is_over and now - job.ended > self._settings.job_seconds]:
+            del self._jobs[job.identity]
+        while (
+            len(self._jobs) >= self._settings.max_jobs or sum(len(job.events) for job in self._jobs.values()) > MOST_EVENTS
+        ):
+            oldest = min((job for job in self._jobs.values() if job.is_over), key=lambda job: job.ended, default=None)
+            if oldest is None and len(self._jobs) < self._settings.max_jobs:
+                break  # running ones are bounded by the queue
+            if oldest is None:
+                raise Refusal(503, "too_many_jobs", message=f"{len(self._jobs)} jobs are running: come again later",
+                              headers={"Retry-After": "5"})
+            del self._jobs[oldest.identity]
+
+    def add(self, answers: Answers, identity: str) -> Job:
+        """Run a new job."""
+        job = Job(f"{self._start}-{identity}", answers)
+        self._jobs[job.identity] = job
+        job.task = asyncio.create_task(job.run())
+        return job
+
+    def find(self, identity: str) -> Job:
+        """A job by its id. Raises Refusal with the reason why there is none."""
+        if identity in self._jobs:
+            return self._jobs[identity]
+        if identity.startswith(f"{self._start}-"):
+            reason = f"it ended more than {self._settings.job_seconds:g} seconds ago and was forgotten, or never was"
+        else:
+            reason = "the server has been started anew since, and jobs end with the server"
+        raise Refusal(
+            404,
+            "job_not_found",
+            [Fault("job_id", "a job of this server", f"there is no job {identity:.100}: {reason}", identity[:200])],
+        )
+
+
+@router.post("/v1/jobs", status_code=201, **takes(JobRequest))
+async def make_job(request: Request) -> Response:
+    """Begin an answer."""
+    body = await read_body(request, JobRequest)
+    check_model(request, body.model)
+    jobs: Jobs = request.app.state.jobs
+    jobs.make_room()
+    prompt = body.prompt if body.messages is None else [message.plain() for message in body.messages]
+    name = "prompt" if body.messages is None else "messages"
+    answers = await submit(request, [Ask(prompt, name, body.given_options())])
+    job = jobs.add(answers, request_id(request))
+    stream = f"/v1/jobs/{job.identity}/stream"
+    return Json({"job_id": job.identity, "sse_url": stream, "jsonl_url": f"{stream}?format=jsonl"}, 201)
+
+
+@router.get("/v1/jobs/{job_id}/stream")
+async def stream_job(request: Request, job_id: str) -> Response:
+    """Events of a job: server-sent, or one JSON object a line for Accept: application/x-ndjson or ?format=jsonl.
+
+    The header Last-Event-ID (or ?last_event_id=) goes on after that event.
+    """
+    job = request.app.state.jobs.find(job_id)
+    last = request.headers.get("last-event-id") or request.query_params.get("last_event_id") or "-1"
+    if not last.lstrip("-").isdecimal() or not last.isascii() or len(last) > 12 or int(last) < -1:
+        raise Refusal(400, "invalid_value", [Fault("Last-Event-ID", "a number", "Last-Event-ID: must be an event's number",
+                                                   last[:200])])
+    first = int(last) + 1
+    settings = desk_of(request).settings
+    if request.query_params.get("format") == "jsonl" or "application/x-ndjson" in request.headers.get("accept", ""):
+        return StreamingResponse(
+            _lines(job, first), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
+        )
+    return EventSourceResponse(_events(job, first), ping=PING_SECONDS, sep="\n", send_timeout=settings.send_timeout)
+
+
+async def _events(job: Job, first: int) -> AsyncIterator[bytes]:
+    async for number, name, fields in job.follow(first):
+        yield event(fields, name, number)
+    yield b"data: [DONE]\n\n"
+
+
+async def _lines(job: Job, first: int) -> AsyncIterator[bytes]:
+    async for number, name, fields in job.follow(first):
+        yield dump({"event": name, "id": number, **fields}) + b"\n"
+
+
+@router.delete("/v1/jobs/{job_id}")
+async def cancel_job(request: Request, job_id: str) -> Response:
+    """End a job; its readers get the end event with CANCELLED."""
+    job: Job = request.app.state.jobs.find(job_id)
+    if not job.is_over:
+        job.is_cancelled = True
+        job.answers.stop(Failure(409, "cancelled", "the job was cancelled"))
+        if job.task:
+            await asyncio.wait({job.task})
+    return Json({"job_id": job.identity, "stop_reason": job.events[-1][1]["stop_reason"]})

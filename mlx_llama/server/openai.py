@@ -1,0 +1,366 @@
+"""OpenAI's chat completions, completions and models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlx_llama.core.generation.completion import Token
+from mlx_llama.core.generation.options import MAX_LOGPROBS
+from mlx_llama.core.text.tools import ToolDelta
+
+from .answers import Answers
+from .faults import Fault, Refusal
+from .fields import Body, OptionFields, read_body
+from .guard import request_id
+from .replies import (
+    DONE,
+    FINGERPRINT,
+    Json,
+    check_model,
+    choices_of,
+    desk_of,
+    event,
+    reply_stream,
+    reply_whole,
+    served_names,
+    write_openai,
+    write_timings,
+    write_usage,
+)
+from .schemas import takes
+from .tooling import (
+    Call,
+    FunctionTool,
+    NamedChoice,
+    Reader,
+    ResponseFormat,
+    Toolbox,
+    build_toolbox,
+    finish_reason,
+    list_logprobs,
+    read_answer,
+    write_logprobs,
+)
+
+router = APIRouter(tags=["OpenAI"])
+
+
+class TextPart(Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """A message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[Call] = Field([], max_length=128)
+    tool_call_id: str = Field("", max_length=256)
+    refusal: Literal[""] = ""  # assistants' messages come back with these, empty
+    annotations: list[Any] = Field([], max_length=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value):
+        return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _check_role(self):
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls are the assistant's")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is required")
+        if (self.role == "tool") != bool(self.tool_call_id):
+            raise ValueError("tool_call_id is for the role tool, which needs it")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """The message as templates take it."""
+        role = "system" if self.role == "developer" else self.role
+        plain: dict[str, Any] = {"role": role, "content": join_parts(self.content or "")}
+        if self.tool_calls:
+            plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if role == "tool":
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
+
+
+def join_parts(content: Any) -> str:
+    """The text of a message's parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class StreamOptions(Body):
+    """Additions to a stream's text."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class CommonFields(OptionFields):
+    """Fields of both kinds of completion."""
+
+    model: str | None = Field(None, max_length=512)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: int = Field(1, ge=1, le=16, description="answers to each prompt; with a seed, answer i draws with seed + i")
+    user: str | None = Field(None, max_length=512, description="has no effect")
+
+    @model_validator(mode="after")
+    def _check_stream_options(self):
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise ValueError("stream_options: only with stream: true")
+        return self
+
+
+class ChatRequest(CommonFields):
+    """POST /v1/chat/completions."""
+
+    renamed: ClassVar = {"max_completion_tokens": "max_tokens"}
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("audio", "prediction", "web_search_options", "reasoning_effort", "verbosity", "moderation",
+                         "prompt_cache_retention", "prompt_cache_options"), ""),
+        "functions": "use tools", "function_call": "use tool_choice",
+    }
+
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool = Field(False, description="tell the log-probability of each token")  # type: ignore[assignment]
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position")
+    response_format: ResponseFormat = ResponseFormat.model_validate({"type": "text"})
+    tools: list[FunctionTool] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice = "auto"
+    parallel_tool_calls: bool = True
+    modalities: list[Literal["text"]] = ["text"]
+    store: Literal[False] = Field(False, description="answers are not kept")
+    service_tier: Literal["auto", "default"] = "auto"
+    metadata: dict[str, str] = Field({}, max_length=16, description="has no effect without store")
+    safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
+    prompt_cache_key: str | None = Field(None, max_length=512, description="has no effect: every prefix is known")
+
+    @model_validator(mode="after")
+    def _check_chat(self):
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs: true")
+        if self.response_format.options() and any(
+            getattr(self, name) is not None for name in ("schema", "regex", "grammar")
+        ):
+            raise ValueError("response_format: an answer has one rule, and schema, regex or grammar is given too")
+        return self
+
+    def given_options(self) -> dict[str, Any]:
+        options = super().given_options()
+        options.pop("logprobs", None)
+        if self.logprobs:
+            options["logprobs"] = self.top_logprobs or 0
+        return options | self.response_format.options()
+
+    def toolbox(self) -> Toolbox:
+        """The tools. Raises Refusal."""
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.function.name
+        return build_toolbox([tool.function.described() for tool in self.tools], choice, self.parallel_tool_calls)
+
+
+
+@router.post("/v1/chat/completions", **takes(ChatRequest))
+@router.post("/chat/completions", include_in_schema=False)
+async def chat(request: Request) -> Response:
+    """Answer a conversation."""
+    body = await read_body(request, ChatRequest)
+    name = check_model(request, body.model)
+    messages = [message.plain() for message in body.messages]
+    box = body.toolbox()
+    asks = choices_of(body.given_options(), [messages], "messages", body.n, box)
+    made = {"id": f"chatcmpl-{request_id(request)}", "created": int(time.time()), "model": name,
+            "system_fingerprint": FINGERPRINT}
+
+    def whole(answers: Answers) -> dict[str, Any]:
+        choices = []
+        for i, completion in enumerate(answers.completions):
+            text, calls = read_answer(answers.llm, box, completion)
+            message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+            if calls:
+                message["tool_calls"] = [call.as_dict() for call in calls]
+            choices.append(
+                {
+                    "index": i,
+                    "message": message,
+                    "logprobs": write_logprobs(answers.llm, completion.tokens) if body.logprobs else None,
+                    "finish_reason": finish_reason(completion, len(calls)),
+                }
+            )
+        return {**made, "object": "chat.completion", "choices": choices, "usage": write_usage(answers),
+                "timings": write_timings(answers.completions[0])}
+
+    def delta(i: int, content: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
+        usage = {"usage": None} if body.stream_options.include_usage else {}
+        return event({**made, "object": "chat.completion.chunk", **usage, "choices": [
+            {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}]})
+
+    async def events(answers: Answers) -> AsyncIterator[bytes]:
+        for i in range(body.n):
+            yield delta(i, {"role": "assistant", "content": ""})
+        readers = [Reader(answers.llm, box) for _ in asks]
+        async for batch in answers.batches():
+            i = batch.index
+            for token in batch.tokens:
+                told = readers[i].push(token.text)
+                logprobs = write_logprobs(answers.llm, [token]) if body.logprobs else None
+                if logprobs and logprobs["content"] and not told:
+                    told = [""]  # a token without a text of its own has a log-probability all the same
+                for piece in told:
+                    yield delta(i, write_piece(piece), None, logprobs)
+                    logprobs = None
+            if batch.is_last:
+                for piece in readers[i].push("", is_last=True):
+                    yield delta(i, write_piece(piece))
+                yield delta(i, {}, finish_reason(answers.completions[i], len(readers[i].calls)))
+        if body.stream_options.include_usage:
+            yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": write_usage(answers),
+                         "timings": write_timings(answers.completions[0])})
+        yield DONE
+
+    if body.stream:
+        return await reply_stream(request, asks, events, fail)
+    return await reply_whole(request, asks, whole)
+
+
+def write_piece(piece: str | ToolDelta) -> dict[str, Any]:
+    """The delta of a piece of text, or of news of a call."""
+    if isinstance(piece, str):
+        return {"content": piece}
+    begun = {"id": piece.id, "type": "function"} if piece.id else {}
+    name = {"name": piece.name} if piece.name else {}
+    return {"tool_calls": [{"index": piece.index, **begun, "function": {**name, "arguments": piece.arguments}}]}
+
+
+def fail(refusal: Refusal) -> bytes:
+    """An error within a stream."""
+    return event(write_openai(refusal))
+
+
+class CompletionRequest(CommonFields):
+    """POST /v1/completions."""
+
+    unsupported: ClassVar[Mapping[str, str]] = {"suffix": ""}
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool = Field(False, description="put the prompt before the answer")
+    best_of: Literal[1] = 1
+
+
+def split_prompts(prompt: Any, most: int) -> list[Any]:
+    """The prompts of a field that takes one or several. Raises Refusal."""
+    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
+    if len(prompts) > most:
+        raise Refusal(400, "invalid_value", [Fault("prompt", f"at most {most} prompts",
+                                                   f"prompt: has {len(prompts)} prompts, at most {most} are taken")])
+    if any(isinstance(one, list) and not one for one in prompts):
+        raise Refusal(400, "invalid_value", [Fault("prompt", "at least 1 token", "prompt: has no token")])
+    return prompts
+
+
+@router.post("/v1/completions", **takes(CompletionRequest))
+@router.post("/completions", include_in_schema=False)
+async def complete(request: Request) -> Response:
+    """Continue a text."""
+    body = await read_body(request, CompletionRequest)
+    name = check_model(request, body.model)
+    settings = desk_of(request).settings
+    prompts = split_prompts(body.prompt, settings.max_choices)
+    if len(prompts) * body.n > settings.max_choices:
+        raise Refusal(
+            400,
+            "invalid_value",
+            [
+                Fault(
+                    "n",
+                    f"at most {settings.max_choices} answers",
+                    f"n: {len(prompts)} prompts of {body.n} answers each, at most {settings.max_choices} are taken",
+                )
+            ],
+        )
+    asks = choices_of(body.given_options(), prompts, "prompt", body.n)
+    made = {"id": f"cmpl-{request_id(request)}", "object": "text_completion", "created": int(time.time()), "model": name,
+            "system_fingerprint": FINGERPRINT}
+
+    def opening(answers: Answers, i: int) -> str:
+        if not body.echo:
+            return ""
+        prompt = prompts[i // body.n]
+        return prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt)
+
+    def whole(answers: Answers) -> dict[str, Any]:
+        choices = [{"index": i, "text": opening(answers, i) + completion.text,
+                    "logprobs": logprobs(answers, completion.tokens, len(opening(answers, i))),
+                    "finish_reason": finish_reason(completion, 0)} for i, completion in enumerate(answers.completions)]
+        return {**made, "choices": choices, "usage": write_usage(answers), "timings": write_timings(answers.completions[0])}
+
+    def logprobs(answers: Answers, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+        """The older form: lists side by side, the likeliest as an object."""
+        if body.logprobs is None:
+            return None
+        found = list_logprobs(answers.llm, tokens)
+        offsets = []
+        for one in found:
+            offsets.append(offset)
+            offset += len(one["token"])
+        return {"tokens": [one["token"] for one in found], "token_logprobs": [one["logprob"] for one in found],
+                "top_logprobs": [{other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in found],
+                "text_offset": offsets}
+
+    def piece(i: int, text: str, reason: str | None = None, found: dict[str, Any] | None = None) -> bytes:
+        usage = {"usage": None} if body.stream_options.include_usage else {}
+        return event({**made, **usage, "choices": [{"index": i, "text": text, "logprobs": found, "finish_reason": reason}]})
+
+    async def events(answers: Answers) -> AsyncIterator[bytes]:
+        for i in range(len(asks)):
+            if text := opening(answers, i):
+                yield piece(i, text)
+        offsets = [len(opening(answers, i)) for i in range(len(asks))]
+        async for batch in answers.batches():
+            for token in batch.tokens:
+                found = logprobs(answers, [token], offsets[batch.index])
+                offsets[batch.index] += len(token.text)
+                if token.text or found and found["tokens"]:
+                    yield piece(batch.index, token.text, None, found)
+            if batch.is_last:
+                yield piece(batch.index, "", finish_reason(answers.completions[batch.index], 0))
+        if body.stream_options.include_usage:
+            yield event({**made, "choices": [], "usage": write_usage(answers)})
+        yield DONE
+
+    if body.stream:
+        return await reply_stream(request, asks, events, fail)
+    return await reply_whole(request, asks, whole)
+
+
+@router.get("/v1/models")
+@router.get("/models", include_in_schema=False)
+async def models(request: Request) -> Response:
+    """The model of this server."""
+    llm = desk_of(request).keeper.llm
+    meta = None if llm is None else {"n_vocab": llm.model.config.vocab_size, "n_ctx": llm.engine.context,
+                                     "n_ctx_train": llm.model.config.max_position_embeddings}
+    return Json({"object": "list", "data": [_model(request, name) | {"meta": meta} for name in served_names(request)]})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> Response:
+    """One model by its name."""
+    return Json(_model(request, check_model(request, name)))
+
+
+def _model(request: Request, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": int(request.app.state.started), "owned_by": "mlx_llama"}

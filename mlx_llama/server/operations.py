@@ -1,0 +1,64 @@
+"""Health, readiness, progress of loading, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .faults import Refusal
+from .replies import Json, desk_of, event
+
+router = APIRouter(tags=["operations"])
+POLL_SECONDS = 0.1
+
+
+@router.get("/health")
+@router.get("/v1/health", include_in_schema=False)
+async def health() -> Response:
+    """The process is alive."""
+    return Json({"status": "ok"})
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """The model answers: 200, else 503 with the reason."""
+    desk = desk_of(request)
+    if desk.is_draining:
+        raise Refusal(503, "shutting_down", message="the server is shutting down")
+    if desk.keeper.state != "idle":  # an idle model is loaded by the next request
+        desk.keeper.require()
+    return Json({"status": "ready", "state": desk.keeper.state})
+
+
+@router.get("/v1/loading/progress")
+async def loading_progress(request: Request) -> Response:
+    """Events of the model's loading, until it is ready or has failed."""
+    keeper = desk_of(request).keeper
+
+    async def events() -> AsyncIterator[bytes]:
+        told = None
+        while True:
+            found = keeper.describe()
+            if found != told:
+                yield event(found, "progress")
+                told = found
+            if keeper.state != "loading":
+                yield event(found, "end")
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    return EventSourceResponse(events(), sep="\n", send_timeout=desk_of(request).settings.send_timeout)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Figures for Prometheus."""
+    if not desk_of(request).settings.serves_metrics:
+        raise Refusal(404, "not_found", message="metrics are off: start the server with --metrics")
+    return Response(generate_latest(desk_of(request).metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,169 @@
+"""The web page: its files, Markdown rendered for it, session files checked for it. Nothing is fetched from elsewhere."""
+
+from __future__ import annotations
+
+import functools
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import anyio
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.generation.session_file import parse_session
+
+from .answers import refuse
+from .faults import Refusal
+from .fields import Body, read_body
+from .replies import Json, desk_of
+from .schemas import takes
+
+router = APIRouter(tags=["page"], include_in_schema=False)
+
+FOLDER = Path(__file__).parent / "page"
+KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+         ".svg": "image/svg+xml"}
+MOST_TEXT = 1 << 20  # characters rendered at once
+MOST_CODE = 50_000  # characters of a highlighted block
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types page",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+def _require_page(request: Request) -> None:
+    if not desk_of(request).settings.serves_page:
+        raise Refusal(404, "not_found", message="the page is off: start the server with --page")
+
+
+@router.get("/")
+async def index(request: Request) -> Response:
+    """The page."""
+    return _file(request, "index.html")
+
+
+@router.get("/favicon.ico")
+async def icon(request: Request) -> Response:
+    """The page's icon."""
+    return _file(request, "icon.svg")
+
+
+@router.get("/page/code.css")
+async def code_colors(request: Request) -> Response:
+    """Colours of highlighted code."""
+    _require_page(request)
+    return Response(_write_code_colors(), headers=HEADERS | {"Content-Type": KINDS[".css"]})
+
+
+@router.get("/page/{name}")
+async def page_file(request: Request, name: str) -> Response:
+    """A file of the page."""
+    return _file(request, name)
+
+
+@functools.cache
+def _files() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in KINDS}
+
+
+def _file(request: Request, name: str) -> Response:
+    _require_page(request)
+    if name not in _files():
+        raise Refusal(404, "not_found", message="the page has no such file")
+    return Response(_files()[name], headers=HEADERS | {"Content-Type": KINDS[Path(name).suffix]})
+
+
+@functools.cache
+def _write_code_colors() -> str:
+    from pygments.formatters import HtmlFormatter
+
+    light = HtmlFormatter(style="default").get_style_defs(".code")
+    dark = HtmlFormatter(style="github-dark").get_style_defs("[data-theme=dark] .code")
+    return f"{light}\n{dark}\n"
+
+
+# Markdown
+
+
+class RenderRequest(Body):
+    """POST /page/render."""
+
+    text: str = Field(max_length=MOST_TEXT)
+
+
+@router.post("/page/render", **takes(RenderRequest))
+async def render(request: Request) -> Response:
+    """HTML of Markdown."""
+    body = await read_body(request, RenderRequest)
+    return Json({"html": await anyio.to_thread.run_sync(render_markdown, body.text)})
+
+
+@functools.cache
+def _markdown() -> Any:
+    from markdown_it import MarkdownIt
+
+    markdown = MarkdownIt("commonmark", {"html": False, "highlight": highlight}).enable(["table", "strikethrough"])
+    # A picture would be fetched from wherever the model says.
+    markdown.disable("image")
+
+    def open_link(self: Any, tokens: Any, i: int, options: Any, env: Any) -> str:
+        tokens[i].attrSet("rel", "noopener noreferrer")
+        tokens[i].attrSet("target", "_blank")
+        return self.renderToken(tokens, i, options, env)
+
+    markdown.add_render_rule("link_open", open_link)
+    return markdown
+
+
+def render_markdown(text: str) -> str:
+    """HTML of Markdown; HTML in it is shown as text."""
+    return _markdown().render(text)
+
+
+def highlight(code: str, language: str, attributes: str) -> str:
+    """HTML of a block of code, with Pygments' classes where it knows the language."""
+    from pygments import highlight as color
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
+    from pygments.util import ClassNotFound
+
+    shown = escape(code)
+    if language and len(code) <= MOST_CODE:
+        try:
+            shown = color(code, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
+        except ClassNotFound:
+            pass
+    return f'<pre class="code" data-language="{escape(language[:40])}"><code>{shown}</code></pre>'
+
+
+# Session files
+
+
+class SessionRequest(Body):
+    """POST /page/session."""
+
+    text: str
+
+
+@router.post("/page/session", **takes(SessionRequest))
+async def check_session(request: Request) -> Response:
+    """The content of a REPL's session file, checked as the REPL checks it."""
+    body = await read_body(request, SessionRequest)
+    try:
+        saved = await anyio.to_thread.run_sync(lambda: parse_session(body.text.encode("utf-8", "replace"), "the file"))
+    except LlamaError as error:
+        raise refuse(error, "text") from None
+    return Json(saved.model_dump(mode="json"))

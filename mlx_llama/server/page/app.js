@@ -1,0 +1,515 @@
+import { ApiError, ask, setKey, stream } from "./api.js";
+import * as store from "./store.js";
+
+const $ = (id) => document.getElementById(id);
+const trusted = window.trustedTypes?.createPolicy("page", { createHTML: (html) => html }) ?? { createHTML: (html) => html };
+const RENDER_MILLISECONDS = 120;
+
+let conversation = store.create();
+let running = null; // { controller, node }
+let table = {}; // options: name -> field of the OpenAPI document
+let defaults = {}; // options in force without others
+let context = 0; // positions
+let modelName = "mlx_llama";
+const rendered = new Map(); // text -> HTML
+
+function make(kind, properties = {}, ...children) {
+  const found = Object.assign(document.createElement(kind), properties);
+  found.append(...children);
+  return found;
+}
+
+function say(text) {
+  $("status").textContent = text;
+}
+
+function save() {
+  if (!store.save(conversation)) say("The browser has no room left: delete conversations, or export this one.");
+  showList();
+}
+
+// The conversation
+
+function showList() {
+  const entries = store.list();
+  $("conversations").replaceChildren(...entries.map((entry) => {
+    const row = make("li", {},
+      make("button", { className: "pick", textContent: entry.title, onclick: () => open(entry.id) }),
+      make("button", { className: "drop", textContent: "✕", ariaLabel: `Delete ${entry.title}`, onclick: () => drop(entry) }));
+    row.setAttribute("aria-current", entry.id === conversation.id);
+    return row;
+  }));
+}
+
+function open(id) {
+  const found = store.load(id);
+  if (!found) return;
+  stop();
+  conversation = found;
+  sessionStorage.setItem("mlx_llama open", id);
+  openSidebar(false);
+  show();
+}
+
+function drop(entry) {
+  if (!confirm(`Delete “${entry.title}”?`)) return;
+  store.remove(entry.id);
+  if (entry.id === conversation.id) begin();
+  else showList();
+}
+
+function begin() {
+  stop();
+  const { system, options } = conversation;
+  conversation = Object.assign(store.create(), { system, options });
+  openSidebar(false);
+  show();
+  $("question").focus();
+}
+
+function show() {
+  $("title").textContent = conversation.title;
+  document.title = `${conversation.title} · mlx_llama`;
+  const pending = [];
+  const messages = store.path(conversation).map((node) => showMessage(node, pending));
+  $("log").replaceChildren(...messages);
+  showList();
+  showUsage(store.path(conversation).findLast((node) => node.usage)?.usage);
+  scroll(true);
+  // Rendered Markdown has another height.
+  Promise.all(pending).then(() => messages.at(-1)?.isConnected && scroll(true));
+}
+
+function showMessage(node, pending) {
+  const text = make("div", { className: "text" });
+  const tools = make("div", { className: "tools" });
+  const article = make("article", { className: `message ${node.role}` }, text);
+  article.dataset.id = node.id;
+  article.ariaLabel = node.role === "user" ? "You" : "Answer";
+  if (node.role === "user") text.textContent = node.text;
+  else pending.push(showMarkdown(text, node.text));
+  if (node.error) article.append(make("p", { className: "error", textContent: node.error, role: "alert" }));
+  article.append(tools);
+  showTools(tools, node);
+  return article;
+}
+
+function showTools(tools, node) {
+  const found = store.siblings(conversation, node);
+  const at = found.findIndex((other) => other.id === node.id);
+  const button = (label, text, onclick, disabled = false) =>
+    make("button", { type: "button", textContent: text, ariaLabel: label, title: label, onclick, disabled });
+  const parts = [];
+  if (found.length > 1) {
+    parts.push(button("Branch before", "‹", () => pick(found[at - 1]), at === 0 || !!running),
+      make("span", { textContent: `${at + 1}/${found.length}` }),
+      button("Branch after", "›", () => pick(found[at + 1]), at === found.length - 1 || !!running));
+  }
+  if (node.role === "user") {
+    parts.push(button("Edit this question", "Edit", () => edit(node), !!running));
+  } else {
+    parts.push(button("Answer again", "Regenerate", () => answer(node.parent), !!running));
+    if (node.text) parts.push(button("Copy this answer", "Copy", () => copy(node.text)));
+    if (node.note) parts.push(make("span", { className: "note", textContent: node.note }));
+  }
+  tools.replaceChildren(...parts);
+}
+
+function pick(node) {
+  store.choose(conversation, node);
+  save();
+  show();
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say("Copied.");
+  } catch {
+    say("The browser does not let this page copy.");
+  }
+}
+
+function edit(node) {
+  const article = document.querySelector(`[data-id="${node.id}"]`);
+  const area = make("textarea", { value: node.text, ariaLabel: "Edited question" });
+  const form = make("form", { className: "edit" }, area, make("div", { className: "row end" },
+    make("button", { type: "button", className: "plain", textContent: "Cancel", onclick: show }),
+    make("button", { textContent: "Ask again" })));
+  form.onsubmit = (event) => {
+    event.preventDefault();
+    if (area.value.trim()) question(area.value, node.parent);
+  };
+  area.onkeydown = (event) => {
+    if (event.key === "Escape") show();
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  };
+  article.replaceChildren(form);
+  area.focus();
+}
+
+// Markdown, by the server
+
+async function fetchMarkdown(text) {
+  if (!rendered.has(text)) {
+    const { html } = await ask("/page/render", { text });
+    if (rendered.size > 200) rendered.clear();
+    rendered.set(text, html);
+  }
+  return rendered.get(text);
+}
+
+async function showMarkdown(element, text) {
+  if (!rendered.has(text)) element.textContent ||= text;
+  try {
+    putHtml(element, await fetchMarkdown(text));
+  } catch {
+    element.textContent = text;
+  }
+}
+
+function putHtml(element, html) {
+  element.innerHTML = trusted.createHTML(html);
+  for (const block of element.querySelectorAll("pre")) {
+    block.append(make("button", { type: "button", className: "copy", textContent: "Copy", ariaLabel: "Copy this code",
+      onclick: () => copy(block.querySelector("code").textContent) }));
+  }
+}
+
+// Shows a growing text: one rendering at a time, the newest text next.
+class Growing {
+  constructor(element) {
+    this.element = element;
+    this.text = "";
+    this.shown = null;
+    this.busy = null;
+  }
+
+  push(text) {
+    this.text = text;
+    this.busy ??= this.run();
+  }
+
+  async run() {
+    while (this.shown !== this.text) {
+      const text = this.text;
+      try {
+        const { html } = await ask("/page/render", { text });
+        putHtml(this.element, html);
+      } catch {
+        this.element.textContent = text;
+      }
+      this.shown = text;
+      scroll();
+      await new Promise((resolve) => setTimeout(resolve, RENDER_MILLISECONDS));
+    }
+    this.busy = null;
+  }
+}
+
+// Questions and answers
+
+function question(text, parent) {
+  const node = store.add(conversation, parent, "user", text);
+  if (parent === null && Object.values(conversation.nodes).length === 1) conversation.title = text.trim().slice(0, 60);
+  answer(node.id);
+}
+
+async function answer(parent) {
+  if (running) return;
+  const node = store.add(conversation, parent, "assistant", "");
+  const owner = conversation;
+  const controller = new AbortController();
+  running = { controller, node };
+  save();
+  show();
+  const article = document.querySelector(`[data-id="${node.id}"]`);
+  article.classList.add("running");
+  busy(true);
+  const growing = new Growing(article.querySelector(".text"));
+  const messages = store.turns(owner, parent);
+  if (owner.system) messages.unshift({ role: "system", content: owner.system });
+  const began = performance.now();
+  let first = 0;
+  let reason = "";
+  try {
+    const body = { messages, ...owner.options, stream: true, stream_options: { include_usage: true } };
+    for await (const chunk of stream("/v1/chat/completions", body, controller.signal)) {
+      const choice = chunk.choices[0];
+      if (choice?.delta.content) {
+        first ||= performance.now();
+        node.text += choice.delta.content;
+        growing.push(node.text);
+      }
+      reason = choice?.finish_reason || reason;
+      if (chunk.usage) {
+        node.usage = chunk.usage.total_tokens;
+        node.note = describe(chunk, reason, (first || performance.now()) - began);
+      }
+    }
+  } catch (error) {
+    if (error.name === "AbortError") node.note = "stopped";
+    else node.error = explain(error);
+  }
+  running = null;
+  busy(false);
+  // An answer without a text is no branch worth keeping, unless it says why.
+  if (!node.text && !node.error && node.note === "stopped") {
+    delete owner.nodes[node.id];
+    owner.leaf = parent;
+  }
+  if (store.load(owner.id) && !store.save(owner)) say("The browser has no room left: delete conversations.");
+  if (owner === conversation) {
+    await growing.busy;
+    if (!running && owner === conversation) show();
+  }
+  say(node.error ? "The answer failed." : node.note === "stopped" ? "Stopped." : "Answered.");
+}
+
+function describe(chunk, reason, firstMilliseconds) {
+  const tokens = chunk.usage.completion_tokens;
+  const speed = chunk.timings?.predicted_per_second;
+  return [`${tokens} tokens`, speed ? `${speed.toFixed(1)} tokens/s` : "", `first after ${(firstMilliseconds / 1000).toFixed(2)} s`,
+    reason === "length" ? "cut at the limit" : ""].filter(Boolean).join(" · ");
+}
+
+function explain(error) {
+  if (error instanceof ApiError && error.status === 401) {
+    $("key-dialog").showModal();
+    return "The server asks for an API key. Answer again once it is set.";
+  }
+  if (error instanceof ApiError && error.retryAfter) return `${error.message}\nTry again in ${error.retryAfter} s.`;
+  return error instanceof ApiError ? error.message : `The page failed: ${error.message}`;
+}
+
+function stop() {
+  running?.controller.abort();
+}
+
+function busy(is) {
+  $("send").hidden = is;
+  $("stop").hidden = !is;
+  say(is ? "Answering …" : "");
+}
+
+function scroll(always = false) {
+  const area = document.querySelector("main");
+  if (always || area.scrollHeight - area.scrollTop - area.clientHeight < 120) area.scrollTop = area.scrollHeight;
+}
+
+function showUsage(used = 0) {
+  $("context").hidden = !context;
+  $("context-meter").max = context || 1;
+  $("context-meter").value = used;
+  $("context-text").textContent = `${used} / ${context}`;
+}
+
+// Settings
+
+function showSettings() {
+  $("system").value = conversation.system;
+  $("settings-error").hidden = true;
+  const legend = $("options").querySelector("legend");
+  $("options").replaceChildren(legend, ...Object.entries(table).map(([name, field]) => {
+    const value = conversation.options[name];
+    const input = field.choices
+      ? make("select", {}, ...["", ...field.choices].map((choice) => make("option", { value: choice, textContent: choice || "(default)" })))
+      : make("input", { type: "text", inputMode: field.isNumber ? "decimal" : "text", autocomplete: "off" });
+    input.name = name;
+    input.value = value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
+    if (!field.choices) input.placeholder = name === "seed" && defaults.seed === null ? "drawn anew" : write(defaults[name]);
+    return make("label", {}, name.replaceAll("_", " "), input, make("small", { textContent: field.about }));
+  }));
+  $("settings").showModal();
+}
+
+const write = (value) => value === null || value === undefined ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value);
+
+// The options that the form holds; throws an Error that names the bad one.
+function readSettings() {
+  const options = {};
+  for (const input of $("options").querySelectorAll("input, select")) {
+    const field = table[input.name];
+    const text = input.value.trim();
+    if (!text) continue;
+    if (field.isNumber) {
+      const value = Number(text);
+      const fits = Number.isFinite(value) && (!field.isWhole || Number.isSafeInteger(value)) && value >= field.least && value <= field.most;
+      if (!fits) throw new Error(`${input.name}: a ${field.isWhole ? "whole " : ""}number from ${field.least} to ${field.most}`);
+      options[input.name] = value;
+    } else if (field.choices || field.isText) {
+      options[input.name] = text;
+    } else if (input.name === "stop" && !/^["[]/.test(text)) {
+      options.stop = [text];
+    } else {
+      try {
+        options[input.name] = JSON.parse(text);
+      } catch {
+        throw new Error(`${input.name}: JSON, such as ${input.name === "stop" ? '["END"]' : '{"15043": -1}'}`);
+      }
+    }
+  }
+  return options;
+}
+
+function closeSettings(event) {
+  try {
+    conversation.options = readSettings();
+  } catch (error) {
+    event.preventDefault();
+    $("settings-error").textContent = error.message;
+    $("settings-error").hidden = false;
+    return;
+  }
+  conversation.system = $("system").value;
+  if (conversation.leaf) save();
+}
+
+async function loadTable() {
+  const document = await ask("/openapi.json");
+  const fields = document.components.schemas.ChatRequest.properties;
+  table = {};
+  for (const name of Object.keys(defaults)) {
+    const field = fields[name];
+    if (!field?.flags) continue;
+    const kinds = [field, ...(field.anyOf || [])];
+    const number = kinds.find((kind) => kind.type === "number" || kind.type === "integer");
+    table[name] = { about: field.description, isNumber: !!number, isWhole: number?.type === "integer",
+      least: number?.minimum ?? -Infinity, most: number?.maximum ?? Number.MAX_SAFE_INTEGER,
+      isText: kinds.some((kind) => kind.type === "string"), choices: kinds.find((kind) => kind.enum)?.enum };
+  }
+}
+
+async function loadModel() {
+  for (;;) {
+    try {
+      const props = await ask("/props");
+      defaults = props.default_generation_settings.params;
+      context = props.default_generation_settings.n_ctx;
+      modelName = props.model_alias;
+      $("model").textContent = `${modelName} · ${props.backend} · ${props.dtype}`;
+      await loadTable();
+      say("");
+      showUsage(store.path(conversation).findLast((node) => node.usage)?.usage);
+      return;
+    } catch (error) {
+      if (error.status === 401) {
+        $("key-dialog").showModal();
+        return;
+      }
+      say(error.status === 503 ? error.message : explain(error));
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
+  }
+}
+
+// Session files
+
+function exportSession() {
+  const text = JSON.stringify(store.toSession(conversation, modelName), null, 1);
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  const name = conversation.title.replace(/[^\p{L}\p{N} _-]/gu, "").trim() || "conversation";
+  make("a", { href: url, download: `${name}.json` }).click();
+  URL.revokeObjectURL(url);
+}
+
+async function importSession(file) {
+  try {
+    const saved = await ask("/page/session", { text: await file.text() });
+    stop();
+    conversation = store.fromSession(saved, file.name.replace(/\.json$/, ""));
+    save();
+    show();
+    say(`Imported ${saved.messages.length} messages.`);
+  } catch (error) {
+    say(explain(error));
+  }
+}
+
+// The frame
+
+function openSidebar(is) {
+  $("sidebar").classList.toggle("open", is);
+  $("shade").hidden = !is;
+  $("open-sidebar").setAttribute("aria-expanded", is);
+  if (is) $("new").focus();
+}
+
+function showTheme() {
+  const wanted = localStorage.getItem("mlx_llama theme");
+  document.documentElement.dataset.theme = wanted || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+}
+
+function fitQuestion() {
+  const area = $("question");
+  area.style.height = "auto";
+  area.style.height = `${area.scrollHeight + 2}px`;
+}
+
+$("composer").onsubmit = (event) => {
+  event.preventDefault();
+  const text = $("question").value;
+  if (running || !text.trim()) return;
+  $("question").value = "";
+  fitQuestion();
+  question(text, conversation.leaf);
+};
+$("question").oninput = fitQuestion;
+$("question").onkeydown = (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("composer").requestSubmit();
+  }
+  if (event.key === "ArrowUp" && !event.target.value && !running) {
+    const last = store.path(conversation).findLast((node) => node.role === "user");
+    if (last) {
+      event.preventDefault();
+      edit(last);
+    }
+  }
+};
+document.onkeydown = (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    if ($("sidebar").classList.contains("open")) openSidebar(false);
+    else stop();
+  }
+  if (event.key.toLowerCase() === "o" && event.ctrlKey && event.shiftKey) {
+    event.preventDefault();
+    begin();
+  }
+};
+$("stop").onclick = stop;
+$("new").onclick = begin;
+$("open-sidebar").onclick = () => openSidebar(true);
+$("close-sidebar").onclick = $("shade").onclick = () => openSidebar(false);
+$("open-settings").onclick = showSettings;
+$("settings-close").onclick = closeSettings;
+$("settings-reset").onclick = () => {
+  for (const input of $("options").querySelectorAll("input, select")) input.value = "";
+};
+$("theme").onclick = () => {
+  localStorage.setItem("mlx_llama theme", document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  showTheme();
+};
+matchMedia("(prefers-color-scheme: dark)").onchange = showTheme;
+$("export").onclick = exportSession;
+$("import").onclick = () => $("import-file").click();
+$("import-file").onchange = (event) => {
+  if (event.target.files[0]) importSession(event.target.files[0]);
+  event.target.value = "";
+};
+$("key-dialog").onclose = () => {
+  setKey($("key").value.trim());
+  loadModel();
+};
+window.addEventListener("storage", (event) => {
+  if (event.key?.startsWith("mlx_llama conversations")) showList();
+});
+
+showTheme();
+conversation = store.load(sessionStorage.getItem("mlx_llama open")) || store.load(store.list()[0]?.id) || conversation;
+show();
+loadModel();

@@ -1,0 +1,98 @@
+// Conversations in localStorage: each a tree of messages, of which one path is shown.
+
+const INDEX = "mlx_llama conversations";
+const name = (id) => `mlx_llama conversation ${id}`;
+const fresh = () => crypto.getRandomValues(new Uint32Array(3)).join("-");
+
+function read(key, otherwise) {
+  try {
+    return JSON.parse(localStorage.getItem(key)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+
+export function list() {
+  return read(INDEX, []);
+}
+
+export function load(id) {
+  const found = read(name(id), null);
+  return found && found.nodes ? found : null;
+}
+
+// Returns false when the browser has no room left.
+export function save(conversation) {
+  try {
+    localStorage.setItem(name(conversation.id), JSON.stringify(conversation));
+    const others = list().filter((entry) => entry.id !== conversation.id);
+    localStorage.setItem(INDEX, JSON.stringify([{ id: conversation.id, title: conversation.title }, ...others]));
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+export function remove(id) {
+  localStorage.removeItem(name(id));
+  localStorage.setItem(INDEX, JSON.stringify(list().filter((entry) => entry.id !== id)));
+}
+
+export function create() {
+  return { id: fresh(), title: "New conversation", system: "", options: {}, nodes: {}, leaf: null };
+}
+
+export function add(conversation, parent, role, text) {
+  const node = { id: fresh(), parent, role, text };
+  conversation.nodes[node.id] = node;
+  conversation.leaf = node.id;
+  return node;
+}
+
+export function path(conversation, leaf = conversation.leaf) {
+  const nodes = [];
+  for (let node = conversation.nodes[leaf]; node; node = conversation.nodes[node.parent]) nodes.unshift(node);
+  return nodes;
+}
+
+// Messages of a path for the model. A question whose answer failed is left out with it.
+export function turns(conversation, leaf = conversation.leaf) {
+  const found = [];
+  for (const { role, text } of path(conversation, leaf)) {
+    if (role === "assistant" && !text) found.pop();
+    else found.push({ role, content: text });
+  }
+  return found;
+}
+
+export const siblings = (conversation, node) =>
+  Object.values(conversation.nodes).filter((other) => other.parent === node.parent && other.role === node.role);
+
+// Show the branch of `node` down to its newest end.
+export function choose(conversation, node) {
+  let leaf = node;
+  for (;;) {
+    const below = Object.values(conversation.nodes).filter((other) => other.parent === leaf.id);
+    if (!below.length) break;
+    leaf = below[below.length - 1];
+  }
+  conversation.leaf = leaf.id;
+}
+
+// The REPL's session file of the shown path: questions and answers in turn.
+export function toSession(conversation, model) {
+  const messages = turns(conversation);
+  if (messages.length % 2) messages.pop();
+  return { format: "mlx_llama session", version: 1, model, system: conversation.system || null, options: conversation.options,
+    messages, dropped: 0 };
+}
+
+export function fromSession(saved, title) {
+  const conversation = create();
+  conversation.title = title;
+  conversation.system = saved.system || "";
+  conversation.options = saved.options;
+  let parent = null;
+  for (const message of saved.messages) parent = add(conversation, parent, message.role, message.content).id;
+  return conversation;
+}

@@ -1,0 +1,185 @@
+"""From asks to HTTP: a whole answer as JSON, or a stream of events; the same way for every API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mlx_llama import __version__
+from mlx_llama.core.generation.completion import Completion
+
+from .answers import Answers, Ask, Desk, Failure, until_gone
+from .faults import Refusal, bad_field, write_anthropic, write_openai
+from .tooling import Toolbox
+
+Errors = Callable[[Refusal], dict[str, Any]]
+PING_SECONDS = 15
+
+
+def dump(value: Any) -> bytes:
+    """JSON in one line of UTF-8."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+
+
+class Json(Response):
+    """A JSON body."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return dump(content)
+
+
+def event(value: Any, name: str | None = None, number: int | str | None = None) -> bytes:
+    """A server-sent event with JSON."""
+    return (b"" if name is None else b"event: %s\n" % name.encode()) + (b"" if number is None else b"id: %s\n" % str(
+        number).encode()) + b"data: %s\n\n" % dump(value)
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def desk_of(request: Request) -> Desk:
+    """The server's desk."""
+    return request.app.state.desk
+
+
+def errors_for(path: str) -> Errors:
+    """The way in which the API of this path writes errors."""
+    return write_anthropic if path.startswith("/v1/messages") else write_openai
+
+
+def reply_refusal(request: Request, refusal: Refusal) -> Response:
+    """A refusal in the envelope of the path's API."""
+    return Json(errors_for(request.url.path)(refusal), refusal.status, headers=refusal.headers)
+
+
+async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
+    """Queue the asks; a client that leaves meanwhile cancels them. Raises Refusal."""
+    answers = await until_gone(request, desk_of(request).answer(asks))
+    request.scope["answers"] = answers  # for the log
+    return answers
+
+
+async def reply_whole(request: Request, asks: Sequence[Ask], write: Callable[[Answers], Any]) -> Response:
+    """Wait for all answers and write them. Raises Refusal."""
+    answers = await submit(request, asks)
+    outcome = "gone"
+    try:
+        await until_gone(request, answers.finish())
+        outcome = "done"
+        return Json(write(answers))
+    except Failure as failure:
+        outcome = failure.refusal.code
+        raise failure.refusal from None
+    finally:
+        answers.close(outcome)
+
+
+async def reply_stream(request: Request, asks: Sequence[Ask], write: Callable[[Answers], AsyncIterator[bytes]],
+                       write_failure: Callable[[Refusal], bytes]) -> Response:
+    """Stream the events of `write`, which reads `answers.batches()`. Raises Refusal before the first."""
+    answers = await submit(request, asks)
+    return Stream(request, answers, write(answers), write_failure)
+
+
+class Stream(EventSourceResponse):
+    """Events of answers that end with the connection, however that ends."""
+
+    def __init__(self, request: Request, answers: Answers, events: AsyncIterator[bytes],
+                 write_failure: Callable[[Refusal], bytes]):
+        settings = desk_of(request).settings
+        self._answers, self._events, self._write_failure = answers, events, write_failure
+        self._outcome = "gone"
+        super().__init__(self._run(), ping=PING_SECONDS, sep="\n", send_timeout=settings.send_timeout,
+                         ping_message_factory=lambda: ServerSentEvent(comment="waiting", sep="\n"))
+
+    async def _run(self) -> AsyncIterator[bytes]:
+        try:
+            async for data in self._events:
+                yield data
+                # Sending does not always wait: let others run, and the connection's end be noticed.
+                await asyncio.sleep(0)
+            self._outcome = "done"
+        except Failure as failure:
+            self._outcome = failure.refusal.code
+            yield self._write_failure(failure.refusal)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            self._outcome = "slow"
+        finally:
+            self._answers.close(self._outcome)
+
+
+# Parts of answers that several APIs share
+
+FINGERPRINT = f"mlx_llama-{__version__}"
+
+
+def served_names(request: Request) -> list[str]:
+    """Names of the model, the preferred one first."""
+    settings, keeper = desk_of(request).settings, desk_of(request).keeper
+    return list(dict.fromkeys(name for name in (settings.alias, keeper.name) if name)) or ["default"]
+
+
+def check_model(request: Request, name: str | None) -> str:
+    """The model's name as the answer gives it. Raises Refusal for another model's."""
+    if not desk_of(request).keeper.name:
+        desk_of(request).keeper.require()  # its name is not known yet
+    names = served_names(request)
+    if name is None or name == "default" or name in names:
+        return name if name in names else names[0]
+    refusal = bad_field("model", f"one of {', '.join([*names, 'default'])}",
+                        f"model: there is no model {name!r:.100} here: this server has {', '.join(names)}", name)
+    refusal.status, refusal.code = 404, "model_not_found"
+    raise refusal
+
+
+def write_usage(answers: Answers) -> dict[str, Any]:
+    """OpenAI's usage of all answers; choices of one prompt count it once."""
+    completions = answers.completions
+    prompts = {tuple(prompt): completion for prompt, completion in zip(answers.prompts, completions, strict=True)}
+    read = sum(completion.prompt_tokens for completion in prompts.values())
+    written = sum(len(completion.tokens) for completion in completions)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written,
+            "prompt_tokens_details": {"cached_tokens": sum(one.reused_tokens for one in prompts.values())}}
+
+
+def write_timings(completion: Completion) -> dict[str, Any]:
+    """llama-server's timings."""
+    read, written = completion.prompt_tokens - completion.reused_tokens, len(completion.tokens)
+    prompt_ms, decode_ms = completion.prefill_seconds * 1e3, completion.decode_seconds * 1e3
+    return {
+        "cache_n": completion.reused_tokens,
+        "prompt_n": read,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_token_ms": _divide(prompt_ms, read),
+        "prompt_per_second": round(completion.prompt_tps, 3),
+        "predicted_n": written,
+        "predicted_ms": round(decode_ms, 3),
+        "predicted_per_token_ms": _divide(decode_ms, written),
+        "predicted_per_second": round(completion.decode_tps, 3),
+    }
+
+
+def _divide(amount: float, count: int) -> float:
+    return round(amount / count, 3) if count else 0.0
+
+
+def choices_of(options: Mapping[str, Any], prompts: Sequence[Any], field: str, count: int,
+               toolbox: Toolbox = Toolbox()) -> list[Ask]:
+    """`count` asks per prompt. With a seed, choice i of a prompt draws with seed + i."""
+    seed = options.get("seed")
+    return [Ask(prompt, field, {**options, "seed": (seed + i) % 2**64} if seed is not None else dict(options), toolbox)
+            for prompt in prompts for i in range(count)]

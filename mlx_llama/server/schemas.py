@@ -1,0 +1,46 @@
+"""The OpenAPI document: bodies from the pydantic models that check them, so from the one options table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+_REFS = "#/components/schemas/{model}"
+_BODIES: list[type[BaseModel]] = []
+
+
+def takes(body: type[BaseModel]) -> dict[str, Any]:
+    """Arguments of a route whose JSON body is `body`; the route reads it by fields.read_body."""
+    _BODIES.append(body)
+    content = {"application/json": {"schema": {"$ref": _REFS.format(model=body.__name__)}}}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
+
+
+_FAULT = {"type": "object", "required": ["field", "constraint", "message"], "properties": {
+    "field": {"type": "string"}, "constraint": {"type": "string"}, "message": {"type": "string"}, "value": {}}}
+_REFUSAL = {"type": "object", "required": ["error", "errors"], "properties": {
+    "error": {"type": "object", "required": ["message", "type"]},
+    "errors": {"type": "array", "items": {"$ref": "#/components/schemas/Fault"}}}}
+
+
+def write_openapi(app: FastAPI) -> dict[str, Any]:
+    """The document, made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        _, definitions = models_json_schema([(body, "validation") for body in _BODIES], ref_template=_REFS)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(definitions.get("$defs", {}), Fault=_FAULT, Refusal=_REFUSAL)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        refused = {"description": "refused: every fault of the request", "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}}
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+                operation["responses"]["4XX"] = refused
+        app.openapi_schema = document
+    return app.openapi_schema

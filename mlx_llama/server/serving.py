@@ -1,0 +1,92 @@
+"""uvicorn around the application: signals, the grace of running requests, the end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from mlx_llama import cli
+from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.generation.llm import LLM
+
+from .app import make_app
+from .settings import Settings
+
+BACKLOG = 2048  # connections
+SPARE_SECONDS = 5  # after --shutdown-seconds, to tell the clients
+
+
+class Server(uvicorn.Server):
+    """uvicorn that refuses new requests at the first signal and ends running ones after a grace. A second ends at once."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, grace: float):
+        super().__init__(config)
+        self._app, self._grace = app, grace
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        is_first = not self.should_exit
+        super().handle_exit(sig, frame)
+        if is_first:
+            desk = self._app.state.desk
+            desk.drain()
+            # Signals come between two instructions of any code: leave the rest to the event loop.
+            desk.loop.call_soon_threadsafe(desk.loop.call_later, self._grace, desk.stop_all)
+        elif sig == signal.SIGTERM:
+            self.force_exit = True
+
+
+def serve(settings: Settings, load: Callable[[], LLM], listening: socket.socket, key_file: str | None = None,
+          certificate_file: str | None = None) -> int:
+    """Serve until a signal; returns the exit code. Raises LlamaError if the model cannot be loaded."""
+    servers: list[Server] = []
+
+    def end() -> None:
+        servers[0].should_exit = True
+
+    app = make_app(settings, load, end)
+    try:
+        config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, ws="none",
+                                timeout_graceful_shutdown=int(settings.shutdown_seconds + SPARE_SECONDS),
+                                ssl_keyfile=key_file, ssl_certfile=certificate_file)
+        config.load()
+    except OSError as error:
+        raise LlamaError(
+            f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}: cannot be used ({error})"
+        ) from None
+    servers.append(Server(config, app, settings.shutdown_seconds))
+    cli.say(describe(settings, listening.getsockname()[1], certificate_file is not None))
+    if not settings.api_keys and not listening.getsockname()[0].startswith(("127.", "::1")):
+        cli.say("warning: other machines can reach this server, and it asks for no key: --api-key-file sets one")
+    servers[0].run(sockets=[listening])
+    failure = app.state.keeper.error
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A listening socket. Raises LlamaError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of a killed server is free at once
+        listening.bind(address)
+        listening.listen(BACKLOG)  # early connections wait
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LlamaError(f"--host {settings.host} --port {settings.port}: cannot listen there ({reason}): choose another "
+                         "--port, or 0 for a free one") from None
+    return listening
+
+
+def describe(settings: Settings, port: int, is_https: bool) -> str:
+    """The line that says where the server is."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    key = "; clients need an API key" if settings.api_keys else ""
+    return f"listening on http{'s' if is_https else ''}://{host}:{port}{key}"

@@ -1,0 +1,219 @@
+"""Tools, formats and log-probabilities as OpenAI's APIs write them; answers taken apart into text and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.generation.completion import Completion, Token
+from mlx_llama.core.generation.llm import LLM
+from mlx_llama.core.generation.schema import Schema
+from mlx_llama.core.text.tools import Tool, ToolCall, ToolDelta, ToolFormat, ToolParser, find_format, read_tools
+
+from .faults import bad_field
+from .fields import Body
+
+Choice = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """Tools of a request. choice: "required": a call of some tool; a name: a call of that one. many: several calls."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: str = "auto"
+    many: bool = True
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """Tools that the model is told of."""
+        return () if self.choice == "none" else self.tools
+
+    @property
+    def forced(self) -> tuple[Tool, ...]:
+        """Tools of which one must be called; () where none must."""
+        if self.choice in ("none", "auto"):
+            return ()
+        return self.tools if self.choice == "required" else tuple(tool for tool in self.tools if tool.name == self.choice)
+
+
+def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: bool) -> Toolbox:
+    """Check tools and the choice among them. Raises Refusal."""
+    try:
+        tools = tuple(read_tools(list(described)))
+    except OptionsError as error:
+        raise bad_field("tools", "tools", str(error)) from None
+    names = [tool.name for tool in tools]
+    if choice not in ("none", "auto") and not tools:
+        raise bad_field("tool_choice", "tools", "tool_choice: there is no tool to call: give tools", choice)
+    if choice not in ("none", "auto", "required", *names):
+        raise bad_field(
+            "tool_choice", f"one of {', '.join(names)}", f"tool_choice: there is no tool {choice!r:.100}", choice
+        )
+    return Toolbox(tools, choice, many)
+
+
+class Reader:
+    """Takes the streamed text of one answer apart. text: without the calls."""
+
+    def __init__(self, llm: LLM, toolbox: Toolbox):
+        self.parser: ToolParser | None = None
+        if toolbox.offered:
+            form = tool_format(llm)
+            self.parser = ToolParser(form, [tool.name for tool in toolbox.offered])
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """Calls so far."""
+        return self.parser.calls if self.parser else []
+
+    def push(self, text: str, is_last: bool = False) -> list[str | ToolDelta]:
+        """Read a piece; returns texts that are not empty, and news of calls."""
+        if self.parser is None:
+            return [text] if text else []
+        return self.parser.push(text) + (self.parser.finish() if is_last else [])
+
+
+def tool_format(llm: LLM) -> ToolFormat:
+    """The format in which the model writes calls. Raises OptionsError."""
+    return find_format(llm.require_template().source, llm.tokenizer)
+
+
+def read_answer(llm: LLM, toolbox: Toolbox, completion: Completion) -> tuple[str, list[ToolCall]]:
+    """The text of a whole answer, and its calls."""
+    reader = Reader(llm, toolbox)
+    if reader.parser is None:
+        return completion.text, []
+    reader.push(completion.text, is_last=True)
+    return reader.parser.text, reader.parser.calls
+
+
+def finish_reason(completion: Completion, calls: int) -> str:
+    """OpenAI's word for the end of an answer."""
+    if completion.finish_reason in ("length", "context"):
+        return "length"
+    return "tool_calls" if calls else "stop"
+
+
+# Bodies
+
+
+class FunctionBody(Body):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    description: str = Field("", max_length=1 << 16)
+    parameters: dict[str, Any] = Field({"type": "object", "properties": {}}, description="JSON schema of an object")
+    strict: bool | None = Field(None, description="has no effect: a required call always fits its schema")
+
+    def described(self) -> dict[str, Any]:
+        """The tool as core reads it."""
+        return {"type": "function", "function": {"name": self.name, "description": self.description,
+                                                 "parameters": self.parameters}}
+
+
+class FunctionTool(Body):
+    """A tool of the kind function."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class NamedFunction(Body):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedChoice(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class CallFunction(Body):
+    """Name and arguments of a call."""
+
+    name: str = Field(max_length=64)
+    arguments: str
+
+
+class Call(Body):
+    """A call that an assistant made."""
+
+    id: str = Field(max_length=256)
+    type: Literal["function"] = "function"
+    function: CallFunction
+
+
+class NamedSchema(Body):
+    """A JSON schema with a name."""
+
+    name: str = Field("", max_length=64)
+    description: str = Field("", max_length=1 << 16, description="has no effect")
+    schema_: dict[str, Any] | bool = Field({}, alias="schema")
+    strict: bool | None = Field(None, description="has no effect: the schema is always enforced")
+
+    @model_validator(mode="after")
+    def _check(self):
+        check_schema(self.schema_)
+        return self
+
+
+class ResponseFormat(Body):
+    """Kind of the answer: any text, JSON, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema",
+                                                  description="of json_object, as llama-server has it")
+
+    @model_validator(mode="after")
+    def _check(self):
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is for the type json_schema, which needs it")
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError("schema is for the type json_object")
+        if self.schema_ is not None:
+            check_schema(self.schema_)
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """The option that enforces the format."""
+        if self.type == "text":
+            return {}
+        if self.json_schema is not None:
+            return {"schema": self.json_schema.schema_}
+        return {"schema": {"type": "object"} if self.schema_ is None else self.schema_}
+
+
+def check_schema(value: Any) -> None:
+    """Raise ValueError for a schema that is too long, too deep, or none."""
+    Schema.of(value)
+
+
+# Log-probabilities
+
+
+def write_token(llm: LLM, token: int, logprob: float) -> dict[str, Any]:
+    """A token and its log-probability."""
+    piece = llm.tokenizer.piece(token)
+    data = piece.data if piece else b""
+    return {"token": data.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
+
+
+def write_logprobs(llm: LLM, tokens: Sequence[Token]) -> dict[str, Any]:
+    """OpenAI's logprobs of tokens; end tokens are left out."""
+    return {"content": list_logprobs(llm, tokens), "refusal": None}
+
+
+def list_logprobs(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """The entries of `write_logprobs`."""
+    return [write_token(llm, token, token.logprobs.logprob) | {
+        "top_logprobs": [write_token(llm, other, value) for other, value in token.logprobs.top]}
+        for token in tokens if token.logprobs is not None and token not in llm.engine.eos]

@@ -1,0 +1,382 @@
+"""Rows with a grammar, and rows with log-probabilities, in the scheduler: alone, in company, short of memory, with faults."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import sys
+
+import jsonschema
+import numpy as np
+import pytest
+import regex
+import torch
+from pydantic import BaseModel
+
+from mlx_llama import load
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.generation import grammar
+from mlx_llama.core.generation.grammar import Rule
+
+from .random_schemas import random_schema
+from .toy import EOS, LETTERS, VOCABULARY, ToyError, alone, check_rows, letter, make, make_prompts, request
+
+PATTERNS = ["(once|twice)uponatime", "[a-f]{3}forced(x|y)z", "a+b", "startofalongforcedstretchwithoutchoices", "[A-W]{1,4}(end|fin)",
+            "(abc){2,3}", "q"]
+
+
+def greedy(prompt, pattern, runs=1000):
+    """The judge: the likeliest letter that keeps a partial match by the package regex, one position after the other."""
+    backend, scheduler = make()
+    model, cache = scheduler.model, scheduler.model.make_cache(1000)
+    logits, text = model.forward(np.array([prompt], np.int32), 0, cache), ""
+    for _ in range(runs):
+        scores = logits[0][-1].copy()
+        for token in range(VOCABULARY):
+            goes_on = token != EOS and regex.fullmatch(pattern, text + letter(token), partial=True)
+            ends = token == EOS and regex.fullmatch(pattern, text)
+            scores[token] = scores[token] if goes_on or ends else -np.inf
+        token = int(scores.argmax())
+        if token == EOS:
+            return text
+        text += letter(token)
+        if not any(regex.fullmatch(pattern, text + more, partial=True) for more in LETTERS[:-1]):
+            return text
+        logits = model.forward(np.array([[token]], np.int32), cache.length, cache)
+    raise AssertionError("the judge found no end")
+
+
+# Alone
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_greedy_answers_are_the_likeliest_that_match(pattern, runs_ahead):
+    for prompt in make_prompts(5, seed=3):
+        backend, scheduler = make(runs_ahead)
+        done = scheduler.submit(request(prompt, regex=pattern)).finish()
+        assert (done.text, done.finish_reason) == (greedy(prompt, pattern), "eos")
+        assert re.fullmatch(pattern, done.text)
+        check_rows(scheduler)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_forced_stretch_is_one_step(runs_ahead):
+    backend, scheduler = make(runs_ahead)
+    done = scheduler.submit(request([1, 2, 3], regex="[ab]thisisforced[cd]andthis")).finish()
+    # The prompt with the first letter, the stretch with the choice after it; what follows that needs no step at all.
+    assert backend.calls == [(1, 3), (1, 13)] and backend.events == ["launch", "read"] * 2
+    assert (done.launches, done.waits, len(done.tokens)) == (2, 2, 21)
+    assert re.fullmatch("[ab]thisisforced[cd]andthis", done.text)
+    # The row stays as a prefix, as far as it was computed.
+    again = scheduler.submit(request([1, 2, 3, *done.tokens, 5], max_tokens=1)).finish()
+    assert again.reused_tokens == 3 + 13 and again.tokens == alone([1, 2, 3, *done.tokens, 5], max_tokens=1).tokens
+
+
+def test_a_long_stretch_is_computed_in_chunks():
+    text = "".join(random.Random(0).choices(LETTERS[:-1], k=700))
+    backend, scheduler = make()
+    done = scheduler.submit(request([1], regex=text + "[ab]" + "c", max_tokens=900)).finish()
+    assert done.text[:700] == text and done.text[700] in "ab" and done.text[701:] == "c"
+    assert backend.calls == [(1, 1), (1, 512), (1, 188)] and done.text == greedy([1], text + "[ab]c")
+
+
+@pytest.mark.parametrize("limit", [1, 3, 8, 12, 13, 14])
+def test_an_answer_that_is_cut_says_so_and_is_not_parsed(limit):
+    pattern = "(one|two)forced[xy]abc"
+    done = make()[1].submit(request([1], regex=pattern, max_tokens=limit)).finish()
+    whole = greedy([1], pattern)
+    assert done.text == whole[:limit] and len(done.tokens) == min(limit, 13)
+    assert done.finish_reason == ("length" if limit < 13 else "eos")
+
+
+def test_a_stop_string_ends_a_forced_stretch():
+    done = make()[1].submit(request([1], regex="[ab]thisisforced", stop="isf")).finish()
+    assert done.text[1:] == "this" and done.finish_reason == "stop" and done.stop == "isf"
+
+
+def test_sampled_answers_match_and_repeat():
+    pattern, found = "[a-e]{4}uv(xyz|zyx)[k-q]+", set()
+    for seed in range(20):
+        runs = [make(ahead)[1].submit(request([1, 2], regex=pattern, temperature=1.0, seed=seed, max_tokens=60)).finish()
+                for ahead in (False, True)]
+        assert runs[0].text == runs[1].text
+        assert regex.fullmatch(pattern, runs[0].text, partial=True) and (runs[0].finish_reason == "length") != bool(
+            re.fullmatch(pattern, runs[0].text) and len(runs[0].tokens) < 60)
+        found.add(runs[0].text)
+    assert len(found) > 15
+
+
+# Company
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_company_gives_the_same_answers(runs_ahead, seed):
+    source = random.Random(seed)
+    prompts = make_prompts(14, seed=seed, longest=90)
+    given = [source.choice([
+        {"regex": source.choice(PATTERNS)}, {"regex": source.choice(PATTERNS), "temperature": 0.8, "seed": i}, {}, {"temperature": 1.0},
+        {"presence_penalty": 2.0, "repetition_context_size": 9}, {"speculate": "prompt"}, {"logprobs": source.randint(0, 5)},
+        {"regex": source.choice(PATTERNS), "logprobs": 2},
+    ]) for i in range(14)]
+    expected = [alone(prompt, max_tokens=30, **one) for prompt, one in zip(prompts, given)]
+    backend, scheduler = make(runs_ahead, max_rows=5)
+    handles = []
+    for prompt, one in zip(prompts, given):
+        handles.append(scheduler.submit(request(prompt, max_tokens=30, **one)))
+        for _ in range(source.randint(0, 6)):
+            scheduler.tick()
+            check_rows(scheduler)
+    for handle, judge in zip(handles, expected):
+        done = handle.finish()
+        assert (done.tokens, done.finish_reason) == (judge.tokens, judge.finish_reason)
+        assert [token.logprobs for token in done.tokens] == [token.logprobs for token in judge.tokens]
+    check_rows(scheduler)
+
+
+def test_rows_with_grammars_share_steps_and_do_not_delay_others():
+    """On a device that works by itself: others run ahead, one step each a tick; those with a grammar share theirs."""
+    backend, scheduler = make(True)
+    never = {"logit_bias": {EOS: -1000}}
+    free = [scheduler.submit(request([i], max_tokens=40, **never)) for i in range(3)]
+    bound = [scheduler.submit(request([i], regex="[a-z]{40}", max_tokens=40)) for i in range(3, 6)]
+    for _ in range(12):
+        scheduler.tick()
+    backend.clear()
+    for _ in range(10):
+        scheduler.tick()
+    assert backend.calls == [(3, 1)] * 20 and backend.events.count("read") == 20
+    assert all(len(handle.finish().tokens) == 40 for handle in [*free, *bound])
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_request_that_is_set_aside_goes_on_in_its_grammar(runs_ahead):
+    pattern = "[a-z]{20}forced[A-F]{450}tail[xy][A-F]{60}"
+    prompts = make_prompts(4, seed=2, longest=40)
+    expected = [greedy(prompt, pattern) for prompt in prompts]
+    backend, scheduler = make(runs_ahead, memory=1_100_000)
+    handles = [scheduler.submit(request(prompt, regex=pattern, max_tokens=700)) for prompt in prompts]
+    set_aside, original = [], scheduler._set_aside
+    scheduler._set_aside = lambda sequence: (set_aside.append(sequence), original(sequence))
+    assert [handle.finish().text for handle in handles] == expected
+    assert set_aside
+    check_rows(scheduler)
+
+
+# Failures
+
+
+def test_a_rule_that_cannot_be_enforced_is_refused_before_anything_is_queued():
+    backend, scheduler = make()
+    for given, reason in (({"regex": "(?=a)"}, "look-around"), ({"schema": {"not": {}}}, "Unimplemented"), ({"regex": "é"}, "no text")):
+        with pytest.raises(OptionsError, match=f"cannot be enforced: .*{reason}"):
+            scheduler.submit(request([1], **given))
+    with pytest.raises(OptionsError, match="cannot be enforced: .*unknown name"):
+        scheduler.submit(request([1], rule=Rule("tools", "start: missing")))
+    assert not scheduler.tick() and backend.positions == 0
+    with pytest.raises(OptionsError, match="need a model with a tokenizer"):
+        make(text=False)[1].submit(request([1], text=False, regex="a"))
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("which", ["fault", "late_fault", "read_fault"])
+def test_a_step_that_fails_once_is_computed_again(which, runs_ahead):
+    prompts = make_prompts(3, seed=8, longest=30)
+    for number in range(1, 14):
+        backend, scheduler = make(runs_ahead)
+        handles = [scheduler.submit(request(prompt, regex=pattern)) for prompt, pattern in zip(prompts, PATTERNS)]
+        count = iter(range(1, 1000))
+
+        def fail(*_, count=count, number=number):
+            if next(count) == number:
+                raise ToyError("planted")
+
+        setattr(backend, which, fail)
+        for handle, prompt, pattern in zip(handles, prompts, PATTERNS):
+            try:
+                assert handle.finish().text == greedy(prompt, pattern)
+            except ToyError:  # of a step of its own: a prompt's or a stretch's
+                assert handle.completion.finish_reason == "error"
+        assert sum(handle.completion.finish_reason == "error" for handle in handles) <= 1
+        check_rows(scheduler)
+
+
+def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch):
+    monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 40)
+    backend, scheduler = make()
+    bad = scheduler.submit(request([1], regex="[a-f]*a([a-f]{12})[x-z]", temperature=1.0, max_tokens=300))
+    good = scheduler.submit(request([2], regex="(once|twice)uponatime"))
+    with pytest.raises(OptionsError, match="became too complex after [0-9]+ tokens"):
+        bad.finish()
+    assert bad.completion.finish_reason == "error" and good.finish().text == greedy([2], "(once|twice)uponatime")
+    check_rows(scheduler)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_an_interrupt_at_any_line_of_the_loop_leaves_the_others_in_their_grammars(runs_ahead):
+    """Ctrl-C between two lines of the scheduler ends the request whose consumer ticks."""
+    pattern = "[a-f]{3}forced(x|y)[a-c]{2}z"
+    prompts = make_prompts(3, seed=1, longest=30)
+    wanted = [greedy(prompt, pattern) for prompt in prompts]
+    for line in itertools.count(5, 13):
+        backend, scheduler = make(runs_ahead)
+        handles = [scheduler.submit(request(prompt, regex=pattern)) for prompt in prompts]
+        count = [0]
+
+        def trace(frame, event, arg, count=count, line=line):
+            if not frame.f_code.co_filename.endswith("generation/scheduler.py") or frame.f_code.co_name in (
+                    "_recover", "_fail", "_tick_held", "advance"):
+                return None
+            count[0] += event == "line" and scheduler._ticker is not None
+            if count[0] == line:
+                count[0] += 1
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            handles[1].finish()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert [handles[i].finish().text for i in (0, 2)] == [wanted[0], wanted[2]], line
+        assert wanted[1].startswith(handles[1].completion.text)
+        scheduler.tick()
+        check_rows(scheduler)
+        if count[0] < line:
+            break
+    assert line > 200
+
+
+def test_speculation_is_off_with_a_notice_where_it_was_asked_for():
+    for given in ({"regex": "abc[de]"}, {"logprobs": 1}):
+        done = make()[1].submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **given)).finish()
+        assert done.options["speculate"] == "none" and any("no speculation" in notice for notice in done.notices)
+    assert make()[1].submit(request([1], regex="abc[de]")).finish().notices == []
+
+
+def test_a_cancelled_answer_frees_its_row():
+    backend, scheduler = make()
+    handle = scheduler.submit(request([1], regex="[a-z]{500}", max_tokens=600))
+    next(handle)
+    handle.cancel()
+    assert handle.completion.finish_reason == "interrupted" and not scheduler.running
+    check_rows(scheduler)
+
+
+# Log-probabilities
+
+
+def log_softmax(scores):
+    return torch.log_softmax(torch.tensor(np.asarray(scores), dtype=torch.float64), -1).numpy()
+
+
+def test_log_probabilities_are_of_the_models_own_logits():
+    """Whatever penalties, biases, filters and grammars do; one read a step."""
+    for runs_ahead in (False, True):
+        backend, scheduler = make(runs_ahead)
+        given = {"logit_bias": {3: 5.0}, "temperature": 0.7, "presence_penalty": 1.5, "regex": "[a-z]{6}"}
+        done = scheduler.submit(request([1, 2], logprobs=3, **given)).finish()
+        assert backend.events.count("read") == 6 and done.tokens == alone([1, 2], **given).tokens
+        model, text = scheduler.model, [1, 2]
+        for token in done.tokens:
+            expected = log_softmax(model.forward(np.array([text]), 0, model.make_cache(50))[0][-1].astype(np.float32))
+            assert token.logprobs.logprob == pytest.approx(expected[token], abs=1e-5)
+            ids = np.argsort(-expected, kind="stable")[:3]
+            assert [id for id, _ in token.logprobs.top] == ids.tolist()
+            assert [value for _, value in token.logprobs.top] == pytest.approx(expected[ids], abs=1e-5)
+            text.append(int(token))
+        assert json.loads(json.dumps(done.receipt()))["logprobs"][0][0] == done.tokens[0].logprobs.logprob
+
+
+# On a real model
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@pytest.fixture(scope="module")
+def llm(toy):
+    return load(toy, backend="cpu")
+
+
+def test_answers_of_a_random_model_validate(llm):
+    ended = 0
+    for seed in range(40):
+        schema = random_schema(random.Random(seed), depth=2)
+        try:
+            done = llm.generate("Once", schema=schema, max_tokens=80, temperature=1.0, seed=seed)
+        except OptionsError:
+            continue
+        if done.finish_reason == "eos":
+            ended += 1
+            jsonschema.validate(done.parsed, schema)
+            assert done.parsed == json.loads(done.text)
+        else:
+            assert done.finish_reason in ("length", "context") and done.parsed is None
+    assert ended > 15
+
+
+def test_a_pydantic_model_is_parsed(llm):
+    people = [llm.generate("x", schema=Person, max_tokens=400, temperature=1.0, seed=seed, logit_bias={}) for seed in range(6)]
+    parsed = [one.parsed for one in people if one.finish_reason == "eos"]
+    assert parsed and all(isinstance(one, Person) for one in parsed)
+    assert all('{"name": "' == one.text[:10] for one in people)
+    assert "schema" in people[0].receipt()["options"] and json.dumps(people[0].receipt())
+
+
+def test_a_conversation_may_have_a_schema_which_its_file_keeps(llm, tmp_path):
+    chat = llm.chat(schema={"enum": ["red", "green", "dark blue"]}, max_tokens=30)
+    assert chat.send("colour?").parsed in ("red", "green", "dark blue")
+    assert llm.chat(schema=Person, temperature=1.0, seed=1).send("who?", max_tokens=3).parsed is None
+    chat.save(tmp_path / "session.json")
+    again = llm.chat()
+    assert again.load(tmp_path / "session.json") == [] and again.send("another?").parsed in ("red", "green", "dark blue")
+    with pytest.raises(OptionsError, match="cannot be enforced"):
+        llm.chat(regex="(?=a)")
+    with pytest.raises(OptionsError, match="schema is given too"):
+        chat.send("x", regex="a")
+
+
+def test_a_batch_is_what_each_would_be_alone(llm):
+    given = {"regex": "(Hello|World)[a-z ]{1,20}[.]", "temperature": 1.0, "seed": 4, "max_tokens": 40}
+    prompts = ["Once", "The llama", "x"]
+    together = llm.batch(prompts, **given)
+    assert [one.text for one in together] == [llm.generate(prompt, **given).text for prompt in prompts]
+    assert all(re.fullmatch(given["regex"], one.text) for one in together if one.finish_reason == "eos")
+
+
+def test_the_cpu_backends_log_probabilities_are_torchs(llm):
+    prompt = llm.encode("Once upon a time")
+    done = llm.generate(prompt, max_tokens=6, logprobs=5, temperature=0.8, seed=2, top_k=5)
+    expected = log_softmax(llm.logits([*prompt, *done.tokens]))[len(prompt) - 1:-1]
+    for token, values in zip(done.tokens, expected):
+        assert token.logprobs.logprob == pytest.approx(values[token], abs=1e-4)
+        assert [value for _, value in token.logprobs.top] == pytest.approx(np.sort(values)[::-1][:5], abs=1e-4)
+    plain = llm.generate(prompt, max_tokens=6, temperature=0.8, seed=2, top_k=5)
+    assert plain.tokens == done.tokens and plain.tokens[0].logprobs is None and plain.read_bytes == 4 * len(plain.tokens)
+    alone_, beside = (llm.batch([prompt, *others], max_tokens=6, logprobs=5, seed=2)[0] for others in ([], ["a", "The"]))
+    assert [token.logprobs for token in alone_.tokens] == [token.logprobs for token in beside.tokens]
+
+
+def test_every_backend_keeps_to_the_grammar_and_gives_the_cpus_answer(backend, toy, llm):
+    """In company, with forced stretches, at float32; and its own log-probabilities."""
+    other = load(toy, backend=backend.name, device="cpu" if backend.name != "cpu" else None, dtype="float32")
+    prompts = ["Once", "The llama", "x"]
+    for given in ({"schema": Person, "temperature": 1.0, "seed": 4, "max_tokens": 60}, {"regex": "(Hello|World)[a-z ]{1,20}[.]"},
+                  {"logprobs": 3, "max_tokens": 8, "temperature": 0.7, "seed": 1}):
+        found, wanted = other.batch(prompts, **given), llm.batch(prompts, **given)
+        assert [one.tokens for one in found] == [one.tokens for one in wanted]
+        assert [one.finish_reason for one in found] == [one.finish_reason for one in wanted]
+        for ours, judge in zip(found, wanted):
+            for token, same in zip(ours.tokens, judge.tokens):
+                assert (token.logprobs is None) == (same.logprobs is None) == ("logprobs" not in given)
+                if token.logprobs:
+                    assert token.logprobs.logprob == pytest.approx(same.logprobs.logprob, abs=1e-3)
+                    assert [i for i, _ in token.logprobs.top] == [i for i, _ in same.logprobs.top]

@@ -1,0 +1,121 @@
+"""Answers with tools on a model: enforced calls, their stream, the loop that runs them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Literal
+
+import pytest
+from making import make_checkpoint
+
+from mlx_llama import load
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.generation.tool_use import ToolStream, run_tools
+from mlx_llama.core.text.tools import HERMES, LLAMA3, ToolDelta, ToolParser, read_tools
+
+USER = [{"role": "user", "content": "1 + 2?"}]
+
+
+def count(a: Literal[1, 2, 3], b: Literal[4, 5]) -> int:
+    """Add two small numbers."""
+    return a + b
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+def fail(why: str) -> str:
+    """Fail."""
+    raise RuntimeError(why)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    folder = make_checkpoint(tmp_path_factory.mktemp("tools") / "toy", max_position_embeddings=4096)
+    return load(folder, backend="cpu")
+
+
+def test_a_required_call_is_made_and_streamed(llm):
+    """A random model calls the function with arguments of its types."""
+    stream = llm.respond(USER, [count], "required", False, max_tokens=300, temperature=1.0, seed=3)
+    news = list(stream)
+    assert stream.completion.finish_reason == "eos" and stream.text == "" and len(stream.calls) == 1
+    assert all(call.name == "count" and call.values()["a"] in (1, 2, 3) and call.values()["b"] in (4, 5) for call in stream.calls)
+    assert isinstance(news[0], ToolDelta) and news[0].name == "count"
+    assert "".join(one.arguments for one in news if one.index == 0) == stream.calls[0].arguments
+    assert stream.completion.text.startswith("<tool_call>[")
+
+
+def test_the_loop_runs_calls_and_goes_on(llm):
+    completion, messages = llm.run_tools("1 + 2?", [count], "required", False, max_tokens=300, temperature=1.0, seed=3)
+    call = messages[1]["tool_calls"][0]
+    assert messages[2]["role"] == "tool" and messages[2]["tool_call_id"] == call["id"] and 5 <= int(messages[2]["content"]) <= 8
+    assert messages[-1]["role"] == "assistant" and messages[-1]["content"].strip() == completion.text.strip()
+
+
+def test_choices(llm):
+    named = llm.respond(USER, [add, fail], "fail", max_tokens=80)
+    named.finish()
+    assert named.completion.text.startswith('<tool_call>[{"name": "fail", "arguments": {"why": "')
+    none = llm.respond(USER, [add], "none", max_tokens=5)
+    assert none.finish().prompt_tokens == len(llm.encode(USER)) and none.completion.text == none.text
+    assert none.completion.tokens == llm.generate(USER, max_tokens=5).tokens
+    auto = llm.respond(USER, [add], max_tokens=5)
+    assert auto.finish().prompt_tokens > none.completion.prompt_tokens + 100
+    for tools, choice, options, reason in (([add], "sub", {}, "'sub' is none of auto, none, required"), ([], "required", {}, "no tools"),
+                                           ([add], "auto", {"regex": "a"}, "option regex: forbids every call")):
+        with pytest.raises(OptionsError, match=reason):
+            llm.respond(USER, tools, choice, **options)
+
+
+def scripted(form, *answers):
+    """`ask` of a model that gives these answers; what it was asked."""
+    asked, left = [], list(answers)
+
+    def ask(messages, is_first):
+        asked.append(list(messages))
+        assert is_first == (len(asked) == 1)
+        handle = iter(left.pop(0))
+        wrapped = SimpleNamespace(completion=SimpleNamespace(notices=[]), __next__=None)
+        stream = ToolStream(wrapped, ToolParser(form, ("add", "fail")))
+        stream.handle = handle
+        return stream
+
+    return ask, asked
+
+
+def test_results_and_errors_reach_the_model():
+    ask, asked = scripted(
+        HERMES, 'I add.<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><tool_call>{"name": "fail", "arguments": '
+        '{"why": "broken"}}</tool_call><tool_call>{"name": "add", "arguments": {"a": "x"}}</tool_call><tool_call>{"name": "no", '
+        '"arguments": {}}</tool_call>', "Three.")
+    completion, messages = run_tools(ask, USER, read_tools([add, fail]))
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "tool", "tool", "assistant"]
+    assert messages[1]["content"] == "I add." and len(messages[1]["tool_calls"]) == 4
+    results = [message["content"] for message in messages[2:6]]
+    assert results[0] == "3" and results[1] == "error: RuntimeError: broken"
+    assert results[2].startswith("error: ValidationError") and results[3] == "error: there is no tool no, there are add, fail"
+    assert messages[-1] == {"role": "assistant", "content": "Three."} and asked[1] == messages[:-1] and completion.notices == []
+
+
+def test_formats_of_one_call_a_message_get_a_message_each():
+    ask, asked = scripted(LLAMA3, '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}', "ok")
+    _, messages = run_tools(ask, USER, read_tools([add]))
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert [messages[2]["content"], messages[4]["content"]] == ["3", "7"]
+
+
+def test_the_loop_ends_after_its_rounds_and_at_a_call_that_was_cut():
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    ask, asked = scripted(HERMES, call, call, call)
+    completion, messages = run_tools(ask, USER, read_tools([add]), rounds=2)
+    assert len(asked) == 2 and "ended after 2 answers" in completion.notices[0]
+    ask, asked = scripted(HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1')
+    assert run_tools(ask, USER, read_tools([add]))[1] == [*USER, {"role": "assistant", "content": ""}] and len(asked) == 1

@@ -1,0 +1,91 @@
+"""Requests drawn from the OpenAPI document, and broken ones: 2xx or 4xx, never 5xx."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+
+EXAMPLES = int(os.environ.get("MLX_LLAMA_MUTATIONS", "8"))  # per operation
+CHECKS = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True,
+                  phases=[Phase.explicit, Phase.generate])
+
+
+GENERATING = [
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /v1/responses",
+    "POST /v1/messages",
+    "POST /completion",
+    "POST /v1/jobs",
+]
+LIMITS = {"POST /v1/responses": "max_output_tokens", "POST /completion": "n_predict"}
+
+
+@pytest.fixture(scope="module")
+def document(guide):
+    return schemathesis.openapi.from_url(f"{guide.url}/openapi.json")
+
+
+def test_every_route_is_in_the_document(document):
+    paths = {operation.ok().label for operation in document.get_all_operations()}
+    assert {
+        "POST /v1/chat/completions",
+        "POST /v1/completions",
+        "GET /v1/models",
+        "POST /v1/responses",
+        "POST /v1/messages",
+        "POST /v1/messages/count_tokens",
+        "POST /completion",
+        "POST /tokenize",
+        "POST /detokenize",
+        "POST /apply-template",
+        "GET /props",
+        "GET /slots",
+        "POST /v1/jobs",
+        "GET /v1/jobs/{job_id}/stream",
+        "DELETE /v1/jobs/{job_id}",
+        "GET /health",
+        "GET /ready",
+        "GET /v1/loading/progress",
+        "GET /metrics",
+    } <= paths
+
+
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_drawn_requests(mode, document, guide):
+    from hypothesis import given
+    from schemathesis import GenerationMode
+
+    statuses: dict[int, int] = {}
+    for result in document.get_all_operations():
+        operation = result.ok()
+        try:
+            strategy = operation.as_strategy(generation_mode=GenerationMode(mode))
+        except Exception as error:  # nothing to break in a route without parameters
+            assert mode == "negative", error
+            continue
+
+        @given(case=strategy)
+        @CHECKS
+        def check(case):
+            if isinstance(case.body, dict) and operation.label in GENERATING:
+                if mode == "positive":
+                    case.body["model"] = "guide"
+                name = LIMITS.get(operation.label, "max_tokens")
+                if isinstance(case.body.get(name, 3), (int, float)) and case.body.get(name, 3) >= 0:
+                    case.body[name] = min(case.body.get(name, 3), 3)  # short answers
+            response = case.call(base_url=guide.url, timeout=30)
+            assert response.status_code < 500, (operation.label, response.status_code, response.text[:500], case.body)
+            statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+
+        try:
+            check()
+        except Exception as error:
+            if type(error).__name__ in ("Unsatisfiable", "InvalidArgument", "SkipTest", "Skipped"):
+                continue
+            raise
+    assert statuses.get(200 if mode == "positive" else 400, 0) > 20, statuses
+    guide.wait_idle()

@@ -1,0 +1,148 @@
+"""Access: hosts, origins, keys, flags."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import sys
+
+import pytest
+
+QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("localhost:{port}", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:{port}", 200),
+        ("LOCALHOST", 200),
+        ("192.168.1.5", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+        ("evil@localhost", 403),
+    ],
+)
+def test_a_name_of_another_is_refused(host, status, guide):
+    """DNS rebinding: a page's own name that suddenly points here."""
+    done = guide.http.get("/v1/models", headers={"Host": host.format(port=guide.port)})
+    assert done.status_code == status, done.text
+
+
+@pytest.mark.parametrize("origin, status", [
+    (None, 200), ("http://127.0.0.1:{port}", 200), ("https://evil.example", 403), ("null", 403), ("http://127.0.0.1:1", 403),
+    ("http://localhost:{port}", 403), ("file://", 403), ("", 403),
+])
+def test_a_page_of_another_site_is_refused(origin, status, guide):
+    headers = {} if origin is None else {"Origin": origin.format(port=guide.port)}
+    done = guide.http.post("/v1/chat/completions", json=QUESTION, headers=headers)
+    assert done.status_code == status, done.text
+    assert "access-control-allow-origin" not in done.headers
+    plain = headers | {"Content-Type": "text/plain"}  # pages may send it without a preflight
+    assert guide.http.post("/v1/jobs", content=b'{"prompt": "x", "max_tokens": 1}', headers=plain).status_code == (
+        201 if status == 200 else 403)
+
+
+def test_a_request_that_a_browser_marks_as_cross_site_is_refused(guide):
+    assert guide.http.get("/slots", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert guide.http.get("/slots", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+def test_an_allowed_origin(serve):
+    server = serve("--cors-origin", "https://app.example/", "--allowed-host", "llama.home")
+    assert server.http.get("/v1/models", headers={"Host": "llama.home:80"}).status_code == 200
+    ask = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST",
+           "Access-Control-Request-Headers": "authorization,content-type"}
+    preflight = server.http.options("/v1/chat/completions", headers=ask)
+    assert preflight.status_code == 204 and preflight.headers["access-control-allow-origin"] == "https://app.example"
+    assert "Authorization" in preflight.headers["access-control-allow-headers"]
+    done = server.http.post("/v1/chat/completions", json=QUESTION, headers={"Origin": "https://app.example"})
+    assert done.status_code == 200 and done.headers["access-control-allow-origin"] == "https://app.example"
+    refused = server.http.options("/v1/chat/completions", headers=ask | {"Origin": "https://other.example"})
+    assert refused.status_code == 403 and "access-control-allow-origin" not in refused.headers
+
+
+def test_keys(serve, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("# two keys\nfirst-key\n\nsecond-key\n")
+    server = serve("--api-key-file", keys, MLX_LLAMA_API_KEY="third-key")
+    for path in ("/health", "/ready", "/", "/page/app.js"):
+        assert server.http.get(path).status_code == 200, path
+    for path in ("/v1/models", "/metrics", "/props", "/slots", "/openapi.json", "/docs", "/v1/loading/progress", "/page"):
+        assert server.http.get(path).status_code == 401, path
+    assert server.http.post("/page/render", json={"text": "x"}).status_code == 401
+    for headers in (
+        {"Authorization": "Bearer first-key"},
+        {"Authorization": "bearer second-key"},
+        {"x-api-key": "third-key"},
+    ):
+        assert server.http.post("/v1/chat/completions", json=QUESTION, headers=headers).status_code == 200
+    for headers in ({"Authorization": "Bearer first"}, {"Authorization": "first-key"}, {"Authorization": "Bearer"},
+                    {"x-api-key": "# two keys"}, {"x-api-key": ""}):
+        done = server.http.post("/v1/chat/completions", json=QUESTION, headers=headers)
+        assert done.status_code == 401 and done.json()["error"]["code"] == "invalid_api_key"
+    assert "first-key" not in server.text() and "third-key" not in server.text()
+
+
+def test_a_header_that_is_no_text(guide):
+    connection = http.client.HTTPConnection("127.0.0.1", guide.port)
+    connection.putrequest("GET", "/v1/models")
+    connection.putheader("Authorization", b"Bearer \xff\xfe")
+    connection.endheaders()
+    assert connection.getresponse().status == 200
+
+
+def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
+    server = serve()
+    done = server.post("/v1/completions", prompt="a-secret-word", max_tokens=3)
+    identity = done.headers["x-request-id"]
+    line = server.wait(lambda: next((line for line in server.text().splitlines() if identity in line), None))
+    assert "POST /v1/completions 200" in line and "tokens=3 " in line and "secret" not in server.text()
+    server.http.get("/no%0aINFO%20forged")
+    assert "forged" not in [line[:12] for line in server.text().splitlines()]
+    asked = serve("--log-prompts")
+    asked.post("/v1/completions", prompt="a-secret-word", max_tokens=3)
+    asked.wait(lambda: "a-secret-word" in asked.text())
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--port", "99999"], "--port '99999'"),
+        (["--port", "x"], "--port 'x'"),
+        (["--host", "no.such.host.invalid"], "cannot listen"),
+        (["--timeout", "0"], "--timeout '0'"),
+        (["--queue", "-1"], "--queue '-1'"),
+        (["--parallel", "0"], "--max-rows"),
+        (["--idle-unload", "never"], "--idle-unload 'never'"),
+        (["--api-key-file", "/no/file"], "cannot be read"),
+        (["--api-key", "schlüssel"], "ASCII"),
+        (["--ssl-key-file", "x"], "needs both"),
+        (["--temp", "-3"], "option temperature"),
+        (["--ssl-key-file", "/no/a", "--ssl-cert-file", "/no/b"], "cannot be used"),
+        (["--max-body", "big"], "--max-body 'big'"),
+        (["--model", "no/such/folder"], "no such folder"),
+        (["--ctx-size", "99999"], "1 to"),
+    ],
+)
+def test_a_bad_flag_is_one_line_and_exit_code_2(arguments, message):
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_llama.server", "--port", "0", "--quiet", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 2 and last.startswith("error: ") and message in last and "Traceback" not in done.stderr, (
+        done.stderr
+    )
+
+
+def test_a_port_that_is_taken(guide):
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_llama.server", "--port", str(guide.port)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "cannot listen there" in done.stderr and len(done.stderr.splitlines()) == 1

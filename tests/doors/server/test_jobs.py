@@ -1,0 +1,77 @@
+"""Jobs: events, lines, resuming, cancelling."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from .conftest import events
+
+
+def test_events_of_a_job(guide, llm):
+    made = guide.post("/v1/jobs", prompt="Once upon", max_tokens=6)
+    assert made.status_code == 201
+    found = events(guide.http.get(made.json()["sse_url"]).text)
+    assert [name for name, _ in found] == ["started", *["token"] * 6, "end", None] and found[-1][1] == "[DONE]"
+    tokens = [json.loads(data) for name, data in found if name == "token"]
+    assert "".join(token["t"] for token in tokens) == llm.generate("Once upon", max_tokens=6).text
+    assert [token["i"] for token in tokens] == list(range(6))
+    end = json.loads(found[-2][1])
+    assert end["tokens_out"] == 6 and end["stop_reason"] == "MAX_TOKENS" and end["decode_time_ms"] > 0
+
+
+def test_lines_of_json(guide):
+    job = guide.post("/v1/jobs", messages=[{"role": "user", "content": "Who are you?"}], stop=["small"]).json()
+    for url, headers in ((job["jsonl_url"], {}), (job["sse_url"], {"Accept": "application/x-ndjson"})):
+        done = guide.http.get(url, headers=headers)
+        assert done.headers["content-type"].startswith("application/x-ndjson")
+        lines = [json.loads(line) for line in done.text.splitlines()]
+        assert "".join(line["t"] for line in lines if line["event"] == "token") == "I am the mlx_llama guide: a "
+        assert lines[-1]["stop_reason"] == "STOP_SEQUENCE" and [line["id"] for line in lines] == list(range(len(lines)))
+
+
+def test_a_stream_is_taken_up_again_after_the_last_event(endless):
+    job = endless.post("/v1/jobs", prompt="hello", max_tokens=300).json()
+    first = []
+    with endless.http.stream("GET", job["jsonl_url"]) as response:
+        for line in response.iter_lines():
+            first.append(json.loads(line))
+            if len(first) == 7:
+                break  # the connection breaks
+    rest = endless.http.get(job["jsonl_url"], headers={"Last-Event-ID": str(first[-1]["id"])}).text.splitlines()
+    found = first + [json.loads(line) for line in rest]
+    assert [one["id"] for one in found] == list(range(len(found)))
+    whole = endless.post("/v1/completions", prompt="hello", max_tokens=300).json()["choices"][0]["text"]
+    assert "".join(one.get("t", "") for one in found) == whole and found[-1]["tokens_out"] == 300
+
+
+def test_a_cancelled_job_frees_its_row_and_tells_its_readers(endless):
+    job = endless.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()
+    with endless.http.stream("GET", job["sse_url"]) as response:
+        lines = response.iter_lines()
+        for _ in range(12):
+            next(lines)
+        assert endless.http.delete(f"/v1/jobs/{job['job_id']}").json()["stop_reason"] == "CANCELLED"
+        began = time.monotonic()
+        rest = "\n".join(lines)
+    assert '"stop_reason":"CANCELLED"' in rest and rest.rstrip().endswith("[DONE]") and time.monotonic() - began < 5
+    endless.wait_idle()
+
+
+def test_unknown_jobs_say_why(guide, serve):
+    other = guide.post("/v1/jobs", prompt="hi", max_tokens=1).json()["job_id"]
+    known = other.split("-")[0]
+    done = guide.http.get(f"/v1/jobs/{known}-0000/stream")
+    assert done.status_code == 404 and "was forgotten, or never was" in done.json()["error"]["message"]
+    done = guide.http.get("/v1/jobs/01234567-0000/stream")
+    assert done.status_code == 404 and "started anew" in done.json()["error"]["message"]
+    assert guide.http.delete("/v1/jobs/x").status_code == 404
+
+
+def test_one_prompt(guide):
+    for body in ({}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}):
+        done = guide.post("/v1/jobs", **body)
+        assert done.status_code == 400 and "either prompt or messages" in done.json()["error"]["message"]
+    assert guide.http.get("/v1/jobs/x/stream", headers={"Last-Event-ID": "x"}).status_code == 404
+    job = guide.post("/v1/jobs", prompt="hi", max_tokens=1).json()
+    assert guide.http.get(job["sse_url"], headers={"Last-Event-ID": "1e9"}).status_code == 400

@@ -1,0 +1,118 @@
+"""Clients that leave, read slowly or wait: rows are free within a tick, and others do not feel it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from mlx_llama import load
+
+LONG = {"prompt": "hello", "max_tokens": 90_000}
+SOON = 2.0  # seconds; a tick takes milliseconds
+
+
+def test_a_stream_that_is_left_frees_its_row(endless):
+    before = endless.metric('requests_total{outcome="gone"}')
+    for _ in range(3):
+        with endless.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+            lines = response.iter_lines()
+            for _ in range(9):
+                next(lines)
+            assert endless.metric("rows_running") >= 1
+        began = time.monotonic()
+        endless.wait_idle(SOON)
+        assert time.monotonic() - began < SOON
+    assert endless.metric('requests_total{outcome="gone"}') == before + 3
+
+
+def test_a_request_without_a_stream_that_is_left_frees_its_row(endless):
+    for path, body in (("/v1/completions", LONG), ("/completion", LONG), ("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "hi"}], "max_tokens": 90_000, "n": 3})):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(endless.url + path, json=body, timeout=0.5, trust_env=False)
+        endless.wait_idle(SOON)
+
+
+@pytest.fixture(scope="module")
+def narrow(roomy):
+    """A model with one row."""
+    return lambda: load(roomy, backend="cpu", max_rows=1)
+
+
+def test_a_request_that_waits_is_left_too(inside, narrow):
+    server = inside(narrow, queue=3).ready()
+    with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as first:
+        lines = first.iter_lines()  # kept: closing it would leave
+        next(lines)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"http://127.0.0.1:{server.port}/v1/completions", json=LONG, timeout=0.4, trust_env=False)
+        server.wait(lambda: server.desk.active == 1, SOON)
+        server.wait(lambda: not server.keeper.llm.scheduler.waiting, SOON)  # the next tick sees it
+    server.wait(server.is_idle, SOON)
+
+
+def test_a_full_queue_tells_when_to_come_again(inside, narrow):
+    server = inside(narrow, queue=2).ready()
+    with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as first:
+        lines = first.iter_lines()  # kept: closing it would leave
+        next(lines)
+        threads = [threading.Thread(target=_leave, args=[server.http]) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        server.wait(lambda: server.desk.active == 3)
+        done = server.post("/v1/completions", prompt="x")
+        assert done.status_code == 503 and int(done.headers["retry-after"]) >= 1
+        assert done.json()["error"]["code"] == "queue_full"
+        assert server.http.get("/health").status_code == 200
+    for thread in threads:
+        thread.join()
+    server.wait(server.is_idle, SOON)
+    assert server.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
+
+
+def _leave(client: httpx.Client) -> None:
+    try:
+        client.post("/v1/completions", json=LONG, timeout=2)
+    except httpx.ReadTimeout:
+        pass
+
+
+def test_time_of_a_request_is_bounded(inside, narrow):
+    server = inside(narrow, timeout=0.6).ready()
+    done = server.post("/v1/completions", **LONG)
+    assert done.status_code == 504 and done.json()["error"]["code"] == "timeout" and "0.6 seconds" in done.text
+    text = server.post("/v1/completions", **LONG, stream=True).text
+    last = json.loads(text.strip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["code"] == "timeout" and text.count("data: ") > 5
+    text = server.post("/v1/messages", model="default", messages=[{"role": "user", "content": "x"}], max_tokens=90_000,
+                       stream=True).text
+    assert "event: error" in text and "timeout" in text
+    server.wait(server.is_idle, SOON)
+
+
+def test_a_slow_reader_holds_neither_others_nor_its_row(inside, roomy):
+    server = inside(lambda: load(roomy, backend="cpu"), send_timeout=0.5).ready()
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.port))
+        body = json.dumps({**LONG, "stream": True, "n": 8}).encode()
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        server.wait(lambda: server.desk.active == 8)
+        began = time.monotonic()
+        assert server.post("/v1/completions", prompt="x", max_tokens=5).status_code == 200
+        assert time.monotonic() - began < SOON
+        server.wait(server.is_idle, 30)  # it never read
+        assert "slow" in server.http.get("/metrics").text
+
+
+def test_a_client_that_sends_half_a_request_holds_nothing(guide):
+    with socket.socket() as half:
+        half.connect(("127.0.0.1", guide.port))
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{\"prompt\"")
+        assert guide.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
+        assert guide.metric("active") == 0

@@ -1,0 +1,162 @@
+"""OpenAI's API, driven by its own client."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from .conftest import events
+
+QUESTION = [{"role": "user", "content": "Who are you?"}]
+
+
+@pytest.fixture(scope="module")
+def client(guide):
+    return openai.OpenAI(base_url=f"{guide.url}/v1", api_key="none", max_retries=0)
+
+
+def test_a_chat_answer_is_the_one_of_generate(client, llm):
+    wanted = llm.generate(QUESTION, max_tokens=40)
+    found = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=40)
+    assert found.choices[0].message.content == wanted.text and found.choices[0].finish_reason == "length"
+    assert found.usage.prompt_tokens == wanted.prompt_tokens and found.usage.completion_tokens == len(wanted.tokens)
+    assert client.chat.completions.create(model="guide", messages=QUESTION).choices[0].finish_reason == "stop"
+
+
+def test_a_stream_is_the_same_text_in_pieces(client, llm):
+    wanted = llm.generate(QUESTION, max_tokens=40, temperature=0.9, seed=7)
+    stream = client.chat.completions.create(
+        model="guide",
+        messages=QUESTION,
+        max_completion_tokens=40,
+        temperature=0.9,
+        seed=7,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    *chunks, last = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted.text
+    assert chunks[0].choices[0].delta.role == "assistant" and len(chunks) > 30
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert last.choices == [] and last.usage.total_tokens == wanted.prompt_tokens + 40
+
+
+def test_parts_developer_messages_and_system_prompts(client, llm):
+    wanted = llm.generate([{"role": "system", "content": "Be kind."}, *QUESTION], max_tokens=12).text
+    parts = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+        *QUESTION,
+    ]
+    assert client.chat.completions.create(model="guide", messages=parts, max_tokens=12).choices[0].message.content == wanted
+
+
+def test_an_answer_comes_back_as_a_message(client):
+    first = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=20)
+    again = [*QUESTION, first.choices[0].message.model_dump(), {"role": "user", "content": "Tell me a story."}]
+    found = client.chat.completions.create(model="guide", messages=again, max_tokens=5)
+    assert found.usage.prompt_tokens_details.cached_tokens >= 20  # the first turn
+
+
+def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
+    wanted = [llm.generate(QUESTION, max_tokens=15, temperature=1.2, seed=seed).text for seed in (5, 6, 7)]
+    asked = {"model": "guide", "messages": QUESTION, "max_tokens": 15, "temperature": 1.2, "seed": 5, "n": 3}
+    found = client.chat.completions.create(**asked)
+    assert [choice.message.content for choice in found.choices] == wanted and len(set(wanted)) > 1
+    assert found.usage.completion_tokens == 45
+    texts = ["", "", ""]
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == wanted
+
+
+def test_stop_strings_and_biases(client, llm):
+    found = client.chat.completions.create(model="guide", messages=QUESTION, stop=["small", "person"])
+    assert found.choices[0].message.content == "I am the mlx_llama guide: a " and found.choices[0].finish_reason == "stop"
+    first = llm.generate(QUESTION, max_tokens=1).tokens[0]
+    banned = client.chat.completions.create(
+        model="guide", messages=QUESTION, max_tokens=5, logit_bias={str(int(first)): -100}
+    )
+    wanted = llm.generate(QUESTION, max_tokens=5, logit_bias={int(first): -100}).text
+    assert banned.choices[0].message.content == wanted != found.choices[0].message.content[:len(wanted)]
+
+
+def test_completions(client, llm):
+    wanted = [llm.generate(prompt, max_tokens=9).text for prompt in ("Once upon", "The river")]
+    found = client.completions.create(model="guide", prompt=["Once upon", "The river"], max_tokens=9)
+    assert [choice.text for choice in found.choices] == wanted and found.usage.completion_tokens == 18
+    ids = llm.encode("Once upon")
+    assert client.completions.create(model="guide", prompt=ids, max_tokens=9).choices[0].text == wanted[0]
+    assert client.completions.create(model="guide", prompt="Once upon", max_tokens=9, echo=True).choices[0].text == (
+        "Once upon" + wanted[0])
+    stream = client.completions.create(model="guide", prompt="Once upon", max_tokens=9, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == wanted[0]
+
+
+def test_models_and_names(guide, client):
+    assert [model.id for model in client.models.list()] == ["guide"]
+    assert client.models.retrieve("guide").owned_by == "mlx_llama"
+    assert guide.post("/v1/chat/completions", messages=QUESTION, max_tokens=1).json()["model"] == "guide"  # without a name
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-5", messages=QUESTION)
+    assert caught.value.code == "model_not_found" and caught.value.param == "model"
+
+
+def test_a_prompt_that_does_not_fit_tells_both_counts(client, llm):
+    long = [{"role": "user", "content": "word " * 2000}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="guide", messages=long)
+    count = len(llm.encode(long))
+    assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
+    assert str(count) in caught.value.message and "512" in caught.value.message
+
+
+def test_responses(client, llm):
+    wanted = llm.generate(QUESTION).text
+    found = client.responses.create(model="guide", input="Who are you?")
+    assert found.output_text == wanted and found.status == "completed"
+    with client.responses.stream(model="guide", input=QUESTION, max_output_tokens=10) as stream:
+        told = list(stream)
+    kinds, last = [event.type for event in told], told[-1].response
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done",
+                          "response.incomplete"]
+    assert (
+        last.output_text == llm.generate(QUESTION, max_tokens=10).text
+        and last.incomplete_details.reason == "max_output_tokens"
+    )
+    assert last.usage.output_tokens == 10
+    turns = [*QUESTION, *[item.model_dump() for item in found.output], {"role": "user", "content": "A story?"}]
+    wanted = llm.generate([{"role": "system", "content": "Be kind."}, *QUESTION, {"role": "assistant", "content": wanted},
+                           {"role": "user", "content": "A story?"}], max_tokens=9).text
+    assert (
+        client.responses.create(model="guide", input=turns, instructions="Be kind.", max_output_tokens=9).output_text
+        == wanted
+    )
+
+
+def test_numbers_of_a_stream_of_responses_count_up(guide):
+    text = guide.post("/v1/responses", input="hi", max_output_tokens=4, stream=True).text
+    found = [json.loads(data) for _, data in events(text)]
+    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+
+
+@pytest.mark.parametrize("path, field, value", [
+    ("/v1/chat/completions", "audio", {"voice": "x"}), ("/v1/chat/completions", "modalities", ["text", "audio"]),
+    ("/v1/chat/completions", "store", True), ("/v1/chat/completions", "service_tier", "flex"),
+    ("/v1/chat/completions", "functions", []), ("/v1/completions", "suffix", "x"), ("/v1/completions", "best_of", 2),
+    ("/v1/responses", "previous_response_id", "resp_1"), ("/v1/responses", "store", True),
+    ("/v1/responses", "background", True), ("/v1/responses", "truncation", "auto"),
+])
+def test_a_field_that_is_not_done_is_refused_by_name(path, field, value, guide):
+    body = {"messages": QUESTION} if "chat" in path else {"input": "hi"} if "responses" in path else {"prompt": "hi"}
+    done = guide.post(path, **body, **{field: value})
+    assert done.status_code == 400 and done.json()["error"]["param"].startswith(field), done.text
+    assert field in done.json()["error"]["message"]

@@ -1,0 +1,272 @@
+"""Health, readiness, loading, metrics, idleness, signals, crashes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from mlx_llama import CheckpointError, load
+
+from .conftest import Live, events
+
+QUESTION = {"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 3}
+
+
+def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
+    gate = threading.Event()
+
+    def slowly():
+        from mlx_llama.core.system import progress
+
+        advance = progress.meter(100)
+        advance(40)
+        assert gate.wait(20)
+        return load(toy, backend="cpu")
+
+    server = inside(slowly)
+    assert server.http.get("/health").json() == {"status": "ok"}
+    for path, method in (("/ready", "GET"), ("/v1/chat/completions", "POST"), ("/props", "GET")):
+        done = server.http.request(method, path, json=QUESTION | {"model": "toy"} if method == "POST" else None)
+        assert (
+            done.status_code == 503
+            and done.json()["error"]["code"] == "model_loading"
+            and done.headers["retry-after"] == "1"
+        )
+    told = []
+    with server.http.stream("GET", "/v1/loading/progress") as response:
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                told.append(json.loads(line[6:]))
+                gate.set()
+    assert told[0] == {"state": "loading", "done": 40, "total": 100, "progress": 0.4} and told[-1]["state"] == "ready"
+    assert server.http.get("/ready").status_code == 200
+    assert server.post("/v1/chat/completions", **QUESTION).status_code == 200
+
+
+def test_a_model_that_fails_to_load_says_so(inside):
+    def broken():
+        raise CheckpointError("the file is cut off")
+
+    server = inside(broken)
+    server.wait(lambda: server.keeper.state == "failed")
+    done = server.http.get("/ready")
+    assert done.status_code == 503 and "the file is cut off" in done.json()["error"]["message"]
+    name, data = events(server.http.get("/v1/loading/progress").text)[-1]
+    assert name == "end" and json.loads(data)["state"] == "failed"
+
+
+def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
+    server = inside(lambda: load(toy, backend="cpu"), idle_unload=0.3).ready()
+    first = server.post("/v1/completions", prompt="hello", max_tokens=5).json()["choices"][0]["text"]
+    server.wait(lambda: server.keeper.state == "idle")
+    assert server.keeper.llm is None and server.http.get("/ready").json()["state"] == "idle"
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(httpx.post(
+        f"http://127.0.0.1:{server.port}/v1/completions", json={"prompt": "hello", "max_tokens": 5}, trust_env=False)))
+        for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [one.json()["choices"][0]["text"] for one in found] == [first] * 4 and server.keeper.loads == 2
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("mlx_llama scheduler") <= 1
+
+
+def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request(inside, toy):
+    failures: list[Exception] = []
+
+    def sometimes():
+        if failures:
+            raise failures.pop()
+        return load(toy, backend="cpu")
+
+    server = inside(sometimes, idle_unload=0.2).ready()
+    server.wait(lambda: server.keeper.state == "idle")
+    failures.append(CheckpointError("the disk is gone"))
+    done = server.post("/v1/completions", prompt="x", max_tokens=2)
+    assert done.status_code == 503 and "the disk is gone" in done.json()["error"]["message"]
+    assert server.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
+
+
+def test_a_server_for_others_without_a_key_warns(serve):
+    assert "it asks for no key" in serve("--host", "0.0.0.0").text()
+    assert "it asks for no key" not in serve("--host", "0.0.0.0", "--api-key", "x").text() + serve().text()
+
+
+def test_metrics(guide):
+    before = guide.metric("generated_tokens_total")
+    guide.post("/v1/completions", prompt="Once upon", max_tokens=7)
+    assert guide.metric("generated_tokens_total") >= before + 7 and guide.metric("ready") == 1 and guide.metric("rows") == 32
+    text = guide.http.get("/metrics").text
+    for name in ("first_token_seconds_bucket", "between_tokens_seconds_bucket", "prompt_tokens_reused_total", "cache_bytes",
+                 "queue", 'requests_total{outcome="done"}', 'http_responses_total{status="200"}'):
+        assert f"mlx_llama_{name}" in text, name
+
+
+def test_flags_set_defaults_of_requests(serve, llm):
+    server = serve(
+        "--n-predict", "6", "--temp", "0.8", "--seed", "3", "--alias", "pet", "--no-slots", "--no-metrics", "--no-page"
+    )
+    wanted = llm.generate("Once upon", max_tokens=6, temperature=0.8, seed=3).text
+    found = server.post("/v1/completions", model="pet", prompt="Once upon").json()
+    assert found["choices"][0]["text"] == wanted and found["model"] == "pet"
+    assert server.post("/v1/completions", prompt="Once upon", max_tokens=2).json()["usage"]["completion_tokens"] == 2
+    for path in ("/slots", "/metrics", "/", "/page/app.js"):
+        assert server.http.get(path).status_code == 404, path
+
+
+def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy):
+    server = Live(tmp_path / "log", "--model", roomy)
+    found: dict = {}
+
+    def read():
+        with httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={"prompt": "hello", "max_tokens": 1500, "stream": True},
+            timeout=60,
+            trust_env=False,
+        ) as response:
+            found["begun"] = True
+            found["text"] = response.read().decode()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    server.wait(lambda: "begun" in found)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    with pytest.raises(httpx.HTTPError):
+        assert server.http.get("/ready").status_code != 503
+        raise httpx.HTTPError("refused")  # a kept connection may still answer
+    thread.join(60)
+    assert found["text"].rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in found["text"]
+    server.process.wait(20)
+    assert "Traceback" not in server.text(), server.text()
+
+
+def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
+    server = Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "5")
+    job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()  # keeps the server alive for its grace
+    reader = threading.Thread(target=lambda: httpx.get(server.url + job["sse_url"], timeout=60, trust_env=False).read())
+    reader.start()
+    body = b'{"prompt": "hello", "max_tokens": 3}'
+    with socket.create_connection(("127.0.0.1", server.port)) as half:
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        half.sendall(body)
+        answer = b""
+        while piece := half.recv(4000):
+            answer += piece
+    assert b" 503 " in answer.split(b"\r\n")[0] and b"shutting_down" in answer and b"retry-after" in answer.lower(), answer
+    reader.join(30)
+    server.process.wait(20)
+
+
+def test_sigterm_tells_those_that_run_too_long(tmp_path, roomy):
+    server = Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "1")
+    job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()
+    found: dict = {}
+
+    def read(name, method, path, **body):
+        with httpx.stream(method, server.url + path, json=body or None, timeout=60, trust_env=False) as response:
+            found[name] = response.read().decode(), response.status_code
+
+    threads = [threading.Thread(target=read, args=("stream", "POST", "/v1/completions"),
+                                kwargs={"prompt": "hello", "max_tokens": 90_000, "stream": True}),
+               threading.Thread(target=read, args=("whole", "POST", "/v1/completions"),
+                                kwargs={"prompt": "hello", "max_tokens": 90_000}),
+               threading.Thread(target=read, args=("job", "GET", job["sse_url"]))]
+    for thread in threads:
+        thread.start()
+    server.wait(lambda: server.metric("rows_running") == 3)
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join(30)
+    server.process.wait(20)
+    assert time.monotonic() - began < 8
+    assert "shutting_down" in found["stream"][0].split("data: ")[-1]
+    assert found["whole"][1] == 503 and "shutting down" in found["whole"][0]
+    assert '"stop_reason":"CANCELLED"' in found["job"][0]
+    assert "Traceback" not in server.text(), server.text()
+
+
+def test_killed_in_the_middle_and_started_again_on_the_same_port(tmp_path, roomy):
+    server = Live(tmp_path / "log", "--model", roomy)
+    job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()["job_id"]
+
+    def read():
+        try:
+            with httpx.stream(
+                "POST",
+                f"{server.url}/v1/completions",
+                json={"prompt": "hello", "max_tokens": 90_000, "stream": True},
+                timeout=60,
+                trust_env=False,
+            ) as one:
+                one.read()
+        except httpx.HTTPError:
+            pass
+
+    threads = [threading.Thread(target=read) for _ in range(32)]
+    for thread in threads:
+        thread.start()
+    server.wait(lambda: server.metric("active") == 33)
+    server.process.kill()
+    server.process.wait()
+    again = Live(tmp_path / "log2", "--model", roomy, "--port", str(server.port))
+    try:
+        assert again.port == server.port
+        assert again.post("/v1/completions", prompt="hello", max_tokens=3).status_code == 200
+        done = again.http.get(f"/v1/jobs/{job}/stream")
+        assert done.status_code == 404 and "started anew" in done.json()["error"]["message"]
+        for thread in threads:
+            thread.join(20)
+    finally:
+        again.close()
+
+
+def test_https(tmp_path):
+    import shutil
+    import ssl
+    import subprocess
+
+    if not shutil.which("openssl"):
+        pytest.skip("no openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    server = Live(tmp_path / "log", "--ssl-key-file", key, "--ssl-cert-file", certificate, ready=False)
+    assert server.url.startswith("https://")
+    with httpx.Client(verify=ssl.create_default_context(cafile=certificate), trust_env=False) as client:
+        assert client.get(f"https://localhost:{server.port}/health").json() == {"status": "ok"}
+    server.close()

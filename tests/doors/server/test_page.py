@@ -1,0 +1,351 @@
+"""The page in a real Chromium: a chat, stop, regenerate, edit, branches, reload, session files, narrow screen, hostile text.
+
+MLX_LLAMA_SCREENSHOTS names a folder for pictures to look at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="pages are tested with selenium")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+from mlx_llama.server.page import render_markdown  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+in_browser = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt install chromium-driver)"
+)
+
+
+class Page:
+    """A tab of Chromium with the page of a server."""
+
+    def __init__(self, url: str, downloads: Path, is_locked: bool = False):
+        options = webdriver.ChromeOptions()
+        for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1100,900",
+                         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"):
+            options.add_argument(argument)
+        options.binary_location = CHROMIUM
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+        self.url, self.downloads = url, downloads
+        self.requested: list[str] = []
+        self.driver.get(url + "/")
+        self.wait(lambda: self.find("#key-dialog").is_displayed() if is_locked else "/" in self.find("#context-text").text)
+
+    def find(self, selector: str):
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector: str) -> list:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def texts(self, selector: str) -> list[str]:
+        return self.driver.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector
+        )
+
+    def wait(self, condition, seconds: float = 20):
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                if found := condition():
+                    return found
+            except Exception as error:
+                if type(error).__name__ not in ("StaleElementReferenceException", "NoSuchElementException"):
+                    raise
+            assert time.monotonic() < end, self.driver.page_source[-3000:]
+            time.sleep(0.05)
+
+    def ask(self, text: str, wait: bool = True) -> None:
+        self.find("#question").send_keys(text + Keys.ENTER)
+        if wait:
+            self.wait_answer()
+
+    def wait_answer(self) -> None:
+        self.wait(
+            lambda: self.find("#status").text in ("Answered.", "Stopped.", "The answer failed.") and not self.all(".running")
+        )
+
+    def press(self, label: str, which: int = -1) -> None:
+        self.wait(lambda: [one for one in self.all(f"[aria-label='{label}']") if one.is_enabled()])[which].click()
+
+    def narrow(self, width: int = 390, height: int = 760) -> None:
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                                    {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": True})
+
+    def picture(self, name: str) -> None:
+        if folder := os.environ.get("MLX_LLAMA_SCREENSHOTS"):
+            self.driver.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+    def close(self) -> None:
+        """Check that nothing was asked of another machine, and that the console has no error."""
+        for entry in self.driver.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                self.requested.append(message["params"]["request"]["url"])
+        # A server's refusals appear in the console, too, and what a test provokes.
+        errors = [entry for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"
+                  and "Failed to load resource" not in entry["message"] and "TrustedHTML" not in entry["message"]]
+        self.driver.quit()
+        others = [url for url in self.requested if not url.startswith((self.url, "blob:", "data:", "chrome"))]
+        assert self.requested and not others and not errors, (others, errors)
+
+
+@pytest.fixture
+def page(guide, tmp_path):
+    opened = Page(guide.url, tmp_path)
+    yield opened
+    opened.close()
+
+
+@in_browser
+def test_a_chat_in_the_browser(page, llm):
+    question = [{"role": "user", "content": "Who are you?"}]
+    first = llm.generate(question).text
+    page.ask("Who are you?")
+    assert page.texts(".assistant .text p") == [first] and page.find("#title").text == "Who are you?"
+    assert "tokens/s" in page.find(".note").text and page.find("#context-text").text.endswith("/ 512")
+    page.picture("chat")
+    page.ask("Tell me a story.")
+    asked = [*question, {"role": "assistant", "content": first}, {"role": "user", "content": "Tell me a story."}]
+    assert page.texts(".assistant .text p")[-1] == llm.generate(asked).text
+
+    page.driver.refresh()
+    page.wait(lambda: len(page.texts(".assistant .text p")) == 2)
+    page.press("Answer again")
+    page.wait_answer()
+    page.wait(lambda: "2/2" in page.texts(".tools span"))
+    page.press("Branch before")
+    page.wait(lambda: "1/2" in page.texts(".tools span"))
+
+    page.press("Edit this question", 0)
+    area = page.find(".edit textarea")
+    area.clear()
+    area.send_keys("What is a llama?" + Keys.ENTER)
+    page.wait_answer()
+    assert page.texts(".user .text") == ["What is a llama?"] and "2/2" in page.texts(".user .tools span")
+    page.press("Branch before", 0)
+    page.wait(lambda: page.texts(".user .text") == ["Who are you?", "Tell me a story."])
+    page.picture("branches")
+
+
+@in_browser
+def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
+    page.find("#open-settings").click()
+    names = page.driver.execute_script("return [...document.querySelectorAll('#options [name]')].map((one) => one.name)")
+    from mlx_llama.core.generation.options import FIELDS
+
+    assert (
+        names == [name for name in FIELDS if name != "logprobs"]
+        and page.find("[name=max_tokens]").get_attribute("placeholder") == "256"
+    )
+    page.find("#system").send_keys("Be kind.")
+    page.find("[name=top_p]").send_keys("7")
+    page.find("#settings-close").click()
+    assert "top_p: a number from 0.000001 to 1" in page.find("#settings-error").text
+    page.find("[name=top_p]").clear()
+    page.find("[name=max_tokens]").send_keys("9")
+    page.picture("settings")
+    page.find("#settings-close").click()
+    page.ask("Who are you?")
+    wanted = llm.generate(
+        [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who are you?"}], max_tokens=9
+    ).text
+    assert page.texts(".assistant .text p") == [wanted.strip()] and "cut at the limit" in page.find(".note").text
+
+
+@in_browser
+def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
+    page.ask("Who are you?")
+    page.find("#export").click()
+    file = tmp_path / "Who are you.json"
+    page.wait(file.exists)
+    session = llm.chat()
+    assert session.load(file) == [] and [message["role"] for message in session.messages] == ["user", "assistant"]
+    session.system = "Be kind."
+    session.send("Tell me a story.", max_tokens=12)
+    session.save(tmp_path / "longer.json")
+    page.find("#import-file").send_keys(str(tmp_path / "longer.json"))
+    page.wait(lambda: page.texts(".user .text") == ["Who are you?", "Tell me a story."])
+    assert (
+        page.texts(".assistant .text p")[-1] == session.messages[-1]["content"].strip()
+        and page.find("#title").text == "longer"
+    )
+    page.find("#open-settings").click()
+    assert page.find("#system").get_attribute("value") == "Be kind."
+    page.find("#settings-close").click()
+    (tmp_path / "broken.json").write_text('{"format": "mlx_llama session", "version": 2}')
+    page.find("#import-file").send_keys(str(tmp_path / "broken.json"))
+    page.wait(lambda: "version is 2" in page.find("#status").text or "missing" in page.find("#status").text)
+    assert page.find("#title").text == "longer"
+
+
+@in_browser
+def test_a_narrow_screen_and_the_keyboard(page):
+    page.narrow()
+    assert page.driver.execute_script("return document.documentElement.scrollWidth") <= 390
+    page.ask("Who are you?")
+    page.picture("narrow")
+    assert not page.find("#sidebar").is_displayed()
+    page.find("#open-sidebar").click()
+    page.wait(
+        lambda: page.find("#sidebar").is_displayed() and page.driver.switch_to.active_element.get_attribute("id") == "new"
+    )
+    page.picture("narrow-list")
+    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    page.wait(lambda: not page.find("#sidebar").is_displayed())
+    page.find("#question").send_keys(Keys.ARROW_UP)  # the last question again
+    assert page.driver.switch_to.active_element.get_attribute("value") == "Who are you?"
+    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    page.driver.find_element(By.TAG_NAME, "body").send_keys(Keys.CONTROL, Keys.SHIFT, "o")
+    page.wait(lambda: page.texts(".message") == [])
+    assert page.driver.switch_to.active_element.get_attribute("id") == "question"
+    # Everything that can be clicked can be reached by Tab.
+    unreachable = page.driver.execute_script(
+        "return [...document.querySelectorAll('button, input, textarea, a')].filter((one) => one.tabIndex < 0).length")
+    assert unreachable == 0
+    unnamed = page.driver.execute_script(
+        "return [...document.querySelectorAll('button')].filter((one) => !(one.textContent.trim() || one.ariaLabel)).length")
+    assert unnamed == 0
+
+
+@in_browser
+def test_light_and_dark(page):
+    back = "return getComputedStyle(document.body).backgroundColor"
+    first = page.driver.execute_script(back)
+    page.find("#theme").click()
+    second = page.driver.execute_script(back)
+    assert {first, second} == {"rgb(255, 255, 255)", "rgb(22, 24, 28)"}
+    page.driver.refresh()
+    page.wait(lambda: page.driver.execute_script(back) == second)
+
+
+HOSTILE = """<script>window.broken = 1</script> <img src=x onerror="window.broken = 1">
+
+[link](javascript:window.broken=1) ![picture](http://192.0.2.1/spy.png) <b>bold</b>
+
+```html
+<script>window.broken = 1</script>
+```
+
+| a | b |
+|---|---|
+| `<i>` | **c** |
+"""
+
+
+@in_browser
+def test_hostile_text_is_shown_and_never_run(page, tmp_path):
+    session = {"format": "mlx_llama session", "version": 1, "model": "<b>m</b>", "system": None, "options": {}, "dropped": 0,
+               "messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE}]}
+    file = tmp_path / "<img src=x onerror=window.broken=1>.json"
+    file.write_text(json.dumps(session))
+    page.find("#import-file").send_keys(str(file))
+    page.wait(lambda: page.all(".assistant table"))
+    time.sleep(0.3)
+    page.picture("hostile")
+    assert page.driver.execute_script("return window.broken") is None
+    text = page.texts(".assistant .text")[0]
+    assert "<script>window.broken = 1</script>" in text and "<b>bold</b>" in text and "<i>" in text
+    assert not page.all("#log script, #log img, #log b, #log [onerror], #log [href^='javascript']")
+    assert page.all(".assistant pre .nt") and page.texts(".user .text") == [HOSTILE]
+    # A script that were inserted all the same: the policy stops it.
+    page.driver.execute_script("const one = document.createElement('p'); try { one.innerHTML = '<img src=x onerror=1>' } "
+                               "catch (error) { window.stopped = error.name }")
+    assert page.driver.execute_script("return window.stopped") == "TypeError"
+
+
+@in_browser
+def test_stop_and_errors_in_the_browser(endless, tmp_path):
+    page = Page(endless.url, tmp_path)
+    try:
+        page.find("#open-settings").click()
+        page.find("[name=max_tokens]").send_keys("90000")
+        page.find("#settings-close").click()
+        page.ask("hello", wait=False)
+        page.wait(lambda: len(page.texts(".assistant .text")[0]) > 20)
+        assert page.find("#stop").is_displayed() and endless.metric("rows_running") == 1
+        page.driver.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)
+        page.wait_answer()
+        endless.wait_idle(3)
+        assert page.find(".note").text == "stopped" and page.find("#send").is_displayed()
+        kept = page.texts(".assistant .text")[0]
+        page.driver.refresh()
+        page.wait(lambda: page.texts(".assistant .text") and len(page.texts(".assistant .text")[0]) == len(kept))
+        # A question that does not fit: the error stands where the answer would.
+        page.driver.execute_script("arguments[0].value = 'word '.repeat(120000)", page.find("#question"))
+        page.ask("")
+        error = page.find(".message .error")
+        assert "tokens and the context holds 100000" in error.text
+        shown = "const box = arguments[0].getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight"
+        page.wait(lambda: page.driver.execute_script(shown, error))
+        # The next question is asked without the one that failed.
+        page.ask("hi", wait=False)
+        page.wait(lambda: len(page.texts(".assistant .text")[-1]) > 5)
+        page.find("#stop").click()
+        page.wait_answer()
+        assert len(page.texts(".message .error")) == 1
+        page.picture("error")
+    finally:
+        page.close()
+
+
+@in_browser
+def test_a_key_is_asked_for(serve, tmp_path):
+    server = serve("--api-key", "sesame")
+    page = Page(server.url, tmp_path, is_locked=True)
+    try:
+        page.find("#key").send_keys("sesame" + Keys.ENTER)
+        page.wait(lambda: page.find("#context-text").text == "0 / 512")
+        page.ask("Who are you?")
+        assert page.texts(".assistant .text p")
+    finally:
+        page.close()
+
+
+# Without a browser
+
+
+def test_headers_of_the_page(guide):
+    for path, kind in (("/", "text/html"), ("/page/app.js", "text/javascript"), ("/page/style.css", "text/css"),
+                       ("/page/code.css", "text/css"), ("/page/icon.svg", "image/svg+xml"), ("/docs", "text/html")):
+        done = guide.http.get(path)
+        assert done.status_code == 200 and done.headers["content-type"].startswith(kind), path
+        policy = done.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "script-src 'self';" in policy, path
+        assert done.headers["x-content-type-options"] == "nosniff"
+    html = guide.http.get("/").text
+    assert "http://" not in html and "https://" not in html and "onclick" not in html and "<style" not in html
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("**a**", "<p><strong>a</strong></p>\n"),
+        ("<b>", "<p>&lt;b&gt;</p>\n"),
+        ("[a](javascript:x)", "<p>[a](javascript:x)</p>\n"),
+        ("[a](DATA:text/html,x)", "<p>[a](DATA:text/html,x)</p>\n"),
+        ("[a](https://b)", '<p><a href="https://b" rel="noopener noreferrer" target="_blank">a</a></p>\n'),
+        ("```nope\n<&\n```", '<pre class="code" data-language="nope"><code>&lt;&amp;\n</code></pre>\n'),
+        ('```"><script>\nx\n```', '<pre class="code" data-language="&quot;&gt;&lt;script&gt;"><code>x\n</code></pre>\n'),
+    ],
+)
+def test_markdown(text, wanted):
+    assert render_markdown(text) == wanted
+
+
+def test_rendering_hostile_markdown_takes_no_long_time():
+    for text in ("[" * 20_000, "`" * 20_000, "> " * 5000, "* " * 5000, "|" * 20_000, "```c\n" + "\"" * 40_000, "<" * 20_000,
+                 "```python\n" + "'''" * 10_000):
+        began = time.monotonic()
+        render_markdown(text)
+        assert time.monotonic() - began < 10, text[:10]

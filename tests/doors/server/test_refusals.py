@@ -1,0 +1,198 @@
+"""Bodies that are refused: every fault at once, in one shape, and never a 5xx."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlx_llama.core.generation.options import FIELDS
+
+ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/completion",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+    "/v1/jobs",
+    "/page/render",
+    "/page/session",
+)
+QUESTION = [{"role": "user", "content": "hi"}]
+
+
+def test_every_fault_is_told_with_field_constraint_and_value(guide):
+    body = {
+        "messages": [{"role": "robot", "content": 3}, {"role": "user"}],
+        "max_tokens": -1,
+        "temperature": "warm",
+        "top_p": 7,
+        "stop": [""],
+        "logit_bias": {"x": 1},
+        "seed": -5,
+        "stream": "yes",
+        "tempreature": 1,
+        "audio": {},
+        "n": 99,
+    }
+    done = guide.post("/v1/chat/completions", **body)
+    faults = {fault["field"]: fault for fault in done.json()["errors"]}
+    assert done.status_code == 400 and set(faults) == {
+        "messages[0].role", "messages[0].content", "messages[1]", "max_tokens", "temperature", "top_p", "stop",
+        "logit_bias", "seed", "stream", "tempreature", "audio", "n"}
+    assert faults["max_tokens"] == {
+        "field": "max_tokens",
+        "constraint": ">= 0",
+        "message": "max_tokens: must be >= 0",
+        "value": -1,
+    }
+    assert faults["top_p"]["constraint"] == "<= 1.0" and faults["seed"]["constraint"] == ">= 0"
+    assert faults["messages[0].content"]["constraint"] == "string or array"
+    assert "did you mean temperature" in faults["tempreature"]["message"]
+    assert "not supported" in faults["audio"]["message"]
+    error = done.json()["error"]
+    assert error["type"] == "invalid_request_error" and error["param"] in faults and error["code"] == "invalid_value"
+
+
+@pytest.mark.parametrize("theirs, ours", [("max_completion_tokens", "max_tokens")])
+def test_a_fault_has_the_name_that_the_request_used(theirs, ours, guide):
+    done = guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: -2})
+    assert done.json()["errors"][0]["field"] == theirs and ours not in done.json()["errors"][0]["message"].replace(
+        theirs, ""
+    )
+    done = guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: 2, ours: 3})
+    assert done.status_code == 400 and "contradicts" in done.text
+    assert guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: 2, ours: 2}).status_code == 200
+
+
+HOSTILE = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"3",
+    b'"x"',
+    b"\xff\xfe",
+    b"{}" * 3,
+    b"[" * 5000,
+    b'{"a":' * 5000,
+    b'{"messages":' + b"[" * 300,
+    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"prompt": "\\udfff x"}',
+    b'{"content": "\\ud83d"}',
+    b'{"temperature": NaN, "messages": []}',
+    b'{"max_tokens": 1e999, "prompt": "x"}',
+    b'{"prompt": Infinity}',
+    b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "x", "seed": 18446744073709551616}',
+    b'{"prompt": "x", "logit_bias": {"99999999": 1}}',
+    b'{"prompt": "x", "logit_bias": {"-1": 1}}',
+    b'{"prompt": "x", "logit_bias": {"\xd9\xa3": 1}}',
+    b'{"prompt": "x", "stop": [' + b'"a",' * 99 + b'"b"]}',
+    b'{"prompt": "x", "stop": "' + b"s" * 5000 + b'"}',
+    b'{"prompt": [[]]}',
+    b'{"prompt": []}',
+    b'{"prompt": [1, "a", []]}',
+    b'{"prompt": [-1]}',
+    b'{"prompt": [100000000]}',
+    b'{"prompt": [1.5]}',
+    b'{"prompt": [[1], "a"]}',
+    b'{"prompt": {}}',
+    b'{"tokens": [99999999999999999999]}',
+    b'{"tokens": [-5]}',
+    b'{"tokens": ["a"]}',
+    b'{"content": 5}',
+    b'{"messages": []}',
+    b'{"messages": [[]]}',
+    b'{"messages": [{}]}',
+    b'{"messages": [{"role": "user", "content": []}]}',
+    b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}',
+    b'{"messages": [{"role": "tool", "content": "x"}]}',
+    b'{"messages": [{"role": "user", "content": "x", "name": "n"}]}',
+    b'{"prompt": "x", "stream_options": {"include_usage": true}}',
+    b'{"prompt": "x", "__class__": 1, "": 2, "a.b[0]": 3}',
+    b'{"prompt": "x", "prompt": null}',
+    b'{"text": "' + b"`" * 20000 + b'"}',
+    b'{"text": "' + b"[" * 20000 + b'"}',
+    b'{"text": "{\\"format\\": \\"mlx_llama session\\"}"}',
+    b'{"input": []}',
+    b'{"input": [{"role": "user"}]}',
+    b'{"input": "x", "text": {"format": {"type": "json_object"}}}',
+    b'{"job_id": 3}',
+]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_hostile_bodies(path, guide):
+    for raw in HOSTILE:
+        done = guide.http.post(path, content=raw)
+        assert done.status_code == 400 or done.status_code < 300, (raw[:80], done.status_code, done.text[:300])
+        if done.status_code == 400:
+            found = done.json()
+            assert found["error"]["message"] and isinstance(found["errors"], list), raw[:80]
+            assert len(done.content) < 20_000
+    guide.wait_idle()
+
+
+def test_nulls_count_as_left_out(guide):
+    body = {"messages": QUESTION, "max_tokens": 2} | dict.fromkeys(
+        [*FIELDS, "tools", "audio", "response_format", "user"], None
+    )
+    body["max_tokens"] = 2
+    assert guide.post("/v1/chat/completions", **body).status_code == 200
+
+
+def test_a_whole_number_may_be_written_as_json_allows(guide):
+    done = guide.http.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": 2.0, "seed": 1e3, "top_k": 5}')
+    assert done.status_code == 200 and done.json()["usage"]["completion_tokens"] == 2
+    for text in ("2.5", "true", '"2"', "1e300"):
+        assert (
+            guide.http.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": %s}' % text.encode()).status_code
+            == 400
+        )
+
+
+def test_limits(guide):
+    done = guide.http.post("/v1/completions", content=b'{"prompt": "' + b"x" * 1_100_000 + b'"}')
+    assert done.status_code == 413 and done.json()["error"]["code"] == "body_too_large"
+
+    def chunks():
+        for _ in range(30):
+            yield b"x" * 50_000
+
+    done = guide.http.post("/v1/completions", content=chunks())  # no Content-Length
+    assert done.status_code == 413
+    done = guide.post("/v1/chat/completions", messages=QUESTION * 3000)
+    assert done.status_code == 400 and "has 3000 items, at most 2048" in done.text
+    done = guide.post("/v1/completions", prompt=["a"] * 8, n=3)
+    assert done.status_code == 400 and done.json()["errors"][0]["field"] == "n"
+    done = guide.post("/v1/completions", prompt=["a"] * 17)
+    assert done.status_code == 400 and done.json()["errors"][0]["field"] == "prompt"
+
+
+def test_routes_that_are_not_there(guide):
+    for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/completions", 405), ("PUT", "/health", 405),
+                                 ("POST", "/v1/embeddings", 404), ("GET", "/page/../settings.py", 404),
+                                 ("GET", "/page/%2e%2e%2fsettings.py", 404), ("DELETE", "/v1/jobs/nope", 404)):
+        done = guide.http.request(method, path)
+        assert done.status_code == status and done.json()["error"]["message"], path
+
+
+def test_the_document_has_the_limits_of_the_table(guide):
+    fields = guide.http.get("/openapi.json").json()["components"]["schemas"]
+    for schema in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest", "JobRequest"):
+        properties = fields[schema]["properties"]
+        assert set(FIELDS) <= set(properties), schema
+        assert (properties["top_p"]["minimum"], properties["top_p"]["maximum"]) == (1e-6, 1), schema
+        assert properties["min_p"]["description"] == FIELDS["min_p"].description
+    docs = guide.http.get("/docs")
+    assert "repetition_context_size" in docs.text and "<script" not in docs.text and "http://" not in docs.text
+
+
+def test_a_value_in_an_error_is_short(guide):
+    done = guide.post("/v1/completions", prompt={"x": "y" * 100_000})
+    assert len(done.content) < 2000 and json.loads(done.content)["errors"][0]["value"].endswith("...")

@@ -1,0 +1,71 @@
+"""Examples and benchmarks that need a server; the command's help."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def run(*arguments: object) -> str:
+    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_openai_client(guide, llm):
+    out = run(EXAMPLES / "openai_client.py", "--url", f"{guide.url}/v1").splitlines()
+    assert out[0] == llm.generate([{"role": "user", "content": "Who are you?"}], max_tokens=60).text
+    assert len(out) == 2 and len(out[1]) > 50
+
+
+def test_load(toy):
+    asked = ["--clients", "1", "3", "--rounds", "2", "--words", "12", "--tokens", "8", "--threads", "1", "--json"]
+    figures = json.loads(run(EXAMPLES / "benchmarks" / "load.py", toy, "--servers", "ours", "in-process", *asked))
+    for clients in ("1", "3"):
+        found = figures["clients"][clients]
+        assert set(found) == {"mlx_llama (cpu)", "in process"}
+        for rounds in found.values():
+            assert len(rounds) == 2
+            for one in rounds:
+                assert one["tokens"] == 8 * int(clients) and one["rate"] > 0 and 0 < one["first"] <= one["first_95"]
+                assert 0 < one["between"] <= one["between_95"]
+
+
+def test_load_of_a_server_that_runs(guide):
+    out = run(EXAMPLES / "benchmarks" / "load.py", "--url", guide.url, "--clients", "2", "--rounds", "1", "--tokens", "6")
+    assert out.startswith("  2 clients") and "tokens/s" in out
+
+
+def test_help_names_llama_servers_flags():
+    out = run("-m", "mlx_llama", "server", "--help")
+    for flag in (
+        "--host",
+        "--port",
+        "--alias",
+        "--ctx-size",
+        "--parallel",
+        "--batch-size",
+        "--threads",
+        "--api-key",
+        "--api-key-file",
+        "--timeout",
+        "--temp",
+        "--seed",
+        "--n-predict",
+        "--chat-template",
+        "--chat-template-file",
+        "--model-draft",
+        "--slots",
+        "--slot-save-path",
+        "--metrics",
+        "--cors-origin",
+        "--idle-unload",
+        "--shutdown-seconds",
+        "--cache-memory",
+        "--cache-bits",
+    ):
+        assert flag in out, flag

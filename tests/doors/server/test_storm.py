@@ -1,0 +1,197 @@
+"""Storms: many clients, some of them gone or hostile, and the server is afterwards as it was before."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+import time
+from collections import Counter
+
+import httpx
+import psutil
+import pytest
+from making import make_checkpoint
+
+from mlx_llama import load
+
+from .conftest import Live
+
+WORDS = "once upon a time there was a little llama who lived on a hill and could speak".split()
+HOSTILE = (
+    b"{",
+    b'{"prompt": 5}',
+    b"[" * 3000,
+    b'{"prompt": "x", "max_tokens": -1}',
+    b'{"prompt": "x", "tools": []}',
+    b"\xff" * 99,
+)
+
+
+def storm(url: str, clients: int, requests: int, seed: int, most_tokens: int) -> Counter:
+    """`requests` from `clients` threads: a third leaves at random, some are hostile, busy answers are tried again.
+
+    Returns how they ended. Raises if an accepted answer has no reason for its end.
+    """
+    numbers, ends, faults = itertools.count(), Counter(), []
+    lock = threading.Lock()
+
+    def client(number: int) -> None:
+        draw = random.Random(seed * 1000 + number)
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+            while (i := next(numbers)) < requests:
+                try:
+                    end = one(http, draw, i)
+                except httpx.HTTPError as error:
+                    end = f"broken: {error!r}"
+                    faults.append(end)
+                with lock:
+                    ends[end] += 1
+
+    def one(http: httpx.Client, draw: random.Random, i: int) -> str:
+        if i % 23 == 0:
+            assert http.get("/health").status_code == 200
+        if i % 19 == 0:
+            done = http.post("/v1/completions", content=draw.choice(HOSTILE))
+            assert done.status_code == 400, done.text
+            return "hostile"
+        prompt = " ".join(draw.choices(WORDS, k=draw.choice((1, 3, 20, 80))))
+        body = {"prompt": prompt, "max_tokens": draw.randint(1, most_tokens), "temperature": draw.choice((0, 1)),
+                "stream": draw.random() < 0.7}
+        if draw.random() < 1 / 3:
+            return leave(http, draw, body)
+        for _ in range(200):
+            done = http.post("/v1/completions", json=body)
+            if done.status_code != 503:
+                break
+            time.sleep(0.05)
+        assert done.status_code == 200, done.text
+        if not body["stream"]:
+            [choice] = done.json()["choices"]
+            assert choice["finish_reason"] in ("stop", "length")
+            return choice["finish_reason"]
+        *_, last, end = [
+            data.removeprefix("data: ") for data in done.text.strip().split("\n\n") if data.startswith("data: ")
+        ]
+        assert end == "[DONE]"
+        return json.loads(last)["choices"][0]["finish_reason"]
+
+    def leave(http: httpx.Client, draw: random.Random, body: dict) -> str:
+        try:
+            with http.stream("POST", "/v1/completions", json=body, timeout=draw.choice((0.02, 0.1, 30))) as response:
+                for _ in zip(range(draw.randint(0, 9)), response.iter_lines()):
+                    pass
+        except httpx.TimeoutException:
+            pass
+        return "left"
+
+    threads = [threading.Thread(target=client, args=[number]) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    assert not any(thread.is_alive() for thread in threads), "a request hangs"
+    assert not faults, faults[:3]
+    return ends
+
+
+def check_storm(server: Live, clients: int, requests: int, most_tokens: int = 12) -> None:
+    judge = {"prompt": "once upon a time there was", "max_tokens": 20}
+    before = server.post("/v1/completions", **judge).json()["choices"]
+    storm(server.url, clients, 4 * clients, seed=1, most_tokens=most_tokens)  # warm-up
+    server.wait_idle()
+    memory, cache = psutil.Process(server.process.pid).memory_info().rss, server.metric("cache_bytes")
+    ends = storm(server.url, clients, requests, seed=2, most_tokens=most_tokens)
+    server.wait_idle()
+    assert sum(ends.values()) == requests and ends["left"] > requests / 6 and ends["hostile"] > 0, ends
+    assert ends["length"] + ends["stop"] > requests / 3
+    assert server.metric("cache_bytes") <= max(2 * cache, 64 << 20)
+    assert psutil.Process(server.process.pid).memory_info().rss < memory + (128 << 20)
+    assert server.post("/v1/completions", **judge).json()["choices"] == before
+    assert "Traceback" not in server.text(), server.text()[-3000:]
+
+
+def test_a_small_storm(tmp_path, toy):
+    server = Live(tmp_path / "log", "--model", toy, "--parallel", "8", "--queue", "8", "--quiet")
+    try:
+        check_storm(server, 16, 300)
+    finally:
+        server.close()
+
+
+@pytest.mark.slow
+def test_a_storm(tmp_path, toy):
+    server = Live(tmp_path / "log", "--model", toy, "--parallel", "16", "--quiet")
+    try:
+        check_storm(server, 64, 2000)
+    finally:
+        server.close()
+
+
+@pytest.mark.slow
+def test_a_storm_on_sliding_windows(tmp_path):
+    """mlx-lm's server stopped answering on models with windows (its thread 1129)."""
+    windows = make_checkpoint(
+        tmp_path / "windows", model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=16
+    )
+    server = Live(tmp_path / "log", "--model", windows, "--parallel", "8", "--quiet")
+    try:
+        check_storm(server, 16, 300)
+    finally:
+        server.close()
+
+
+def test_two_prompts_of_different_lengths_at_once(guide, llm):
+    """mlx-lm's server hung on them (its thread 1255)."""
+    prompts = ["Once upon", "Once upon a time there was a llama who lived on a hill. " * 12]
+    wanted = [llm.generate(prompt, max_tokens=30).text for prompt in prompts]
+    for _ in range(5):
+        found: list[str | None] = [None, None]
+
+        def ask(i: int) -> None:
+            found[i] = guide.post("/v1/completions", prompt=prompts[i], max_tokens=30).json()["choices"][0]["text"]
+
+        threads = [threading.Thread(target=ask, args=[i]) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert found == wanted
+
+
+def test_the_same_text_alone_and_among_32_others(guide, llm):
+    judge = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 40, "temperature": 0.9, "seed": 11}
+    wanted = llm.generate(judge["messages"], max_tokens=40, temperature=0.9, seed=11).text
+    texts: list[str] = []
+
+    def ask(i: int) -> None:
+        if i == 16:
+            texts.append(guide.post("/v1/chat/completions", **judge).json()["choices"][0]["message"]["content"])
+        else:
+            guide.post("/v1/completions", prompt=" ".join(WORDS[:1 + i % 9]), max_tokens=60, temperature=i % 2)
+
+    threads = [threading.Thread(target=ask, args=[i]) for i in range(33)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert texts == [wanted]
+
+
+def test_a_failing_step_is_told_and_others_go_on(inside, toy):
+    """A row whose step raises ends with an error; the server does not."""
+    server = inside(lambda: load(toy, backend="cpu")).ready()
+    model = server.keeper.llm.model
+    step = model.step
+
+    def broken(tokens, *arguments, **names):
+        raise RuntimeError("a kernel failed")
+
+    model.step = broken
+    done = server.post("/v1/completions", prompt="hello", max_tokens=5)
+    assert done.status_code == 500 and done.json()["error"]["code"] == "generation_failed"
+    assert "a kernel failed" in server.post("/v1/completions", prompt="hello", max_tokens=5, stream=True).text
+    model.step = step
+    assert server.post("/v1/completions", prompt="hello", max_tokens=5).status_code == 200
+    server.wait(server.is_idle)

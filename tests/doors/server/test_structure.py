@@ -1,0 +1,286 @@
+"""Structured output, tools and log-probabilities over HTTP, with the clients' own helpers."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Literal
+
+import anthropic
+import openai
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from .conftest import events
+
+jsonschema = pytest.importorskip("jsonschema")
+
+QUESTION = [{"role": "user", "content": "Who are you?"}]
+
+
+class Animal(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["llama", "penguin", "dragon"]
+    legs: Literal[2, 4]
+    friends: list[Literal["Molly", "Iris"]]
+
+
+WEATHER = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"enum": [1, 2, 3]}},
+           "required": ["city", "days"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Tell the weather.", "parameters": WEATHER}}
+OTHER = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def client(guide):
+    return openai.OpenAI(base_url=f"{guide.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def claude(guide):
+    return anthropic.Anthropic(base_url=guide.url, api_key="none", max_retries=0)
+
+
+# Structured output
+
+
+def test_json_schema(client, llm):
+    found = client.chat.completions.parse(model="guide", messages=QUESTION, response_format=Animal, max_tokens=200)
+    assert isinstance(found.choices[0].message.parsed, Animal) and found.choices[0].finish_reason == "stop"
+    wanted = llm.generate(QUESTION, schema=Animal.model_json_schema(), max_tokens=200)
+    assert json.loads(wanted.text) == json.loads(found.choices[0].message.content)
+    stream = client.chat.completions.create(
+        model="guide", messages=QUESTION, max_tokens=200, stream=True,
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": Animal.model_json_schema()}})
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == wanted.text
+
+
+def test_json_object_and_rules_of_the_table(client, guide, llm):
+    found = client.chat.completions.create(
+        model="guide", messages=QUESTION, response_format={"type": "json_object"}, max_tokens=60
+    )
+    text = found.choices[0].message.content
+    assert text == llm.generate(QUESTION, schema={"type": "object"}, max_tokens=60).text and text.startswith("{")
+    found = guide.post("/v1/chat/completions", messages=QUESTION, regex="(yes|no), [0-9]{3}").json()
+    assert found["choices"][0]["message"]["content"] == llm.generate(QUESTION, regex="(yes|no), [0-9]{3}").text
+    found = guide.post("/completion", prompt="Is it?", grammar='root ::= "yes" | "no"').json()
+    assert found["content"] in ("yes", "no")
+    found = guide.post("/completion", prompt="Is it?", json_schema={"enum": ["a", "b"]}).json()
+    assert json.loads(found["content"]) in ("a", "b")
+
+
+def test_formats_of_responses(client):
+    found = client.responses.parse(model="guide", input="Who are you?", text_format=Animal)
+    assert isinstance(found.output_parsed, Animal)
+    assert client.responses.create(model="guide", input="x", max_output_tokens=20,
+                                   text={"format": {"type": "json_object"}}).output_text.startswith("{")
+
+
+@pytest.mark.parametrize(
+    "body, field",
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(?=x)"}}}},
+            "schema",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": False}}}, "response_format.json_schema"),
+        ({"regex": "(?<=x)y"}, "regex"),
+        ({"grammar": "start: nope"}, "grammar"),
+        ({"schema": {"type": "nope"}}, "schema"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, ""),
+        ({"regex": "a", "grammar": 'start: "a"'}, "grammar"),
+        ({"schema": {"enum": ["x" * 70_000]}}, "schema"),
+        ({"regex": "a" * 9000}, "regex"),
+    ],
+)
+def test_a_rule_that_is_not_taken_is_refused_before_anything_is_computed(body, field, guide):
+    before = guide.metric("prompt_tokens_total")
+    done = guide.post("/v1/chat/completions", messages=QUESTION, **body)
+    assert done.status_code == 400 and field in {fault["field"] for fault in done.json()["errors"]}, done.text
+    assert guide.metric("prompt_tokens_total") == before
+
+
+def test_a_rule_that_takes_long_to_compile_is_refused_in_time(guide):
+    bomb = {"allOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{12 + i}}}$"} for i in range(14)]}
+    began = time.monotonic()
+    done = guide.post("/v1/chat/completions", messages=QUESTION, schema=bomb, max_tokens=5)
+    assert time.monotonic() - began < 25 and done.status_code in (200, 400), done.text
+    assert guide.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
+
+
+# Tools
+
+
+def call_of(message) -> tuple[str, dict]:
+    [call] = message.tool_calls
+    return call.function.name, json.loads(call.function.arguments)
+
+
+@pytest.mark.parametrize("choice, tools", [
+    ("required", [TOOL]), ({"type": "function", "function": {"name": "weather"}}, [OTHER, TOOL])])
+def test_a_required_call_fits_its_schema(choice, tools, endless):
+    client = openai.OpenAI(base_url=f"{endless.url}/v1", api_key="none", max_retries=0)
+    asked = {"model": "toy", "messages": QUESTION, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False,
+             "max_tokens": 120}
+    found = client.chat.completions.create(**asked).choices[0]
+    name, arguments = call_of(found.message)
+    assert name == "weather" and found.finish_reason == "tool_calls" and found.message.content is None
+    jsonschema.validate(arguments, WEATHER)
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    deltas = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+    assert deltas[0].function.name == "weather" and deltas[0].id and deltas[0].type == "function"
+    assert json.loads("".join(delta.function.arguments or "" for delta in deltas)) == arguments
+    assert not "".join(chunk.delta.content or "" for chunk in chunks) and chunks[-1].finish_reason == "tool_calls"
+
+
+def test_a_call_and_its_result_come_back(client, llm):
+    first = client.chat.completions.create(model="guide", messages=QUESTION, tools=[TOOL], tool_choice="required",
+                                           parallel_tool_calls=False, max_tokens=120).choices[0].message
+    again = [*QUESTION, first.model_dump(), {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "Sunny."}]
+    found = client.chat.completions.create(model="guide", messages=again, max_tokens=12)
+    assert found.choices[0].message.content and found.usage.prompt_tokens > len(llm.encode(QUESTION)) + 10
+
+
+def test_tools_that_need_not_be_called(client, llm):
+    plain = llm.generate(QUESTION, max_tokens=12).text
+    found = client.chat.completions.create(model="guide", messages=QUESTION, tools=[TOOL], tool_choice="none", max_tokens=12)
+    assert found.choices[0].message.content == plain and not found.choices[0].message.tool_calls
+    found = client.chat.completions.create(model="guide", messages=QUESTION, tools=[TOOL], max_tokens=12)
+    assert found.usage.prompt_tokens > 100 and found.choices[0].message.content
+    stream = client.chat.completions.create(model="guide", messages=QUESTION, tools=[TOOL], max_tokens=12, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == found.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    "body, field",
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "x" * 65}}]}, "tools[0].function.name"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": "x",
+                        "tool_calls": [{"id": "a", "function": {"name": "b", "arguments": "{}"}}],
+                    }
+                ]
+            },
+            "messages[0]",
+        ),
+        (
+            {
+                "messages": [
+                    *QUESTION,
+                    {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "b", "arguments": "["}}]},
+                ]
+            },
+            "messages",
+        ),
+    ],
+)
+def test_bad_tools_are_refused_by_name(body, field, guide):
+    done = guide.post("/v1/chat/completions", **({"messages": QUESTION} | body))
+    assert done.status_code == 400 and field in {fault["field"] for fault in done.json()["errors"]}, done.text
+
+
+def test_tools_of_responses(client):
+    tool = {"type": "function", "name": "weather", "parameters": WEATHER}
+    found = client.responses.create(
+        model="guide", input="Weather?", tools=[tool], tool_choice="required", parallel_tool_calls=False
+    )
+    [call] = found.output
+    assert call.type == "function_call" and call.name == "weather" and call.status == "completed"
+    jsonschema.validate(json.loads(call.arguments), WEATHER)
+    told = list(client.responses.create(model="guide", input="Weather?", tools=[tool], tool_choice="required",
+                                        parallel_tool_calls=False, stream=True))
+    kinds = [event.type for event in told]
+    assert kinds[2] == "response.output_item.added" and kinds[-3:] == [
+        "response.function_call_arguments.done", "response.output_item.done", "response.completed"]
+    deltas = "".join(event.delta for event in told if event.type == "response.function_call_arguments.delta")
+    assert deltas == call.arguments == told[-1].response.output[0].arguments
+    again = [{"role": "user", "content": "Weather?"}, call.model_dump(exclude_none=True),
+             {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}]
+    assert client.responses.create(model="guide", input=again, max_output_tokens=9).output_text
+
+
+def test_tools_of_messages(claude, guide):
+    tool = {"name": "weather", "description": "Tell the weather.", "input_schema": WEATHER}
+    asked = {"model": "guide", "max_tokens": 120, "messages": QUESTION, "tools": [tool],
+             "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    found = claude.messages.create(**asked)
+    [block] = found.content
+    assert block.type == "tool_use" and block.name == "weather" and found.stop_reason == "tool_use"
+    jsonschema.validate(block.input, WEATHER)
+    with claude.messages.stream(**asked) as stream:
+        last = stream.get_final_message()
+    assert last.content[0].input == block.input and last.stop_reason == "tool_use"
+    names = [name for name, _ in events(guide.post("/v1/messages", **asked, stream=True).text)]
+    assert names[:3] == ["message_start", "ping", "content_block_start"] and names[-3:] == [
+        "content_block_stop", "message_delta", "message_stop"]
+    again = [*QUESTION, {"role": "assistant", "content": [block.model_dump(exclude_none=True)]},
+             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "Sunny."}]}]
+    assert claude.messages.create(model="guide", max_tokens=9, messages=again).content[0].text
+    assert claude.messages.count_tokens(model="guide", messages=QUESTION, tools=[tool]).input_tokens > 100
+
+
+# Log-probabilities
+
+
+def test_logprobs_of_a_chat(client, llm):
+    wanted = llm.generate(QUESTION, max_tokens=8, logprobs=3)
+    asked = {"model": "guide", "messages": QUESTION, "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
+    found = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert [one.logprob for one in found] == pytest.approx([token.logprobs.logprob for token in wanted.tokens], abs=1e-6)
+    assert "".join(one.token for one in found).strip() == wanted.text.strip()
+    assert bytes(sum((one.bytes for one in found), [])).decode().strip() == wanted.text.strip()
+    assert all(len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob >= one.logprob for one in found)
+    streamed = [one for chunk in client.chat.completions.create(**asked, stream=True)
+                for one in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
+    assert [one.model_dump() for one in streamed] == [one.model_dump() for one in found]
+    assert client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=2).choices[0].logprobs is None
+
+
+def test_logprobs_of_the_other_apis(client, guide, llm):
+    wanted = llm.generate("Once upon", max_tokens=5, logprobs=2)
+    found = client.completions.create(model="guide", prompt="Once upon", max_tokens=5, logprobs=2).choices[0].logprobs
+    assert found.token_logprobs == pytest.approx([token.logprobs.logprob for token in wanted.tokens], abs=1e-6)
+    assert "".join(found.tokens) == wanted.text and [len(top) for top in found.top_logprobs] == [2] * 5
+    assert [wanted.text[at:at + len(text)] for at, text in zip(found.text_offset, found.tokens)] == found.tokens
+    done = guide.post("/completion", prompt="Once upon", n_predict=5, n_probs=2).json()["completion_probabilities"]
+    assert [one["id"] for one in done] == list(map(int, wanted.tokens)) and len(done[0]["top_logprobs"]) == 2
+    assert "completion_probabilities" not in guide.post("/completion", prompt="x", n_predict=2, n_probs=0).json()
+
+
+def test_bits_of_logprobs_are_the_same_alone_and_in_company(guide):
+    """The cpu backend: bit for bit."""
+    import threading
+
+    asked = {"messages": QUESTION, "max_tokens": 30, "logprobs": True, "top_logprobs": 5}
+    alone = guide.post("/v1/chat/completions", **asked).json()["choices"][0]["logprobs"]
+    company = [threading.Thread(target=lambda i=i: guide.post("/v1/completions", prompt=f"Once upon {i} " * (i % 5 + 1),
+                                                              max_tokens=60)) for i in range(32)]
+    found: list = []
+    for i, thread in enumerate(company):
+        thread.start()
+        if i == 16:
+            judge = threading.Thread(target=lambda: found.append(guide.post("/v1/chat/completions", **asked).json()))
+            judge.start()
+    for thread in [*company, judge]:
+        thread.join(60)
+    assert found[0]["choices"][0]["logprobs"] == alone
+
+
+@pytest.mark.parametrize("body", [{"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": 3},
+                                  {"logprobs": True, "top_logprobs": -1}])
+def test_bad_logprobs(body, guide):
+    assert guide.post("/v1/chat/completions", messages=QUESTION, **body).status_code == 400
