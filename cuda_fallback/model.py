@@ -92,8 +92,9 @@ class Llama:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """True if a row has the same bits in any company and with any chunks: kernels, not torch's operations."""
-        return self._runner is not None
+        """True if a row has the same bits in any company and with any chunks. Steps have by kernels, but a prompt's products
+        are torch's, whose sums depend on the number of tokens."""
+        return False
 
     @property
     def verify_width(self) -> int:
