@@ -282,12 +282,12 @@ def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded, mon
             stream = session.stream("hello")
             take = Sequence.take
 
-            def watched(sequence, token, now):
+            def watched(sequence, token, now, *found):
                 if len(sequence.writer.completion.tokens) == steps:
                     if how == "throw":
                         raise ZeroDivisionError
                     sequence.is_cancelled = True
-                return take(sequence, token, now)
+                return take(sequence, token, now, *found)
 
             with monkeypatch.context() as patch, suppress(ZeroDivisionError):
                 patch.setattr(Sequence, "take", watched)

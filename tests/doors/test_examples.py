@@ -16,6 +16,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BENCHMARKS = EXAMPLES / "benchmarks"
 RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py", "peers_rows.py"}  # by tests/doors/test_guide.py and compare_peers.py
+RUN_ELSEWHERE |= {"openai_client.py", "load.py"}  # by tests/doors/server/test_scripts.py
 RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py"}  # by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
 
 
