@@ -56,6 +56,7 @@ def test_the_bytes_planned_are_those_that_mlx_allocates(path, dtype, mlx):
 
     planned = make_weights(mlx, path, dtype).nbytes
     gc.collect()
+    mx.clear_cache()  # a freed buffer of an earlier test counts whole when a smaller array reuses it
     before = mx.get_active_memory()
     model = mlx.load(open_checkpoint(path), dtype)
     assert planned <= mx.get_active_memory() - before < 1.02 * planned + 20000
