@@ -16,7 +16,7 @@ SPARE_BYTES = 32 << 20  # of free pages kept for the next row
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Where a page holds what, in bytes from its start.
+    """Layout of a page, in bytes from its start.
 
     Numbers come first, by layer, keys before values, head, position: head_dim float32, with `bits` 8 int8 codes, padded
     with zeros to `width`. Scales follow in the same order, float16, one per CACHE_GROUP codes; then int32 token ids.

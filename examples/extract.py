@@ -14,7 +14,7 @@ from mlx_llama import load
 
 
 class Person(BaseModel):
-    """What to extract. Bounds keep a small model from rambling."""
+    """Fields to extract. Bounds keep a small model from rambling."""
 
     name: Annotated[str, Field(max_length=40)]
     age: Annotated[int, Field(ge=0, le=150)]

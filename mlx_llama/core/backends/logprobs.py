@@ -51,7 +51,7 @@ def _pack_row(token: int, logits: npt.NDArray[np.float32], count: int) -> npt.ND
 
 
 def unpack(columns: Sequence[int], count: int | None) -> TokenLogprobs | None:
-    """What a row of `pack` says, but for the token; count: what the row asked for, None for nothing."""
+    """Unpack a row of `pack` without its token. count: of likeliest tokens that the row asked for, None for no logprobs."""
     if count is None:
         return None
     k = (len(columns) - 2) // 2

@@ -39,7 +39,7 @@ _LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_erro
 
 @dataclass(frozen=True)
 class Rule:
-    """What an answer must match. option: the option that gave it, to name in errors."""
+    """A constraint on an answer. option: the option that gave it, to name in errors."""
 
     option: Literal["schema", "regex", "grammar", "tools"]
     text: str  # JSON, a regular expression in Rust's syntax, Lark as llguidance reads it, or GBNF; of tools: Lark

@@ -346,13 +346,6 @@ def _read_file(name: str, value: str) -> str:
         raise OptionsError(f"option {name}: the file {value!r:.200} cannot be read ({reason}): check its name") from None
 
 
-def sampling_key(options: GenerationOptions) -> tuple:
-    """The options that a compiled step holds as constants: all of sampling's but the seed."""
-    o = options
-    return (o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty, o.repetition_context_size, o.presence_penalty,
-            o.frequency_penalty, *o.logit_bias.items())
-
-
 MAX_ROWS = 32  # requests that one step computes, unless the user says otherwise
 MOST_ROWS = 512
 _UNITS = {"": 1, "B": 1, **{f"{prefix}{end}": base ** power for power, prefix in enumerate("KMGT", 1)

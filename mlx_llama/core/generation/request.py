@@ -99,7 +99,7 @@ class Sequence:
 
 
 class Loop(Protocol):
-    """What a handle needs of the scheduler."""
+    """The part of the scheduler that a handle calls."""
 
     def enqueue(self, sequence: Sequence) -> None: ...
     def advance(self, sequence: Sequence, has_news: Callable[[], bool]) -> None: ...  # runs or awaits a tick

@@ -276,7 +276,7 @@ def log_softmax(scores):
 
 
 def test_log_probabilities_are_of_the_models_own_logits():
-    """Whatever penalties, biases, filters and grammars do; one read a step."""
+    """Logprobs are of the raw logits, before penalties, biases, filters and grammars; one read a step."""
     for runs_ahead in (False, True):
         backend, scheduler = make(runs_ahead)
         given = {"logit_bias": {3: 5.0}, "temperature": 0.7, "presence_penalty": 1.5, "regex": "[a-z]{6}"}
