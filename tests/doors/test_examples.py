@@ -267,6 +267,13 @@ def test_prefixes_and_memory_are_measured():
     assert ten.startswith("after 10 requests: ") and last.startswith("after 20 requests: ")
 
 
+def test_8_bit_keys_and_values_cost_the_guide_little():
+    """Its perplexity of questions kept out of its training stays within 0.5 %."""
+    logits, full, coarse, difference = run("measure_cache_bits.py", "--held-out").splitlines()
+    assert 0 < float(logits.split()[-1]) < 1e-2 and "full bits" in full and "8 bits" in coarse
+    assert full.split()[-4] != coarse.split()[-4] and abs(float(difference.split()[1])) < 0.5
+
+
 def test_every_example_is_run_here():
     source = Path(__file__).read_text(encoding="utf-8")
     for path in (*EXAMPLES.glob("*.py"), *BENCHMARKS.glob("*.py")):
