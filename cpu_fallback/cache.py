@@ -193,15 +193,17 @@ class View(CallView):
         for span, ids in zip(self.spans, tokens):
             cache._store_tokens(span.row, span.start, ids)
         held = [cache._rows[span.row] for span in self.spans]
-        self.pages = tuple(tuple(row.pages) for row in held)
-        self.page_tables = tuple((row.table, row.address) for row in held)
+        self.pages = tuple([tuple(row.pages) for row in held])
+        self.page_tables = tuple([(row.table, row.address) for row in held])
 
     def _make_tables(self) -> tuple[np.ndarray, np.ndarray]:
         if rope.length_dependent(self.config):
             own = [rope.tables(self.config, span.start, span.count, span.end) for span in self.spans]
             return tuple(np.stack(parts) for parts in zip(*own))
         if len(self.spans) == 1:
-            return tuple(part[None, self.spans[0].start:self.spans[0].end] for part in self.cache.tables)
+            start, end = self.spans[0].start, self.spans[0].end
+            cosines, sines = self.cache.tables
+            return cosines[None, start:end], sines[None, start:end]
         positions = np.array([span.start for span in self.spans])[:, None] + np.arange(self.count)
         return tuple(part[positions] for part in self.cache.tables)
 

@@ -11,6 +11,8 @@ from mlx_llama.core.backends.logprobs import count_logprobs, pack
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
 
+Bias = tuple[np.ndarray, np.ndarray]
+
 
 class SamplingBatch:
     """Samples one token per row and call, each by its own options. Stateless: the caller passes the recent tokens.
@@ -28,6 +30,7 @@ class SamplingBatch:
         self.window = max(self._windows, default=0)
         self.logprobs = count_logprobs(self.options)
         self.kind = tuple(any(map(uses, self.options)) for uses in _FEATURES)
+        self._biases = [_make_bias(o) for o in self.options]
 
     def __call__(self, logits: np.ndarray, positions: Sequence[int], recent: np.ndarray | None = None,
                  masks: Masks | None = None) -> np.ndarray:
@@ -37,13 +40,14 @@ class SamplingBatch:
         gives the tokens that grammars allow.
         """
         scores = logits if masks is None else _mask(logits, masks())
-        rows = zip(scores, self.options, positions, self._seen(recent), strict=True)
+        rows = zip(scores, self.options, self._biases, self._seen(recent), positions, strict=True)
         tokens = np.array([[_draw(*row)] for row in rows], np.int32)
         return tokens if self.logprobs is None else pack(tokens, logits, self.logprobs)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
         """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered out."""
-        return np.stack([_process(*row) for row in zip(scores, self.options, self._seen(recent), strict=True)])
+        rows = zip(scores, self.options, self._biases, self._seen(recent), strict=True)
+        return np.stack([_process(*row) for row in rows])
 
     def _seen(self, recent: np.ndarray | None) -> list[np.ndarray | None]:
         """By row, the recent tokens of its own window; None if it penalises none."""
@@ -66,9 +70,14 @@ _FEATURES = (
     lambda o: o.temperature > 0 and o.min_p > 0)
 
 
-def _draw(logits: np.ndarray, options: GenerationOptions, position: int, recent: np.ndarray | None) -> int:
+def _make_bias(o: GenerationOptions) -> Bias | None:
+    """(token ids int64, biases float32), None without any."""
+    return (np.array(list(o.logit_bias), np.int64), np.array(list(o.logit_bias.values()), np.float32)) if o.logit_bias else None
+
+
+def _draw(logits: np.ndarray, options: GenerationOptions, bias: Bias | None, recent: np.ndarray | None, position: int) -> int:
     """Sample one row. logits: float32 [V]; recent: its own window, int32, or None."""
-    scores = _process(logits, options, recent)
+    scores = _process(logits, options, bias, recent)
     if options.temperature == 0:
         return int(np.argmax(scores))
     # Noise costs more than all else: compute it for the candidates that filters left. Infinities and NaN take all of it.
@@ -79,11 +88,11 @@ def _draw(logits: np.ndarray, options: GenerationOptions, position: int, recent:
     return int(kept[np.argmax(scores[kept] + rng.gumbel_table()[rng.table_index(words)])])
 
 
-def _process(scores: np.ndarray, o: GenerationOptions, recent: np.ndarray | None = None) -> np.ndarray:
+def _process(scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent: np.ndarray | None) -> np.ndarray:
     """Scores float32 [V] after bias, penalties, temperature and filters; -inf where filtered out. `scores` stays as it is."""
-    if o.logit_bias:
+    if bias is not None:
         scores = scores.copy()
-        scores[np.array(list(o.logit_bias), np.int64)] += np.array(list(o.logit_bias.values()), np.float32)
+        scores[bias[0]] += bias[1]
     if recent is not None:
         scores = _penalise(scores, o, recent)
     if o.temperature == 0:

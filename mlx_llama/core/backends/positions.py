@@ -148,7 +148,7 @@ class Positions:
             raise ContextError(f"the saved cache holds {length} positions, this one at most {self.capacity}")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Span:
     """New positions `start` .. `end` - 1 of one row."""
 
@@ -193,7 +193,7 @@ class CallView:
         """Allocate storage in the cache. index_pos: of the first new position, one for all rows or one per row. rows:
         None for the first `batch`. Raises ContextError."""
         chosen = cache.select_rows(batch, rows)
-        starts = [int(index_pos)] * batch if np.ndim(index_pos) == 0 else [int(start) for start in index_pos]
+        starts = [int(start) for start in index_pos] if np.iterable(index_pos) else [int(index_pos)] * batch
         if len(starts) != batch:
             raise ContextError(f"{batch} sequences need {batch} positions or one for all, not {len(starts)}")
         for row, start in zip(chosen, starts):
@@ -224,7 +224,7 @@ def checked_tokens(tokens: Any, vocab_size: int) -> Any:
         raise ContextError("all rows of a batch of tokens must have the same length") from None
     if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "iu":
         raise ContextError(f"tokens must be integers of shape [batch, length], not {array.dtype} {list(array.shape)}")
-    low, high = int(array.min()), int(array.max())
+    low, high = (int(array[0, 0]),) * 2 if array.size == 1 else (int(array.min()), int(array.max()))
     if low < 0 or high >= vocab_size:
         raise ContextError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}")
     return array.astype(np.int32, copy=False)
