@@ -87,5 +87,6 @@ def test_drawn_requests(mode, document, guide):
             if type(error).__name__ in ("Unsatisfiable", "InvalidArgument", "SkipTest", "Skipped"):
                 continue
             raise
+    print(mode, sum(statuses.values()), "requests:", statuses)  # pytest -s shows it
     assert statuses.get(200 if mode == "positive" else 400, 0) > 20, statuses
     guide.wait_idle()
