@@ -19,14 +19,12 @@ from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.request import Request
-from mlx_llama.core.text.template import encode_messages
-from mlx_llama.core.text.tools import add_tools, call_grammar, shown_specials
+from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
 
 from .faults import Fault, Refusal, client_gone
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
-from .tooling import Toolbox, tool_format
 
 Result = TypeVar("Result")
 
@@ -254,12 +252,14 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         resolved = resolve({**settings.options, **ask.options}, llm.checkpoint.generation_config,
                            str(llm.checkpoint.path / "generation_config.json"))
         is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
-        tools: dict[str, Any] = {}
-        if is_chat and _mentions_tools(ask):
-            tokens, tools = _encode_with_tools(llm, ask)
+        ask.toolbox.check(resolved.options)
+        if is_chat:
+            prompt = encode_with_tools(llm.tokenizer, llm.require_template(), ask.prompt, ask.toolbox)
         else:
-            tokens = llm.encode(ask.prompt)
-        request = Request(tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, **tools)
+            prompt = ToolPrompt(llm.encode(ask.prompt))
+        tokens = prompt.tokens
+        request = Request(tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
+                          shown=prompt.shown)
         if rule := request.rule or Rule.of(resolved.options):
             # With a limit of time: later calls find it compiled.
             llm.engine.grammars.compile(rule, starts_text=is_chat, seconds=settings.compile_seconds)
@@ -274,20 +274,6 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
 
 def _has_rule(ask: Ask) -> bool:
     return bool(ask.toolbox.forced) or any(ask.options.get(name) is not None for name in ("schema", "regex", "grammar"))
-
-
-def _mentions_tools(ask: Ask) -> bool:
-    return bool(ask.toolbox.offered) or any(message["role"] == "tool" or "tool_calls" in message for message in ask.prompt)
-
-
-def _encode_with_tools(llm: LLM, ask: Ask) -> tuple[list[int], dict[str, Any]]:
-    """Token ids of a conversation with tools, and what its request needs for them."""
-    form = tool_format(llm)
-    box = ask.toolbox
-    messages, extras = add_tools(form, ask.prompt, box.offered)
-    tokens = encode_messages(llm.tokenizer, llm.require_template(), messages, **extras)
-    rule = Rule("tools", call_grammar(form, box.forced, llm.tokenizer, many=box.many)) if box.forced else None
-    return tokens, {"rule": rule, "shown": shown_specials(form, llm.tokenizer)}
 
 
 def refuse(error: LlamaError, field: str) -> Refusal:

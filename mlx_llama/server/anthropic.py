@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.tools import ToolCall
 
 from .answers import Answers, Ask, prepare
@@ -21,7 +22,7 @@ from .guard import request_id
 from .openai import join_parts
 from .replies import Json, check_model, desk_of, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import Reader, Toolbox, build_toolbox, read_answer
+from .tooling import Reader, build_toolbox, read_answer
 
 router = APIRouter(tags=["Anthropic"])
 
@@ -125,7 +126,8 @@ class Conversation(Body):
     """Fields that both routes take."""
 
     unsupported: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("container", "context_management", "mcp_servers", "output_config", "inference_geo"), "")}
+        **dict.fromkeys(("container", "context_management", "mcp_servers", "inference_geo", "speed", "diagnostics",
+                         "user_profile_id", "workspace_id"), "")}
 
     model: str = Field(max_length=512)
     messages: list[AnthropicMessage] = Field(min_length=1)

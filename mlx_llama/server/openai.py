@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.options import MAX_LOGPROBS
+from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.tools import ToolDelta
 
 from .answers import Answers
@@ -41,7 +42,6 @@ from .tooling import (
     NamedChoice,
     Reader,
     ResponseFormat,
-    Toolbox,
     build_toolbox,
     finish_reason,
     list_logprobs,

@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from mlx_llama import __version__
 from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.tool_use import Toolbox
 
 from .answers import Answers, Ask, Desk, Failure, until_gone
 from .faults import Refusal, bad_field, write_anthropic, write_openai
-from .tooling import Toolbox
 
 Errors = Callable[[Refusal], dict[str, Any]]
 PING_SECONDS = 15

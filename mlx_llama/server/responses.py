@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
@@ -11,8 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.text.tools import ToolCall
+from mlx_llama.core.generation.completion import Completion, Token
+from mlx_llama.core.generation.llm import LLM
+from mlx_llama.core.generation.options import MAX_LOGPROBS
+from mlx_llama.core.generation.tool_use import Toolbox
+from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .answers import Answers, Ask
 from .faults import Refusal, bad_field
@@ -21,7 +24,7 @@ from .guard import request_id
 from .openai import join_parts
 from .replies import check_model, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import FunctionBody, Reader, Toolbox, build_toolbox, check_schema, read_answer
+from .tooling import FunctionBody, Reader, build_toolbox, check_schema, list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -34,7 +37,7 @@ class InputPart(BaseModel):
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] = Field([], max_length=0)
-    logprobs: list[Any] = Field([], max_length=0)
+    logprobs: list[Any] = Field([], description="has no effect: those of an earlier answer")
 
     @model_validator(mode="before")
     @classmethod
@@ -135,11 +138,14 @@ class ResponsesRequest(OptionFields):
                 "prompt",
                 "max_tool_calls",
                 "background",
+                "background_options",
                 "stream_options",
-                "top_logprobs",
                 "moderation",
                 "context_management",
                 "prompt_cache_retention",
+                "prompt_cache_options",
+                "access_programs",
+                "image",
             ),
             "",
         ),
@@ -155,12 +161,19 @@ class ResponsesRequest(OptionFields):
     parallel_tool_calls: bool = True
     store: Literal[False] = Field(False, description="answers are not kept")
     truncation: Literal["disabled"] = "disabled"
-    include: list[Any] = Field([], max_length=0)
+    include: list[Literal["message.output_text.logprobs"]] = []
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position")
     service_tier: Literal["auto", "default"] = "auto"
     metadata: dict[str, str] = Field({}, max_length=16, description="comes back with the answer")
     user: str | None = Field(None, max_length=512, description="has no effect")
     safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
     prompt_cache_key: str | None = Field(None, max_length=512, description="has no effect: every prefix is known")
+
+    @model_validator(mode="after")
+    def _check_logprobs(self):
+        if self.top_logprobs is not None and not self.include:
+            raise ValueError('top_logprobs: only with include: ["message.output_text.logprobs"]')
+        return self
 
     def plain(self) -> list[dict[str, Any]]:
         """The conversation as templates take it. Raises Refusal."""
@@ -186,7 +199,8 @@ class ResponsesRequest(OptionFields):
         return [*([{"role": "system", "content": self.instructions}] if self.instructions else []), *items]
 
     def given_options(self) -> dict[str, Any]:
-        return super().given_options() | self.text.format.options()
+        logprobs = {"logprobs": self.top_logprobs or 0} if self.include else {}
+        return logprobs | super().given_options() | self.text.format.options()
 
     def toolbox(self) -> Toolbox:
         """The tools. Raises Refusal."""
@@ -228,6 +242,7 @@ async def respond(request: Request) -> Response:
             "text": body.text.model_dump(exclude_none=True),
             "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools],
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": options.get("top_p"),
             "truncation": "disabled",
             "user": body.user,
@@ -235,97 +250,143 @@ async def respond(request: Request) -> Response:
             "usage": write_usage(completion) if is_over else None,
         }
 
-    def item(status: str, content: list[Any]) -> dict[str, Any]:
-        return {"type": "message", "id": f"msg_{identity}", "status": status, "role": "assistant", "content": content}
-
-    def part(text: str) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-    def called(call: Any, status: str) -> dict[str, Any]:
-        return {"type": "function_call", "id": f"fc_{call.id}", "call_id": call.id, "name": call.name,
-                "arguments": call.arguments, "status": status}
-
     def whole(answers: Answers) -> dict[str, Any]:
         completion = answers.completions[0]
-        status = status_of(completion)
-        text, calls = read_answer(answers.llm, box, completion)
-        output = [item(status, [part(text)])] if text or not calls else []
-        return response(answers, status, [*output, *(called(call, "completed" if call.is_complete else "incomplete")
-                                                     for call in calls)])
+        writer = OutputWriter(answers.llm, box, identity)
+        for _ in [*writer.push(completion.tokens), *writer.finish(completion)]:
+            pass
+        return response(answers, status_of(completion), writer.output)
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         number = -1
-        reader = Reader(answers.llm, box)
-        output: list[dict[str, Any]] = []  # items that have ended
-        text: str | None = None  # of the open message
-        call: ToolCall | None = None  # the open call
+        writer = OutputWriter(answers.llm, box, identity)
 
         def told(kind: str, **fields: Any) -> bytes:
             nonlocal number
             number += 1
             return event({"type": kind, "sequence_number": number, **fields}, kind)
 
-        def place() -> dict[str, Any]:
-            return {"item_id": f"msg_{identity}", "output_index": len(output), "content_index": 0}
-
-        def begin_text() -> Iterator[bytes]:
-            nonlocal text
-            text = ""
-            yield told("response.output_item.added", output_index=len(output), item=item("in_progress", []))
-            yield told("response.content_part.added", **place(), part=part(""))
-
-        def end(status: str) -> Iterator[bytes]:
-            """End the open item."""
-            nonlocal text, call
-            if text is not None:
-                yield told("response.output_text.done", **place(), text=text, logprobs=[])
-                yield told("response.content_part.done", **place(), part=part(text))
-                done = item(status, [part(text)])
-                yield told("response.output_item.done", output_index=len(output), item=done)
-                output.append(done)
-            if call is not None:
-                done = called(call, "completed" if call.is_complete else "incomplete")
-                yield told("response.function_call_arguments.done", item_id=done["id"], output_index=len(output),
-                           name=call.name, arguments=call.arguments)
-                yield told("response.output_item.done", output_index=len(output), item=done)
-                output.append(done)
-            text = call = None
-
         yield told("response.created", response=response(answers, "in_progress", []))
         yield told("response.in_progress", response=response(answers, "in_progress", []))
-        if not box.offered:
-            for one in begin_text():
-                yield one
+        for kind, fields in writer.begin():
+            yield told(kind, **fields)
         async for batch in answers.batches():
-            pieces = [piece for token in batch.tokens for piece in reader.push(token.text)]
-            for piece in pieces + (reader.push("", is_last=True) if batch.is_last else []):
-                if isinstance(piece, str):
-                    if text is None:
-                        for one in [*end("completed"), *begin_text()]:
-                            yield one
-                    text = (text or "") + piece
-                    yield told("response.output_text.delta", **place(), delta=piece, logprobs=[])
-                    continue
-                if piece.name is not None:
-                    for one in end("completed"):
-                        yield one
-                    call = reader.calls[piece.index]
-                    begun = called(call, "in_progress") | {"arguments": ""}
-                    yield told("response.output_item.added", output_index=len(output), item=begun)
-                if piece.arguments and call:
-                    yield told("response.function_call_arguments.delta", item_id=f"fc_{call.id}", output_index=len(output),
-                               delta=piece.arguments)
-        status = status_of(answers.completions[0])
-        if not output and text is None and call is None:
-            for one in begin_text():
-                yield one
-        for one in end(status):
-            yield one
-        yield told(f"response.{status}", response=response(answers, status, output))
+            for kind, fields in writer.push(batch.tokens):
+                yield told(kind, **fields)
+        completion = answers.completions[0]
+        for kind, fields in writer.finish(completion):
+            yield told(kind, **fields)
+        status = status_of(completion)
+        yield told(f"response.{status}", response=response(answers, status, writer.output))
 
     if body.stream:
         return await reply_stream(request, asks, events, fail)
     return await reply_whole(request, asks, whole)
+
+
+Event = tuple[str, dict[str, Any]]  # its kind and fields
+
+
+class OutputWriter:
+    """Items of an answer from its tokens: messages and calls. output: those that have ended.
+
+    Each method returns the events of a stream.
+    """
+
+    def __init__(self, llm: LLM, toolbox: Toolbox, identity: str):
+        self.output: list[dict[str, Any]] = []
+        self._llm, self._identity = llm, identity
+        self._reader = Reader(llm, toolbox)
+        self._may_call = bool(toolbox.offered)
+        self._text: str | None = None  # of the open message
+        self._logprobs: list[dict[str, Any]] = []  # of the open message
+        self._waiting: list[dict[str, Any]] = []  # of tokens whose text is still withheld
+        self._call: ToolCall | None = None  # the open call
+
+    def begin(self) -> Iterator[Event]:
+        """Open the message that an answer without tools is."""
+        if not self._may_call:
+            yield from self._open_text()
+
+    def push(self, tokens: Sequence[Token]) -> Iterator[Event]:
+        """Read tokens."""
+        for token in tokens:
+            self._waiting += list_logprobs(self._llm, [token])
+            for piece in self._reader.push(token.text):
+                yield from self._take(piece)
+
+    def finish(self, completion: Completion) -> Iterator[Event]:
+        """End the answer."""
+        for piece in self._reader.push("", is_last=True):
+            yield from self._take(piece)
+        if self._text is None and self._call is None and not self.output:
+            yield from self._open_text()
+        if self._text is not None:
+            self._logprobs += self._waiting
+        yield from self._end(status_of(completion))
+
+    def _take(self, piece: str | ToolDelta) -> Iterator[Event]:
+        if isinstance(piece, str):
+            if self._text is None:
+                yield from self._end("completed")
+                yield from self._open_text()
+            found, self._waiting = self._waiting, []
+            self._text = (self._text or "") + piece
+            self._logprobs += found
+            yield "response.output_text.delta", {**self._place(), "delta": piece, "logprobs": found}
+            return
+        self._waiting = []
+        if piece.name is not None:
+            yield from self._end("completed")
+            self._call = self._reader.calls[piece.index]
+            begun = _write_call(self._call, "in_progress") | {"arguments": ""}
+            yield "response.output_item.added", {"output_index": len(self.output), "item": begun}
+        if piece.arguments and self._call:
+            yield "response.function_call_arguments.delta", {
+                "item_id": f"fc_{self._call.id}", "output_index": len(self.output), "delta": piece.arguments}
+
+    def _open_text(self) -> Iterator[Event]:
+        self._text, self._logprobs = "", []
+        yield "response.output_item.added", {"output_index": len(self.output), "item": self._write_message("in_progress", [])}
+        yield "response.content_part.added", {**self._place(), "part": _write_part("", [])}
+
+    def _end(self, status: str) -> Iterator[Event]:
+        """End the open item."""
+        if self._text is not None:
+            part = _write_part(self._text, self._logprobs)
+            yield "response.output_text.done", {**self._place(), "text": self._text, "logprobs": self._logprobs}
+            yield "response.content_part.done", {**self._place(), "part": part}
+            yield from self._close(self._write_message(status, [part]))
+        if self._call is not None:
+            call = self._call
+            done = _write_call(call, "completed" if call.is_complete else "incomplete")
+            yield "response.function_call_arguments.done", {"item_id": done["id"], "output_index": len(self.output),
+                                                            "name": call.name, "arguments": call.arguments}
+            yield from self._close(done)
+        self._text = self._call = None
+
+    def _close(self, item: dict[str, Any]) -> Iterator[Event]:
+        yield "response.output_item.done", {"output_index": len(self.output), "item": item}
+        self.output.append(item)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._message_id, "output_index": len(self.output), "content_index": 0}
+
+    @property
+    def _message_id(self) -> str:
+        return f"msg_{self._identity}" + (f"_{len(self.output)}" if self.output else "")
+
+    def _write_message(self, status: str, content: list[Any]) -> dict[str, Any]:
+        return {"type": "message", "id": self._message_id, "status": status, "role": "assistant", "content": content}
+
+
+def _write_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _write_call(call: ToolCall, status: str) -> dict[str, Any]:
+    return {"type": "function_call", "id": f"fc_{call.id}", "call_id": call.id, "name": call.name,
+            "arguments": call.arguments, "status": status}
 
 
 def fail(refusal: Refusal) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -12,33 +11,13 @@ from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.text.tools import Tool, ToolCall, ToolDelta, ToolFormat, ToolParser, find_format, read_tools
+from mlx_llama.core.generation.tool_use import Toolbox
+from mlx_llama.core.text.tools import ToolCall, ToolDelta, ToolFormat, ToolParser, find_format, read_tools
 
 from .faults import bad_field
 from .fields import Body
 
 Choice = Literal["none", "auto", "required"]
-
-
-@dataclass(frozen=True)
-class Toolbox:
-    """Tools of a request. choice: "required": a call of some tool; a name: a call of that one. many: several calls."""
-
-    tools: tuple[Tool, ...] = ()
-    choice: str = "auto"
-    many: bool = True
-
-    @property
-    def offered(self) -> tuple[Tool, ...]:
-        """Tools that the model is told of."""
-        return () if self.choice == "none" else self.tools
-
-    @property
-    def forced(self) -> tuple[Tool, ...]:
-        """Tools of which one must be called; () where none must."""
-        if self.choice in ("none", "auto"):
-            return ()
-        return self.tools if self.choice == "required" else tuple(tool for tool in self.tools if tool.name == self.choice)
 
 
 def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: bool) -> Toolbox:

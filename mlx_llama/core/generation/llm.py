@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import re
 from collections import abc
@@ -18,7 +19,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, load_builtin_template, missing_template
-from mlx_llama.core.text.tools import Tool, read_tools
+from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
@@ -28,7 +29,7 @@ from .request import Handle, Request
 from .scheduler import Scheduler
 from .session import Session, Stream
 from .speculate import compare_vocabularies
-from .tool_use import ROUNDS, ToolStream, make_request, run_tools
+from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
 # A text, messages or token ids.
 Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
@@ -122,31 +123,38 @@ class LLM:
         tools: Python functions with type hints, or OpenAI's descriptions. tool_choice: "auto", "none", "required" or a
         tool's name. parallel: an enforced answer may have several calls. Raises as `stream`.
         """
-        return self._respond(messages, read_tools(tools), tool_choice, parallel, options)
+        return self._respond(messages, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), options)
 
     def run_tools(self, messages: str | abc.Sequence[abc.Mapping[str, Any]], tools: abc.Sequence[abc.Callable[..., Any]],
                   tool_choice: str = "auto", parallel: bool = True, rounds: int = ROUNDS,
-                  **options: Unpack[Options]) -> tuple[Completion, list[abc.Mapping[str, Any]]]:
+                  **options: Unpack[Options]) -> tuple[Completion, list[dict[str, Any]]]:
         """Answer a question or messages, calling Python functions, until an answer calls none or after `rounds` answers.
 
-        tool_choice: of the first answer; later ones are free. Returns the last completion and all messages, calls and
-        results included. Raises as `respond`.
+        tool_choice: of the first answer; later ones are free. A call that fails has its error for a result. Returns the last
+        completion and all messages, calls and results included. `chat(tools=...)` does the same in a conversation.
+        Raises as `respond`.
         """
-        found = read_tools(tools)
+        box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
+        box.check_functions()
+        free = dataclasses.replace(box, choice="auto")
         question = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
 
         def ask(talk: abc.Sequence[abc.Mapping[str, Any]], is_first: bool) -> ToolStream:
-            return self._respond(talk, found, tool_choice if is_first else "auto", parallel, options)
+            return self._respond(talk, box if is_first else free, options)
 
-        return run_tools(ask, question, found, rounds)
+        loop = ToolLoop(ask, question, box.tools, rounds)
+        for _ in loop:
+            pass
+        return loop.completion, loop.messages
 
-    def _respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], tools: list[Tool], tool_choice: str,
-                 parallel: bool, options: abc.Mapping[str, Any]) -> ToolStream:
+    def _respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], box: Toolbox,
+                 options: abc.Mapping[str, Any]) -> ToolStream:
         resolved = resolve(options, self.checkpoint.generation_config,
                            str(self.checkpoint.path / "generation_config.json"))
-        request, parser = make_request(self.tokenizer, self.require_template(), messages, tools, tool_choice, resolved,
-                                       many=parallel)
-        return ToolStream(self.scheduler.prepare(request), parser)
+        box.check(resolved.options)
+        prompt = encode_with_tools(self.tokenizer, self.require_template(), messages, box)
+        handle = self.scheduler.prepare(Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown))
+        return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]))
 
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
         resolved = resolve(options, self.checkpoint.generation_config,
@@ -172,10 +180,15 @@ class LLM:
     def _identify_cache(self) -> Identity:
         return Identity.of(self.checkpoint, self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits)
 
-    def chat(self, system: str | None = None, **options: Unpack[Options]) -> Session:
-        """A conversation: `send` or `stream` each question. Raises OptionsError, and TemplateError without a template."""
+    def chat(self, system: str | None = None, tools: abc.Sequence[abc.Callable[..., Any]] = (), tool_choice: str = "auto",
+             parallel: bool = True, rounds: int = ROUNDS, **options: Unpack[Options]) -> Session:
+        """A conversation: `send` or `stream` each question.
+
+        tools: Python functions with type hints, which the model may call; an answer goes on with their results. tool_choice,
+        parallel, rounds: of each question, as for `run_tools`. Raises OptionsError, and TemplateError without a template.
+        """
         return Session(self.scheduler, self.require_template(), self.checkpoint.generation_config, self.checkpoint.name,
-                       system, options, self._identify_cache)
+                       system, options, self._identify_cache, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), rounds)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Logits after each of `tokens`: float32 [T, V]. Raises ContextError."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import Unpack
 
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
-from mlx_llama.core.text.template import ChatTemplate, encode_messages
+from mlx_llama.core.text.template import ChatTemplate
+from mlx_llama.core.text.tokenizer import Tokenizer
+from mlx_llama.core.text.tools import ToolParser, find_format
 
 from .cache_file import Identity, cache_path, read_cache, write_cache
 from .completion import Completion
@@ -20,6 +23,7 @@ from .options import Options, Resolved, resolve, validate
 from .request import Handle, Request
 from .scheduler import Scheduler
 from .session_file import expand_path, read_session, write_session
+from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolPrompt, ToolStream, encode_with_tools
 
 
 class Stream:
@@ -28,13 +32,17 @@ class Stream:
     One thread reads at a time; any thread may close it. Computing begins with the first piece.
     """
 
-    def __init__(self, handle: Handle, begin: Callable[[], None] = lambda: None, end: Callable[[], None] = lambda: None):
+    def __init__(self, handle: Handle | ToolLoop, begin: Callable[[], None] = lambda: None, end: Callable[[], None] = lambda: None):
         """begin: called before the first piece, may raise. end: called once the answer is over."""
         self._handle = handle
         self._begin, self._end = begin, end
         self._is_begun = self._is_closed = False
         self._ending = threading.Lock()
-        self.completion = handle.completion
+
+    @property
+    def completion(self) -> Completion:
+        """Of the answer; with tools, of the newest answer to the question."""
+        return self._handle.completion
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -78,36 +86,48 @@ class Stream:
 class Session:
     """A chat with one model.
 
-    messages: the whole conversation; old turns leave the context, never this list. options: the user's, by name. Threads
-    that `send` wait for their turn; other calls raise SessionError while another thread reads an answer.
+    messages: the whole conversation, tool calls and their results included; old turns leave the context, never this list.
+    options: the user's, by name. Threads that `send` wait for their turn; other calls raise SessionError while another
+    thread reads an answer.
     """
 
     def __init__(self, scheduler: Scheduler, template: ChatTemplate, generation_config: dict[str, Any], model: str,
                  system: str | None = None, options: Mapping[str, Any] | None = None,
-                 identify_cache: Callable[[], Identity] | None = None):
-        """identify_cache: of the files that `save` writes with the cache, None: it cannot."""
+                 identify_cache: Callable[[], Identity] | None = None, toolbox: Toolbox = Toolbox(), rounds: int = ROUNDS):
+        """identify_cache: of the files that `save` writes with the cache, None: it cannot. toolbox: functions that an answer
+        may call. rounds: most answers to one question. Raises OptionsError.
+        """
         self.scheduler = scheduler
         self.template = template
         self.generation_config = generation_config
         self.model = model
         self.identify_cache = identify_cache
+        self.toolbox, self.rounds = toolbox, rounds
         self.system = system
         self.options = {name: value for name, value in (options or {}).items() if value is not None}
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         self.dropped = 0  # messages at the front that no longer fit the context
         self.last: Completion | None = None
         self._turn = 0  # counts changes of the conversation
         self._open: Stream | None = None  # the newest stream
         self._reader: threading.Thread | None = None  # began the newest stream, which has not ended
         self._text: list[int] = []  # prompt and answer of the last turn
-        self._sending, self._lock = threading.Lock(), threading.RLock()
+        self._sending, self._lock = threading.RLock(), threading.RLock()
         self._speculate: str | None = None  # the option of the newest answer
         self.resolve()  # report bad options now, not at the first question
+        toolbox.check_functions()
+        if toolbox.offered:
+            find_format(template.source, self._tokenizer)
 
     @property
     def engine(self) -> Engine:
         """The model and its checks."""
         return self.scheduler.engine
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        assert self.engine.tokenizer is not None  # a session has a template, so a text
+        return self.engine.tokenizer
 
     @property
     def cached_tokens(self) -> list[int]:
@@ -122,6 +142,7 @@ class Session:
         """The options in force, `options` added. Raises OptionsError."""
         resolved = resolve({**self.options, **options}, self.generation_config)
         self.engine.check_options(resolved.options)
+        self.toolbox.check(resolved.options)
         return resolved
 
     def send(self, text: str, **options: Unpack[Options]) -> Completion:
@@ -151,22 +172,49 @@ class Session:
             self._settle()
             if not self.messages:
                 raise SessionError("there is no answer to generate again: ask something first")
-            return self._ask(self.messages[:-2], self.messages[-2]["content"], resolved)
+            start = _find_turns(self.messages)[-1]
+            return self._ask(self.messages[:start], self.messages[start]["content"], resolved)
 
-    def _ask(self, before: list[dict[str, str]], text: str, resolved: Resolved) -> Stream:
-        question = {"role": "user", "content": text}
-        prompt, dropped = self._fit([*before, question], resolved)
+    def _ask(self, before: list[dict[str, Any]], text: str, resolved: Resolved) -> Stream:
+        asked = [*before, {"role": "user", "content": text}]
+        dropped, prompt = self.dropped, ToolPrompt([])
+
+        def prepare(messages: Sequence[Mapping[str, Any]], box: Toolbox, notices: Sequence[str]) -> Handle:
+            nonlocal dropped, prompt
+            prompt, dropped = self._fit(messages, resolved, box, dropped)
+            if dropped > self.dropped:
+                notices = [*notices, self._describe_dropped(dropped)]
+            return self.scheduler.prepare(Request(prompt.tokens, resolved, notices=notices, rule=prompt.rule,
+                                                  shown=prompt.shown))
+
+        def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
+            box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
+            handle = prepare(messages, box, notices if is_first else ())
+            return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]))
+
+        def end() -> None:
+            completion = answer.completion
+            added = answer.messages[len(asked):] if isinstance(answer, ToolLoop) else []
+            if not added or added[-1]["role"] != "assistant":
+                added = [*added, {"role": "assistant", "content": "" if added else completion.text}]
+            self._end(completion, asked, added, prompt.tokens, dropped)
+
         notices = [] if self.last else list(resolved.notices)
         if not self.last or self._speculate != resolved.options.speculate:
             notices += self.engine.choose_speculation(resolved.options)[1]
         self._speculate = resolved.options.speculate
-        if dropped > self.dropped:
-            notices.append(
-                f"the conversation outgrew the context of {self.engine.context} tokens: the oldest "
-                f"{dropped} messages are no longer seen by the model" + (", the system prompt stays" if self.system else ""))
-        handle, turn = self.scheduler.prepare(Request(prompt, resolved, notices=notices)), self._turn
-        self._open = Stream(handle, lambda: self._begin(turn), lambda: self._end(handle, [*before, question], prompt, dropped))
+        answer: Handle | ToolLoop
+        if self.toolbox.offered:
+            answer = ToolLoop(ask, asked, self.toolbox.offered, self.rounds)
+        else:
+            answer = prepare(asked, self.toolbox, notices)
+        turn = self._turn
+        self._open = Stream(answer, lambda: self._begin(turn), end)
         return self._open
+
+    def _describe_dropped(self, dropped: int) -> str:
+        return (f"the conversation outgrew the context of {self.engine.context} tokens: the oldest {dropped} messages are no "
+                "longer seen by the model" + (", the system prompt stays" if self.system else ""))
 
     def _begin(self, turn: int) -> None:
         with self._lock:
@@ -174,15 +222,15 @@ class Session:
                 raise SessionError("the conversation went on before this answer was begun: ask again")
             self._reader = threading.current_thread()
 
-    def _end(self, handle: Handle, asked: list[dict[str, str]], prompt: list[int], dropped: int) -> None:
-        completion = handle.completion
+    def _end(self, completion: Completion, asked: list[dict[str, Any]], added: list[dict[str, Any]], prompt: list[int],
+             dropped: int) -> None:
         with self._lock:
             self._reader = None
             self._turn += 1
             # An answer that ends before its first character, by an interrupt or an error, changes nothing.
-            if completion.text or completion.finish_reason not in ("interrupted", "error"):
-                self.messages = [*asked, {"role": "assistant", "content": completion.text}]
-                self.dropped = dropped
+            is_empty = len(added) == 1 and not added[0]["content"]
+            if not is_empty or completion.finish_reason not in ("interrupted", "error"):
+                self.messages, self.dropped = [*asked, *added], dropped
             self.last, self._text = completion, [*prompt, *map(int, completion.tokens)]
 
     def _settle(self) -> None:
@@ -238,20 +286,29 @@ class Session:
                 notices.append(f"without its cache: {error}")
         return notices
 
-    def _fit(self, messages: list[dict[str, str]], resolved: Resolved) -> tuple[list[int], int]:
-        """Drop the oldest turns until the prompt fits; returns its tokens and the number of dropped messages."""
+    def _fit(self, messages: Sequence[Mapping[str, Any]], resolved: Resolved, box: Toolbox,
+             first: int) -> tuple[ToolPrompt, int]:
+        """Drop the oldest turns until the prompt fits; returns it and the number of dropped messages.
+
+        first: messages that are dropped already.
+        """
         # Keep a quarter of the context free for the answer, or max_tokens if that is less.
         room = self.engine.context - max(1, min(resolved.options.max_tokens, self.engine.context // 4))
-        first = self.dropped if self.dropped < len(messages) else 0
+        turns = _find_turns(messages)
+        first = first if first <= turns[-1] else 0
         system = [{"role": "system", "content": self.system}] if self.system else []
-        for dropped in range(first, len(messages), 2):
-            prompt = encode_messages(self.engine.tokenizer, self.template, system + messages[dropped:])
+        for dropped in [first, *(start for start in turns if start > first)]:
+            prompt = encode_with_tools(self._tokenizer, self.template, [*system, *messages[dropped:]], box)
             # Drop to three quarters at once: after each drop, all remaining turns are prefilled again.
-            if len(prompt) <= (room if dropped == first else room * 3 // 4):
+            if len(prompt.tokens) <= (room if dropped == first else room * 3 // 4):
                 return prompt, dropped
         # The newest question alone may use the answer's room but for one token.
-        if len(prompt) >= self.engine.context:
-            raise ContextError(f"this message makes a prompt of {len(prompt)} tokens and the context holds "
+        if len(prompt.tokens) >= self.engine.context:
+            raise ContextError(f"this message makes a prompt of {len(prompt.tokens)} tokens and the context holds "
                                f"{self.engine.context}, answer included: shorten it{self.engine.suggest_context()}")
         return prompt, dropped
 
+
+def _find_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Places of the questions: each begins a turn of calls, results and an answer."""
+    return [place for place, message in enumerate(messages) if message.get("role") == "user"]

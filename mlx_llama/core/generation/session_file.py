@@ -8,23 +8,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_serializer
 
-from mlx_llama.core.errors import OptionsError, SessionError
+from mlx_llama.core.errors import OptionsError, SessionError, TemplateError
+from mlx_llama.core.text.template import check_messages
 
 from .options import validate
 
 FORMAT: Final = "mlx_llama session"
-ROLES = ("user", "assistant")
+QUESTION, CALLS, RESULT, ANSWER = "user", "calls", "tool", "assistant"  # kinds of messages
+NEXT = {ANSWER: (QUESTION,), QUESTION: (ANSWER, CALLS), CALLS: (RESULT,), RESULT: (RESULT, CALLS, ANSWER)}
+ROLES = {CALLS: "assistant"}  # where the kind is not the role
 
 
 class Message(BaseModel):
-    """A question or an answer."""
+    """A question, an answer, perhaps with tool calls, or the result of a call."""
 
     model_config = ConfigDict(strict=True)
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "tool"]
     content: str
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _drop_nulls(self, handler):
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 class SavedSession(BaseModel):
@@ -37,7 +47,7 @@ class SavedSession(BaseModel):
     model: str
     system: str | None = None
     options: dict[str, Any]  # of GenerationOptions, as JSON
-    messages: list[Message]  # questions and answers in turn
+    messages: list[Message]  # questions and answers in turn, calls and results before their answer
     dropped: int = 0  # messages at the front that no longer fit the context
 
     @field_validator("options")
@@ -49,19 +59,27 @@ class SavedSession(BaseModel):
     @field_validator("messages")
     @classmethod
     def _check_turns(cls, value):
-        if len(value) % 2:
-            raise ValueError("questions and answers in turn, ending with an answer")
+        before = ANSWER
         for i, message in enumerate(value):
-            if message.role != ROLES[i % 2]:
-                raise ValueError(f"questions and answers in turn: messages[{i}] needs the role {ROLES[i % 2]!r}")
+            kind = CALLS if message.tool_calls else RESULT if message.role == "tool" else message.role
+            if kind not in NEXT[before]:
+                roles = " or ".join(repr(role) for role in dict.fromkeys(ROLES.get(one, one) for one in NEXT[before]))
+                raise ValueError(f"questions and answers in turn: messages[{i}] needs the role {roles}")
+            before = kind
+        if before != ANSWER:
+            raise ValueError("questions and answers in turn, ending with an answer")
+        try:
+            check_messages([message.model_dump() for message in value])
+        except TemplateError as error:
+            raise ValueError(str(error)) from None
         return value
 
     @field_validator("dropped")
     @classmethod
     def _check_dropped(cls, value, info: ValidationInfo):
-        count = len(info.data.get("messages", ()))
-        if not 0 <= value <= max(0, count - 2) or value % 2:
-            raise ValueError(f"even, and leave the last turn of the {count} messages")
+        messages = info.data.get("messages", ())
+        if value and not (0 < value < len(messages) and messages[value].role == QUESTION):
+            raise ValueError(f"the place of a question among the {len(messages)} messages, or 0")
         return value
 
 

@@ -1,75 +1,107 @@
-"""Answers with tools: the request that offers them, the stream that tells calls from text, the loop that runs them."""
+"""Answers with tools: the prompt that offers them, the stream that tells calls from text, the loop that runs them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.errors import OptionsError, SessionError
 from mlx_llama.core.models.config import show
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import (
     LLAMA3,
+    ArgumentsError,
     Tool,
     ToolCall,
     ToolDelta,
+    ToolFormat,
     ToolParser,
     add_tools,
     call_grammar,
     find_format,
+    mentions_tools,
     shown_specials,
 )
 
 from .completion import Completion
 from .grammar import Rule
-from .options import Resolved
-from .request import Handle, Request
+from .options import GenerationOptions
+from .request import Handle
 
-ROUNDS = 8  # answers with calls, before the loop ends
+ROUNDS = 8  # answers to one question, before the loop of calls ends
 
 Message = Mapping[str, Any]
 
 
-def make_request(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool],
-                 tool_choice: str, resolved: Resolved, *, many: bool = True,
-                 compile_seconds: float | None = None) -> tuple[Request, ToolParser]:
-    """A request for an answer to `messages` that may call tools, and the parser of its text.
+@dataclass(frozen=True)
+class Toolbox:
+    """Tools of a request.
 
-    tool_choice: "auto", "none" (no tool is offered), "required" or a tool's name; the last two are enforced by a grammar.
-    many: several calls in one answer are allowed.
-
-    Raises OptionsError for a choice that is not possible, and TemplateError and TokenizerError as `encode_messages`.
+    choice: "auto", "none" (no tool is offered), "required" or a tool's name; the last two are enforced by a grammar. many: an
+    enforced answer may have several calls.
     """
-    offered = [] if tool_choice == "none" else list(tools)
-    form = find_format(template.source, tokenizer) if offered else None
-    chosen = _choose(offered, tool_choice)
-    given = next((name for name in ("schema", "regex", "grammar") if getattr(resolved.options, name) is not None), None)
-    if offered and given:
-        raise OptionsError(f"option {given}: forbids every call of a tool: leave it out, or choose tool_choice 'none'")
-    if form is None:
-        prompt: Sequence[Message] = messages
-        extras: dict[str, Any] = {}
-    else:
-        prompt, extras = add_tools(form, messages, offered)
-    ids = encode_messages(tokenizer, template, prompt, **extras)
-    several = many and form is not LLAMA3  # whose templates print one call a message
-    rule = Rule("tools", call_grammar(form, chosen, tokenizer, many=several)) if form and chosen else None
-    shown = shown_specials(form, tokenizer) if form else frozenset()
-    request = Request(ids, resolved, rule=rule, shown=shown, compile_seconds=compile_seconds)
-    return request, ToolParser(form, [tool.name for tool in offered])
+
+    tools: tuple[Tool, ...] = ()
+    choice: str = "auto"
+    many: bool = True
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """Tools that the model is told of."""
+        return () if self.choice == "none" else self.tools
+
+    @property
+    def forced(self) -> tuple[Tool, ...]:
+        """Tools of which one must be called; () where none must."""
+        if self.choice in ("none", "auto"):
+            return ()
+        return tuple(tool for tool in self.tools if self.choice in ("required", tool.name))
+
+    def check(self, options: GenerationOptions) -> None:
+        """Raises OptionsError for a choice that no tool fits, and for options that forbid calls."""
+        if self.choice not in ("none", "auto") and not self.forced:
+            names = ", ".join(tool.name for tool in self.tools) or "no tools"
+            raise OptionsError(f"tool_choice: {show(self.choice)} is none of auto, none, required and the tools' names "
+                               f"({names})")
+        given = next((name for name in ("schema", "regex", "grammar") if getattr(options, name) is not None), None)
+        if self.offered and given:
+            raise OptionsError(f"option {given}: forbids every call of a tool: leave it out, or choose tool_choice 'none'")
+
+    def check_functions(self) -> None:
+        """Raises OptionsError for a tool that is only described: a loop of calls runs functions."""
+        if described := next((tool for tool in self.tools if tool.function is None), None):
+            raise OptionsError(f"tools: {described.name} is only described: give the function itself")
 
 
-def _choose(tools: Sequence[Tool], tool_choice: str) -> list[Tool]:
-    """The tools of which one must be called."""
-    if tool_choice in ("auto", "none"):
-        return []
-    chosen = [tool for tool in tools if tool_choice in ("required", tool.name)]
-    if not chosen:
-        names = ", ".join(tool.name for tool in tools) or "no tools"
-        raise OptionsError(f"tool_choice: {show(tool_choice)} is none of auto, none, required and the tools' names "
-                           f"({names})")
-    return chosen
+@dataclass(frozen=True)
+class ToolPrompt:
+    """A prompt and the fields that its Request needs. form: of the calls in the answer, None where none are offered."""
+
+    tokens: list[int]
+    form: ToolFormat | None = None
+    rule: Rule | None = None
+    shown: frozenset[int] = frozenset()
+
+
+def encode_with_tools(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], box: Toolbox) -> ToolPrompt:
+    """Encode a conversation that may offer tools, and have calls and results.
+
+    Raises OptionsError for a template whose format of calls is not supported, and TemplateError and TokenizerError as
+    `encode_messages`.
+    """
+    if not box.offered and not mentions_tools(messages):
+        return ToolPrompt(encode_messages(tokenizer, template, messages))
+    form = find_format(template.source, tokenizer)
+    prompt, extras = add_tools(form, messages, box.offered)
+    tokens = encode_messages(tokenizer, template, prompt, **extras)
+    if not box.offered:
+        return ToolPrompt(tokens)
+    many = box.many and form is not LLAMA3  # trained on one call a message
+    rule = Rule("tools", call_grammar(form, box.forced, tokenizer, many=many)) if box.forced else None
+    return ToolPrompt(tokens, form, rule, shown_specials(form, tokenizer))
 
 
 class ToolStream:
@@ -114,46 +146,112 @@ class ToolStream:
         return self.parser.calls
 
     def messages(self) -> list[dict[str, Any]]:
-        """The answer as messages: one, but for formats that take one call a message."""
-        calls = [call.as_dict() for call in self.calls if call.is_complete]
-        groups = [[call] for call in calls] if self.parser.form is LLAMA3 else [calls]
-        found = [{"role": "assistant", "content": "", "tool_calls": group} for group in groups if group]
-        if self.text or not found:
-            found[:1] = [{**(found[0] if found else {"role": "assistant"}), "content": self.text}]
-        return found
+        """The answer as a message. Arguments that are no JSON object are {} in it: templates print objects only."""
+        calls = []
+        for call in self.calls:
+            try:
+                call.values()
+                calls.append(call.as_dict())
+            except ValueError:
+                calls.append(replace(call, arguments="{}").as_dict())
+        return [{"role": "assistant", "content": self.text, **({"tool_calls": calls} if calls else {})}]
 
 
-def run_tools(ask: Callable[[list[Message], bool], ToolStream], messages: Sequence[Message], tools: Sequence[Tool],
-              rounds: int = ROUNDS) -> tuple[Completion, list[Message]]:
-    """Answer, run the calls, and go on until an answer has none.
+class ToolLoop:
+    """The answer to a conversation, with calls of Python functions in between: an iterator of the pieces of all texts.
 
-    ask: begins the answer to a conversation; True for the first. Returns the last completion and the whole conversation,
-    calls and results included. A call that fails has its error for a result, so that the model may mend it.
+    A call that fails has its error for a result, so that the model may mend it. One thread reads at a time; any thread may
+    cancel, which does not stop a function that runs.
     """
-    conversation = list(messages)
-    for number in range(rounds):
-        stream = ask(conversation, number == 0)
-        completion = stream.finish()
-        for message in stream.messages():
-            conversation.append(message)
-            conversation += [_run(call, tools) for call in message.get("tool_calls", ())]
-        if not stream.calls or not stream.calls[-1].is_complete:
-            return completion, conversation
-    completion.notices.append(f"the loop of tool calls ended after {rounds} answers: raise rounds for more")
-    return completion, conversation
 
+    def __init__(self, ask: Callable[[Sequence[Message], bool], ToolStream], messages: Sequence[Message], tools: Sequence[Tool],
+                 rounds: int = ROUNDS):
+        """ask: prepares the answer to a conversation; True for the first. rounds: most answers. Raises as `ask`."""
+        if not isinstance(rounds, int) or rounds < 1:
+            raise OptionsError(f"rounds: {show(rounds)} is no number of answers: give 1 or more")
+        self._ask, self._tools, self._rounds = ask, tools, rounds
+        first = ask(list(messages), True)
+        # Messages that are complete, and the answer that is not among them: changed together, for other threads.
+        self._talk: tuple[list[dict[str, Any]], ToolStream | None] = [dict(message) for message in messages], first
+        self._newest = first
+        self._reading = threading.Lock()
+        self._is_cancelled = self.done = False
 
-def _run(call: Mapping[str, Any], tools: Sequence[Tool]) -> dict[str, Any]:
-    """The message with the result of a call."""
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    tool = next((tool for tool in tools if tool.name == name), None)
-    if tool is None:
-        result = f"error: there is no tool {name}, there are {', '.join(tool.name for tool in tools)}"
-    else:
+    @property
+    def completion(self) -> Completion:
+        """Of the newest answer."""
+        return self._newest.completion
+
+    @property
+    def text(self) -> str:
+        """The newest answer's text without calls."""
+        return self._newest.text
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation so far. It ends with the answer's text, unless the last permitted answer made calls."""
+        messages, answer = self._talk
+        return messages if answer is None else [*messages, {"role": "assistant", "content": answer.text}]
+
+    def __iter__(self) -> ToolLoop:
+        return self
+
+    def __next__(self) -> str:
+        if not self._reading.acquire(blocking=False):
+            raise SessionError("another thread is reading this answer: give each thread a request of its own")
         try:
-            result = tool.run(arguments)
-        except OptionsError:
+            while not self.done:
+                for piece in self._newest:
+                    if isinstance(piece, str):
+                        return piece
+                self.done = not self._go_on()
+            raise StopIteration
+        except BaseException:
+            self.cancel()
+            self.done = True
             raise
-        except Exception as error:
-            result = f"error: {type(error).__name__}: {error}"
-    return {"role": "tool", "content": result, "tool_call_id": call["id"], "name": name}
+        finally:
+            self._reading.release()
+
+    def cancel(self) -> None:
+        """End the answer, from any thread and any number of times. Rounds that are complete stay in `messages`."""
+        self._is_cancelled = True
+        self._newest.close()
+
+    def _go_on(self) -> bool:
+        """Run the calls of the answer that ended; returns whether another one is prepared."""
+        messages, answer = self._talk
+        if answer is None or self._is_cancelled or not answer.calls:
+            return False
+        notices = answer.completion.notices
+        if not answer.calls[-1].is_complete:
+            notices.append(f"the call of {answer.calls[-1].name} is incomplete and was not made: raise max_tokens if it was cut")
+            return False
+        results: list[dict[str, Any]] = []
+        for call in answer.calls:
+            results.append(self._run(call))
+            if self._is_cancelled:
+                return False
+        messages = [*messages, *answer.messages(), *results]
+        self._talk = messages, None
+        self._rounds -= 1
+        if not self._rounds:
+            notices.append("the model still calls tools and the loop of calls has ended: raise rounds for more answers")
+            return False
+        self._newest = self._ask(messages, False)
+        again = self._newest.completion.notices
+        again[:0] = [notice for notice in notices if notice not in again]
+        self._talk = messages, self._newest
+        return not self._is_cancelled
+
+    def _run(self, call: ToolCall) -> dict[str, Any]:
+        """The message with the result of a call."""
+        tool = next((tool for tool in self._tools if tool.name == call.name), None)
+        if tool is None:
+            result = f"error: there is no tool {call.name}, there are {', '.join(tool.name for tool in self._tools)}"
+        else:
+            try:
+                result = tool.run(call.arguments)
+            except Exception as error:
+                result = f"error: {error}" if isinstance(error, ArgumentsError) else f"error: {type(error).__name__}: {error}"
+        return {"role": "tool", "content": result, "tool_call_id": call.id, "name": call.name}

@@ -36,6 +36,10 @@ _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 # Descriptions
 
 
+class ArgumentsError(ValueError):
+    """Arguments of a call do not fit its function."""
+
+
 @dataclass(frozen=True)
 class Tool:
     """A function that a model may call.
@@ -79,11 +83,17 @@ class Tool:
     def run(self, arguments: str) -> str:
         """Call the function with arguments as JSON; its result as text, which is JSON unless it is a text.
 
-        Raises OptionsError without a function, ValueError for arguments that do not fit, and what the function raises.
+        Raises OptionsError without a function, ArgumentsError for arguments that do not fit, and what the function raises.
         """
+        from pydantic import ValidationError
+
         if self.function is None:
             raise OptionsError(f"tools: {self.name} is only described: give the function itself")
-        values = self.model.model_validate_json(arguments or "{}")
+        try:
+            values = self.model.model_validate_json(arguments or "{}")
+        except ValidationError as e:
+            faults = "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'all'}: {fault['msg']}" for fault in e.errors()[:8])
+            raise ArgumentsError(f"the arguments of {self.name} do not fit: {faults}") from None
         result = self.function(**{name: getattr(values, name) for name in type(values).model_fields})
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
@@ -116,6 +126,8 @@ def _from_function(function: Callable[..., Any]) -> Tool:
     name = getattr(function, "__name__", type(function).__name__)
     if not _NAME.fullmatch(name):
         raise OptionsError(f"tools: a function called {show(name)} cannot be named by a model: give it a name with def")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise OptionsError(f"tools: {name} is async, and its result would never be awaited: give a plain function")
     summary, texts = _read_docstring(inspect.getdoc(function) or "")
     try:
         hints = get_type_hints(function, include_extras=True)
@@ -296,6 +308,29 @@ def fold_tools(words: str, messages: Sequence[Mapping[str, Any]], tools: Sequenc
     return folded
 
 
+def mentions_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation has calls or results. Malformed messages have none."""
+    return any(isinstance(message, Mapping) and (message.get("role") == "tool" or message.get("tool_calls"))
+               for message in messages)
+
+
+def split_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for a template that prints one call a message, each with its result."""
+    split: list[dict[str, Any]] = []
+    waiting = check_messages(messages)[::-1]
+    while waiting:
+        message = waiting.pop()
+        calls = message.get("tool_calls", ())
+        results: dict[Any, list[dict[str, Any]]] = {}
+        while calls and waiting and waiting[-1]["role"] == "tool":
+            results.setdefault(waiting[-1].get("tool_call_id"), []).append(waiting.pop())
+        for number, call in enumerate(calls):
+            split.append({**message, "content": "" if number else message["content"], "tool_calls": [call]})
+            split += results.pop(call.get("id"), ())
+        split += [result for several in results.values() for result in several] if calls else [message]
+    return split
+
+
 def add_tools(
     form: ToolFormat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
@@ -305,6 +340,8 @@ def add_tools(
     """
     if form.in_system:
         return fold_tools(form.in_system, check_messages(messages), tools), {}
+    if form.name == "llama3":
+        messages = split_calls(messages)
     return messages, {form.variable: [tool.as_dict() for tool in tools]} if tools else {}
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from typing import Literal
 
 import pytest
 from machine import device_of
 from making import make_checkpoint
+from scripting import Script, make_scripted_checkpoint, tool_formats
 
 from mlx_llama import LLM, load
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, TemplateError
@@ -352,3 +354,171 @@ def test_another_thread_may_close_an_answer_but_not_ask(llm):
     assert chat.messages[1]["content"] == stream.completion.text and list(stream) == []
     assert chat.send("two", max_tokens=3).tokens
     check_consistency(chat)
+
+
+# Tools
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+def time() -> str:
+    """Tell the time."""
+    return "noon"
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory):
+    """A model with Qwen's template, for scripts."""
+    folder = make_scripted_checkpoint(tmp_path_factory.mktemp("caller"), tool_formats()["qwen2.5"][0], max_position_embeddings=2048)
+    return load(folder, backend="cpu")
+
+
+@pytest.mark.parametrize("name", ["llama-3.1", "mistral-nemo", "qwen2.5", "smollm2"])
+def test_functions_are_called_and_the_conversation_keeps_it(name, tmp_path):
+    template, calls = tool_formats()[name]
+    llm = load(make_scripted_checkpoint(tmp_path / "m", template), backend="cpu")
+    chat = llm.chat(system="be kind", tools=[add, time], max_tokens=200)
+    with Script(llm, calls, "It is 3 at noon.", "You are welcome.") as script:
+        stream = chat.stream("1 + 2, and the time?")
+        assert "".join(stream) == "It is 3 at noon." == stream.completion.text and stream.completion.finish_reason == "eos"
+        assert [message["role"] for message in chat.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+        made = chat.messages[1]["tool_calls"]
+        assert [call["function"]["name"] for call in made] == ["add", "time"]
+        assert [(one["content"], one["tool_call_id"]) for one in chat.messages[2:4]] == [("3", made[0]["id"]), ("noon", made[1]["id"])]
+        done = chat.send("thanks")
+    check_consistency(chat)
+    # The descriptions of the tools at least; Mistral's template moves them to the last question.
+    assert done.reused_tokens > 150 or name == "mistral-nemo"
+    assert "Add two numbers." in script.prompts[0] and script.prompts[1].rindex("noon") > script.prompts[1].rindex('"a": 1')
+    assert "It is 3 at noon." in script.prompts[2] and script.prompts[2].index("noon") < script.prompts[2].index("It is 3")
+    chat.save(tmp_path / "s.json")
+    other = llm.chat()
+    assert other.load(tmp_path / "s.json") == [] and other.messages == chat.messages
+    with Script(llm, "Fine.") as script:  # a session without tools still tells of the calls
+        assert other.send("and you?").text == "Fine." and '"b": 2' in script.prompts[0]
+
+
+def test_a_turn_with_calls_is_regenerated_and_dropped_as_one(caller):
+    llm = caller
+    chat = llm.chat(tools=[add], max_tokens=200)
+    with Script(llm, CALL, "Seven.", CALL, "7", "Done.", CALL, "Again seven.") as script:
+        long = "word " * (2048 // 12)
+        chat.send(f"3 + 4? {long}")
+        stream = chat.regenerate()
+        assert stream.finish().text == "7" and len(chat.messages) == 4
+        with pytest.raises(ContextError):
+            chat.send(long * 8)
+        assert chat.send("thanks").text == "Done." and chat.dropped == 0
+        done = chat.send(f"and {long}")
+        assert chat.dropped == 4 and any("the oldest 4 messages" in notice for notice in done.notices)
+        assert done.text == "Again seven." and "3 + 4?" not in script.prompts[-1] and len(chat.messages) == 10
+
+
+def test_faults_of_functions_and_of_models_are_told_to_the_model(caller):
+    def fail() -> str:
+        """Fail."""
+        raise RuntimeError("no network")
+
+    write = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'.format
+    chat = caller.chat(tools=[add, fail], max_tokens=200)
+    with Script(caller, write("fail", "{}"), write("nope", "{}"), write("add", '{"a": "x"}'), write("add", '{"a": 1,}'), "I give up."):
+        done = chat.send("go")
+    results = [message["content"] for message in chat.messages if message["role"] == "tool"]
+    assert done.text == "I give up." and [result.split(":")[0] for result in results] == ["error"] * 4
+    for part, result in zip(("RuntimeError: no network", "no tool nope, there are add, fail", "b: Field required", "Invalid JSON"), results):
+        assert part in result
+    with Script(caller, CALL, CALL, "fine"):
+        short = caller.chat(tools=[add], rounds=2, max_tokens=200)
+        done = short.send("go")
+        assert "raise rounds" in done.notices[-1] and short.messages[-1] == {"role": "assistant", "content": ""}
+        assert [message["role"] for message in short.messages] == ["user", *["assistant", "tool"] * 2, "assistant"]
+        assert short.send("go on").text == "fine"
+
+
+def test_the_first_answer_may_have_to_call(llm):
+    """A random model: the grammar makes the call, the next answer is free."""
+    def pick(a: Literal[1, 2]) -> int:
+        """Pick."""
+        return a
+
+    if llm.backend.name != "cpu":
+        pytest.skip("grammars on every backend: test_constrained.py")
+    chat = llm.chat(tools=[pick], tool_choice="required", parallel=False, max_tokens=60, rounds=2)
+    chat.send("pick", temperature=1.0, seed=3)
+    [call] = chat.messages[1]["tool_calls"]
+    assert chat.messages[2]["content"] == str(json.loads(call["function"]["arguments"])["a"])
+
+
+@pytest.mark.parametrize("pieces", range(4))
+def test_leaving_between_calls_leaves_a_session_that_goes_on(pieces, caller):
+    chat = caller.chat(tools=[add], max_tokens=200)
+    with Script(caller, "a" + CALL, "bc", "next"):
+        stream = chat.stream("go")
+        shown = "".join(itertools.islice(stream, pieces))
+        stream.close()
+        assert [message["role"] for message in chat.messages] in (
+            [[]], [["user", "assistant"]], [["user", "assistant", "tool", "assistant"]] * 2)[min(pieces, 2)]
+        assert "abc".startswith(shown)
+        check_consistency(chat)
+        chat.messages or chat.send("go")
+        assert chat.messages[-1]["role"] == "assistant"
+
+
+def test_an_interrupted_function_leaves_its_calls_out(caller):
+    def leave() -> str:
+        """Be interrupted."""
+        raise KeyboardInterrupt
+
+    chat = caller.chat(tools=[leave], max_tokens=200)
+    with Script(caller, 'Wait.<tool_call>{"name": "leave", "arguments": {}}</tool_call>', "fine"):
+        with pytest.raises(KeyboardInterrupt):
+            chat.send("go")
+        assert chat.messages == [{"role": "user", "content": "go"}, {"role": "assistant", "content": "Wait."}]
+        assert chat.send("go on").text == "fine"
+
+
+def test_a_function_may_ask_its_own_session(caller):
+    """A new question ends the unfinished answer, as anywhere else."""
+    def ask() -> str:
+        """Ask."""
+        return chat.send("inner").text
+
+    chat = caller.chat(tools=[ask], max_tokens=200)
+    with Script(caller, '<tool_call>{"name": "ask", "arguments": {}}</tool_call>', "inner answer"):
+        chat.send("outer")
+    assert [message["content"] for message in chat.messages] == ["outer", "", "inner", "inner answer"]
+
+
+def test_another_thread_may_close_an_answer_while_a_function_runs(caller):
+    begun, over = threading.Event(), threading.Event()
+
+    def wait() -> str:
+        """Wait."""
+        begun.set()
+        over.wait(20)
+        return "late"
+
+    chat = caller.chat(tools=[wait], max_tokens=200)
+    with Script(caller, 'a<tool_call>{"name": "wait", "arguments": {}}</tool_call>'):
+        stream = chat.stream("go")
+        reader = threading.Thread(target=lambda: list(stream))
+        reader.start()
+        assert begun.wait(20)
+        with pytest.raises(SessionError, match="another thread is reading"):
+            next(stream)
+        stream.close()
+        assert chat.messages[1:] == [{"role": "assistant", "content": "a"}]
+        over.set()
+        reader.join(20)
+    assert not reader.is_alive() and len(chat.messages) == 2

@@ -40,7 +40,7 @@ def test_a_missing_field_is_named(name, tmp_path):
     ({"format": "other"}, "not a saved session"), ({"version": 2}, "version is 2"), ({"version": None}, "version"),
     ({"messages": "x"}, "messages is 'x'"), ({"messages": [1, 2]}, r"messages\[0\]"),
     ({"messages": [{"role": "user", "content": "a"}]}, "questions and answers"),
-    ({"messages": [{"role": "system", "content": "a"}, {"role": "assistant", "content": "b"}]}, "'user' or 'assistant'"),
+    ({"messages": [{"role": "system", "content": "a"}, {"role": "assistant", "content": "b"}]}, "'user', 'assistant' or 'tool'"),
     ({"messages": [{"role": "user", "content": 3}, {"role": "assistant", "content": "b"}]}, r"messages\[0\].content is 3"),
     ({"dropped": 1}, "dropped is 1"), ({"dropped": 99}, "dropped"), ({"dropped": "x"}, "dropped"),
     ({"system": 5}, "system is 5"), ({"options": []}, "options"), ({"options": {"top_p": 9}}, "top_p"),
@@ -54,6 +54,32 @@ def test_a_fault_is_named_in_one_line(damage, message, tmp_path):
         read_session(file)
     assert str(caught.value).startswith(f"{file}: ") and str(caught.value).isprintable()
     assert len(str(caught.value)) < 250 + len(str(file))
+
+
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CALLS = [TURN[0], {"role": "assistant", "content": "", "tool_calls": [CALL]},
+         {"role": "tool", "content": "3", "tool_call_id": "abcdefghi", "name": "add"}, TURN[1]]
+
+
+def test_calls_and_results_are_kept(tmp_path):
+    fields = {"model": "m", "system": None, "options": {}, "messages": [*TURN, *CALLS, *CALLS], "dropped": 6}
+    write_session(tmp_path / "s.json", **fields)
+    assert read_session(tmp_path / "s.json").model_dump(exclude={"format", "version"}) == fields
+    assert json.loads((tmp_path / "s.json").read_bytes()) == GOOD | fields
+
+
+@pytest.mark.parametrize("messages, dropped, message", [
+    (CALLS[:2], 0, "ending with an answer"), (CALLS[:3], 0, "ending with an answer"),
+    ([CALLS[0], CALLS[2], CALLS[3]], 0, r"messages\[1\] needs the role 'assistant'"),
+    ([CALLS[0], CALLS[1], CALLS[3]], 0, r"messages\[2\] needs the role 'tool'"),
+    ([CALLS[0], CALLS[1] | {"tool_calls": [{"id": "x"}]}, *CALLS[2:]], 0, r"messages\[1\].tool_calls\[0\]"),
+    ([CALLS[0] | {"tool_calls": [CALL]}, *CALLS[2:]], 0, r"messages\[0\] needs the role 'user'"),
+    (CALLS * 2, 2, "dropped is 2, it must be the place of a question"),
+])
+def test_faults_of_calls_are_named(messages, dropped, message, tmp_path):
+    (tmp_path / "bad.json").write_text(json.dumps(GOOD | {"messages": messages, "dropped": dropped}))
+    with pytest.raises(SessionError, match=message):
+        read_session(tmp_path / "bad.json")
 
 
 @pytest.mark.parametrize("fields", [{"messages": TURN[:1]}, {"messages": [object(), object()]}, {"system": "\ud800"}])

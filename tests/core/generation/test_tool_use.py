@@ -10,8 +10,8 @@ from making import make_checkpoint
 
 from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.tool_use import ToolStream, run_tools
-from mlx_llama.core.text.tools import HERMES, LLAMA3, ToolDelta, ToolParser, read_tools
+from mlx_llama.core.generation.tool_use import ToolLoop, ToolStream
+from mlx_llama.core.text.tools import HERMES, ToolDelta, ToolParser, read_tools
 
 USER = [{"role": "user", "content": "1 + 2?"}]
 
@@ -82,40 +82,94 @@ def scripted(form, *answers):
     def ask(messages, is_first):
         asked.append(list(messages))
         assert is_first == (len(asked) == 1)
-        handle = iter(left.pop(0))
-        wrapped = SimpleNamespace(completion=SimpleNamespace(notices=[]), __next__=None)
+        wrapped = SimpleNamespace(completion=SimpleNamespace(notices=[]), cancel=lambda: None)
         stream = ToolStream(wrapped, ToolParser(form, ("add", "fail")))
-        stream.handle = handle
+        stream.handle = Pieces(left.pop(0))
         return stream
 
     return ask, asked
+
+
+class Pieces:
+    """Stands in for a handle."""
+
+    def __init__(self, text):
+        self.text = iter(text)
+
+    def __next__(self):
+        return next(self.text)
+
+    def cancel(self):
+        pass
 
 
 def test_results_and_errors_reach_the_model():
     ask, asked = scripted(
         HERMES, 'I add.<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><tool_call>{"name": "fail", "arguments": '
         '{"why": "broken"}}</tool_call><tool_call>{"name": "add", "arguments": {"a": "x"}}</tool_call><tool_call>{"name": "no", '
-        '"arguments": {}}</tool_call>', "Three.")
-    completion, messages = run_tools(ask, USER, read_tools([add, fail]))
-    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "tool", "tool", "assistant"]
-    assert messages[1]["content"] == "I add." and len(messages[1]["tool_calls"]) == 4
-    results = [message["content"] for message in messages[2:6]]
+        '"arguments": {}}</tool_call><tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>', "Three.")
+    loop = ToolLoop(ask, USER, read_tools([add, fail]))
+    assert "".join(loop) == "I add.Three."
+    messages = loop.messages
+    assert [message["role"] for message in messages] == ["user", "assistant", *["tool"] * 5, "assistant"]
+    assert messages[1]["content"] == "I add." and len(messages[1]["tool_calls"]) == 5
+    results = [message["content"] for message in messages[2:7]]
     assert results[0] == "3" and results[1] == "error: RuntimeError: broken"
-    assert results[2].startswith("error: ValidationError") and results[3] == "error: there is no tool no, there are add, fail"
-    assert messages[-1] == {"role": "assistant", "content": "Three."} and asked[1] == messages[:-1] and completion.notices == []
-
-
-def test_formats_of_one_call_a_message_get_a_message_each():
-    ask, asked = scripted(LLAMA3, '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}', "ok")
-    _, messages = run_tools(ask, USER, read_tools([add]))
-    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
-    assert [messages[2]["content"], messages[4]["content"]] == ["3", "7"]
+    assert results[2] == ("error: the arguments of add do not fit: a: Input should be a valid integer, unable to parse string as an "
+                          "integer; b: Field required")
+    assert results[3] == "error: there is no tool no, there are add, fail"
+    assert results[4].startswith("error: the arguments of add do not fit: all: Invalid JSON")
+    assert messages[1]["tool_calls"][4]["function"] == {"name": "add", "arguments": "{}"}  # templates print objects only
+    assert messages[-1] == {"role": "assistant", "content": "Three."} and asked[1] == messages[:-1]
+    assert loop.completion.notices == []
 
 
 def test_the_loop_ends_after_its_rounds_and_at_a_call_that_was_cut():
     call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
     ask, asked = scripted(HERMES, call, call, call)
-    completion, messages = run_tools(ask, USER, read_tools([add]), rounds=2)
-    assert len(asked) == 2 and "ended after 2 answers" in completion.notices[0]
+    loop = ToolLoop(ask, USER, read_tools([add]), rounds=2)
+    assert list(loop) == [] and len(asked) == 2 and "raise rounds for more answers" in loop.completion.notices[0]
+    assert [message["role"] for message in loop.messages] == ["user", "assistant", "tool", "assistant", "tool"]
     ask, asked = scripted(HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1')
-    assert run_tools(ask, USER, read_tools([add]))[1] == [*USER, {"role": "assistant", "content": ""}] and len(asked) == 1
+    loop = ToolLoop(ask, USER, read_tools([add]))
+    assert list(loop) == [] and loop.messages == [*USER, {"role": "assistant", "content": ""}] and len(asked) == 1
+    assert loop.completion.notices == ["the call of add is incomplete and was not made: raise max_tokens if it was cut"]
+    for rounds in (0, "2"):
+        with pytest.raises(OptionsError, match="rounds: "):
+            ToolLoop(ask, USER, read_tools([add]), rounds=rounds)
+
+
+def test_a_loop_that_is_cancelled_while_a_function_runs_keeps_complete_rounds():
+    def stop() -> str:
+        """Stop the loop."""
+        loop.cancel()
+        return "stopped"
+
+    call = 'a<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    ask, asked = scripted(HERMES, call, 'b<tool_call>{"name": "stop", "arguments": {}}</tool_call>', "never")
+    loop = ToolLoop(ask, USER, read_tools([add, stop]))
+    assert "".join(loop) == "ab" and len(asked) == 2 and loop.done
+    assert [message["role"] for message in loop.messages] == ["user", "assistant", "tool", "assistant"]
+    assert loop.messages[-1] == {"role": "assistant", "content": "b"}
+    ask, asked = scripted(HERMES, '<tool_call>{"name": "leave", "arguments": {}}</tool_call>')
+
+    def leave() -> str:
+        """Be interrupted."""
+        raise KeyboardInterrupt
+
+    loop = ToolLoop(ask, USER, read_tools([leave]))
+    with pytest.raises(KeyboardInterrupt):
+        list(loop)
+    assert loop.done and loop.messages == [*USER, {"role": "assistant", "content": ""}]
+
+
+def test_tools_of_the_loop_are_functions(llm):
+    described = {"type": "function", "function": {"name": "f"}}
+    for call in (lambda: llm.run_tools("x", [described]), lambda: llm.chat(tools=[described])):
+        with pytest.raises(OptionsError, match="tools: f is only described: give the function itself"):
+            call()
+    for tools, choice, reason in (([add], "sub", "'sub' is none of"), ([], "required", "no tools"), ([5], "auto", "neither a function")):
+        with pytest.raises(OptionsError, match=reason):
+            llm.chat(tools=tools, tool_choice=choice)
+    with pytest.raises(OptionsError, match="option regex: forbids every call"):
+        llm.chat(tools=[add], regex="a")

@@ -12,6 +12,7 @@ import pytest
 from making import config_fields, make_tokenizer
 from mlx_lm.tool_parsers import json_tools, mistral as mistral_tools
 from pydantic import BaseModel
+from scripting import SPECIALS
 from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 
@@ -44,8 +45,6 @@ TOOL_TEMPLATES = {
     path.stem: path.read_text(encoding="utf-8")
     for path in sorted((Path(__file__).resolve().parents[2] / "data" / "tool-templates").glob("*.jinja"))
 }
-SPECIALS = ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[INST]", "[/INST]",
-            "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>", "<|im_start|>", "<|im_end|>")
 
 
 @pytest.fixture(scope="module")
@@ -155,12 +154,16 @@ def variadic(*numbers: int):
     """Any number."""
 
 
+async def later(a: int):
+    """Answer later."""
+
+
 def opaque(x: object, y: "random.Random"):
     """A parameter without a schema."""
 
 
 @pytest.mark.parametrize("value, reason", [
-    (untyped, "untyped has no type hint for a"), (variadic, "takes \\*numbers"), (opaque, "no JSON schema"), (5, "neither a function"),
+    (untyped, "untyped has no type hint for a"), (variadic, "takes \\*numbers"), (later, "later is async"), (opaque, "no JSON schema"), (5, "neither a function"),
     (lambda x: x, "cannot be named"), ({"type": "retrieval"}, "neither a function"), ({"function": {"name": "a b"}}, "name is 'a b'"),
     ({"function": {"name": "f", "parameters": []}}, None), ({"function": {"name": "f", "parameters": "x"}}, "no JSON schema"),
 ])  # fmt: skip
@@ -226,6 +229,19 @@ def test_malformed_messages_name_message_and_field(message, reason, model):
     with pytest.raises(TemplateError) as caught:
         check_messages([*USER, message])
     assert "messages[1]" in str(caught.value) and reason in str(caught.value)
+
+
+def test_a_template_of_one_call_a_message_gets_several_in_turn(model):
+    """Each with its result, whatever the order of the results; a result of no call stays."""
+    template = ChatTemplate(TOOL_TEMPLATES["llama-3.1"], "llama", model.tokenizer.named)
+    calls = [{**CALL, "id": f"call{i}", "function": {"name": "add", "arguments": {"a": i, "b": 0}}} for i in (1, 2)]
+    results = [{"role": "tool", "content": f"sum {i}", "tool_call_id": f"call{i}"} for i in (2, 1, 3)]
+    talk = [*USER, {"role": "assistant", "content": "x", "tool_calls": calls}, *results, *conversation([("user", "thanks")])]
+    messages, extras = add_tools(LLAMA3, talk, read_tools([add]))
+    assert [message.get("tool_call_id") or [call["id"] for call in message.get("tool_calls", ())] for message in messages] == [
+        [], ["call1"], "call1", ["call2"], "call2", "call3", []]
+    judged = model.judge.apply_chat_template(messages, tokenize=False, chat_template=template.source, add_generation_prompt=True, **extras)
+    assert template.render(messages, **extras) == judged and judged.index("sum 1") < judged.index("sum 2")
 
 
 @pytest.mark.parametrize("name", TOOL_TEMPLATES)
