@@ -22,7 +22,7 @@ from .guard import request_id
 from .openai import join_parts
 from .replies import Json, check_model, desk_of, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import Reader, build_toolbox, read_answer
+from .tooling import Reader, build_toolbox, check_schema, read_answer
 
 router = APIRouter(tags=["Anthropic"])
 
@@ -122,12 +122,30 @@ class Thinking(Body):
     type: Literal["disabled"]
 
 
+class OutputFormat(Body):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+    @model_validator(mode="after")
+    def _check(self):
+        check_schema(self.schema_)
+        return self
+
+
+class OutputConfig(Body):
+    """Format of the answer."""
+
+    format: OutputFormat | None = None
+
+
 class Conversation(Body):
     """Fields that both routes take."""
 
     unsupported: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("container", "context_management", "mcp_servers", "inference_geo", "speed", "diagnostics",
-                         "user_profile_id", "workspace_id"), "")}
+        **dict.fromkeys(("container", "context_management", "mcp_servers", "inference_geo", "diagnostics", "user_profile_id",
+                         "workspace_id"), "")}
 
     model: str = Field(max_length=512)
     messages: list[AnthropicMessage] = Field(min_length=1)
@@ -135,6 +153,9 @@ class Conversation(Body):
     thinking: Thinking | None = None
     tools: list[AnthropicTool] = []
     tool_choice: AnthropicChoice = AnthropicChoice(type="auto")
+    output_config: OutputConfig = OutputConfig()
+    cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
+    speed: Literal["standard"] = "standard"
 
     def toolbox(self) -> Toolbox:
         """The tools. Raises Refusal."""
@@ -168,6 +189,18 @@ class MessagesRequest(OptionFields, Conversation):
     stream: bool = False
     metadata: Mapping[str, Any] = Field({}, description="has no effect")
     service_tier: Literal["auto", "standard_only"] = "auto"
+
+    @model_validator(mode="after")
+    def _check_options(self):
+        if self.logprobs is not None:
+            raise ValueError("logprobs: this API's answers have no place for them: ask /v1/chat/completions")
+        if self.output_config.format and any(getattr(self, name) is not None for name in ("schema", "regex", "grammar")):
+            raise ValueError("output_config: an answer has one rule, and schema, regex or grammar is given too")
+        return self
+
+    def given_options(self) -> dict[str, Any]:
+        form = self.output_config.format
+        return super().given_options() | ({"schema": form.schema_} if form else {})
 
     @field_validator("metadata", mode="before")
     @classmethod

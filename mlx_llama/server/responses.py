@@ -170,7 +170,9 @@ class ResponsesRequest(OptionFields):
     prompt_cache_key: str | None = Field(None, max_length=512, description="has no effect: every prefix is known")
 
     @model_validator(mode="after")
-    def _check_logprobs(self):
+    def _check_options(self):
+        if self.text.format.options() and any(getattr(self, name) is not None for name in ("schema", "regex", "grammar")):
+            raise ValueError("text: an answer has one rule, and schema, regex or grammar is given too")
         if self.top_logprobs is not None and not self.include:
             raise ValueError('top_logprobs: only with include: ["message.output_text.logprobs"]')
         return self

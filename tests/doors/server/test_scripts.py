@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples"
 
 
 def run(*arguments: object) -> str:
@@ -20,6 +25,37 @@ def test_openai_client(guide, llm):
     out = run(EXAMPLES / "openai_client.py", "--url", f"{guide.url}/v1").splitlines()
     assert out[0] == llm.generate([{"role": "user", "content": "Who are you?"}], max_tokens=60).text
     assert len(out) == 2 and len(out[1]) > 50
+
+
+def readme_blocks(language: str) -> list[str]:
+    """Code of README's section on the server."""
+    section = re.search(r"\n## A server\n(.*?)\n## ", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    return re.findall(rf"```{language}\n(.*?)```", section[1], re.S)
+
+
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("sh")), reason="no curl here")
+def test_curl_lines_of_the_readme_work_as_they_stand(guide, llm):
+    """But for the port."""
+    lines = [line for block in readme_blocks("sh") for line in block.replace("\\\n", "").splitlines() if line.startswith("curl ")]
+    assert lines
+    for line in lines:
+        assert "http://127.0.0.1:8080" in line
+        command = line.replace("http://127.0.0.1:8080", guide.url).split("   #")[0]
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and done.stdout, done.stderr
+        bodies = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line.startswith("data: ")] or [done.stdout]
+        assert all(body == "[DONE]" or "error" not in json.loads(body) for body in bodies), done.stdout
+        if "chat/completions" in line and "Who are you?" in line and bodies[0] == done.stdout:
+            wanted = llm.generate([{"role": "user", "content": "Who are you?"}]).text
+            assert json.loads(done.stdout)["choices"][0]["message"]["content"] == wanted
+
+
+def test_python_of_the_readme_runs_as_it_stands(guide, capsys):
+    """But for the port."""
+    for block in readme_blocks("python"):
+        assert "http://127.0.0.1:8080" in block or "load(" in block
+        exec(block.replace("http://127.0.0.1:8080", guide.url), {})
+        assert capsys.readouterr().out
 
 
 def test_load(toy):

@@ -1,0 +1,108 @@
+"""Every field of the clients' own request types is done here, has no effect by a stated reason, or is refused by name."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+from pydantic import BaseModel
+
+from mlx_llama.server.anthropic import CountRequest, MessagesRequest
+from mlx_llama.server.openai import ChatRequest, CompletionRequest
+from mlx_llama.server.responses import ResponsesRequest
+
+QUESTION = [{"role": "user", "content": "hi"}]
+CHAT, TEXT = ("/v1/chat/completions", {"messages": QUESTION}), ("/v1/completions", {"prompt": "hi"})
+RESPONSES, MESSAGES = ("/v1/responses", {"input": "hi"}), ("/v1/messages", {"model": "guide", "max_tokens": 2, "messages": QUESTION})
+COUNT = ("/v1/messages/count_tokens", {"model": "guide", "messages": QUESTION})
+TYPES = [
+    (CHAT, ChatRequest, chat_create_params.CompletionCreateParamsStreaming),
+    (CHAT, ChatRequest, chat_create_params.CompletionCreateParamsNonStreaming),
+    (TEXT, CompletionRequest, completion_create_params.CompletionCreateParamsStreaming),
+    (RESPONSES, ResponsesRequest, response_create_params.ResponseCreateParamsStreaming),
+    (MESSAGES, MessagesRequest, message_create_params.MessageCreateParamsStreaming),
+    (COUNT, CountRequest, message_count_tokens_params.MessageCountTokensParams),
+]
+
+# Fields that are taken and change nothing: who asks, what another server would keep, hints for caches.
+NO_EFFECT = {
+    "ChatRequest": {"user", "metadata", "safety_identifier", "prompt_cache_key"},
+    "CompletionRequest": {"user"},
+    "ResponsesRequest": {"user", "safety_identifier", "prompt_cache_key"},
+    "MessagesRequest": {"metadata", "cache_control"},
+    "CountRequest": {"cache_control"},
+    "FunctionBody": {"strict"}, "ResponsesTool": {"strict"}, "AnthropicTool": {"strict", "cache_control"},
+    "NamedSchema": {"description", "strict"}, "TextFormat": {"description", "strict"},
+    "TextBlock": {"cache_control"}, "ToolUse": {"cache_control", "caller"}, "ToolResult": {"cache_control", "is_error"},
+    "InputPart": {"logprobs"},
+}
+FREE = {"metadata", "cache_control", "caller", "parameters", "input_schema", "input", "schema", "schema_", "logit_bias"}
+
+
+def known(body: type[BaseModel]) -> set[str]:
+    return set(body.model_fields) | set(getattr(body, "renamed", ())) | set(getattr(body, "unsupported", ()))
+
+
+@pytest.mark.parametrize("route, body, theirs", TYPES, ids=lambda one: getattr(one, "__name__", None))
+def test_every_field_of_the_client_is_known(route, body, theirs):
+    """A client that learns a field makes this fail, until someone decides what the field does here."""
+    fields = set(typing.get_type_hints(theirs))
+    assert len(fields) > 5 and fields - known(body) == set()
+
+
+@pytest.mark.parametrize("route, body", [(route, body) for route, body, _ in TYPES[1:]], ids=lambda one: getattr(one, "__name__", None))
+def test_unsupported_fields_are_refused_by_name(route, body, guide):
+    path, base = route
+    for name in getattr(body, "unsupported", ()):
+        for value in ({}, "x", 1, [1], True):
+            done = guide.post(path, **base, **{name: value})
+            [fault] = done.json()["errors"]
+            assert done.status_code == 400 and fault["field"] == name and fault["constraint"] == "unsupported"
+            assert fault["message"].startswith(f"{name}: is not supported by this server")
+    done = guide.post(path, **base, a_field_of_next_year=1)
+    assert done.status_code == 400 and done.json()["errors"][0]["field"] == "a_field_of_next_year"
+
+
+def models_of(kind, found: dict[str, type[BaseModel]]) -> dict[str, type[BaseModel]]:
+    """All models that a type reaches, by name."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in found:
+        found[kind.__name__] = kind
+        for field in kind.model_fields.values():
+            models_of(field.annotation, found)
+    for inner in typing.get_args(kind):
+        models_of(inner, found)
+    return found
+
+
+def is_free(kind) -> bool:
+    """Whether a type takes objects with any keys."""
+    return typing.get_origin(kind) in (dict, typing.get_origin(typing.Mapping[str, int])) or any(map(is_free, typing.get_args(kind)))
+
+
+def test_nothing_is_dropped_inside_a_field_either():
+    """Each model refuses fields that it does not know. Objects of any keys, and fields without an effect, are these and no others."""
+    found: dict[str, type[BaseModel]] = {}
+    for _, body, _ in TYPES:
+        models_of(body, found)
+    assert {"Message", "FunctionTool", "InputItem", "ToolResult", "ResponseFormat", "StreamOptions"} <= set(found)
+    idle = {}
+    for name, model in found.items():
+        assert model.model_config.get("extra") == "forbid", name
+        for field, info in model.model_fields.items():
+            assert not is_free(info.annotation) or field in FREE, (name, field)
+            if "has no effect" in (info.description or ""):
+                idle.setdefault(name, set()).add(field)
+    assert idle == NO_EFFECT
+
+
+def test_options_of_the_table_that_an_api_cannot_tell_are_refused(guide):
+    done = guide.post("/v1/messages", **MESSAGES[1], logprobs=2)
+    assert done.status_code == 400 and "logprobs: this API" in done.text
+    for path, base, name, value in (("/v1/messages", MESSAGES[1], "output_config", {"format": {"type": "json_schema", "schema": {}}}),
+                                    ("/v1/responses", RESPONSES[1], "text", {"format": {"type": "json_object"}})):
+        done = guide.post(path, **base, regex="a", **{name: value})
+        assert done.status_code == 400 and f"{name}: an answer has one rule" in done.text

@@ -1,0 +1,148 @@
+"""Calls in the formats of Llama 3, Mistral, Qwen and SmolLM over HTTP: read, streamed, answered, judged by the clients."""
+
+from __future__ import annotations
+
+import json
+
+import anthropic
+import openai
+import pytest
+from scripting import Script, make_scripted_checkpoint, tool_formats
+
+from mlx_llama import load
+
+from .conftest import Inside
+
+jsonschema = pytest.importorskip("jsonschema")
+
+QUESTION = [{"role": "user", "content": "1 + 2, and the time?"}]
+SUM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"],
+       "additionalProperties": False}
+EMPTY = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": name, "description": text, "parameters": schema, "strict": True}}
+         for name, text, schema in (("add", "Add two numbers.", SUM), ("time", "Tell the time.", EMPTY))]
+WANTED = [("add", {"a": 1, "b": 2}), ("time", {})]
+RESULTS = ("3", "noon")
+
+
+class Scripted:
+    """A server of a model with the template of a family. opening: text before calls, where the format allows it."""
+
+    def __init__(self, name: str, folder):
+        template, self.calls = tool_formats()[name]
+        self.name, self.opening = name, "" if name == "llama-3.1" else "Let me see."
+        self.llm = load(make_scripted_checkpoint(folder, template), backend="cpu")
+        self.server = Inside(lambda: self.llm, alias="m").ready()
+        url = f"http://127.0.0.1:{self.server.port}"
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        self.claude = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+
+    def script(self, *answers: str) -> Script:
+        return Script(self.llm, *(answers or [self.opening + self.calls]))
+
+
+@pytest.fixture(scope="module", params=["llama-3.1", "mistral-nemo", "qwen2.5", "smollm2"])
+def model(request, tmp_path_factory):
+    found = Scripted(request.param, tmp_path_factory.mktemp("formats") / "m")
+    yield found
+    found.server.close()
+
+
+def test_chat_completions(model):
+    asked = {"model": "m", "messages": QUESTION, "tools": TOOLS, "max_tokens": 200}
+    with model.script() as script:
+        [choice] = model.openai.chat.completions.create(**asked).choices
+    assert "Add two numbers." in script.prompts[0]
+    calls = choice.message.tool_calls
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == WANTED
+    assert choice.finish_reason == "tool_calls" and (choice.message.content or "") == model.opening
+    with model.script():
+        chunks = [chunk.choices[0] for chunk in model.openai.chat.completions.create(**asked, stream=True)]
+    deltas = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+    for index, (name, arguments) in enumerate(WANTED):
+        first, *others = [one for one in deltas if one.index == index]
+        assert (first.function.name, first.type) == (name, "function") and first.id and first.id != calls[index].id
+        assert json.loads("".join(one.function.arguments for one in others)) == arguments
+        assert not any(one.id or one.function.name for one in others)
+    assert len(deltas) > 8  # arguments arrive as they are written
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == model.opening and chunks[-1].finish_reason == "tool_calls"
+    with model.script(), model.openai.chat.completions.stream(**asked) as stream:
+        [judged] = stream.get_final_completion().choices
+    assert [(call.function.name, call.function.parsed_arguments) for call in judged.message.tool_calls] == WANTED
+    again = [*QUESTION, choice.message.model_dump(), *({"role": "tool", "tool_call_id": call.id, "content": result}
+                                                       for call, result in zip(calls, RESULTS))]
+    with model.script("It is 3 at noon.") as script:
+        last = model.openai.chat.completions.create(**asked | {"messages": again}).choices[0]
+    assert last.message.content == "It is 3 at noon." and last.finish_reason == "stop" and not last.message.tool_calls
+    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
+
+
+def test_responses(model):
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    asked = {"model": "m", "input": QUESTION, "tools": tools, "max_output_tokens": 200}
+    with model.script():
+        found = model.openai.responses.create(**asked)
+    calls = [item for item in found.output if item.type == "function_call"]
+    assert [(call.name, json.loads(call.arguments), call.status) for call in calls] == [(*one, "completed") for one in WANTED]
+    assert found.output_text == model.opening and len(found.output) == 2 + bool(model.opening)
+    with model.script(), model.openai.responses.stream(**asked) as stream:
+        told, judged = list(stream), stream.get_final_response()
+    kinds = [event.type for event in told]
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == len(found.output)
+    assert kinds.count("response.function_call_arguments.delta") > 6 and kinds.count("response.function_call_arguments.done") == 2
+    assert [event.sequence_number for event in told] == list(range(len(told))) and judged.output_text == model.opening
+    assert [(item.name, json.loads(item.arguments)) for item in judged.output if item.type == "function_call"] == WANTED
+    again = [*QUESTION, *(item.model_dump(exclude_none=True) for item in found.output),
+             *({"type": "function_call_output", "call_id": call.call_id, "output": result} for call, result in zip(calls, RESULTS))]
+    with model.script("It is 3 at noon.") as script:
+        assert model.openai.responses.create(**asked | {"input": again}).output_text == "It is 3 at noon."
+    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
+
+
+def test_messages(model):
+    tools = [{"name": tool["function"]["name"], "description": tool["function"]["description"],
+              "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+    asked = {"model": "m", "max_tokens": 200, "messages": QUESTION, "tools": tools}
+    with model.script():
+        found = model.claude.messages.create(**asked)
+    blocks = [block for block in found.content if block.type == "tool_use"]
+    assert [(block.name, block.input) for block in blocks] == WANTED and found.stop_reason == "tool_use"
+    assert "".join(block.text for block in found.content if block.type == "text") == model.opening
+    with model.script(), model.claude.messages.stream(**asked) as stream:
+        told, judged = list(stream), stream.get_final_message()
+    assert [block.type for block in judged.content] == [block.type for block in found.content]
+    assert [(block.name, block.input) for block in judged.content if block.type == "tool_use"] == WANTED
+    deltas = [event for event in told if event.type == "content_block_delta" and event.delta.type == "input_json_delta"]
+    assert len(deltas) > 6 and judged.stop_reason == "tool_use"
+    again = [*QUESTION, {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in found.content]},
+             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": result}
+                                          for block, result in zip(blocks, RESULTS)]}]
+    with model.script("It is 3 at noon.") as script:
+        last = model.claude.messages.create(**asked | {"messages": again})
+    assert last.content[0].text == "It is 3 at noon." and last.stop_reason == "end_turn"
+    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
+
+
+def test_a_required_call_in_the_format_of_the_model(model):
+    """Of a random model: a grammar makes it write the call."""
+    choose = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": choose}}
+    asked = {"model": "m", "messages": QUESTION, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False,
+             "max_tokens": 100, "temperature": 1, "seed": 3}
+    [choice] = model.openai.chat.completions.create(**asked).choices
+    [call] = choice.message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), choose)
+    assert call.function.name == "weather" and choice.finish_reason == "tool_calls" and choice.message.content is None
+
+
+def test_text_that_begins_like_a_call_is_text(model):
+    answer = {"llama-3.1": '{"answer": 3}', "mistral-nemo": "[TOOL] 3", "qwen2.5": "<tool_use> 3", "smollm2": "<tool_call 3"}[model.name]
+    asked = {"model": "m", "messages": QUESTION, "tools": TOOLS, "max_tokens": 60, "logprobs": True}
+    with model.script(answer):
+        found = model.openai.chat.completions.create(**asked).choices[0]
+    with model.script(answer):
+        chunks = [chunk.choices[0] for chunk in model.openai.chat.completions.create(**asked, stream=True)]
+    assert found.message.content == answer == "".join(chunk.delta.content or "" for chunk in chunks)
+    assert found.finish_reason == chunks[-1].finish_reason == "stop" and not found.message.tool_calls
+    streamed = [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content]
+    assert [one.token for one in streamed] == [one.token for one in found.logprobs.content]
