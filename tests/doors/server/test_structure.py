@@ -70,6 +70,16 @@ def test_json_object_and_rules_of_the_table(client, guide, llm):
     assert json.loads(found["content"]) in ("a", "b")
 
 
+def test_formats_of_messages(claude, llm):
+    found = claude.messages.create(model="guide", max_tokens=200, messages=QUESTION, output_config={
+        "format": {"type": "json_schema", "schema": Animal.model_json_schema()}})
+    assert found.content[0].text == llm.generate(QUESTION, schema=Animal.model_json_schema(), max_tokens=200).text
+    Animal.model_validate_json(found.content[0].text)
+    assert isinstance(claude.messages.parse(model="guide", max_tokens=200, messages=QUESTION, output_format=Animal).parsed_output, Animal)
+    with pytest.raises(anthropic.BadRequestError, match="output_config.effort"):
+        claude.messages.create(model="guide", max_tokens=2, messages=QUESTION, output_config={"effort": "low"})
+
+
 def test_formats_of_responses(client):
     found = client.responses.parse(model="guide", input="Who are you?", text_format=Animal)
     assert isinstance(found.output_parsed, Animal)
@@ -164,6 +174,8 @@ def test_tools_that_need_not_be_called(client, llm):
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "x" * 65}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL], "regex": "a"}, "regex"),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "schema"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
         (
             {
@@ -259,6 +271,41 @@ def test_logprobs_of_the_other_apis(client, guide, llm):
     done = guide.post("/completion", prompt="Once upon", n_predict=5, n_probs=2).json()["completion_probabilities"]
     assert [one["id"] for one in done] == list(map(int, wanted.tokens)) and len(done[0]["top_logprobs"]) == 2
     assert "completion_probabilities" not in guide.post("/completion", prompt="x", n_predict=2, n_probs=0).json()
+
+
+def test_logprobs_of_responses(client):
+    """As the chat's; deltas, the end of the text and the whole answer tell the same."""
+    told = ["message.output_text.logprobs"]
+    chat = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=9, logprobs=True, top_logprobs=3)
+    wanted = [one.model_dump() for one in chat.choices[0].logprobs.content]
+    asked = {"model": "guide", "input": QUESTION, "max_output_tokens": 9, "include": told, "top_logprobs": 3}
+    for tools in ([], [{"type": "function", "name": "weather", "parameters": WEATHER}]):
+        found = client.responses.create(**asked, tools=tools)
+        part = found.output[0].content[0]
+        logprobs = [one.model_dump() for one in part.logprobs]
+        assert (logprobs == wanted or tools) and len(logprobs) == 9 and found.top_logprobs == 3
+        assert bytes(sum((one.bytes for one in part.logprobs), [])).decode().strip() == part.text.strip()
+        events = list(client.responses.create(**asked, tools=tools, stream=True))
+        deltas = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+        [done] = [event for event in events if event.type == "response.output_text.done"]
+        for streamed in (deltas, done.logprobs):
+            assert [(one.token, one.logprob, [top.token for top in one.top_logprobs]) for one in streamed] == [
+                (one["token"], one["logprob"], [top["token"] for top in one["top_logprobs"]]) for one in logprobs]
+        assert [one.model_dump() for one in events[-1].response.output[0].content[0].logprobs] == logprobs
+    plain = client.responses.create(model="guide", input=QUESTION, max_output_tokens=2)
+    assert plain.output[0].content[0].logprobs == [] and plain.top_logprobs == 0
+    assert client.responses.create(model="guide", input=QUESTION, max_output_tokens=2, include=told).output[0].content[0].logprobs
+    turns = [*QUESTION, *[item.model_dump() for item in found.output], {"role": "user", "content": "A story?"}]
+    assert client.responses.create(model="guide", input=turns, max_output_tokens=2).output_text
+
+
+@pytest.mark.parametrize("body, field", [
+    ({"top_logprobs": 3}, ""), ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
+    ({"include": ["reasoning.encrypted_content"]}, "include[0]"), ({"include": "message.output_text.logprobs"}, "include")])
+def test_bad_logprobs_of_responses(body, field, guide):
+    done = guide.post("/v1/responses", input="x", **body)
+    assert done.status_code == 400 and done.json()["errors"][0]["field"] == field
+    assert "logprobs" in done.text
 
 
 def test_bits_of_logprobs_are_the_same_alone_and_in_company(guide):
