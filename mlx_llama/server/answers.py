@@ -254,15 +254,16 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
         ask.toolbox.check(resolved.options)
         if is_chat:
-            prompt = encode_with_tools(llm.tokenizer, llm.require_template(), ask.prompt, ask.toolbox)
+            prompt = encode_with_tools(llm.tokenizer, llm.require_template(), ask.prompt, ask.toolbox,
+                                       resolved.options.schema)
         else:
             prompt = ToolPrompt(llm.encode(ask.prompt))
         tokens = prompt.tokens
         request = Request(tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
                           shown=prompt.shown)
-        if rule := request.rule or Rule.of(resolved.options):
-            # With a limit of time: later calls find it compiled.
-            llm.engine.grammars.compile(rule, starts_text=is_chat, seconds=settings.compile_seconds)
+        for rule in (Rule.of(resolved.options), request.rule):
+            if rule:  # with a limit of time: later calls find it compiled
+                llm.engine.grammars.compile(rule, starts_text=is_chat, seconds=settings.compile_seconds)
     except ContextError as error:
         raise _refuse_context(llm, ask, 0, error) from None
     except LlamaError as error:

@@ -152,9 +152,10 @@ class LLM:
         resolved = resolve(options, self.checkpoint.generation_config,
                            str(self.checkpoint.path / "generation_config.json"))
         box.check(resolved.options)
-        prompt = encode_with_tools(self.tokenizer, self.require_template(), messages, box)
+        schema = resolved.options.schema
+        prompt = encode_with_tools(self.tokenizer, self.require_template(), messages, box, schema)
         handle = self.scheduler.prepare(Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown))
-        return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]))
+        return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]), schema)
 
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
         resolved = resolve(options, self.checkpoint.generation_config,

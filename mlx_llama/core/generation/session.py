@@ -190,7 +190,8 @@ class Session:
         def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
             handle = prepare(messages, box, notices if is_first else ())
-            return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]))
+            return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]),
+                              resolved.options.schema)
 
         def end() -> None:
             completion = answer.completion
@@ -298,7 +299,8 @@ class Session:
         first = first if first <= turns[-1] else 0
         system = [{"role": "system", "content": self.system}] if self.system else []
         for dropped in [first, *(start for start in turns if start > first)]:
-            prompt = encode_with_tools(self._tokenizer, self.template, [*system, *messages[dropped:]], box)
+            prompt = encode_with_tools(self._tokenizer, self.template, [*system, *messages[dropped:]], box,
+                                       resolved.options.schema)
             # Drop to three quarters at once: after each drop, all remaining turns are prefilled again.
             if len(prompt.tokens) <= (room if dropped == first else room * 3 // 4):
                 return prompt, dropped

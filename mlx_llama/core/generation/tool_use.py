@@ -30,6 +30,7 @@ from .completion import Completion
 from .grammar import Rule
 from .options import GenerationOptions
 from .request import Handle
+from .schema import Schema
 
 ROUNDS = 8  # answers to one question, before the loop of calls ends
 
@@ -66,7 +67,7 @@ class Toolbox:
             names = ", ".join(tool.name for tool in self.tools) or "no tools"
             raise OptionsError(f"tool_choice: {show(self.choice)} is none of auto, none, required and the tools' names "
                                f"({names})")
-        given = next((name for name in ("schema", "regex", "grammar") if getattr(options, name) is not None), None)
+        given = next((name for name in ("regex", "grammar") if getattr(options, name) is not None), None)
         if self.offered and given:
             raise OptionsError(f"option {given}: forbids every call of a tool: leave it out, or choose tool_choice 'none'")
 
@@ -86,8 +87,11 @@ class ToolPrompt:
     shown: frozenset[int] = frozenset()
 
 
-def encode_with_tools(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], box: Toolbox) -> ToolPrompt:
+def encode_with_tools(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], box: Toolbox,
+                      schema: Schema | None = None) -> ToolPrompt:
     """Encode a conversation that may offer tools, and have calls and results.
+
+    schema: of an answer without calls, where tools are offered; without tools the options enforce it.
 
     Raises OptionsError for a template whose format of calls is not supported, and TemplateError and TokenizerError as
     `encode_messages`.
@@ -100,15 +104,19 @@ def encode_with_tools(tokenizer: Tokenizer, template: ChatTemplate, messages: Se
     if not box.offered:
         return ToolPrompt(tokens)
     many = box.many and form is not LLAMA3  # trained on one call a message
-    rule = Rule("tools", call_grammar(form, box.forced, tokenizer, many=many)) if box.forced else None
+    rule = None
+    if box.forced or schema:
+        answer = None if box.forced or schema is None else schema.as_dict()
+        rule = Rule("tools", call_grammar(form, box.forced or box.offered, tokenizer, many=many, answer=answer))
     return ToolPrompt(tokens, form, rule, shown_specials(form, tokenizer))
 
 
 class ToolStream:
     """An answer as it comes: text, and news of calls. Final after the last one: `completion`, `text`, `calls`."""
 
-    def __init__(self, handle: Handle, parser: ToolParser):
-        self.handle, self.parser = handle, parser
+    def __init__(self, handle: Handle, parser: ToolParser, schema: Schema | None = None):
+        """schema: of an answer without calls."""
+        self.handle, self.parser, self._schema = handle, parser, schema
         self.completion = handle.completion
         self._waiting: list[str | ToolDelta] = []
         self._has_ended = False
@@ -123,6 +131,8 @@ class ToolStream:
             piece = next(self.handle, None)
             self._has_ended = piece is None
             self._waiting = self.parser.finish() if piece is None else self.parser.push(piece)
+            if self._has_ended and not self.calls:
+                self.completion.schema = self._schema
         return self._waiting.pop(0)
 
     def finish(self) -> Completion:

@@ -345,8 +345,13 @@ def add_tools(
     return messages, {form.variable: [tool.as_dict() for tool in tools]} if tools else {}
 
 
-def call_grammar(form: ToolFormat, tools: Sequence[Tool], tokenizer: Tokenizer, *, many: bool = False) -> str:
-    """A Lark grammar of one call of one of the tools, or of several in a row (`many`), in the model's own format."""
+def call_grammar(
+    form: ToolFormat, tools: Sequence[Tool], tokenizer: Tokenizer, *, many: bool = False, answer: dict[str, Any] | None = None
+) -> str:
+    """A Lark grammar of one call of one of the tools, or of several in a row (`many`), in the model's own format.
+
+    answer: a JSON schema that an answer without calls fits; None: there must be a call.
+    """
     if not tools:
         raise OptionsError("tool_choice: there is no tool to call: give tools")
 
@@ -377,7 +382,10 @@ def call_grammar(form: ToolFormat, tools: Sequence[Tool], tokenizer: Tokenizer, 
     else:
         one = f'{mark(form.opens)} "\\n" call "\\n" {mark(form.closes)}'
         start = f'{one} ("\\n" {one})*' if many else one
-    return "\n".join([f"start: {start}", call, *rules])
+    if answer is None:
+        return "\n".join([f"start: {start}", call, *rules])
+    rules.append(f"answer: %json {json.dumps({**answer, 'x-guidance': JSON_OPTIONS})}")
+    return "\n".join(["start: calls | answer", f"calls: {start}", call, *rules])
 
 
 # Calls in text

@@ -173,3 +173,24 @@ def test_tools_of_the_loop_are_functions(llm):
             llm.chat(tools=tools, tool_choice=choice)
     with pytest.raises(OptionsError, match="option regex: forbids every call"):
         llm.chat(tools=[add], regex="a")
+
+
+def test_an_answer_with_tools_and_a_schema_is_a_call_or_fits_it(llm):
+    """Of a random model: whichever it begins."""
+    kind = {"type": "object", "properties": {"kind": {"enum": ["llama", "dragon"]}}, "required": ["kind"], "additionalProperties": False}
+    mark, counts = llm.tokenizer.encode("<")[-1], [0, 0]
+    for seed in range(10):
+        stream = llm.respond(USER, [count], schema=kind, parallel=False, max_tokens=200, temperature=1.0, seed=seed,
+                             logit_bias={mark: 5.0 * (seed % 2)})
+        completion = stream.finish()
+        assert completion.finish_reason == "eos" and len(stream.calls) <= 1
+        if stream.calls:
+            assert stream.calls[0].values()["a"] in (1, 2, 3) and completion.parsed is None and stream.text == ""
+        else:
+            assert completion.parsed in ({"kind": "llama"}, {"kind": "dragon"})
+        counts[bool(stream.calls)] += 1
+    assert min(counts) > 0
+    forced = llm.respond(USER, [count], "required", False, schema=kind, max_tokens=200)
+    assert forced.finish().finish_reason == "eos" and len(forced.calls) == 1
+    plain = llm.respond(USER, [count], "none", schema=kind, max_tokens=200)
+    assert plain.finish().parsed["kind"] in ("llama", "dragon")
