@@ -34,8 +34,9 @@ def main() -> None:
 
     llm = load(given.model, backend=given.backend)
     # The first answer must be a call, so that a small model makes one too; a trained one calls by itself ("auto").
-    _, messages = llm.run_tools(given.question, [multiply], "required", parallel=False, rounds=2, max_tokens=100)
-    for message in messages:
+    chat = llm.chat(tools=[multiply], tool_choice="required", parallel=False, rounds=2, max_tokens=100)
+    chat.send(given.question)
+    for message in chat.messages:
         for call in message.get("tool_calls", ()):
             print(f"call: {call['function']['name']}({call['function']['arguments']})")
         if message["content"]:

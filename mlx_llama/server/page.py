@@ -17,7 +17,7 @@ from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.session_file import parse_session
 
 from .answers import refuse
-from .faults import Refusal
+from .faults import Refusal, bad_field
 from .fields import Body, read_body
 from .replies import Json, desk_of
 from .schemas import takes
@@ -88,7 +88,7 @@ def _file(request: Request, name: str) -> Response:
 
 @functools.cache
 def _write_code_colors() -> str:
-    from pygments.formatters import HtmlFormatter
+    from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 
     light = HtmlFormatter(style="default").get_style_defs(".code")
     dark = HtmlFormatter(style="github-dark").get_style_defs("[data-theme=dark] .code")
@@ -135,10 +135,10 @@ def render_markdown(text: str) -> str:
 
 def highlight(code: str, language: str, attributes: str) -> str:
     """HTML of a block of code, with Pygments' classes where it knows the language."""
-    from pygments import highlight as color
-    from pygments.formatters import HtmlFormatter
-    from pygments.lexers import get_lexer_by_name
-    from pygments.util import ClassNotFound
+    from pygments import highlight as color  # type: ignore[import-untyped]
+    from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
+    from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
+    from pygments.util import ClassNotFound  # type: ignore[import-untyped]
 
     shown = escape(code)
     if language and len(code) <= MOST_CODE:
@@ -166,4 +166,7 @@ async def check_session(request: Request) -> Response:
         saved = await anyio.to_thread.run_sync(lambda: parse_session(body.text.encode("utf-8", "replace"), "the file"))
     except LlamaError as error:
         raise refuse(error, "text") from None
+    if any(message.role == "tool" for message in saved.messages):
+        raise bad_field("text", "a conversation without tools", "text: this conversation has tool calls, which the page cannot "
+                        "show: load it in the REPL (/load FILE) or from Python")
     return Json(saved.model_dump(mode="json"))

@@ -315,6 +315,17 @@ def test_a_key_is_asked_for(serve, tmp_path):
 # Without a browser
 
 
+def test_a_session_file_with_tool_calls_is_refused_with_the_reason(guide):
+    messages = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "3"}]
+    saved = {"format": "mlx_llama session", "version": 1, "model": "m", "system": None, "options": {}, "dropped": 0}
+    done = guide.post("/page/session", text=json.dumps(saved | {"messages": messages}))
+    assert done.status_code == 200 and done.json()["messages"] == messages
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    calls = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "3", "tool_call_id": "abcdefghi"}]
+    done = guide.post("/page/session", text=json.dumps(saved | {"messages": [messages[0], *calls, messages[1]]}))
+    assert done.status_code == 400 and "has tool calls, which the page cannot show" in done.json()["error"]["message"]
+
+
 def test_headers_of_the_page(guide):
     for path, kind in (("/", "text/html"), ("/page/app.js", "text/javascript"), ("/page/style.css", "text/css"),
                        ("/page/code.css", "text/css"), ("/page/icon.svg", "image/svg+xml"), ("/docs", "text/html")):
