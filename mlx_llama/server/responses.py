@@ -302,7 +302,7 @@ class OutputWriter:
         self._may_call = bool(toolbox.offered)
         self._text: str | None = None  # of the open message
         self._logprobs: list[dict[str, Any]] = []  # of the open message
-        self._waiting: list[dict[str, Any]] = []  # of tokens whose text is still withheld
+        self._waiting: list[tuple[str, list[dict[str, Any]]]] = []  # texts of tokens since the last piece, their logprobs
         self._call: ToolCall | None = None  # the open call
 
     def begin(self) -> Iterator[Event]:
@@ -313,7 +313,7 @@ class OutputWriter:
     def push(self, tokens: Sequence[Token]) -> Iterator[Event]:
         """Read tokens."""
         for token in tokens:
-            self._waiting += list_logprobs(self._llm, [token])
+            self._waiting.append((token.text, list_logprobs(self._llm, [token])))
             for piece in self._reader.push(token.text):
                 yield from self._take(piece)
 
@@ -324,7 +324,7 @@ class OutputWriter:
         if self._text is None and self._call is None and not self.output:
             yield from self._open_text()
         if self._text is not None:
-            self._logprobs += self._waiting
+            self._logprobs += [one for _, logprobs in self._waiting for one in logprobs]
         yield from self._end(status_of(completion))
 
     def _take(self, piece: str | ToolDelta) -> Iterator[Event]:
@@ -332,7 +332,7 @@ class OutputWriter:
             if self._text is None:
                 yield from self._end("completed")
                 yield from self._open_text()
-            found, self._waiting = self._waiting, []
+            found = self._take_logprobs(len(piece))
             self._text = (self._text or "") + piece
             self._logprobs += found
             yield "response.output_text.delta", {**self._place(), "delta": piece, "logprobs": found}
@@ -346,6 +346,16 @@ class OutputWriter:
         if piece.arguments and self._call:
             yield "response.function_call_arguments.delta", {
                 "item_id": f"fc_{self._call.id}", "output_index": len(self.output), "delta": piece.arguments}
+
+    def _take_logprobs(self, characters: int) -> list[dict[str, Any]]:
+        """Log-probabilities of the newest tokens with so many characters; older ones wrote the end of a call."""
+        start = len(self._waiting)
+        while start and (characters > 0 or not self._waiting[start - 1][0]):
+            start -= 1
+            characters -= len(self._waiting[start][0])
+        found = [one for _, logprobs in self._waiting[start:] for one in logprobs]
+        self._waiting = []
+        return found
 
     def _open_text(self) -> Iterator[Event]:
         self._text, self._logprobs = "", []

@@ -311,8 +311,12 @@ def test_logprobs_of_responses(client):
             assert [(one.token, one.logprob, [top.token for top in one.top_logprobs]) for one in streamed] == [
                 (one["token"], one["logprob"], [top["token"] for top in one["top_logprobs"]]) for one in logprobs]
         assert [one.model_dump() for one in events[-1].response.output[0].content[0].logprobs] == logprobs
+    stopped = client.chat.completions.create(model="guide", messages=QUESTION, stop=" small", logprobs=True).choices[0]
+    found = client.responses.create(model="guide", input=QUESTION, include=told, extra_body={"stop": " small"})
+    assert [one.token for one in found.output[0].content[0].logprobs] == [one.token for one in stopped.logprobs.content]
     plain = client.responses.create(model="guide", input=QUESTION, max_output_tokens=2)
     assert plain.output[0].content[0].logprobs == [] and plain.top_logprobs == 0
+    found = client.responses.create(model="guide", input=QUESTION, max_output_tokens=9, include=told)
     assert client.responses.create(model="guide", input=QUESTION, max_output_tokens=2, include=told).output[0].content[0].logprobs
     turns = [*QUESTION, *[item.model_dump() for item in found.output], {"role": "user", "content": "A story?"}]
     assert client.responses.create(model="guide", input=turns, max_output_tokens=2).output_text

@@ -99,6 +99,29 @@ def test_responses(model):
     assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
 
 
+def test_logprobs_of_responses_are_those_of_the_text(model):
+    """Not those of the calls after it; those of tokens without a text of their own included."""
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    asked = {"model": "m", "input": QUESTION, "tools": tools, "include": ["message.output_text.logprobs"]}
+    if model.opening:
+        with model.script():
+            [part] = model.openai.responses.create(**asked, max_output_tokens=200).output[0].content
+        assert "".join(one.token for one in part.logprobs).strip() == model.opening
+    if model.name == "qwen2.5":
+        with model.script(model.opening + model.calls + "\n\U0001f999 Done."):
+            output = model.openai.responses.create(**asked, max_output_tokens=200).output
+        assert [item.type for item in output] == ["message", "function_call", "function_call", "message"]
+        [part] = output[-1].content
+        assert bytes(sum((one.bytes for one in part.logprobs), [])).decode().strip() == part.text.strip() == "\U0001f999 Done."
+        assert len({item.id for item in output}) == 4
+    for most, text in ((3, ""), (60, "\U0001f999")):
+        with model.script("\U0001f999"):
+            [part] = model.openai.responses.create(**asked, max_output_tokens=most).output[0].content
+        found = bytes(sum((one.bytes for one in part.logprobs), [])).strip()
+        assert part.text.rstrip("\ufffd") == text and "\U0001f999".encode().startswith(found)
+        assert len(part.logprobs) == 3 if most == 3 else len(found) == 4
+
+
 def test_messages(model):
     tools = [{"name": tool["function"]["name"], "description": tool["function"]["description"],
               "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
