@@ -42,13 +42,15 @@ class Llama:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: str = "cpu", threads: int | None = None,
-             activation_bits: int | None = None, compile: bool | None = None, cache_bits: int | None = None) -> Llama:
+             activation_bits: int | None = None, compile: bool | None = None, cache_bits: int | None = None,
+             batch_invariant: bool | None = None) -> Llama:
         """Build the model; weights keep their stored width.
 
         compile: False for plain NumPy, True to require compiled kernels, None to use them if available. threads: of the
         compiled path (None: one per physical core, fewer for a small model). activation_bits: 8, 16 or 32, for products
         with low-bit weights (None: 16, or 32 with dtype "float32"). cache_bits: 8 to store keys and values as int8 codes
-        (None: float32). Raises BackendError for an option that it cannot honour, OutOfMemoryError.
+        (None: float32). batch_invariant: True to require compiled kernels, whose rows do not depend on each other. Raises
+        BackendError for an option that it cannot honour, OutOfMemoryError.
         """
         config = checkpoint.config
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
@@ -58,6 +60,9 @@ class Llama:
         if target is None and (threads is not None or activation_bits is not None):
             flag = "--threads" if threads is not None else "--activation-bits"
             raise BackendError(f"{flag} is for the compiled path, which is unavailable here ({reason}): leave it out")
+        if target is None and batch_invariant:
+            raise BackendError("--batch-invariant: plain NumPy's products depend on their shapes, and there are no compiled "
+                               f"kernels ({reason}): leave it out")
         if target is None:
             return cls(config, Weights(checkpoint), activations, device, (f"plain NumPy: {reason}",), cache_bits)
         cores = machine.physical_cores()

@@ -62,23 +62,27 @@ class Llama:
         self.norm = weights.norm("model.norm")
         self.head = weights.linear(config.head_name)
         self._runner: Runner | None = None  # runs single tokens by kernels; None: torch's own operations
+        self._batch_invariant = False  # True: the runner takes prompts, too
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu"),
-             compile: bool | None = None, cache_bits: int | None = None) -> Llama:
+             compile: bool | None = None, cache_bits: int | None = None, batch_invariant: bool | None = None) -> Llama:
         """Build the model; weights keep their stored width.
 
         compile: capture decoded tokens as a CUDA graph, or not (None: where that can be). cache_bits: of keys and values,
-        8 or None for the activations' width. Raises BackendError where an option cannot be honoured, OutOfMemoryError.
+        8 or None for the activations' width. batch_invariant: compute prompts, too, by the kernels of decoded tokens, which
+        is slower. Raises BackendError where an option cannot be honoured, OutOfMemoryError.
         """
         if cache_bits not in (None, 8):
             raise BackendError(f"--cache-bits {cache_bits!r:.40}: must be 8, or left out for the activations' width")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         config, weights = checkpoint.config, Weights(checkpoint, dtype, device)
-        decoding = kernels.plan_decoding(config, weights.dtype, device, compile, cache_bits)
+        decoding = kernels.plan_decoding(config, weights.dtype, device, compile, cache_bits, bool(batch_invariant))
         model = cls(config, weights, weights.dtype, device, decoding.notices + weights.notices, cache_bits)
         if decoding.kernels:
+            model._batch_invariant = bool(batch_invariant)
+
             def build_view(rows: int, kind: Kind) -> StateView:
                 return StateView(config, model.dtype, device, decoding.kernels, rows, cache_bits, kind)
 
@@ -93,8 +97,8 @@ class Llama:
     @property
     def is_batch_invariant(self) -> bool:
         """True if a row has the same bits in any company and with any chunks. Steps have by kernels, but a prompt's products
-        are torch's, whose sums depend on the number of tokens."""
-        return False
+        are torch's, whose sums depend on the number of tokens, unless the model was loaded with `batch_invariant`."""
+        return self._batch_invariant
 
     @property
     def verify_width(self) -> int:
@@ -116,8 +120,8 @@ class Llama:
         ContextError when the call does not continue the rows or does not fit; the cache is then as it was.
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
-        if self._runner and tokens.shape[1] == 1:
-            logits = self._runner.forward(tokens, index_pos, cache, rows, probe)
+        if self._runner and (self._batch_invariant or tokens.shape[1] == 1):
+            logits = self._runner.forward(tokens, index_pos, cache, rows, all_positions, probe)
         else:
             if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
                 tokens = runtime._sent(tokens, self.device)
@@ -155,18 +159,18 @@ class Llama:
         unit.
 
         Several rows of more than one token are computed one by one, so that none depends on its company. masks: gives the
-        tokens that grammars allow. A step with masks or log-probabilities, which stand beside the tokens, is not captured.
-        Raises ContextError as `forward`, and unless there are options for each row.
+        tokens that grammars allow, and is called when the forward is queued. Log-probabilities stand beside the tokens if
+        `sampling` has them. Raises ContextError as `forward`, and unless there are options for each row.
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
         B, T = tokens.shape
         call = CallView(cache, B, T, index_pos, rows)
         if len(sampling.options) != B:
             raise ContextError(f"a batch of {B} sequences needs {B} options of sampling, not {len(sampling.options)}")
-        if self._runner and T == 1 and masks is None and sampling.logprobs is None:
-            return self._runner.step(tokens, call, sampling)
+        if self._runner and T == 1:
+            return self._runner.step(tokens, call, sampling, masks)
         chosen = [span.row for span in call.spans]
-        if B == 1 or T == 1:
+        if B == 1 or T == 1 or self._batch_invariant:
             logits = self.forward(tokens, index_pos, cache, rows=chosen)
         else:
             lengths = list(cache.lengths)
@@ -185,7 +189,7 @@ class Llama:
         """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
 
         Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The
-        products are those of a prompt: they may round otherwise than a single token's.
+        products are those of a prompt: without `batch_invariant` they may round otherwise than a single token's.
         Raises ContextError as `step`, and for more than one sequence.
         """
         if len(tokens) != 1:

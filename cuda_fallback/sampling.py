@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from mlx_llama.core.backends.interface import Masks
-from mlx_llama.core.backends.logprobs import count_logprobs
 from mlx_llama.core.generation.options import GenerationOptions
 
 from . import runtime
@@ -21,7 +20,9 @@ from .kernels.draw import (
     gumbel,
     gumbel_table,
     kind_of,
+    mask,
     pack,
+    pack_logprobs,
     process,
     recent_window,
     to_signed,
@@ -43,7 +44,7 @@ class SamplingBatch:
         self.device = device
         self.window = max(map(recent_window, self.options), default=0)
         self.kind = kind_of(self.options)
-        self.logprobs = count_logprobs(self.options)
+        self.logprobs = self.kind.logprobs
         self._values: Values | None = None
         self._indices: torch.Tensor | None = None
 
@@ -54,7 +55,7 @@ class SamplingBatch:
 
         Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
         """
-        allowed = logits.float() if masks is None else _mask(logits.float(), runtime._sent(masks(), self.device))
+        allowed = logits.float() if masks is None else mask(logits.float(), runtime._sent(masks(), self.device))
         scores = self.processed(allowed, recent)
         if self.kind.is_random:
             if self._indices is None or len(self._indices) != scores.shape[1]:
@@ -63,7 +64,7 @@ class SamplingBatch:
             seeds = tuple(self._on_device().integer(field).int() for field in (SEED_LOW, SEED_HIGH))
             noise = gumbel(seeds, runtime._sent(positions, self.device)[:, None], gumbel_table(self.device), self._indices)
             scores = torch.where(self._on_device().integer(IS_RANDOM) > 0, scores + noise, scores)
-        return choose(scores) if self.logprobs is None else _pack_logprobs(choose(scores), logits, self.logprobs)
+        return choose(scores) if self.logprobs is None else pack_logprobs(choose(scores), logits, self.logprobs)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
         """Scores [B, V] after biases, penalties, temperature and filters; -inf where filtered out."""
@@ -75,18 +76,3 @@ class SamplingBatch:
             pack(self.options, self.kind, words)
             self._values = Values(runtime._sent(words, self.device))
         return self._values
-
-
-def _mask(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)], a bit per token."""
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    bits = words[:, ids >> 5] >> (ids & 31) & 1
-    return torch.where(bits > 0, logits, float("-inf"))
-
-
-def _pack_logprobs(tokens: torch.Tensor, logits: torch.Tensor, count: int) -> torch.Tensor:
-    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2 count]."""
-    values = torch.log_softmax(logits.float(), dim=-1)
-    top, ids = torch.sort(values, dim=-1, descending=True, stable=True)
-    chosen, top = values.gather(1, tokens.long()), top[:, :count].contiguous()
-    return torch.cat([tokens, chosen.view(torch.int32), ids[:, :count].int(), top.view(torch.int32)], dim=1)

@@ -52,10 +52,11 @@ def find_kernels(device: torch.device) -> Kernels:
 
 
 def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device, compile: bool | None,
-                  cache_bits: int | None = None) -> Decoding:
+                  cache_bits: int | None = None, batch_invariant: bool = False) -> Decoding:
     """Find how a model's tokens can be decoded. compile: capture them as a CUDA graph, or not (None: where that can be).
+    batch_invariant: prompts must run by the same kernels.
 
-    Raises BackendError where `compile` asks for a graph and there can be none.
+    Raises BackendError where `compile` asks for a graph and there can be none, and without kernels for `batch_invariant`.
     """
     decode, _, notices = find_kernels(device)
     reason = notices[0] if notices else ""
@@ -66,6 +67,9 @@ def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
             decode.try_heads(config, dtype, device, cache_bits)
         except Exception as error:  # noqa: BLE001: Triton's, which derive from Exception alone
             decode, reason = None, f"attention's kernel does not run here ({first_line(error)})"
+    if batch_invariant and not decode:
+        reason = reason or "its kernels are for a GPU, and this is torch's CPU device"
+        raise BackendError(f"--batch-invariant: {reason}: leave it out, or choose --backend cpu")
     if device.type == "cpu":
         if compile:
             raise BackendError("--compile: CUDA graphs are for a GPU, and this is torch's CPU device: leave it out")

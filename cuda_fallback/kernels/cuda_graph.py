@@ -4,12 +4,15 @@ The graph is the model's forward over a StateView, and the sampling. It knows no
 values, tokens and tables of each row through the state, with its position, token and options, and its last kernel advances
 them. So a step that goes on where the last one ended needs nothing from the host, a cache may grow, and rows may come and
 go, without another capture. A bucket that has fewer rows is padded with rows that write to scratch memory.
+With grammars, forward and sampling are two graphs: the host computes the masks while the device runs the first.
+Without sampling the graph is the forward alone. Consecutive tokens of a prompt are rows of it that share one row of a cache.
 The sessions of one model, on several threads, share its graphs in turn: a session that steps after another one sets the
 state first. The first step of a kind runs uncaptured, which compiles its kernels; the second is captured.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import time
@@ -20,19 +23,23 @@ from dataclasses import dataclass
 
 import torch
 
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView, Span
 
 from ..cache import Cache
 from ..sampling import SamplingBatch
 from . import first_line
-from .draw import Kind, choose, gumbel_table, process
+from .draw import Kind, choose, gumbel_table, mask, pack_logprobs, process
 from .state import MAX_ROWS, StateView
 
 KEPT = 24  # graphs per model, one for each bucket of rows and kind of sampling
 
 
 class Capture:
-    """CUDA graphs of functions that take and return nothing. They share one pool for their intermediate results."""
+    """CUDA graphs of functions that take and return nothing. They share one pool for their intermediate results.
+
+    A replay may overwrite results of other graphs: queue their use before it.
+    """
 
     _one_at_a_time = threading.Lock()  # of all models: a capture begins by a wait for the device, which ends another one
 
@@ -61,24 +68,51 @@ class Capture:
 
 
 class Step:
-    """A step of a bucket of rows with one kind of sampling. view: with the state that its graph reads; run: the step,
-    or its graph's replay."""
+    """A step of a bucket of rows with one kind of sampling, or the forward alone.
 
-    def __init__(self, compute: Callable[..., torch.Tensor], view: StateView):
+    view: with the state that its graphs read. parts: its work in order, or their graphs' replays; masks come between two.
+    logits: [B, 1, V], of a forward that is a part. packed: int32 [B, C], tokens with log-probabilities.
+    """
+
+    def __init__(self, compute: Callable[..., torch.Tensor], view: StateView, draws: bool = True):
         self.compute, self.view = compute, view
-        self.run: Callable[[], None] = self.work
+        self.parts: list[Callable[[], None]] = [self.work]
+        if view.kind.has_masks or not draws:
+            self.parts = [self.forward, self.draw] if draws else [self.forward]
+        self.logits: torch.Tensor | None = None
+        self.packed: torch.Tensor | None = None
         self.is_tried = self.is_captured = False
+
+    def run(self, masks: Masks | None = None) -> None:
+        """Do the work. masks: called once the forward is queued, if the view's kind has them."""
+        for i, part in enumerate(self.parts):
+            if i and masks:
+                self.view.allow(masks())
+            part()
+        self.is_tried = True
 
     def work(self) -> None:
         """Decode the view's tokens and advance its state, uncaptured."""
-        view, kind = self.view, self.view.kind
-        logits = self.compute(view.tokens, view, True)
+        self.forward()
+        self.draw()
+        self.logits = None  # memory of the graph's own, for others
+
+    def forward(self) -> None:
+        """Compute the logits of the view's tokens, uncaptured."""
+        self.logits = self.compute(self.view.tokens, self.view, True)
+
+    def draw(self) -> None:
+        """Draw the next tokens from the logits and advance the view's state, uncaptured."""
+        view, kind, logits = self.view, self.view.kind, self.logits[:, -1].float()
         recent = view.recent(kind.window) if kind.window else None
-        scores = process(kind, view.values, logits[:, -1].float(), recent)
+        scores = process(kind, view.values, mask(logits, view.masks) if kind.has_masks else logits, recent)
         if kind.is_random:
             table = gumbel_table(scores.device)
             scores = view.kernels.add_noise(scores, table, view.next_positions, view.values.words)
-        view.advance(choose(scores))
+        tokens = choose(scores)
+        if kind.logprobs is not None:
+            self.packed = pack_logprobs(tokens, logits, kind.logprobs)
+        view.advance(tokens)
 
 
 @dataclass(frozen=True)
@@ -92,14 +126,15 @@ class _Ready:
     tokens: torch.Tensor
     sampling: SamplingBatch
 
-    def is_for(self, cache: Cache, spans: tuple[Span, ...], tokens: object, sampling: SamplingBatch) -> bool:
-        return (self.cache() is cache and self.tokens is tokens and self.spans == spans
-                and self.versions == tuple(cache.versions[span.row] for span in spans)
+    def is_for(self, cache: Cache, spans: tuple[Span, ...], tokens: object, sampling: SamplingBatch, kind: Kind) -> bool:
+        return (self.cache() is cache and isinstance(tokens, torch.Tensor) and self.tokens.is_set_to(tokens)
+                and self.spans == spans and self.versions == tuple(cache.versions[span.row] for span in spans)
+                and self.step.view.kind == kind
                 and (self.sampling is sampling or self.sampling.options == sampling.options))
 
 
 class Runner:
-    """Runs single tokens of rows through a model's forward by kernels, decode steps as graphs.
+    """Runs tokens as rows through a model's forward by kernels, as graphs.
 
     compute: (tokens, view, all_positions, probe) -> logits, the model's forward. build_view: (rows, kind) -> StateView of
     its config and device. capture: None to run every step uncaptured. notices: about the captures so far.
@@ -109,62 +144,84 @@ class Runner:
                  device: torch.device, capture: Callable[[Callable[[], None]], Callable[[], None]] | None):
         self.compute, self.build_view, self.device, self.capture = compute, build_view, device, capture
         self.notices: tuple[str, ...] = ()
-        self._steps: OrderedDict[tuple, Step] = OrderedDict()  # by rows and kind of sampling, the last used last
-        self._views: dict[int, StateView] = {}  # of `forward`, by rows
+        self._steps: OrderedDict[tuple, Step] = OrderedDict()  # by rows and kind of sampling (None), the last used last
         self._lock = threading.Lock()
         self._ready: _Ready | None = None
         self._stream: torch.cuda.Stream | None = None
 
     def forward(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, rows: Sequence[int] | None = None,
-                probe=None) -> torch.Tensor:
-        """Logits [B, 1, V] after `tokens` [B, 1], checked ids, uncaptured. Raises ContextError."""
+                all_positions: bool = False, probe=None) -> torch.Tensor:
+        """Logits [B, 1, V] after `tokens` [B, T], checked ids, or with `all_positions` [B, T, V].
+
+        Up to MAX_ROWS tokens are rows of one forward, so a position has the bits that a decoded token has there. probe: as
+        in the model's forward; called at the end. Raises ContextError.
+        """
+        B, T = tokens.shape
+        logits: list[torch.Tensor] = []
+        probed: dict[str, list[torch.Tensor]] = {}
         with self._lock:
             self._follow_streams()
-            with CallView(cache, len(tokens), 1, index_pos, rows) as call:
-                logits = []
-                for at in range(0, len(tokens), MAX_ROWS):
-                    spans, some = call.spans[at:at + MAX_ROWS], tokens[at:at + MAX_ROWS]
-                    if len(spans) not in self._views:
-                        self._views[len(spans)] = self.build_view(len(spans), Kind())
-                    view = self._views[len(spans)]
-                    _count_writes(cache, spans)
-                    view.point(cache, some, spans)
-                    logits.append(self.compute(view.tokens, view, True, probe))
-                return logits[0] if len(logits) == 1 else torch.cat(logits)
+            with CallView(cache, B, T, index_pos, rows) as call:
+                spans = [Span(span.row, position, 1) for span in call.spans for position in range(span.start, span.end)]
+                apart = 1 if all_positions else T  # positions from one whose logits are wanted to the next
+                for at in range(0, B * T, MAX_ROWS):
+                    some = spans[at:at + MAX_ROWS]
+                    step = self._find_step(len(some), None)
+                    if not probe:
+                        self._use(step)
+                    _count_writes(cache, some)
+                    step.view.point(cache, tokens.reshape(-1, 1)[at:at + MAX_ROWS], some)
+                    if probe:
+                        seen: dict[str, torch.Tensor] = {}
+                        found = self.compute(step.view.tokens, step.view, True, seen.__setitem__)
+                        for name, array in seen.items():
+                            probed.setdefault(name, []).append(array[:len(some)])
+                    else:
+                        step.run()
+                        found = step.logits
+                    logits.append(found[(apart - 1 - at) % apart:len(some):apart].clone())
+                for name, parts in probed.items():
+                    probe(name, _by_sequence(torch.cat(parts), B, T))
+                return torch.cat(logits).view(B, T // apart, -1)
 
-    def step(self, tokens: torch.Tensor, call: CallView, sampling: SamplingBatch) -> torch.Tensor:
-        """The next tokens, int32 [B, 1], of `tokens` [B, 1], checked ids, at the positions of `call`."""
+    def step(self, tokens: torch.Tensor, call: CallView, sampling: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
+        """The next tokens of `tokens` [B, 1], checked ids, at the positions of `call`: as the model's step."""
+        kind = sampling.kind._replace(has_masks=masks is not None)
         with self._lock:
             self._follow_streams()
             with call:
                 if len(tokens) <= MAX_ROWS:
-                    return self._step(tokens, call.spans, call.cache, sampling)
-                drawn = []
+                    return self._step(tokens, call.spans, call.cache, sampling, kind, masks)
+                drawn, once = [], masks and functools.cache(masks)
                 for at in range(0, len(tokens), MAX_ROWS):
-                    some = SamplingBatch(sampling.options[at:at + MAX_ROWS], sampling.device)
-                    drawn.append(self._step(tokens[at:at + MAX_ROWS], call.spans[at:at + MAX_ROWS], call.cache, some))
+                    here = slice(at, at + MAX_ROWS)
+                    some = SamplingBatch(sampling.options[here], sampling.device)
+                    allowed = once and functools.partial(lambda here: once()[here], here)
+                    drawn.append(self._step(tokens[here], call.spans[here], call.cache, some, kind, allowed))
                 return torch.cat(drawn)
 
-    def _step(self, tokens: torch.Tensor, spans: tuple[Span, ...], cache: Cache, sampling: SamplingBatch) -> torch.Tensor:
+    def _step(self, tokens: torch.Tensor, spans: tuple[Span, ...], cache: Cache, sampling: SamplingBatch, kind: Kind,
+              masks: Masks | None) -> torch.Tensor:
         ready, self._ready = self._ready, None  # a step that is interrupted sets the state anew
-        if ready and ready.is_for(cache, spans, tokens, sampling):
+        if ready and ready.is_for(cache, spans, tokens, sampling, kind):
             step, sampling = ready.step, ready.sampling
             self._use(step)
         else:
-            step = self._find_step(len(spans), sampling.kind)
+            step = self._find_step(len(spans), kind)
             self._use(step)
             step.view.point(cache, tokens, spans, sampling)
-        step.run()
-        step.is_tried = True
+        step.run(masks)
         _count_writes(cache, spans)
-        if len(spans) == 1:  # the row's own tokens keep it
+        if kind.logprobs is not None:
+            drawn = step.packed[:len(spans)].clone()
+        elif len(spans) == 1:  # the row's own tokens keep it
             (span,) = spans
             drawn = cache._storage[span.row].tokens[span.end:span.end + 1].view(1, 1)
         else:
             drawn = step.view.tokens[:len(spans)].int()
         following = tuple(Span(span.row, span.end, 1) for span in spans)
         versions = tuple(cache.versions[span.row] for span in spans)
-        self._ready = _Ready(step, weakref.ref(cache), versions, following, drawn, sampling)
+        self._ready = _Ready(step, weakref.ref(cache), versions, following, drawn[:, :1], sampling)
         return drawn
 
     def _follow_streams(self) -> None:
@@ -176,11 +233,12 @@ class Runner:
             current.wait_stream(self._stream)
         self._stream = current
 
-    def _find_step(self, rows: int, kind: Kind) -> Step:
-        """The step of the least bucket for `rows`."""
-        key = 1 << (rows - 1).bit_length(), kind
+    def _find_step(self, rows: int, kind: Kind | None) -> Step:
+        """The step of the least bucket for `rows`. kind: None for the forward alone."""
+        bucket = 1 << (rows - 1).bit_length()
+        key = bucket, kind
         if key not in self._steps:
-            self._steps[key] = Step(self.compute, self.build_view(*key))
+            self._steps[key] = Step(self.compute, self.build_view(bucket, kind or Kind()), kind is not None)
         self._steps.move_to_end(key)
         while len(self._steps) > KEPT:
             self._steps.popitem(last=False)
@@ -194,7 +252,7 @@ class Runner:
     def _capture_step(self, step: Step) -> None:
         started = time.perf_counter()
         try:
-            step.run = self.capture(step.work)
+            step.parts = [self.capture(part) for part in step.parts]
             step.is_captured = True
         except torch.OutOfMemoryError:
             raise
@@ -206,6 +264,12 @@ class Runner:
             return
         rows = f" of {step.view.rows} rows" if step.view.rows > 1 else ""
         self.notices = (f"a decoded token{rows} was captured as a CUDA graph in {time.perf_counter() - started:.2f} s",)
+
+
+def _by_sequence(array: torch.Tensor, B: int, T: int) -> torch.Tensor:
+    """What a probe sees: [B T, 1, E] as [B, T, E], or [B T, H, 1, D] as [B, H, T, D]."""
+    array = array.unflatten(0, (B, T))
+    return array.squeeze(2) if array.ndim == 4 else array.squeeze(3).transpose(1, 2)
 
 
 def _count_writes(cache: Cache, spans: Sequence[Span]) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from mlx_llama.core.backends.logprobs import count_logprobs
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
 
@@ -68,7 +69,7 @@ class Kind(NamedTuple):
     """Features that any row of a batch uses; sizes are powers of two that hold every row's. Key of captured steps.
 
     is_random: any row has a temperature. top_k: the largest of any row, 0: none. window: recent tokens, 0: none. biases: of
-    any row, 0: none.
+    any row, 0: none. logprobs: likeliest tokens to report, None: no log-probabilities. has_masks: of grammars.
     """
 
     is_random: bool = False
@@ -77,6 +78,8 @@ class Kind(NamedTuple):
     has_min_p: bool = False
     window: int = 0
     biases: int = 0
+    logprobs: int | None = None
+    has_masks: bool = False
 
     @property
     def words(self) -> int:
@@ -117,7 +120,7 @@ def kind_of(options: Sequence[GenerationOptions]) -> Kind:
     return Kind(
         bool(drawn), _power_of_two(max((o.top_k for o in drawn), default=0)), any(o.top_p < 1 for o in drawn),
         any(o.min_p > 0 for o in drawn), _power_of_two(max(map(recent_window, options), default=0)),
-        _power_of_two(max((len(o.logit_bias) for o in options), default=0)))
+        _power_of_two(max((len(o.logit_bias) for o in options), default=0)), count_logprobs(options))
 
 
 def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) -> None:
@@ -137,6 +140,13 @@ def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) ->
             words[BIASES:BIASES + len(o.logit_bias), i] = list(o.logit_bias)
             start = BIASES + kind.biases
             numbers[start:start + len(o.logit_bias), i] = list(o.logit_bias.values())
+
+
+def mask(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)], a bit per token."""
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    bits = words[:, ids >> 5] >> (ids & 31) & 1
+    return torch.where(bits > 0, logits, float("-inf"))
 
 
 def process(kind: Kind, values: Values, scores: torch.Tensor, recent: torch.Tensor | None) -> torch.Tensor:
@@ -171,6 +181,14 @@ def process(kind: Kind, values: Values, scores: torch.Tensor, recent: torch.Tens
 def choose(scores: torch.Tensor) -> torch.Tensor:
     """The index of the largest score of each row, int32 [B, 1]."""
     return torch.argmax(scores, dim=-1, keepdim=True).int()
+
+
+def pack_logprobs(tokens: torch.Tensor, logits: torch.Tensor, count: int) -> torch.Tensor:
+    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2 count]."""
+    values = torch.log_softmax(logits.float(), dim=-1)
+    top, ids = torch.sort(values, dim=-1, descending=True, stable=True)
+    chosen, top = values.gather(1, tokens.long()), top[:, :count].contiguous()
+    return torch.cat([tokens, chosen.view(torch.int32), ids[:, :count].int(), top.view(torch.int32)], dim=1)
 
 
 def _penalise(values: Values, scores: torch.Tensor, recent: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ class StateView:
     It holds nothing of a cache, so that a CUDA graph of what was done with it serves any rows of any cache. rows: of the
     batch, padded ones included. kind: features of the sampling whose options follow the state. state: int64
     [fields, MAX_ROWS], on the device. tokens: int64 [B, 1]; next_positions: int64 [B]; values: the rows' options; all of
-    them are views of the state. kernels: decode.py.
+    them are views of the state. masks: int32 [B, ceil(V / 32)] of grammars, None without them. kernels: decode.py.
     """
 
     count = 1
@@ -62,6 +62,8 @@ class StateView:
         self.values = Values(self.state[WORDS:, :rows])
         numbers = torch.zeros(config.head_dim, dtype=torch.int8 if bits else dtype, device=device)
         scales = torch.zeros(-(-config.head_dim // CACHE_GROUP), dtype=torch.float16, device=device) if bits else None
+        words = -(-config.vocab_size // 32)
+        self.masks = torch.full((rows, words), -1, dtype=torch.int32, device=device) if kind.has_masks else None
         self._scratch = Storage(numbers, numbers, scales)  # of rows that pad the batch
 
     def point(self, cache: Cache, tokens: Sequence[Sequence[int]] | torch.Tensor, spans: Sequence[Span],
@@ -74,12 +76,15 @@ class StateView:
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables, allocated=0)
         if sampling is not None:
-            pack(sampling.options, sampling.kind, state[WORDS:])
-        host = torch.from_numpy(state)  # pinned for a GPU, where other copies wait for queued kernels
-        self.state.copy_(host.pin_memory() if self.state.is_cuda else host, non_blocking=True)
+            pack(sampling.options, self.kind, state[WORDS:])
+        _upload(state, self.state)
         if on_device:
             self.tokens[:len(spans)].copy_(tokens)
         self.kernels.note(self.state, self.rows)
+
+    def allow(self, masks: np.ndarray) -> None:
+        """Set the masks of the first rows, int32 [B, ceil(V / 32)]."""
+        _upload(masks, self.masks[:len(masks)])
 
     def advance(self, tokens: torch.Tensor) -> None:
         """Make `tokens`, int32 [B, 1], the next to be decoded, one position further, and note them in the cache."""
@@ -93,3 +98,9 @@ class StateView:
         """Keys that this call stored in a layer, [B, G, 1, D]."""
         spec = self.config.layers[layer]
         return self.kernels.read_keys(self.state, layer, self.rows, spec.key_value_heads, spec.head_dim, self.dtype, self.bits)
+
+
+def _upload(values: np.ndarray, into: torch.Tensor) -> None:
+    """Copy from the host; pinned for a GPU, where other copies wait for queued kernels."""
+    host = torch.from_numpy(values)
+    into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)

@@ -112,7 +112,8 @@ def main(arguments: list[str]) -> int:
     if given.plot is not None:
         plot.check(given.plot)
     backend = select(given.backend, given.device)
-    load_options = backend.load_options(given.dtype, given.threads, given.activation_bits, given.compile, given.cache_bits)
+    load_options = backend.load_options(given.dtype, given.threads, given.activation_bits, given.compile, given.cache_bits,
+                                        given.batch_invariant)
     checkpoint = open_checkpoint(given.model, given.revision)
     context = context_size(checkpoint, given.ctx_size)
     is_single = (row_counts is None and len(prompts) == len(generates) == 1 and depths in (None, [0]) and not given.plot

@@ -15,7 +15,7 @@ from typing import NoReturn
 # Flags that are also parameters of Python functions
 PARAMETERS = ("model", "backend", "device", "dtype", "revision", "ctx_size", "template", "threads", "activation_bits",
               "compile", "draft_model", "prefill_step_size", "max_tokens", "stop", "stride", "bits", "group_size",
-              "cache_bits", "cache_memory", "max_rows")
+              "cache_bits", "cache_memory", "max_rows", "batch_invariant")
 _FLAG = re.compile(rf"(?<![\w-])--(no-)?({'|'.join(PARAMETERS).replace('_', '-')})(?![\w-])"
                    r"( (?:auto|mlx|cpu|cuda|gpu|float32|float16|bfloat16)\b)?")
 _as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)

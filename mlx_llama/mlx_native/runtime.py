@@ -14,7 +14,7 @@ from mlx_llama.core.errors import BackendError
 from mlx_llama.core.system import machine
 
 NAME = "mlx"
-LOAD_OPTIONS = LoadOptions(NAME)
+LOAD_OPTIONS = LoadOptions(NAME, has_invariance=False)
 
 
 def has_gpu() -> bool:

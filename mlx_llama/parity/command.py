@@ -55,6 +55,7 @@ def parser() -> options.Parser:
     model.add_argument("--compile", default=None, action=argparse.BooleanOptionalAction,
                        help="decode by compiled or captured steps, or not (default: as in the other commands)")
     options.add_cache_bits_flag(model)
+    options.add_invariance_flag(model)
     return result
 
 
@@ -65,6 +66,7 @@ ONLY_FOR = {  # modes that take a flag; the others refuse it
     "backends": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "compile": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "cache_bits": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
+    "batch_invariant": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "json": ("compare", "check", "verify_cache", "batch", "repeat", "perplexity"),
 }
 

@@ -27,7 +27,8 @@ class Job:
         self.given = given
         self.opened = open_backends(given.backends, given.device)
         for backend in self.opened:
-            backend.load_options(given.dtype, compile=given.compile, cache_bits=given.cache_bits)
+            backend.load_options(given.dtype, compile=given.compile, cache_bits=given.cache_bits,
+                                 batch_invariant=given.batch_invariant)
         self.checkpoint = open_checkpoint(given.model, given.revision)
         self.is_low_bit = any(isinstance(weight, AffineWeight) for weight in self.checkpoint.tensors.values())
         self.made_for = self.checkpoint.config.max_position_embeddings
@@ -35,16 +36,17 @@ class Job:
     def load(self, backend: backends.Backend) -> LLM:
         """The model on a backend, as the command line asks for it."""
         return self._load(backend, f"{backend.name} ({backend.device_name})", self.given.dtype, self.given.compile,
-                          self.given.cache_bits)
+                          self.given.cache_bits, self.given.batch_invariant)
 
     def load_reference(self) -> LLM:
         """The float32 NumPy model that all are compared with."""
         return self._load(backends.select("cpu"), "NumPy at float32", "float32", False, None)
 
     def _load(self, backend: backends.Backend, name: str, dtype: str, compile: bool | None,
-              cache_bits: str | None) -> LLM:
+              cache_bits: str | None, batch_invariant: bool | None = None) -> LLM:
         cli.say(f"running {self.checkpoint.name} on {name}")
-        model = backend.load(self.checkpoint, dtype, compile=compile, cache_bits=cache_bits)
+        model = backend.load(self.checkpoint, dtype, compile=compile, cache_bits=cache_bits,
+                             batch_invariant=batch_invariant)
         return LLM(self.checkpoint, backend, model, self.checkpoint.template, context_size(self.checkpoint, None))
 
     def tokens(self) -> tuple[list[int], int]:

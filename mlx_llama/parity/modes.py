@@ -167,6 +167,7 @@ def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
                         ("--tokens", given.tokens), ("--device", None if backend.name == "cpu" else given.device)):
         command += [f"{flag}={value}"] if value is not None else []
     command += [] if given.cache_bits is None else ["--cache-bits", given.cache_bits]
+    command += ["--batch-invariant"] if given.batch_invariant else []
     command += [] if given.compile is None else ["--compile" if given.compile else "--no-compile"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -17,16 +17,19 @@ class LoadOptions:
     """Options that one backend takes, with their limits. Every backend takes `compile` and `cache_bits`.
 
     dtypes: widths of activations that it computes in, and "auto". most_threads: limit of `threads`, 0 where it takes
-    none. activation_bits: widths of activations against low-bit weights, () where it takes none.
+    none. activation_bits: widths of activations against low-bit weights, () where it takes none. has_invariance: it takes
+    `batch_invariant`.
     """
 
     backend: str
     dtypes: tuple[str, ...] = DTYPES
     most_threads: int = 0
     activation_bits: tuple[int, ...] = ()
+    has_invariance: bool = True
 
     def check(self, dtype: str = "auto", threads: int | str | None = None, activation_bits: int | str | None = None,
-              compile: bool | None = None, cache_bits: int | str | None = None) -> dict[str, Any]:
+              compile: bool | None = None, cache_bits: int | str | None = None,
+              batch_invariant: bool | None = None) -> dict[str, Any]:
         """The options that were given besides `dtype`, as keyword arguments of `Llama.load`; numbers as ints.
 
         Raises BackendError for a value outside the limits, an option of another backend and a contradiction.
@@ -49,6 +52,11 @@ class LoadOptions:
                 raise BackendError(f"--cache-bits {cache_bits!r:.40}: must be {' or '.join(map(str, CACHE_BITS))}; without it, "
                                    "keys and values have the activations' width")
             given["cache_bits"] = int(cache_bits)
+        if batch_invariant:
+            if not self.has_invariance:
+                raise BackendError(f"--batch-invariant: the {self.backend} backend's products depend on their shapes, and at "
+                                   "float32 the tokens are the same without it: leave it out, or choose --backend cpu or cuda")
+            given["batch_invariant"] = True
         return given if compile is None else given | {"compile": compile}
 
     def _whole_number(self, name: str, value: int | str, allowed: range | tuple[int, ...]) -> int:

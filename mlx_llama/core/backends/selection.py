@@ -46,16 +46,17 @@ class Backend:
 
     def load(self, checkpoint: Checkpoint, dtype: str = "auto", threads: int | str | None = None,
              activation_bits: int | str | None = None, compile: bool | None = None,
-             cache_bits: int | str | None = None) -> Model:
+             cache_bits: int | str | None = None, batch_invariant: bool | None = None) -> Model:
         """Build the model on the device. Raises BackendError, CheckpointError."""
         return self.model.Llama.load(checkpoint, dtype, self.device,
-                                     **self.load_options(dtype, threads, activation_bits, compile, cache_bits))
+                                     **self.load_options(dtype, threads, activation_bits, compile, cache_bits,
+                                                         batch_invariant))
 
     def load_options(self, dtype: str = "auto", threads: int | str | None = None,
                      activation_bits: int | str | None = None, compile: bool | None = None,
-                     cache_bits: int | str | None = None) -> dict[str, Any]:
+                     cache_bits: int | str | None = None, batch_invariant: bool | None = None) -> dict[str, Any]:
         """Check the options of `load` before any work: see LoadOptions.check. Raises BackendError."""
-        return self.runtime.LOAD_OPTIONS.check(dtype, threads, activation_bits, compile, cache_bits)
+        return self.runtime.LOAD_OPTIONS.check(dtype, threads, activation_bits, compile, cache_bits, batch_invariant)
 
     def sampling_batch(self, options: Sequence[GenerationOptions]) -> SamplingBatch:
         """Sampling of one token per row. options: of each row."""

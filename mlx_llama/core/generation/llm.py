@@ -223,7 +223,7 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
          *, revision: str | None = None, ctx_size: int | str | None = None, template: str | None = None,
          threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None,
          draft_model: str | os.PathLike | None = None, cache_bits: int | None = None,
-         cache_memory: int | str | None = None, max_rows: int | None = None) -> LLM:
+         cache_memory: int | str | None = None, max_rows: int | None = None, batch_invariant: bool | None = None) -> LLM:
     """Load a model.
 
     model: a folder, a .gguf file or a Hugging Face hub id; None is the small guide model in this package. backend:
@@ -236,12 +236,13 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     draft_model: a smaller model with the same vocabulary, on the same backend, to guess tokens that `model` verifies,
     unless the option speculate says otherwise. cache_bits: 8 to store keys and values in 8 bits; None is the activations'
     width. cache_memory: bytes of all keys and values, or a size such as "2GB"; None is what is free beside the weights, less
-    a reserve. max_rows: requests computed together in one step; None is 32.
+    a reserve. max_rows: requests computed together in one step; None is 32. batch_invariant: True for the same bits in any
+    company and with any chunks of the prompt: on cuda prompts are then slower, on cpu it is so already, mlx refuses it.
 
     Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError, OptionsError.
     """
     chosen = backends.select(backend, device)
-    how = chosen.load_options(dtype, threads, activation_bits, compile, cache_bits)
+    how = chosen.load_options(dtype, threads, activation_bits, compile, cache_bits, batch_invariant)
     memory, rows = parse_memory(cache_memory), parse_rows(max_rows)
     checkpoint = open_checkpoint(model, revision)
     context = context_size(checkpoint, ctx_size)
@@ -251,7 +252,7 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
         raise OptionsError(f"--draft-model {smaller.name}: its vocabulary is not that of {checkpoint.name}, {difference}: "
                            f"choose a smaller model of the same family")
     loaded = chosen.load(checkpoint, dtype, **how)
-    draft = chosen.load(smaller, dtype, **how) if smaller else None
+    draft = chosen.load(smaller, dtype, **how | {"batch_invariant": None}) if smaller else None  # it decides no token
     return LLM(checkpoint, chosen, loaded, chat_template, context, draft, memory, rows)
 
 

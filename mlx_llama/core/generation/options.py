@@ -414,6 +414,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
                        help="run a step as one traced graph (mlx) or as compiled kernels (cpu); the tokens are the same "
                             "(default: yes; no for mlx on the CPU, where MLX calls a C++ compiler first)")
     add_cache_bits_flag(group)
+    add_invariance_flag(group)
     return group
 
 
@@ -423,8 +424,16 @@ def add_cache_bits_flag(group: argparse._ActionsContainer) -> None:
                        help="store keys and values in 8 bits (default: in the activations' width)")
 
 
+def add_invariance_flag(group: argparse._ActionsContainer) -> None:
+    """Add the flag for answers whose bits do not depend on their company."""
+    group.add_argument("--batch-invariant", default=None, action="store_true",
+                       help="the same bits in any company and with any chunks of the prompt: on cuda prompts are slower, on cpu "
+                            "it is so already, mlx has it not")
+
+
 def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `mlx_llama.load` from `add_load_flags` and, if the door has it, `add_rows_flag`."""
     names = ("model", "backend", "device", "dtype", "threads", "activation_bits", "compile", "revision", "ctx_size",
-             "template", "draft_model", "cache_bits", "cache_memory", *(["max_rows"] if "max_rows" in arguments else []))
+             "template", "draft_model", "cache_bits", "cache_memory", "batch_invariant",
+             *(["max_rows"] if "max_rows" in arguments else []))
     return {name: getattr(arguments, name) for name in names}
