@@ -335,14 +335,14 @@ def fewer_programs() -> None:
     decode._ROWS, decode._PIECES, packed._ROWS = 64, 4, 64
 
 
-def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True):
-    """The model. In the interpreter, steps by kernels are recorded instead of captured."""
+def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **given):
+    """The model. In the interpreter, steps by kernels are recorded instead of captured. given: to Llama.load."""
     from backends.recording import Recording
     from cuda_fallback.model import Llama
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
     with computing(by_kernels):
-        llama = Llama.load(open_checkpoint(path), dtype, DEVICE, compile=compile if HAS_GPU and by_kernels else None)
+        llama = Llama.load(open_checkpoint(path), dtype, DEVICE, compile if HAS_GPU and by_kernels else None, **given)
     assert (llama._runner is not None) is by_kernels
     if by_kernels and not HAS_GPU:
         fewer_programs()
@@ -526,6 +526,88 @@ def dynamic_rope(path: Path):
 def test_dynamic_rope_is_stepped_by_forward(call, tmp_path):
     folder = make_checkpoint(tmp_path / "d", rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16)
     assert call(dynamic_rope, folder) is None
+
+
+# Grammars and log-probabilities
+
+ROWS = [dict(temperature=0, logprobs=2), dict(temperature=1.0, seed=5), dict(EVERYTHING, logprobs=3)]
+PLAIN = [{name: value for name, value in one.items() if name != "logprobs"} for one in ROWS]
+
+
+def allowed(step: int, V: int) -> np.ndarray:
+    """Masks of three rows: a few tokens, any, half of them."""
+    words, rng = np.full((3, -(-V // 32)), -1, np.int32), np.random.default_rng(step)
+    for row, share in ((0, 0.02), (2, 0.5)):
+        bits = np.zeros(words.shape[1] * 32, np.uint8)
+        bits[:V] = rng.random(V) < share
+        bits[[3, V - 1]] = 1
+        words[row] = np.packbits(bits, bitorder="little").view(np.int32)
+    return words
+
+
+def masked_steps(path: Path, given: list[dict], has_masks: bool, most_rows: int) -> dict:
+    """Steps of three rows, replayed, beside forward and sampling apart. most_rows: of one step."""
+    from cuda_fallback.kernels import cuda_graph
+    from cuda_fallback.kernels.state import StateView
+    from cuda_fallback.sampling import SamplingBatch
+
+    llama, judge = loaded(path), loaded(path, False)
+    batch = SamplingBatch([options.resolve(one).options for one in given], DEVICE)
+    V, capture, found = llama.config.vocab_size, llama._runner.capture, {"calls": [], "same": [], "points": 0}
+    point = StateView.point
+
+    def counted(self, *given):
+        found["points"] += len(given) == 4  # with sampling: a step's
+        point(self, *given)
+
+    with computing(True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graph, "MAX_ROWS", most_rows)
+        patch.setattr(StateView, "point", counted)
+        caches = [llama.make_cache(40, rows=3), judge.make_cache(40, rows=3)]
+        for model, cache in zip((llama, judge), caches):
+            for row, prompt in enumerate(([3, 4, 5, 6], [7, 8], [9, 10, 11])):
+                model.forward([prompt], 0, cache, rows=[row])
+        tokens = np.array([[20], [21], [22]], np.int32)
+        for step in range(5):
+            def masks():
+                found["calls"].append((step, capture.replays if not HAS_GPU else 0))
+                return allowed(step, V)
+
+            lengths, kept = list(caches[0].lengths), np.asarray(tokens.cpu() if step else tokens).copy()
+            if has_masks and step == 3:
+                def broken():
+                    raise ZeroDivisionError
+
+                with pytest.raises(ZeroDivisionError):
+                    llama.step(tokens, lengths, caches[0], batch, masks=broken)
+                assert caches[0].lengths == lengths
+            drawn = llama.step(tokens, lengths, caches[0], batch, masks=masks if has_masks else None)
+            logits = judge.forward(kept, lengths, caches[1])
+            wanted = batch(logits, [length + 1 for length in lengths], caches[1].recent(batch.window),
+                           (lambda: allowed(step, V)) if has_masks else None)
+            assert drawn.dtype == torch.int32
+            found["same"].append(torch.equal(drawn, wanted))
+            tokens = drawn[:, :1]
+    found["captures"] = [len(step.parts) for key, step in llama._runner._steps.items() if key[1] and step.is_captured]
+    found["recorded"] = HAS_GPU or capture.recorded
+    return found
+
+
+@pytest.mark.parametrize("given, has_masks, most_rows", [
+    (PLAIN, True, 32), (ROWS, False, 32), (ROWS, True, 32), (ROWS, True, 2)],
+    ids=["masks", "logprobs", "both", "both, in groups"])
+def test_masks_and_log_probabilities_in_replayed_steps(given, has_masks, most_rows, call):
+    """The same bits as from the logits and the sampling apart. Masks are asked for once a step, behind the forward."""
+    found = call(masked_steps, checkpoint("float32"), given, has_masks, most_rows)
+    groups = 1 if most_rows == 32 else 2
+    assert found["same"] == [True] * 5
+    assert found["captures"] == groups * [2 if has_masks else 1]
+    if groups == 1:  # once, and again after the failure: a step that goes on needs nothing from the host but masks
+        assert found["points"] == (2 if has_masks else 1)
+    if has_masks:
+        assert [step for step, _ in found["calls"]] == list(range(5))
+    if has_masks and groups == 1 and not HAS_GPU:  # one graph of each replayed step runs before, and one after
+        assert [replays for _, replays in found["calls"]] == [0, 1, 3, 6, 8]
 
 
 def failing(path: Path) -> tuple:

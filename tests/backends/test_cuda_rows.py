@@ -217,17 +217,26 @@ def test_kinds_are_features_and_not_values():
 
 
 @functools.cache
-def kernel_model(name: str):
+def kernel_checkpoint(name: str) -> Path:
     if name == "low-bit":
         path = Path(tempfile.mkdtemp()) / "m.gguf"
         make_gguf(path, tokenizer=None, num_hidden_layers=1, hidden_size=256, intermediate_size=256, num_attention_heads=2,
                   num_key_value_heads=1, head_dim=128, vocab_size=64, max_position_embeddings=512,
                   kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K")
+    elif name == "sliding":
+        path = make_checkpoint(Path(tempfile.mkdtemp()) / "m", num_hidden_layers=1, hidden_size=36, intermediate_size=50,
+                               num_attention_heads=2, num_key_value_heads=1, head_dim=12, vocab_size=67, tokenizer=False,
+                               architectures=["MistralForCausalLM"], sliding_window=19)
     else:
         path = make_checkpoint(Path(tempfile.mkdtemp()) / "m", num_hidden_layers=2, hidden_size=36, intermediate_size=50,
                                num_attention_heads=3, num_key_value_heads=1, head_dim=20, vocab_size=67,
                                architectures=["Qwen3ForCausalLM"], max_position_embeddings=512, tokenizer=False)
-    model = loaded(path, compile=False)
+    return path
+
+
+@functools.cache
+def kernel_model(name: str):
+    model = loaded(kernel_checkpoint(name), compile=False)
     if not HAS_GPU:
         from cuda_fallback.kernels import decode
 
@@ -308,6 +317,147 @@ def many_rows(name: str) -> int:
 @pytest.mark.parametrize("name", ["odd", "low-bit"])
 def test_logits_have_the_same_bits_among_many(name, call):
     assert call(many_rows, name) == 33
+
+
+# Prompts by the kernels of decoded tokens
+
+TEXT = np.random.default_rng(5).integers(3, 60, 40).tolist()
+BATCH_INVARIANT = [("odd", None), ("low-bit", None), ("sliding", 8)]
+
+
+@functools.cache
+def plain_and_invariant(name: str, bits: int | None) -> tuple:
+    """The model as it is by default, and one that promises bits. In the interpreter the latter is recorded, or not."""
+    path = kernel_checkpoint(name)
+    plain = loaded(path, compile=False, cache_bits=bits)
+    invariant = loaded(path, compile=bits is None, cache_bits=bits, batch_invariant=True)
+    assert (plain.is_batch_invariant, invariant.is_batch_invariant) == (False, True)
+    return plain, invariant
+
+
+@functools.cache
+def decoded_text(name: str, bits: int | None) -> tuple[list[bytes], dict]:
+    """Logits of each token of TEXT, decoded one by one in a cache of its own, and the cache's state."""
+    model, _ = plain_and_invariant(name, bits)
+    cache = model.make_cache(len(TEXT))
+    return [model.forward([[token]], cache.length, cache).numpy().tobytes() for token in TEXT], cache.state()
+
+
+def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
+    """Rows of a cache read TEXT in chunks; compare each position's bits with the decoded ones. Returns how many."""
+    from cuda_fallback.kernels import decode, packed
+
+    _, model = plain_and_invariant(name, bits)
+    with computing(True), pytest.MonkeyPatch.context() as patch:
+        if not HAS_GPU:  # 16 positions at a time, and few programs
+            for module, constant, few in ((decode, "_TILE", 1), (decode, "_PIECES", 4), (decode, "_ROWS", 64), (packed, "_ROWS", 512)):
+                patch.setattr(module, constant, few)
+        (wanted, state), compared = decoded_text(name, bits), 0
+        cache = model.make_cache(len(TEXT), rows=3)
+        for kind, *given_ in events:
+            if kind == "read":
+                rows, count = given_
+                count = min(count, *(len(TEXT) - cache.lengths[row] for row in rows))
+                if not count:
+                    continue
+                starts = [cache.lengths[row] for row in rows]
+                tokens = [TEXT[start:start + count] for start in starts]
+                found = model.forward(tokens, starts, cache, rows=rows, all_positions=count % 2 == 0).numpy()
+                for start, logits in zip(starts, found.reshape(len(rows), -1, found.shape[-1])):
+                    first = start if count % 2 == 0 else start + count - 1
+                    for at, one in enumerate(logits, first):
+                        assert one.tobytes() == wanted[at], (name, bits, events, at)
+                        compared += 1
+            elif kind == "trim":
+                row, share = given_
+                cache.trim(int(share * cache.lengths[row]), row)
+            else:
+                source, target, share = given_
+                if source != target:
+                    cache.reset(target)
+                    cache.copy_prefix(source, target, int(share * cache.lengths[source]))
+        for row, length in enumerate(cache.lengths):
+            for part, array in cache.state(row).items():
+                np.testing.assert_array_equal(array, state[part][..., :length] if part == "tokens" else state[part][:, :, :length])
+        return compared
+
+
+ROW, SHARE = st.integers(0, 2), st.sampled_from([0.9, 0.3, 0.64, 1.0])
+EVENTS = st.one_of(
+    st.tuples(st.just("read"), st.lists(ROW, min_size=1, max_size=3, unique=True), st.sampled_from([1, 2, 5, 13])),
+    st.tuples(st.just("read"), ROW.map(lambda row: [row]), st.sampled_from([3, 31, 33])),
+    st.tuples(st.just("trim"), ROW, SHARE), st.tuples(st.just("copy"), ROW, ROW, SHARE))
+
+
+@pytest.mark.parametrize("name, bits", BATCH_INVARIANT)
+@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(events=st.lists(EVENTS, min_size=2, max_size=4))
+@example(events=[("read", [1], 36), ("copy", 1, 0, 0.64), ("read", [0, 1], 3)])
+@example(events=[("read", [2, 0, 1], 12), ("read", [0], 1), ("trim", 1, 0.3), ("read", [1, 0], 7)])
+def test_prompts_in_any_chunks_have_the_bits_of_decoded_tokens(name, bits, call, events):
+    call(check_chunks, name, bits, events)
+
+
+def steps_over_prompts(name: str) -> dict:
+    """Tokens of prompts in a step, alone and in company, and of a verification; probes of a prompt and of single tokens."""
+    _, model = plain_and_invariant(name, None)
+    with computing(True):
+        cache, prompts, draws = model.make_cache(40, rows=4), [TEXT[:5], TEXT[7:12]], [batch(MIXED[1]), batch(MIXED[6])]
+        together = model.step(prompts, [0, 0], cache, batch(MIXED[1], MIXED[6]), rows=[3, 1]).tolist()
+        alone, verified, stepped = [], [], []
+        for prompt, draw in zip(prompts, draws):
+            cache.reset(0)
+            for token in prompt:
+                sampled = model.step([[token]], cache.length, cache, draw)
+                stepped.append(int(sampled))
+            alone.append([stepped[-1]])
+            cache.reset(0)
+            verified += model.verify([prompt], 0, cache, draw)[0].tolist()
+        found, single = {}, {}
+        for probes, chunk in ((found, 5), (single, 1)):
+            cache.reset(0)
+            for at in range(0, 5, chunk):
+                model.forward([TEXT[at:at + chunk]], at, cache,
+                              probe=lambda probe, array: probes.setdefault(probe, []).append(array.numpy()))
+    with computing(False):
+        plain = loaded(kernel_checkpoint(name), by_kernels=False)
+        shapes = {}
+        plain.forward([TEXT[:5]], 0, plain.make_cache(5), probe=lambda probe, array: shapes.setdefault(probe, array.shape))
+    for probe, shape in shapes.items():
+        (array,), parts = found.pop(probe), single[probe]
+        assert array.shape == shape, probe
+        np.testing.assert_array_equal(array, np.concatenate(parts, axis=-2), err_msg=probe)
+    assert not found
+    return dict(together=together, alone=alone, verified=verified, stepped=stepped)
+
+
+def test_a_prompts_step_its_verification_and_its_probes_are_those_of_decoded_tokens(call):
+    found = call(steps_over_prompts, "odd")
+    assert found["together"] == found["alone"] and found["verified"] == found["stepped"] and len(found["stepped"]) == 10
+
+
+def refusals(folders: dict[str, Path]) -> dict[str, str]:
+    from cuda_fallback.model import Llama
+
+    found = {}
+    for name, folder in folders.items():
+        with computing(name != "no kernels"), pytest.raises(BackendError) as error:
+            Llama.load(open_checkpoint(folder), "float32", DEVICE, batch_invariant=True)
+        found[name] = str(error.value)
+    return found
+
+
+@pytest.mark.skipif(HAS_GPU, reason="its kernels run here")
+def test_bits_are_not_promised_without_kernels(call, tmp_path):
+    toy = make_checkpoint(tmp_path / "m", tokenizer=False)
+    dynamic = make_checkpoint(tmp_path / "d", tokenizer=False, rope_scaling=dict(rope_type="dynamic", factor=4.0),
+                              max_position_embeddings=16)
+    found = call(refusals, {"no kernels": toy, "dynamic rope": dynamic})
+    assert found == {
+        "no kernels": "batch_invariant: its kernels are for a GPU, and this is torch's CPU device: leave it out, or choose "
+                      "backend='cpu'",
+        "dynamic rope": "batch_invariant: dynamic rope turns by angles that depend on the length: leave it out, or choose "
+                        "backend='cpu'"}
 
 
 def replayed_rows(path: Path) -> dict:

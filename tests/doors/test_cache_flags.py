@@ -34,6 +34,21 @@ def test_8_bits_reach_the_model(main, arguments, stdin, door, toy, models):
         assert models[-1].cache_bits == wanted
 
 
+@pytest.mark.parametrize("main, arguments", [
+    (generate.main, ("--backend", "cpu", *PROMPT)), (bench_command.main, ("--backend", "cpu", "-p", "4", "-n", "2", "-r", "1")),
+    (parity_command.main, ("--backends", "cpu", "--tokens", "16", "--batch", "2"))])
+def test_batch_invariance_reaches_the_model(main, arguments, door, toy, monkeypatch):
+    from cpu_fallback.model import Llama
+
+    asked, load = [], Llama.load
+    monkeypatch.setattr(Llama, "load", lambda *given, batch_invariant=None, **named: (
+        asked.append(batch_invariant), load(*given, **named))[1])
+    for flags in ((), ("--batch-invariant",)):
+        done = door(main, "--model", toy, *arguments, *flags)
+        assert done.code == 0, done.err
+    assert asked == [None, True]
+
+
 @pytest.mark.parametrize("mode", [(), ("--batch", "2"), ("--verify-cache",), ("--repeat", "2")])
 def test_8_bits_reach_the_models_of_a_comparison_but_the_reference(mode, door, toy, models):
     done = door(parity_command.main, "--model", toy, "--backends", "cpu", "--tokens", "16", *mode, "--cache-bits", "8", "--json")
@@ -63,7 +78,8 @@ WRONG = [
     (bench_command.main, ("--cache-bits", "x"), "--cache-bits 'x': must be 8"),
     (bench_command.main, ("--cache-memory", "1GB"), "unrecognized arguments: --cache-memory 1GB"),
     (parity_command.main, ("--cache-bits", "4"), "--cache-bits '4': must be 8"),
-    (doctor.main, ("--cache-bits", "4"), "--cache-bits '4': must be 8")]
+    (doctor.main, ("--cache-bits", "4"), "--cache-bits '4': must be 8"),
+    (parity_command.main, ("--record", "x.json", "--batch-invariant"), "--batch-invariant has no meaning with --record")]
 
 
 @pytest.mark.parametrize("main, arguments, part", WRONG)

@@ -71,6 +71,25 @@ def test_other_widths_of_keys_and_values(bits, backend):
     assert len(str(error.value)) < 150
 
 
+def test_bits_that_do_not_depend_on_the_company(backend, toy):
+    """Refused on mlx before anything is opened; true on the cpu backend unless it runs plain NumPy."""
+    from mlx_llama.core.files.checkpoint import open_checkpoint
+
+    assert backend.load_options(batch_invariant=None) == backend.load_options(batch_invariant=False) == {}
+    if backend.name == "mlx":
+        with pytest.raises(BackendError, match="^batch_invariant: the mlx backend's products depend .* backend='cpu' or cuda$"):
+            backend.load_options(batch_invariant=True)
+        return
+    assert backend.load_options(batch_invariant=True) == {"batch_invariant": True}
+    if backend.name == "cpu":
+        from cpu_fallback.kernels import compilation
+
+        with pytest.raises(BackendError, match="^batch_invariant: plain NumPy's .*compile=False asks for it.*: leave it out$"):
+            backend.load(open_checkpoint(toy), compile=False, batch_invariant=True)
+        if compilation.find_target()[0]:
+            assert backend.load(open_checkpoint(toy), batch_invariant=True).is_batch_invariant
+
+
 def test_contradictions():
     cpu = backends.select("cpu")
     with pytest.raises(BackendError, match="8 and .*float32.*, which asks for 32, contradict"):
