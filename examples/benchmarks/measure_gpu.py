@@ -8,7 +8,8 @@ the same tokens compiled and not. Then speed at real models' shapes with random 
 (transformers with a static cache, eager and compiled; mlx-lm's way of working), each in a process of its own, asked in
 turn. Decoding reads every weight once per token: its rate is a share of the bytes per second that a copy on the device
 reads and writes. A prompt takes 2 operations per weight and token: its rate is a share of a large bfloat16 product's. Rows
-are sequences that are decoded together: their rate is that of all tokens, and the weights are read once per step.
+are sequences that are decoded together: their rate is that of all tokens, and the weights are read once per step. "ours
+invariant" computes prompts by the kernels of decoded tokens (batch_invariant): the same bits with any chunks, and slower.
 A part that fails prints its reason in one line, the others go on, and the exit code is 1. Ctrl-C shows the results so far.
 """
 
@@ -474,13 +475,13 @@ class Ours(Program):
 
     # Speed
 
-    def op_load(self, shape: str, form: str, compile: bool) -> dict[str, Any]:
+    def op_load(self, shape: str, form: str, compile: bool, batch_invariant: bool = False) -> dict[str, Any]:
         """Load a model. Returns the weights' bytes and some logits after a short prompt, or the reason in `refused`."""
         started = time.perf_counter()
         checkpoint = random_checkpoint(shape, form)
         self._reset_peak()
         try:
-            self.model = self.backend.load(checkpoint, "auto", compile=compile)
+            self.model = self.backend.load(checkpoint, "auto", compile=compile, batch_invariant=batch_invariant)
         except BackendError as error:
             return {"refused": str(error)}
         self.nbytes = checkpoint.nbytes
@@ -1197,6 +1198,11 @@ class Measurement:
                 peers = self._rounds(ours, peers, taken, time.perf_counter() + (1 - ROWS_SHARE) * share, slot)
                 self._batches(ours, taken, time.perf_counter() + ROWS_SHARE * share, slot)
                 self.ask(name, "ours", slot, "unload")
+            invariant = Side("ours invariant", "ours", True, ("batch_invariant",))
+            if name == "cuda" and self._load(invariant, taken, slot):
+                for _ in range(2):  # compile and capture, replay
+                    answer = self._ask(invariant, taken, "prefill", slot, count=taken.prompt)
+                taken.rounds.append(("prefill", {invariant.variant: answer}))
         finally:
             for row in taken.rows():
                 self.result["rows"].append(row)
@@ -1205,7 +1211,7 @@ class Measurement:
 
     def _load(self, side: Side, taken: Taken, slot: Slot) -> bool:
         answer = self.ask(taken.backend, side.who, slot, "load", shape=taken.shape, form=taken.form,
-                          compile=side.compile)
+                          compile=side.compile, **dict.fromkeys(side.options, True))
         if "refused" in answer:
             say(f"{taken.label} {side.variant}: not there: {answer['refused']}")
             return False
@@ -1305,6 +1311,7 @@ class Side:
     variant: str
     who: str
     compile: bool
+    options: tuple[str, ...] = ()  # of Backend.load besides
 
 
 class Taken:
