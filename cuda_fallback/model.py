@@ -79,7 +79,10 @@ class Llama:
             device = torch.device("cuda", torch.cuda.current_device())
         config, weights = checkpoint.config, Weights(checkpoint, dtype, device)
         decoding = kernels.plan_decoding(config, weights.dtype, device, compile, cache_bits, bool(batch_invariant))
-        model = cls(config, weights, weights.dtype, device, decoding.notices + weights.notices, cache_bits)
+        notices = decoding.notices + weights.notices
+        if batch_invariant:
+            notices += ("prompts are computed by the kernels of decoded tokens: the same bits with any chunks, and slower",)
+        model = cls(config, weights, weights.dtype, device, notices, cache_bits)
         if decoding.kernels:
             model._batch_invariant = bool(batch_invariant)
 
@@ -158,9 +161,9 @@ class Llama:
         """The next token of each row, int32 [B, 1], still on the device: forward over `tokens` [B, T] and sampling as one
         unit.
 
-        Several rows of more than one token are computed one by one, so that none depends on its company. masks: gives the
-        tokens that grammars allow, and is called when the forward is queued. Log-probabilities stand beside the tokens if
-        `sampling` has them. Raises ContextError as `forward`, and unless there are options for each row.
+        Several rows of more than one token are computed one by one, unless none depends on its company anyway. masks: gives
+        the tokens that grammars allow, and is called when the forward is queued. Log-probabilities stand beside the tokens
+        if `sampling` has them. Raises ContextError as `forward`, and unless there are options for each row.
         """
         tokens = checked_tokens(tokens, self.config.vocab_size)
         B, T = tokens.shape

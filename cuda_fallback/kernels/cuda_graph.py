@@ -75,7 +75,7 @@ class Step:
     """
 
     def __init__(self, compute: Callable[..., torch.Tensor], view: StateView, draws: bool = True):
-        self.compute, self.view = compute, view
+        self.compute, self.view, self.draws = compute, view, draws
         self.parts: list[Callable[[], None]] = [self.work]
         if view.kind.has_masks or not draws:
             self.parts = [self.forward, self.draw] if draws else [self.forward]
@@ -95,7 +95,7 @@ class Step:
         """Decode the view's tokens and advance its state, uncaptured."""
         self.forward()
         self.draw()
-        self.logits = None  # memory of the graph's own, for others
+        self.logits = None  # give the graph's memory to others
 
     def forward(self) -> None:
         """Compute the logits of the view's tokens, uncaptured."""
@@ -127,10 +127,9 @@ class _Ready:
     sampling: SamplingBatch
 
     def is_for(self, cache: Cache, spans: tuple[Span, ...], tokens: object, sampling: SamplingBatch, kind: Kind) -> bool:
-        return (self.cache() is cache and isinstance(tokens, torch.Tensor) and self.tokens.is_set_to(tokens)
-                and self.spans == spans and self.versions == tuple(cache.versions[span.row] for span in spans)
-                and self.step.view.kind == kind
-                and (self.sampling is sampling or self.sampling.options == sampling.options))
+        is_same = isinstance(tokens, torch.Tensor) and tokens.device == self.tokens.device and self.tokens.is_set_to(tokens)
+        return (is_same and self.cache() is cache and self.spans == spans and self.versions == tuple(cache.versions[span.row] for span in spans)
+                and self.step.view.kind == kind and (self.sampling is sampling or self.sampling.options == sampling.options))
 
 
 class Runner:
@@ -196,7 +195,7 @@ class Runner:
                 for at in range(0, len(tokens), MAX_ROWS):
                     here = slice(at, at + MAX_ROWS)
                     some = SamplingBatch(sampling.options[here], sampling.device)
-                    allowed = once and functools.partial(lambda here: once()[here], here)
+                    allowed = once and (lambda here=here: once()[here])
                     drawn.append(self._step(tokens[here], call.spans[here], call.cache, some, kind, allowed))
                 return torch.cat(drawn)
 
@@ -263,7 +262,8 @@ class Runner:
             self.notices = (f"decoding is not captured: {first_line(error)}",)
             return
         rows = f" of {step.view.rows} rows" if step.view.rows > 1 else ""
-        self.notices = (f"a decoded token{rows} was captured as a CUDA graph in {time.perf_counter() - started:.2f} s",)
+        what = "a decoded token" if step.draws else "a forward"
+        self.notices = (f"{what}{rows} was captured as a CUDA graph in {time.perf_counter() - started:.2f} s",)
 
 
 def _by_sequence(array: torch.Tensor, B: int, T: int) -> torch.Tensor:
