@@ -321,7 +321,7 @@ def test_logits_have_the_same_bits_among_many(name, call):
 
 # Prompts by the kernels of decoded tokens
 
-TEXT = np.random.default_rng(5).integers(3, 60, 40).tolist()
+TEXT = np.random.default_rng(5).integers(3, 60, 36).tolist()
 BATCH_INVARIANT = [("odd", None), ("low-bit", None), ("sliding", 8)]
 
 
@@ -384,16 +384,16 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
 
 ROW, SHARE = st.integers(0, 2), st.sampled_from([0.9, 0.3, 0.64, 1.0])
 EVENTS = st.one_of(
-    st.tuples(st.just("read"), st.lists(ROW, min_size=1, max_size=3, unique=True), st.sampled_from([1, 2, 5, 13])),
+    st.tuples(st.just("read"), st.lists(ROW, min_size=1, max_size=3, unique=True), st.sampled_from([1, 2, 5, 9])),
     st.tuples(st.just("read"), ROW.map(lambda row: [row]), st.sampled_from([3, 31, 33])),
     st.tuples(st.just("trim"), ROW, SHARE), st.tuples(st.just("copy"), ROW, ROW, SHARE))
 
 
 @pytest.mark.parametrize("name, bits", BATCH_INVARIANT)
 @settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(events=st.lists(EVENTS, min_size=2, max_size=4))
-@example(events=[("read", [1], 36), ("copy", 1, 0, 0.64), ("read", [0, 1], 3)])
-@example(events=[("read", [2, 0, 1], 12), ("read", [0], 1), ("trim", 1, 0.3), ("read", [1, 0], 7)])
+@given(events=st.lists(EVENTS, min_size=2, max_size=3))
+@example(events=[("read", [1], 34), ("copy", 1, 0, 0.64), ("read", [0, 1], 3)])
+@example(events=[("read", [2, 0], 12), ("read", [0], 1), ("trim", 2, 0.3), ("read", [2, 0], 6)])
 def test_prompts_in_any_chunks_have_the_bits_of_decoded_tokens(name, bits, call, events):
     call(check_chunks, name, bits, events)
 
