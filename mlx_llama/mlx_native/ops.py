@@ -82,12 +82,12 @@ def split_heads(heads: mx.array, spec: LayerSpec) -> tuple[mx.array, mx.array, m
 def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
     """Rotate queries and keys, store keys and values. heads: as in `split_heads`; returns the queries [B, H, T, D]."""
     H, G = spec.heads, spec.key_value_heads
-    parts = _heads_first(heads, spec)
-    turned = parts[:, :H + G]  # queries and keys by one rotation
+    turned, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)  # queries and keys by one rotation
     if spec.rotates:
         turned = rope(turned, view.tables)
-    view.append(spec.index, turned[:, H:], parts[:, H + G:])
-    return turned[:, :H]
+    query, key = mx.split(turned, [H], axis=1)
+    view.append(spec.index, key, value)
+    return query
 
 
 def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
@@ -96,7 +96,9 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
     Returns [B, T, H D]; [B, H D] where the view is flat.
     """
     B, H, T, D = query.shape
-
+    if T == 1 and mx.default_device().type == mx.cpu:
+        # The CPU has no fused kernel. One position's queries of a key head are rows of one product, without broadcasting.
+        query = query.reshape(B, spec.key_value_heads, -1, D)
     stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
     if T < view.count:
         masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]  # "causal": the last sees all
