@@ -124,8 +124,8 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 def rope(x: mx.array, table: tuple) -> mx.array:
     """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2] or [B, 1, T, D/2], multiplied in float32;
-    or, for MLX's fused kernel, the periods (1 / inverse frequency, in tokens per radian) as float32 [D/2], the factor on
+    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, 1 and 2, D/2] or [B, 1, T, 1 and 2, D/2],
+    multiplied in float32, the first of the two sines negated; or, for MLX's fused kernel, the periods (1 / inverse frequency, in tokens per radian) as float32 [D/2], the factor on
     cosine and sine, and the first position, one or int32 [B]; or such a table for each sequence. Returns [B, H, T, D] of
     x's dtype.
     """
@@ -133,9 +133,9 @@ def rope(x: mx.array, table: tuple) -> mx.array:
         return mx.concatenate([rope(x[i:i + 1], one) for i, one in enumerate(table)])
     if len(table) == 2:
         cosine, sine = table
-        first, second = mx.split(x, 2, axis=-1)
-        return mx.concatenate([first * cosine - second * sine, second * cosine + first * sine],
-                              axis=-1).astype(x.dtype)
+        halves = x.reshape(*x.shape[:-1], 2, -1)
+        turned = halves * cosine + halves[..., ::-1, :] * sine  # one fused primitive where it is traced
+        return turned.reshape(x.shape).astype(x.dtype)
     periods, factor, index_pos = table
     if factor != 1:
         x = factor * x
