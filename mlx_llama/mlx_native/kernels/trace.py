@@ -43,8 +43,8 @@ class Runner:
                 layout = cache.layout([span.row for span in call.spans])
                 groups = layout.groups
                 given = layout.following if tokens is layout.returned else [_pick(tokens, order) for _, order in groups]
-            run = self._run if masks is None else partial(self._run_masked, masks=masks)
-            following = run(cache, groups, given, sampling)
+            following = (self._run(cache, groups, given, sampling) if masks is None
+                         else self._run_masked(cache, groups, given, sampling, masks))
             if layout is None:
                 return following[0]
             layout.following, layout.returned = following, layout.collect(following)
@@ -54,7 +54,8 @@ class Runner:
         """The next token in each slot, int32 [S, 1] or [S, C], by group. tokens: int32 [S, 1] of each group."""
         following = []
         for (room, order), token in zip(groups, tokens):
-            step = self._find(self._step, sampling.kind, sampling.logprobs, cache.packing, slots=len(order))
+            step = self._find(("step", len(order), cache.packing.bits, sampling.kind, sampling.logprobs),
+                              lambda: partial(self._step, sampling.kind, sampling.logprobs, cache.packing))
             drawn, room.tokens, room.keys, room.values = step(
                 sampling.arrange(order), token, _positions(cache, room), room.tokens, room.keys, room.values,
                 cache.tables(room.length))
@@ -66,16 +67,19 @@ class Runner:
         """As `_run`, in two units: the device works on the forward while the host computes the masks."""
         found = []
         for (room, order), token in zip(groups, tokens):
-            advance = self._find(self.advance, sampling.kind.window, cache.packing, slots=len(order))
+            advance = self._find(("advance", len(order), cache.packing.bits, sampling.kind.window),
+                                 lambda: partial(self.advance, sampling.kind.window, cache.packing))
             position = _positions(cache, room)
             logits, recent, room.tokens, room.keys, room.values = advance(
                 token, position, room.tokens, room.keys, room.values, cache.tables(room.length))
             found.append((logits, position, recent))
         mx.async_eval([logits for logits, *_ in found])
-        words = masks()
-        return [self._find(_draw_next, sampling.kind, sampling.logprobs, slots=len(order))(
-            *arrays, sampling.arrange(order), mx.array(words[np.maximum(order, 0)]))
-            for (_, order), arrays in zip(groups, found)]
+        words, drawn = masks(), []
+        for (_, order), arrays in zip(groups, found):
+            draw_next = self._find(("draw", len(order), sampling.kind, sampling.logprobs),
+                                   lambda: partial(_draw_next, sampling.kind, sampling.logprobs))
+            drawn.append(draw_next(*arrays, sampling.arrange(order), mx.array(words[np.maximum(order, 0)])))
+        return drawn
 
     def _step(self, kind: Kind, logprobs: int | None, packing: Packing, values: dict[str, mx.array], token: mx.array,
               position: mx.array, *state) -> tuple:
@@ -83,17 +87,14 @@ class Runner:
         logits, recent, *state = self.advance(kind.window, packing, token, position, *state)
         return _draw_next(kind, logprobs, logits, position, recent, values), *state
 
-    def _find(self, function: Callable, *constants, slots: int) -> Callable:
-        """`function` of the constants and arrays, traced for rooms of so many slots."""
-        key = function.__name__, slots, *constants
-        step = self._functions.pop(key, None)
+    def _find(self, key: tuple, make: Callable[[], Callable]) -> Callable:
+        """The function of that key: made and compiled at its first use. The rest of `packing` is the model's."""
+        step = self._functions.get(key)
         if step is None:
-            step = partial(function, *constants)
-            if self.compile:
-                step = mx.compile(step)
-        self._functions[key] = step
-        while len(self._functions) > KEPT:
-            self._functions.popitem(last=False)
+            step = self._functions[key] = mx.compile(make()) if self.compile else make()
+            if len(self._functions) > KEPT:
+                self._functions.popitem(last=False)
+        self._functions.move_to_end(key)
         return step
 
 
