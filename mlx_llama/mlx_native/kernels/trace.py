@@ -1,5 +1,5 @@
 """Decode steps as one unit of work: traced once by mx.compile for each size of a room and kind of sampling, replayed for
-every token."""
+every token. With grammars it is two units: the forward, then the sampling behind masks."""
 
 from __future__ import annotations
 
