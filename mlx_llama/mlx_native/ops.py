@@ -125,9 +125,9 @@ def rope(x: mx.array, table: tuple) -> mx.array:
     """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
     x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, 1, D/2] and [T, 2, D/2], or [B, 1, T, *],
-    multiplied in float32, the first of the two sines negated; or, for MLX's fused kernel, the periods (1 / inverse frequency, in tokens per radian) as float32 [D/2], the factor on
-    cosine and sine, and the first position, one or int32 [B]; or such a table for each sequence. Returns [B, H, T, D] of
-    x's dtype.
+    multiplied in float32, the first of the two sines negated; or, for MLX's fused kernel, the periods (1 / inverse
+    frequency, in tokens per radian) as float32 [D/2], the factor on cosine and sine, and the first position, one or
+    int32 [B]; or such a table for each sequence. Returns [B, H, T, D] of x's dtype.
     """
     if isinstance(table[0], tuple):
         return mx.concatenate([rope(x[i:i + 1], one) for i, one in enumerate(table)])

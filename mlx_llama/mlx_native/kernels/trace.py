@@ -101,7 +101,8 @@ class Runner:
 def _draw_next(kind: Kind, logprobs: int | None, logits: mx.array, position: mx.array, recent: mx.array | None,
                values: dict[str, mx.array], words: mx.array | None = None) -> mx.array:
     """draw.sample of the tokens after `position`, int32 [S], or [] with one slot."""
-    return sample(kind, logprobs, logits, (position + 1).astype(mx.uint32) if kind.random else position, recent, values, words)
+    following = (position + 1).astype(mx.uint32) if kind.random else position
+    return sample(kind, logprobs, logits, following, recent, values, words)
 
 
 def _positions(cache: Rooms, room: Room) -> mx.array:
