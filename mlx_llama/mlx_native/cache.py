@@ -183,7 +183,7 @@ class View(CallView):
 
 
 def _stack_tables(tables: list[tuple]) -> tuple:
-    """Tables of several sequences as one: cosines and sines [B, 1, T, D/2]; or tables one by one for the kernel."""
+    """Tables of several sequences as one: cosines and sines [B, 1, T, 1 or 2, D/2]; or tables one by one for the kernel."""
     if len(tables[0]) == 2:
         return tuple(mx.stack(parts)[:, None] for parts in zip(*tables))
     return tuple(tables)

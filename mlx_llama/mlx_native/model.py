@@ -17,7 +17,7 @@ from mlx_llama.core.models.spec import LayerSpec
 
 from . import ops, runtime
 from .cache import Cache, View
-from .kernels.draw import Kind, draw
+from .kernels.draw import draw
 from .kernels.rooms import Packing, Parts
 from .kernels.trace import Runner
 from .kernels.view import StepView
@@ -54,7 +54,7 @@ class Llama:
         model = cls(config, Weights(checkpoint, activations, device), activations, device,
                     (f"decoding is not compiled: {reason}",) if reason else (), cache_bits)
         if not rope.length_dependent(config):
-            model._runner = Runner(model._decode, compile)
+            model._runner = Runner(model._advance, compile)
         return model
 
     @property
@@ -110,20 +110,18 @@ class Llama:
             probe("logits", logits)
         return logits
 
-    def _decode(self, kind: Kind, packing: Packing, token: mx.array, position: mx.array, sampling: dict[str, mx.array],
-                tokens: mx.array, keys: list[Parts], values: list[Parts], tables: tuple) -> tuple:
-        """Forward over `token` [S, 1] and sampling, of arrays alone: mx.compile traces it. sampling: values of
-        SamplingBatch.arrange; the others: as in StepView.
+    def _advance(self, window: int, packing: Packing, token: mx.array, position: mx.array, tokens: mx.array,
+                 keys: list[Parts], values: list[Parts], tables: tuple) -> tuple:
+        """Forward over `token` [S, 1], of arrays alone: mx.compile traces it. Arguments as in StepView.
 
-        Returns the next tokens, int32 [S, 1], and the tokens, keys and values with the step's own.
+        Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the tokens, keys and values
+        with the step's own.
         """
         view = StepView(token, position, tokens, keys, values, tables, packing)
         logits = self._compute(token.squeeze(1), view, all_positions=False)
-        recent = view.recent(kind.window) if kind.window else None
-        following = draw(kind, logits, (position + 1).astype(mx.uint32) if kind.random else position, recent, sampling)
-        # Launching the token launches the stored tokens too; unevaluated updates would grow the graph.
-        (following,) = mx.depends([following], [view.tokens])
-        return following, view.tokens, view.keys, view.values
+        # Launching the logits launches the stored tokens too; unevaluated updates would grow the graph.
+        (logits,) = mx.depends([logits], [view.tokens])
+        return logits, view.recent(window) if window else None, view.tokens, view.keys, view.values
 
     def step(self, tokens: mx.array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
              rows: Sequence[int] | None = None, masks: Masks | None = None) -> mx.array:
@@ -131,13 +129,13 @@ class Llama:
         unit.
 
         tokens: on the host, or the array that the last step over these rows returned; the others: as in `forward`. Rows of
-        a step over one token each are computed together. masks: gives the tokens that grammars allow. A step with masks or
-        log-probabilities, which stand beside the tokens, is not traced as one. Raises ContextError as `forward`.
+        a step over one token each are computed together. masks: gives the tokens that grammars allow. Log-probabilities
+        stand beside the tokens, int32 [B, C]. Raises ContextError as `forward`.
         """
         with mx.stream(self.device):
             tokens = checked_tokens(tokens, self.config.vocab_size)
-            if self._runner and tokens.shape[1] == 1 and masks is None and sampling.logprobs is None:
-                return self._runner.step(tokens, index_pos, cache, sampling, rows)
+            if self._runner and tokens.shape[1] == 1:
+                return self._runner.step(tokens, index_pos, cache, sampling, rows, masks)
         logits = self.forward(tokens, index_pos, cache, rows=rows)
         chosen = cache.select_rows(len(tokens), rows)
         with mx.stream(self.device):

@@ -82,12 +82,12 @@ def split_heads(heads: mx.array, spec: LayerSpec) -> tuple[mx.array, mx.array, m
 def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
     """Rotate queries and keys, store keys and values. heads: as in `split_heads`; returns the queries [B, H, T, D]."""
     H, G = spec.heads, spec.key_value_heads
-    parts = _heads_first(heads, spec)
-    turned = parts[:, :H + G]  # queries and keys by one rotation
+    turned, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)  # queries and keys by one rotation
     if spec.rotates:
         turned = rope(turned, view.tables)
-    view.append(spec.index, turned[:, H:], parts[:, H + G:])
-    return turned[:, :H]
+    query, key = mx.split(turned, [H], axis=1)
+    view.append(spec.index, key, value)
+    return query
 
 
 def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
@@ -96,7 +96,9 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
     Returns [B, T, H D]; [B, H D] where the view is flat.
     """
     B, H, T, D = query.shape
-
+    if T == 1 and mx.default_device().type == mx.cpu:
+        # The CPU has no fused kernel. One position's queries of a key head are rows of one product, without broadcasting.
+        query = query.reshape(B, spec.key_value_heads, -1, D)
     stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
     if T < view.count:
         masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]  # "causal": the last sees all
@@ -122,18 +124,18 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 def rope(x: mx.array, table: tuple) -> mx.array:
     """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2] or [B, 1, T, D/2], multiplied in float32;
-    or, for MLX's fused kernel, the periods (1 / inverse frequency, in tokens per radian) as float32 [D/2], the factor on
-    cosine and sine, and the first position, one or int32 [B]; or such a table for each sequence. Returns [B, H, T, D] of
-    x's dtype.
+    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, 1, D/2] and [T, 2, D/2], or [B, 1, T, *],
+    multiplied in float32, the first of the two sines negated; or, for MLX's fused kernel, the periods (1 / inverse
+    frequency, in tokens per radian) as float32 [D/2], the factor on cosine and sine, and the first position, one or
+    int32 [B]; or such a table for each sequence. Returns [B, H, T, D] of x's dtype.
     """
     if isinstance(table[0], tuple):
         return mx.concatenate([rope(x[i:i + 1], one) for i, one in enumerate(table)])
     if len(table) == 2:
         cosine, sine = table
-        first, second = mx.split(x, 2, axis=-1)
-        return mx.concatenate([first * cosine - second * sine, second * cosine + first * sine],
-                              axis=-1).astype(x.dtype)
+        halves = x.reshape(*x.shape[:-1], 2, -1)
+        turned = halves * cosine + halves[..., ::-1, :] * sine  # one fused primitive where it is traced
+        return turned.reshape(x.shape).astype(x.dtype)
     periods, factor, index_pos = table
     if factor != 1:
         x = factor * x

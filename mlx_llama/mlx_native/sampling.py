@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlx_llama.core.backends.interface import Masks
-from mlx_llama.core.backends.logprobs import count_logprobs
 from mlx_llama.core.generation.options import GenerationOptions
 
-from .kernels.draw import OptionArrays, draw, gumbel, mask, pack, process
+from .kernels.draw import OptionArrays, gumbel, process, sample
 
 __all__ = ["SamplingBatch", "gumbel"]
 
@@ -25,7 +24,6 @@ class SamplingBatch(OptionArrays):
     def __init__(self, options: Sequence[GenerationOptions], device: mx.Device = mx.Device(mx.cpu)):
         super().__init__(options)
         self.device = device
-        self.logprobs = count_logprobs(self.options)
 
     def __call__(self, logits: mx.array, positions: Sequence[int], recent: mx.array | None = None,
                  masks: Masks | None = None) -> mx.array:
@@ -35,13 +33,11 @@ class SamplingBatch(OptionArrays):
         Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
         """
         with mx.stream(self.device):
-            scores = logits
             if masks is not None:
                 mx.async_eval(logits)  # the device works while the host computes the masks
-                scores = mask(logits, mx.array(masks()))
-            tokens = draw(self.kind, scores, mx.array([p & 0xFFFFFFFF for p in positions], mx.uint32), recent,
-                          self.arrange(range(len(self.options))))
-            return tokens if self.logprobs is None else pack(tokens, logits, self.logprobs)
+            words = None if masks is None else mx.array(masks())
+            return sample(self.kind, self.logprobs, logits, mx.array([p & 0xFFFFFFFF for p in positions], mx.uint32), recent,
+                          self.arrange(range(len(self.options))), words)
 
     def processed(self, scores: mx.array, recent: mx.array | None = None) -> mx.array:
         """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered out."""

@@ -87,7 +87,8 @@ def logits(mlx, model, path: str) -> np.ndarray:
     if path == "forward":
         return np.concatenate([to_numpy(model.forward(TOKENS[:, i:i + 1], i, cache)) for i in range(TOKENS.shape[1])])
     draw = sampler(mlx, temperature=0)
-    with mock.patch.object(mlx.model, "draw", lambda kind, logits, *_: logits):  # a step then returns the logits
+    # A step then returns the logits.
+    with mock.patch("mlx_llama.mlx_native.kernels.draw.draw", lambda kind, logits, *_: logits):
         return np.concatenate([to_numpy(model.step(TOKENS[:, i:i + 1], i, cache, draw)) for i in range(TOKENS.shape[1])])
 
 

@@ -321,6 +321,129 @@ def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
             assert drawn[slot, 0] == mlx.read(alone(mx.array(scores[i:i + 1]), [i + 5], own))
 
 
+# ---- masks and log-probabilities
+
+
+def allow(batch: int, vocabulary: int, seed: int) -> np.ndarray:
+    """bool [B, V]: a few tokens that each row may draw."""
+    allowed = np.random.default_rng(seed).random((batch, vocabulary)) < 0.05
+    allowed[:, seed] = True
+    return allowed
+
+
+def words(allowed: np.ndarray) -> np.ndarray:
+    """As of core.backends.interface.Masks."""
+    spare = np.zeros((len(allowed), -allowed.shape[1] % 32), bool)
+    return np.packbits(np.concatenate([allowed, spare], axis=1), axis=1, bitorder="little").view(np.int32)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("rows", [[0], [4, 1, 3], [2, 0, 1, 3, 4]])
+@pytest.mark.parametrize("compile", [False, True])
+def test_masks_and_logprobs_of_rows_are_those_of_each_alone(compile, rows, masked, mlx, monkeypatch):
+    """NumPy judges log-probabilities, and tokens of greedy rows; a forward and `SamplingBatch` alone judge the others."""
+    import mlx.core as mx
+
+    model, launched = loaded(mlx, "plain", compile), []
+    options = [dict(mix, logprobs=row) if row != 2 else mix for row, mix in enumerate(MIXES[:5])]
+    options = [options[row] for row in rows]
+    cache, alone = model.make_cache(300, 5), [model.make_cache(300) for _ in rows]
+    for row, own in zip(rows, alone):
+        for target, place in ((cache, row), (own, 0)):
+            prefill(model, target, place, ids(4 + row, seed=row))
+    batch, tokens = sampling(mlx, *options), np.full((len(rows), 1), 5, np.int32)
+    for n in range(6):
+        allowed = allow(len(rows), model.config.vocab_size, n) if masked else np.ones((len(rows), 384), bool)
+
+        def compute():
+            assert len(launched) == 1  # the device works meanwhile
+            return words(allowed)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(mx, "async_eval", lambda *arrays: launched.append(arrays))
+            launched.clear()
+            drawn = model.step(tokens, [cache.lengths[row] for row in rows], cache, batch, rows=rows,
+                               masks=compute if masked else None)
+        count = max((each["logprobs"] for each in options if "logprobs" in each), default=None)
+        found = mlx.runtime.to_numpy(drawn)
+        assert found.shape == (len(rows), 1 if count is None else 2 + 2 * count) and len(launched) == masked
+        for i, own in enumerate(alone):
+            logits = model.forward(tokens[i:i + 1], own.length, own)
+            one = sampling(mlx, options[i])
+            recent = own.recent(one.window) if one.window else None
+            wanted = one(logits, [own.length], recent, lambda: words(allowed[i:i + 1]))
+            assert found[i, 0] == mlx.runtime.to_numpy(wanted)[0, 0]
+            assert allowed[i, found[i, 0]]
+            raw = np.array(logits, np.float64)[0]
+            if options[i].get("temperature", 0) == 0 and "repetition_penalty" not in options[i]:
+                assert found[i, 0] == np.where(allowed[i], raw, -np.inf).argmax()
+            if count is not None:
+                expected = raw - raw.max() - np.log(np.exp(raw - raw.max()).sum())
+                columns = np.ascontiguousarray(found[i])
+                np.testing.assert_allclose(columns[1:2].view(np.float32), expected[found[i, :1]], atol=1e-5)
+                np.testing.assert_array_equal(columns[2:2 + count], np.argsort(-expected, kind="stable")[:count])
+                np.testing.assert_allclose(columns[2 + count:].view(np.float32), np.sort(expected)[::-1][:count], atol=1e-5)
+        tokens = np.ascontiguousarray(found[:, :1])
+    assert [cache.lengths[row] for row in rows] == [own.length for own in alone]
+
+
+def test_masks_and_logprobs_are_traced_once(mlx, monkeypatch):
+    from mlx_llama.mlx_native.kernels import draw
+    from mlx_llama.mlx_native.kernels.view import StepView
+
+    model = mlx.load(open_checkpoint(checkpoint("plain")), "float32", compile=True)
+    cache, forwards, draws = model.make_cache(100, 3), [], []
+    for row in range(3):
+        prefill(model, cache, row, ids(3 + row, seed=row))
+    original, drawing = StepView.__init__, draw.draw
+    monkeypatch.setattr(StepView, "__init__", lambda self, *given: (forwards.append(0), original(self, *given))[1])
+    monkeypatch.setattr(draw, "draw", lambda *given: (draws.append(0), drawing(*given))[1])
+
+    def run(count: int, **given) -> tuple[int, int]:
+        batch = sampling(mlx, *({"seed": n, **given} for n in range(3)))
+        for n in range(3):
+            masks = (lambda: words(allow(3, 384, n))) if count else None
+            mlx.launch(model.step([[5]] * 3, cache.lengths[:], cache, batch, masks=masks))
+        return len(forwards), len(draws)
+
+    assert run(1) == (1, 1)
+    assert run(1, temperature=0.7) == (1, 2)
+    assert run(1, temperature=0.9, logprobs=2) == (1, 3)
+    assert run(0, logprobs=2) == (2, 4)
+    assert run(0, logprobs=2) == (2, 4)
+
+
+def test_groups_that_take_turns_stay_in_their_rooms(mlx):
+    """Rows with a grammar step apart from the others."""
+    company = Company(mlx, loaded(mlx), 6, 600)
+    for row in range(5):
+        company.start(row, ids(4 + row, seed=row))
+    company.step([0, 1, 2], 2)
+    company.step([3, 4], 2)
+    layouts = dict(company.cache._layouts)
+    assert len(layouts) == 2
+    for _ in range(3):
+        company.step([0, 1, 2], 1)
+        company.step([3, 4], 2)
+    assert all(company.cache.layout(rows) is layout for rows, layout in layouts.items())
+    company.start(5, ids(9))
+    company.step([0, 1, 2, 5], 2)
+    company.step([3, 4], 2)
+    company.reset(1)
+    company.step([0, 2, 5], 2)
+
+
+def test_masks_that_fail_change_no_row(mlx):
+    model = loaded(mlx)
+    cache = model.make_cache(100, 2)
+    for row in range(2):
+        prefill(model, cache, row, ids(4 + row, seed=row))
+    before = [cache.state(row) for row in range(2)]
+    with pytest.raises(ZeroDivisionError):
+        model.step([[5]] * 2, cache.lengths[:], cache, sampling(mlx, {}, {}), masks=lambda: 1 / 0)
+    assert cache.lengths == [4, 5] and all(same_state(cache.state(row), state) for row, state in enumerate(before))
+
+
 # ---- bytes
 
 
@@ -452,6 +575,7 @@ def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
                                 sampling(mlx, *[{}] * len(rows)), rows=rows))
 
     run([0, 1, 2, 3])
+    run([1, 2])
     run([0, 1, 2])
     assert cache.lengths[0] == rooms(cache)[0].length == GROWTH
     waiting = [cache.state(row) for row in (0, 3)]

@@ -132,9 +132,11 @@ def planted(patch, backend: str, fault: str) -> None:
             init(self, cache, tokens, index_pos, rows)
             (span,) = self.spans
             if span.start:
+                if backend == "mlx":
+                    self.tables = tuple(part[span.start - 1:span.end - 1] for part in cache.tables(span.end))
+                    return
                 before = rope_tables(cache.config, span.start - 1, span.count)
-                make = xp.array if backend == "mlx" else xp.from_numpy
-                self.tables = tuple(make(part).reshape(own.shape) for part, own in zip(before, self.tables))
+                self.tables = tuple(xp.from_numpy(part).reshape(own.shape) for part, own in zip(before, self.tables))
 
         patch.setattr(cache.View, "__init__", shifted)
     elif fault == "stale row":  # layer 1's value of the last prompt token

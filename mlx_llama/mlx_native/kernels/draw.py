@@ -10,6 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from mlx_llama.core.backends.logprobs import count_logprobs
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
 
@@ -30,7 +31,8 @@ class OptionArrays:
     """Options of the rows of a batch, as arrays: neutral where a row does without a feature of another, so that each draws
     what it would draw alone.
 
-    window: recent tokens that any row looks at, 0 for none. kind: key of a trace; it has no row's values.
+    window: recent tokens that any row looks at, 0 for none. kind, logprobs: keys of a trace; they have no row's values.
+    logprobs: as of core.backends.logprobs.count_logprobs.
     """
 
     def __init__(self, options: Sequence[GenerationOptions]):
@@ -41,6 +43,7 @@ class OptionArrays:
         self.kind = Kind(random=bool(drawing), top_k=_round_up(max((o.top_k for o in drawing), default=0)),
                          top_p=any(o.top_p < 1 for o in drawing), min_p=any(o.min_p for o in drawing),
                          window=_round_up(self.window), biases=_round_up(sum(len(o.logit_bias) for o in self.options)))
+        self.logprobs = count_logprobs(self.options)
         self._arranged: dict[tuple[int, ...], dict[str, mx.array]] = {}
 
     def arrange(self, order: Sequence[int]) -> dict[str, mx.array]:
@@ -121,6 +124,13 @@ def draw(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | N
         noise = gumbel(values["seed"], positions.reshape(-1), values["table"], indices)
         scores = scores + noise * values["noise"]
     return mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
+
+
+def sample(kind: Kind, count: int | None, logits: mx.array, positions: mx.array, recent: mx.array | None,
+           values: dict[str, mx.array], words: mx.array | None = None) -> mx.array:
+    """`draw` behind a `mask` of `words`, None for no grammar; with `count` log-probabilities as of `pack`, None for none."""
+    tokens = draw(kind, logits if words is None else mask(logits, words), positions, recent, values)
+    return tokens if count is None else pack(tokens, logits, count)
 
 
 def mask(logits: mx.array, words: mx.array) -> mx.array:

@@ -111,8 +111,19 @@ class Layout:
 
     def __init__(self, rows: tuple[int, ...], groups: list[Group]):
         self.rows, self.groups = rows, groups
+        slots = [i for group in groups for i in group.order]
+        taken = [slots.index(i) for i in range(len(rows))]
+        self._is_ordered, self._is_full = taken == list(range(len(rows))), len(slots) == len(rows)
+        self._taken = mx.array(taken, mx.int32)
         self.returned: mx.array | None = None
         self.following: list[mx.array] = []
+
+    def collect(self, outputs: list[mx.array]) -> mx.array:
+        """What each row drew, [B, *], of outputs [S, *] of all slots, by group."""
+        joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+        if not self._is_ordered:
+            return mx.take(joined, self._taken, axis=0)
+        return joined if self._is_full else joined[:len(self.rows)]
 
 
 class Rooms(Positions):
@@ -134,7 +145,7 @@ class Rooms(Positions):
         self.tabulated = dtype == mx.float32 or device.type == mx.cpu
         self._places: list[tuple[Room, int] | None] = [None] * rows  # each row's room and slot
         self._tables: dict[int, tuple] = {}  # by positions of a room
-        self._layout: Layout | None = None
+        self._layouts: dict[tuple[int, ...], Layout] = {}  # by rows; no two share a room
 
     def room_of(self, row: int, end: int) -> Room:
         """The room of a row alone, with storage for `end` positions; takes the row out of a shared one."""
@@ -148,15 +159,19 @@ class Rooms(Positions):
     def layout(self, rows: Sequence[int]) -> Layout:
         """The groups of a step over `rows`, which have storage for it and join rooms where they are in none."""
         rows = tuple(rows)
-        if self._layout is None or self._layout.rows != rows:
-            self._layout = self._arrange(rows)
-        for room, order in self._layout.groups:
+        if rows not in self._layouts:
+            layout = self._arrange(rows)
+            for room, _ in layout.groups:
+                self._forget(room)
+            self._layouts[rows] = layout
+        layout = self._layouts[rows]
+        for room, order in layout.groups:
             is_wide = 1 < len(order) >= 4 * (len(order) - order.count(-1))
             room.wide_steps = room.wide_steps + 1 if is_wide else 0
             if room.wide_steps > PATIENCE:
                 self._shrink(room, rows)
                 return self.layout(rows)
-        return self._layout
+        return layout
 
     def tables(self, length: int) -> tuple:
         """Cosines and sines of the first `length` positions, or periods and a factor: see ops.rope."""
@@ -194,6 +209,7 @@ class Rooms(Positions):
     def _place(self, row: int, room: Room, slot: int) -> None:
         """Move a row to a slot of a room that has its contents."""
         self._vacate(row)
+        self._forget(room)
         room.members[slot] = row
         self._places[row] = (room, slot)
         self.allocated[row] = room.length
@@ -204,8 +220,14 @@ class Rooms(Positions):
             return None
         room, slot = self._places[row]
         room.members[slot] = None
-        self._places[row] = self._layout = None
+        self._places[row] = None
+        self._forget(room)
         return room
+
+    def _forget(self, room: Room) -> None:
+        """Drop the layouts that have this room."""
+        self._layouts = {rows: layout for rows, layout in self._layouts.items()
+                         if all(group.room is not room for group in layout.groups)}
 
     def _drop_tables(self) -> None:
         lengths = {place[0].length for place in self._places if place}
@@ -331,9 +353,9 @@ def _bucket(count: int) -> int:
 
 
 def make_angles(config: LlamaConfig, start: int, count: int, seq_len: int | None = None) -> tuple[mx.array, mx.array]:
-    """Cosines and sines, float32 [count, D/2]."""
+    """Cosines float32 [count, 1, D/2] and sines [count, 2, D/2], as ops.rope takes them."""
     cosine, sine = rope.tables(config, start, count, seq_len)
-    return mx.array(cosine), mx.array(sine)
+    return mx.array(cosine[:, None]), mx.array(np.stack([-sine, sine], axis=1))
 
 
 def make_periods(config: LlamaConfig, seq_len: int | None = None) -> tuple[mx.array, float]:

@@ -1,5 +1,5 @@
 """Decode steps as one unit of work: traced once by mx.compile for each size of a room and kind of sampling, replayed for
-every token."""
+every token. With grammars it is two units: the forward, then the sampling behind masks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView
 
-from .draw import Kind, OptionArrays
-from .rooms import Packing, Room, Rooms
+from .draw import Kind, OptionArrays, sample
+from .rooms import Group, Packing, Room, Rooms
 
 KEPT = 24  # compiled functions per model; the one used longest ago is evicted
 
@@ -21,68 +22,98 @@ KEPT = 24  # compiled functions per model; the one used longest ago is evicted
 class Runner:
     """Runs decode steps, by slots and kind of sampling.
 
-    decode: (kind, packing, token, position, sampling's values, tokens, keys, values, tables) -> (next token, tokens, keys,
-    values), arrays alone after the first two. compile: False runs it as it is, every time.
+    advance: (window, packing, token, position, tokens, keys, values, tables) -> (logits, recent, tokens, keys, values),
+    arrays alone after the first two. compile: False runs it as it is, every time.
     """
 
-    def __init__(self, decode: Callable, compile: bool):
-        self.decode, self.compile = decode, compile
+    def __init__(self, advance: Callable, compile: bool):
+        self.advance, self.compile = advance, compile
         self._functions: OrderedDict[tuple, Callable] = OrderedDict()
 
     def step(self, tokens: mx.array | np.ndarray, index_pos: int | Sequence[int], cache: Rooms, sampling: OptionArrays,
-             rows: Sequence[int] | None) -> mx.array:
-        """The next tokens, int32 [B, 1]; the cache takes over the step's arrays. Raises ContextError."""
+             rows: Sequence[int] | None, masks: Masks | None = None) -> mx.array:
+        """The next tokens, int32 [B, 1] or with log-probabilities [B, C]; the cache takes over the step's arrays. Raises
+        ContextError."""
         with CallView(cache, len(tokens), 1, index_pos, rows) as call:
             if call.batch == 1:
                 (span,) = call.spans
-                token = tokens if isinstance(tokens, mx.array) else mx.array(tokens)
-                return self._run(cache, cache.room_of(span.row, span.end), token, (0,), sampling)
-            layout = cache.layout([span.row for span in call.spans])
-            goes_on = tokens is layout.returned
-            following = [
-                self._run(cache, room, layout.following[i] if goes_on else _pick(tokens, order), order, sampling)
-                for i, (room, order) in enumerate(layout.groups)]
-            layout.following, layout.returned = following, _collect(following, [group.order for group in layout.groups])
+                layout, groups = None, [Group(cache.room_of(span.row, span.end), (0,))]
+                given = [tokens if isinstance(tokens, mx.array) else mx.array(tokens)]
+            else:
+                layout = cache.layout([span.row for span in call.spans])
+                groups = layout.groups
+                given = layout.following if tokens is layout.returned else [_pick(tokens, order) for _, order in groups]
+            following = (self._run(cache, groups, given, sampling) if masks is None
+                         else self._run_masked(cache, groups, given, sampling, masks))
+            if layout is None:
+                return following[0]
+            layout.following, layout.returned = following, layout.collect(following)
         return layout.returned
 
-    def _run(self, cache: Rooms, room: Room, token: mx.array, order: tuple[int, ...], sampling: OptionArrays) -> mx.array:
-        """The next token in each slot of a room, int32 [S, 1]. token: int32 [S, 1]."""
-        if len(order) == 1:
-            position = mx.array(cache.lengths[room.members[0]], mx.int32)
-        else:
-            # A row outside of the step has its next position overwritten, which it does not hold yet.
-            position = mx.array([0 if row is None else cache.lengths[row] for row in room.members], mx.int32)
-        step = self._find(sampling.kind, len(order), cache.packing)
-        following, room.tokens, room.keys, room.values = step(
-            token, position, sampling.arrange(order), room.tokens, room.keys, room.values, cache.tables(room.length))
+    def _run(self, cache: Rooms, groups: list[Group], tokens: list[mx.array], sampling: OptionArrays) -> list[mx.array]:
+        """The next token in each slot, int32 [S, 1] or [S, C], by group. tokens: int32 [S, 1] of each group."""
+        following = []
+        for (room, order), token in zip(groups, tokens):
+            step = self._find(("step", len(order), cache.packing.bits, sampling.kind, sampling.logprobs),
+                              lambda: partial(self._step, sampling.kind, sampling.logprobs, cache.packing))
+            drawn, room.tokens, room.keys, room.values = step(
+                sampling.arrange(order), token, _positions(cache, room), room.tokens, room.keys, room.values,
+                cache.tables(room.length))
+            following.append(drawn)
         return following
 
-    def _find(self, kind: Kind, slots: int, packing: Packing) -> Callable:
-        key = kind, slots, packing.bits  # the rest of `packing` is the model's
-        step = self._functions.pop(key, None)
+    def _run_masked(self, cache: Rooms, groups: list[Group], tokens: list[mx.array], sampling: OptionArrays,
+                    masks: Masks) -> list[mx.array]:
+        """As `_run`, in two units: the device works on the forward while the host computes the masks."""
+        found = []
+        for (room, order), token in zip(groups, tokens):
+            advance = self._find(("advance", len(order), cache.packing.bits, sampling.kind.window),
+                                 lambda: partial(self.advance, sampling.kind.window, cache.packing))
+            position = _positions(cache, room)
+            logits, recent, room.tokens, room.keys, room.values = advance(
+                token, position, room.tokens, room.keys, room.values, cache.tables(room.length))
+            found.append((logits, position, recent))
+        mx.async_eval([logits for logits, *_ in found])
+        words, drawn = masks(), []
+        for (_, order), arrays in zip(groups, found):
+            draw_next = self._find(("draw", len(order), sampling.kind, sampling.logprobs),
+                                   lambda: partial(_draw_next, sampling.kind, sampling.logprobs))
+            drawn.append(draw_next(*arrays, sampling.arrange(order), mx.array(words[np.maximum(order, 0)])))
+        return drawn
+
+    def _step(self, kind: Kind, logprobs: int | None, packing: Packing, values: dict[str, mx.array], token: mx.array,
+              position: mx.array, *state) -> tuple:
+        """Forward and sampling as one unit, of arrays alone after the first three."""
+        logits, recent, *state = self.advance(kind.window, packing, token, position, *state)
+        return _draw_next(kind, logprobs, logits, position, recent, values), *state
+
+    def _find(self, key: tuple, make: Callable[[], Callable]) -> Callable:
+        """The function of that key: made and compiled at its first use. The rest of `packing` is the model's."""
+        step = self._functions.get(key)
         if step is None:
-            step = partial(self.decode, kind, packing)
-            if self.compile:
-                step = mx.compile(step)
-        self._functions[key] = step
-        while len(self._functions) > KEPT:
-            self._functions.popitem(last=False)
+            step = self._functions[key] = mx.compile(make()) if self.compile else make()
+            if len(self._functions) > KEPT:
+                self._functions.popitem(last=False)
+        self._functions.move_to_end(key)
         return step
+
+
+def _draw_next(kind: Kind, logprobs: int | None, logits: mx.array, position: mx.array, recent: mx.array | None,
+               values: dict[str, mx.array], words: mx.array | None = None) -> mx.array:
+    """draw.sample of the tokens after `position`, int32 [S], or [] with one slot."""
+    following = (position + 1).astype(mx.uint32) if kind.random else position
+    return sample(kind, logprobs, logits, following, recent, values, words)
+
+
+def _positions(cache: Rooms, room: Room) -> mx.array:
+    """The next position in each slot of a room, int32 [S]; [] with one slot."""
+    if len(room.members) == 1:
+        return mx.array(cache.lengths[room.members[0]], mx.int32)
+    # A row outside of the step has its next position overwritten, which it does not hold yet.
+    return mx.array([0 if row is None else cache.lengths[row] for row in room.members], mx.int32)
 
 
 def _pick(tokens: mx.array | np.ndarray, order: tuple[int, ...]) -> mx.array:
     """The token of each slot, int32 [S, 1]; any one for a slot that is not in the step. tokens: int32 [B, 1]."""
     index = np.maximum(np.array(order, np.int32), 0)
     return mx.take(tokens, mx.array(index), axis=0) if isinstance(tokens, mx.array) else mx.array(tokens[index])
-
-
-def _collect(following: list[mx.array], orders: list[tuple[int, ...]]) -> mx.array:
-    """Tokens of all slots as int32 [B, 1], in the order of the batch."""
-    slots = np.concatenate([np.array(order, np.int32) for order in orders])
-    joined = following[0] if len(following) == 1 else mx.concatenate(following)
-    count = int(slots.max()) + 1
-    if slots[:count].tolist() == list(range(count)):
-        return joined if count == len(slots) else joined[:count]
-    taken = np.empty(count, np.int32)
-    taken[slots[slots >= 0]] = np.flatnonzero(slots >= 0)
-    return mx.take(joined, mx.array(taken), axis=0)

@@ -38,9 +38,9 @@ class StepView:
         if tables[0].ndim == 1:  # periods, not cosines and sines
             self.tables = (*tables, position)
         elif self.is_single:
-            self.tables = tuple(mx.slice(table, position, (0,), (1, table.shape[1])) for table in tables)
+            self.tables = tuple(mx.slice(table, position, (0,), (1, *table.shape[1:])) for table in tables)
         else:
-            self.tables = tuple(mx.take(table, position[:, None, None], axis=0) for table in tables)  # [S, 1, 1, D/2]
+            self.tables = tuple(mx.take(table, position[:, None, None], axis=0) for table in tables)  # [S, 1, 1, *]
 
     def append(self, layer: int, key: mx.array, value: mx.array) -> None:
         """Store new rows [S, G, 1, D] of a layer."""
