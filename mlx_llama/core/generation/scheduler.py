@@ -106,6 +106,7 @@ class Scheduler:
         self._work = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closing = False
+        self.set_asides = 0  # requests whose row was freed while memory was short, to be computed again
         self._is_short = False  # memory is, until the youngest request is set aside: no step runs ahead
 
     # Storage, made for the first request
@@ -536,6 +537,7 @@ class Scheduler:
 
     def _set_aside(self, sequence: Sequence) -> None:
         """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
+        self.set_asides += 1
         self.waiting.appendleft(sequence)
         if sequence is self.prefilling:
             self.prefilling = None
