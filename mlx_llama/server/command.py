@@ -45,6 +45,8 @@ def parser() -> options.Parser:
                        help=f"most time of a request, its queue included (default: {default.timeout:g})")
     group.add_argument("--queue", default=str(default.queue), metavar="N",
                        help=f"requests that may wait for a row; more get 503 (default: {default.queue})")
+    group.add_argument("--max-connections", default=str(default.max_connections), metavar="N",
+                       help=f"open connections; more get 503 (default: {default.max_connections})")
     group.add_argument("--max-body", default=str(default.max_body), metavar="SIZE",
                        help="largest body of a request, such as 8MB (default: 8MiB)")
     group.add_argument("--shutdown-seconds", default=f"{default.shutdown_seconds:g}", metavar="SECONDS",
@@ -104,6 +106,7 @@ def make_settings(given: argparse.Namespace) -> Settings:
         options={name: getattr(checked, name) for name in wanted},
         queue=int(_number(given.queue, "--queue", 0, 1e6, whole=True)),
         timeout=_number(given.timeout, "--timeout", 0.001, 1e7),
+        max_connections=int(_number(given.max_connections, "--max-connections", 1, 1e5, whole=True)),
         max_body=options.parse_memory(given.max_body, "--max-body") or defaults.max_body,
         shutdown_seconds=_number(given.shutdown_seconds, "--shutdown-seconds", 0, 1e6),
         idle_unload=idle,
