@@ -18,9 +18,9 @@ BODY = b'{"prompt": "hello", "max_tokens": 2}'
 
 
 @pytest.fixture
-def strict(inside, toy):
+def strict(inside, roomy):
     """A server with tight limits."""
-    server = inside(lambda: load(toy, backend="cpu"), max_connections=4, receive_timeout=0.5, send_timeout=0.3,
+    server = inside(lambda: load(roomy, backend="cpu"), max_connections=4, receive_timeout=0.5, send_timeout=0.3,
                     max_header=4000, max_body=20_000).ready()
     server.http.close()
     server.open = server.server.server_state.connections
@@ -127,6 +127,21 @@ def test_headers_that_never_end(start, strict):
     with connect(strict) as sock:
         found = dribble(sock, start, b"a")
     assert b"HTTP/1.1 408 " in found and b"request_too_slow" in found and found.count(b"HTTP/1.1 200") == start.count(GET)
+
+
+def test_headers_that_never_end_on_a_connection_that_was_idle(strict):
+    with connect(strict) as sock:
+        sock.sendall(GET)
+        assert read_answer(sock)[0] == 200
+        time.sleep(0.2)
+        assert dribble(sock, b"GET /health", b"a").startswith(b"HTTP/1.1 408 ")
+
+
+def test_an_answer_may_take_longer_than_its_request(strict):
+    body = b'{"prompt": "hello", "max_tokens": 4000, "logit_bias": {"2": -1000}}'
+    began = time.monotonic()
+    status, answer = ask(strict, POST % (b"/v1/completions", b"Content-Length: %d" % len(body)) + body)
+    assert status == 200 and answer["usage"]["completion_tokens"] == 4000 and time.monotonic() - began > 0.7
 
 
 @pytest.mark.parametrize("head, piece", [(b"Content-Length: 9000", b" "), (b"Transfer-Encoding: chunked", b"1\r\n \r\n")])
