@@ -57,12 +57,12 @@ def parser() -> options.Parser:
         "--slots", action=argparse.BooleanOptionalAction, default=True, help="serve GET /slots (default: yes)"
     )
     group.add_argument("--slot-save-path", default=None, metavar="FOLDER",
-                       help="allow POST /slots/0?action=save and restore, with files in this folder; needs --parallel 1")
+                       help="allow POST /slots/0?action=save and restore, with files in this folder")
     group.add_argument("--metrics", action=argparse.BooleanOptionalAction, default=True,
                        help="serve GET /metrics (default: yes)")
     group.add_argument("--page", "--webui", action=argparse.BooleanOptionalAction, default=True,
                        help="serve the web page at / (default: yes)")
-    group.add_argument("--log-prompts", action="store_true", help="write prompts into the log")
+    group.add_argument("--log-prompts", action="store_true", help="write prompts into the log, and show them in GET /slots")
     group.add_argument("--quiet", action="store_true", help="log nothing but warnings")
     group.add_argument("--debug", action="store_true", help="show tracebacks")
     options.add_load_flags(result)

@@ -34,6 +34,7 @@ from .grammar import Constraint, Rule
 from .options import MAX_ROWS
 from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
+from .slots import Slots
 from .speculate import ModelDrafts, PromptLookup, Speculation
 
 KEPT_ROWS = 8  # finished rows that stay as prefixes
@@ -89,6 +90,7 @@ class Scheduler:
         self.backend, self.model, self.context = backend, model, context
         self.cache_memory, self.max_rows, self.kept_rows = cache_memory, max_rows, kept_rows
         self.device = Device(backend)
+        self.slots = Slots(max_rows)
         self.waiting: deque[Sequence] = deque()
         self.prefilling: Sequence | None = None
         self.running: list[Sequence] = []  # in the order of admission
@@ -335,6 +337,7 @@ class Scheduler:
                 self._refuse(sequence)
             return
         sequence.row, reused = claimed
+        sequence.slot = self.slots.enter(sequence.text, {other.slot for other in self.running})
         sequence.writer.start(self._clock.now(), min(reused, sequence.prompt_length))
         sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
         if sequence.speculation.kind == "model" and sequence.speculation.is_on:
@@ -698,21 +701,17 @@ class Scheduler:
                 length = len(self.rows.kept.get(row, ()))
             else:
                 row, length = self.rows.find_prefix([*tokens, -1])
-            if length == 0:
-                return {}
-            state = self.cache.state(row)
-            return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length],
-                    "values": state["values"][:, :, :length]}
+            return self.rows.export(row, length) if length else {}
+
+    def erase(self, tokens: Several[int]) -> int:
+        """Drop the kept rows that hold a prefix of `tokens` and nothing else; returns the longest one's length."""
+        with self._ticking:
+            return self.rows.drop_prefixes(tokens)
 
     def install(self, state: dict[str, Any]) -> None:
         """Restore an exported state as a prefix of later prompts. Raises ContextError."""
         with self._ticking:
-            row = self.rows.install(np.asarray(state["tokens"]).tolist())
-            try:
-                self.cache.restore(state, row)
-            except BaseException:
-                self.rows.drop(row)
-                raise
+            self.rows.install(state)
 
 
 def _describe_shortage(nbytes: int, length: int) -> str:
