@@ -29,8 +29,8 @@ PROMPT = "Tell me a story about a llama, number {}: "
 
 def run(llm, rows: int, tokens: int, rule: dict) -> list[float]:
     """Milliseconds of each of `tokens` ticks with all rows."""
-    scheduler = llm.scheduler
-    handles = [llm.submit(PROMPT.format(row), max_tokens=2**31, logit_bias={2: -1e4}, **rule) for row in range(rows)]
+    scheduler, never = llm.scheduler, dict.fromkeys(llm.engine.eos, -1e4)
+    handles = [llm.submit(PROMPT.format(row), max_tokens=2**31, logit_bias=never, **rule) for row in range(rows)]
     while min(len(handle.completion.tokens) for handle in handles) < SETTLED:
         scheduler.tick()
     launches, times = [handle.completion.launches for handle in handles], []

@@ -22,20 +22,18 @@ import numpy as np
 from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
 from mlx_llama.core.backends.logprobs import TokenLogprobs, unpack
 from mlx_llama.core.backends.selection import Backend
-from mlx_llama.core.errors import ContextError, OptionsError, SessionError
+from mlx_llama.core.errors import ContextError, SessionError
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 from .budget import default_budget
-from .completion import Completion, Writer
 from .device import Device
 from .engine import Engine
-from .grammar import Constraint, Rule
 from .options import MAX_ROWS
 from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
 from .slots import Slots
-from .speculate import ModelDrafts, PromptLookup, Speculation
+from .speculate import ModelDrafts
 
 KEPT_ROWS = 8  # finished rows that stay as prefixes
 SHARED_CHUNK = 512  # most prompt tokens per tick while others run
@@ -149,39 +147,9 @@ class Scheduler:
 
     def prepare(self, request: Request) -> Handle:
         """As `submit`, but the handle queues the request at its first use."""
-        options, engine = request.options.options, self.engine
-        engine.check_options(options)
-        engine.check_prompt(request.prompt)
-        tokenizer = engine.tokenizer if request.wants_text else None
-        if request.wants_text and tokenizer is None:
-            raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
-        if options.stop and not request.wants_text:
-            raise OptionsError("option stop: needs text, and this request asks for token ids only")
+        self.engine.check(request)
         self._check_memory(len(request.prompt))
-        constraint = self._constrain(request)
-        kind, notices = engine.choose_speculation(options, constraint is not None)
-        completion = Completion(prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema)
-        eos = engine.eos if request.eos is None else request.eos
-        limit = min(options.max_tokens, self.context - len(request.prompt))
-        starts_text = request.starts_text and not (constraint and constraint.keeps_space)
-        shown = {"shown": request.shown} if request.shown else {}
-        decoder = tokenizer.stream(starts_text=starts_text, **shown) if tokenizer else None
-        writer = Writer(completion, options.max_tokens, limit, eos, decoder, options.stop)
-        writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
-        lookup = PromptLookup(request.prompt) if kind == "prompt" else None
-        speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        completion.backend, completion.device = self.backend.name, self.backend.device_name
-        completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
-        completion.seed, completion.options = options.seed, options.model_dump() | {"speculate": kind}
-        completion.origins = dict(request.options.origins)
-        return Handle(Sequence(request, list(request.prompt), limit, writer, speculation, constraint), self)
-
-    def _constrain(self, request: Request) -> Constraint | None:
-        rule = request.rule or Rule.of(request.options.options)
-        if rule is None:
-            return None
-        grammars = self.engine.grammars
-        return grammars.compile(rule, starts_text=request.starts_text, seconds=request.compile_seconds)
+        return Handle(self.engine.begin(request), self)
 
     def _check_memory(self, length: int) -> None:
         rows = self.rows
@@ -411,7 +379,9 @@ class Scheduler:
         apart: they wait for their tokens, and the host computes their masks while the device works for the others."""
         if not self.backend.runs_ahead:
             return [sequences]
-        together, constrained, groups = [], [], []
+        together: list[Sequence] = []
+        constrained: list[Sequence] = []
+        groups: list[list[Sequence]] = []
         for sequence in sequences:
             if sequence.speculation.is_drafting:
                 groups.append([sequence])
