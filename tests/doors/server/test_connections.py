@@ -99,6 +99,12 @@ def test_connections_beyond_the_limit_are_told_so(strict):
         sock.close()
 
 
+def test_the_commands_limit(serve):
+    server = serve("--max-connections", "1")
+    assert server.http.get("/health").status_code == 200  # and keeps its connection
+    assert ask(server, GET)[0] == 503
+
+
 def test_far_more_connections_are_closed_at_once(inside, toy):
     server = inside(lambda: load(toy, backend="cpu"), max_connections=2, receive_timeout=60).ready()
     server.http.close()
