@@ -87,6 +87,11 @@ class Answers:
     def completions(self) -> list[Completion]:
         return [handle.completion for handle in self._handles]
 
+    @property
+    def slots(self) -> list[int]:
+        """The slot of each answer."""
+        return [handle.slot for handle in self._handles]
+
     def submit(self, asks: Sequence[Ask]) -> None:
         """Encode the prompts and queue the requests. Runs outside the event loop. Raises Refusal."""
         requests = [prepare(self.llm, ask, self._desk.settings) for ask in asks]

@@ -45,6 +45,8 @@ def parser() -> options.Parser:
                        help=f"most time of a request, its queue included (default: {default.timeout:g})")
     group.add_argument("--queue", default=str(default.queue), metavar="N",
                        help=f"requests that may wait for a row; more get 503 (default: {default.queue})")
+    group.add_argument("--max-connections", default=str(default.max_connections), metavar="N",
+                       help=f"open connections; more get 503 (default: {default.max_connections})")
     group.add_argument("--max-body", default=str(default.max_body), metavar="SIZE",
                        help="largest body of a request, such as 8MB (default: 8MiB)")
     group.add_argument("--shutdown-seconds", default=f"{default.shutdown_seconds:g}", metavar="SECONDS",
@@ -55,12 +57,12 @@ def parser() -> options.Parser:
         "--slots", action=argparse.BooleanOptionalAction, default=True, help="serve GET /slots (default: yes)"
     )
     group.add_argument("--slot-save-path", default=None, metavar="FOLDER",
-                       help="allow POST /slots/0?action=save and restore, with files in this folder; needs --parallel 1")
+                       help="allow POST /slots/0?action=save and restore, with files in this folder")
     group.add_argument("--metrics", action=argparse.BooleanOptionalAction, default=True,
                        help="serve GET /metrics (default: yes)")
     group.add_argument("--page", "--webui", action=argparse.BooleanOptionalAction, default=True,
                        help="serve the web page at / (default: yes)")
-    group.add_argument("--log-prompts", action="store_true", help="write prompts into the log")
+    group.add_argument("--log-prompts", action="store_true", help="write prompts into the log, and show them in GET /slots")
     group.add_argument("--quiet", action="store_true", help="log nothing but warnings")
     group.add_argument("--debug", action="store_true", help="show tracebacks")
     options.add_load_flags(result)
@@ -104,6 +106,7 @@ def make_settings(given: argparse.Namespace) -> Settings:
         options={name: getattr(checked, name) for name in wanted},
         queue=int(_number(given.queue, "--queue", 0, 1e6, whole=True)),
         timeout=_number(given.timeout, "--timeout", 0.001, 1e7),
+        max_connections=int(_number(given.max_connections, "--max-connections", 1, 1e5, whole=True)),
         max_body=options.parse_memory(given.max_body, "--max-body") or defaults.max_body,
         shutdown_seconds=_number(given.shutdown_seconds, "--shutdown-seconds", 0, 1e6),
         idle_unload=idle,

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .connections import CROWDED
 from .faults import Fault, Refusal
 from .metrics import Metrics
 from .replies import Json, errors_for
@@ -53,12 +54,15 @@ class Guard:
             await send(message)
 
         try:
+            self._check_room(scope)
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send_marked)
                 return
             self._check_key(scope, headers)
+            if scope["method"] == "POST":
+                self._check_type(headers)
             await self.app(scope, self._limit(headers, receive), send_marked)
         except Refusal as refusal:
             if status == 0:
@@ -74,6 +78,11 @@ class Guard:
         finally:
             self.metrics.http.labels(str(status or 499)).inc()
             self._write_line(scope, identity, status or 499, time.monotonic() - began)
+
+    def _check_room(self, scope: Scope) -> None:
+        if scope.get("state", {}).get(CROWDED):
+            raise Refusal(503, "too_many_connections", message=f"{self.settings.max_connections} connections are open, and more "
+                          "are not taken (--max-connections): come again", headers={"Retry-After": "1", "Connection": "close"})
 
     # Access
 
@@ -118,7 +127,18 @@ class Guard:
             raise Refusal(401, "invalid_api_key", message="an API key is needed: send the header Authorization: Bearer KEY",
                           headers={"WWW-Authenticate": "Bearer"})
 
-    # Sizes
+    # Bodies
+
+    def _check_type(self, headers: Headers) -> None:
+        """Refuse a body that says that it is no JSON. Clients that say nothing mean it, and curl's -d says it is a form."""
+        kind, _, rest = headers.get("content-type", "").lower().partition(";")
+        charset = rest.partition("charset=")[2].strip(' "')
+        if kind.strip() not in _JSON_TYPES and not kind.strip().endswith("+json") or charset not in ("", "utf-8", "utf8", "us-ascii"):
+            found = headers["content-type"]
+            raise Refusal(415, "unsupported_media_type", message=f"a body of the type {found!r:.100} is not read: send "
+                          "application/json in UTF-8")
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise Refusal(415, "unsupported_media_type", message="compressed bodies are not read: leave out Content-Encoding")
 
     def _limit(self, headers: Headers, receive: Receive) -> Receive:
         """Refuse a body beyond the limit, announced or not."""
@@ -153,6 +173,7 @@ class Guard:
         log.info("%s %s %s %d %.0fms%s", identity, scope["method"], path, status, seconds * 1e3, receipt)
 
 
+_JSON_TYPES = {"", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"}
 _PREFLIGHT = {"Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS", "Access-Control-Max-Age": "600",
               "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Api-Key, Last-Event-Id, Anthropic-Version, "
                                               "Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access"}

@@ -38,6 +38,7 @@ class Keeper:
         self.error: Exception | None = None
         self.done = self.total = 0  # bytes of weights, while loading
         self.loads = 0
+        self._set_asides = 0  # of models that were given back
         self.name = ""
 
     def start(self) -> None:
@@ -104,6 +105,11 @@ class Keeper:
         """The model if it is loaded."""
         return self._llm
 
+    @property
+    def set_asides(self) -> int:
+        """Requests that were set aside while memory was short, of all models so far."""
+        return self._set_asides + (self._llm.scheduler.set_asides if self._llm else 0)
+
     def require(self) -> LLM:
         """The model. Raises Refusal while it is loaded for the first time, and after a failure."""
         if self._llm is None:
@@ -146,6 +152,7 @@ class Keeper:
         llm, self._llm, self.state = self._llm, None, state
         if llm is not None:
             llm.scheduler.close()
+            self._set_asides += llm.scheduler.set_asides
             del llm
             gc.collect()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence as Several
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -13,9 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.generation.cache_file import read_cache, write_cache
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, resolve
+from mlx_llama.core.generation.request import Sequence
 from mlx_llama.core.text.tools import add_tools
 
 from .answers import Answers, Ask, refuse
@@ -140,7 +143,7 @@ async def completion(request: Request) -> Response:
         found = answers.completions[i]
         shown = answers.llm.tokenizer.decode(prompts[i]) if not isinstance(prompts[i], str) else prompts[i]
         full = {"index": i, "content": content, "tokens": list(map(int, found.tokens)) if body.return_tokens else [],
-                "id_slot": -1, "stop": True, "model": name, "tokens_predicted": len(found.tokens),
+                "id_slot": answers.slots[i], "stop": True, "model": name, "tokens_predicted": len(found.tokens),
                 "tokens_evaluated": found.prompt_tokens, "generation_settings": _settings(found), "prompt": shown,
                 "has_new_line": "\n" in found.text, "truncated": False,
                 "stop_type": _STOP_TYPES.get(found.finish_reason, "none"), "stopping_word": found.stop or "",
@@ -160,7 +163,7 @@ async def completion(request: Request) -> Response:
                 counts[batch.index] += 1
                 if token.text or body.return_tokens:
                     yield event({"index": batch.index, "content": token.text, "tokens": [int(token)], "stop": False,
-                                 "id_slot": -1, "tokens_predicted": counts[batch.index],
+                                 "id_slot": answers.slots[batch.index], "tokens_predicted": counts[batch.index],
                                  "tokens_evaluated": found.prompt_tokens,
                                  **_write_probabilities(answers.llm, body.logprobs, [token]),
                                  **({"timings": write_timings(found)} if body.timings_per_token else {})})
@@ -172,7 +175,7 @@ async def completion(request: Request) -> Response:
     return await reply_whole(request, asks, whole)
 
 
-def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
+def _write_probabilities(llm: LLM, count: int | None, tokens: Several[Token]) -> dict[str, Any]:
     """completion_probabilities, where n_probs asks for them."""
     if not count:
         return {}
@@ -197,7 +200,7 @@ def _split(prompt: Any, most: int) -> list[Any]:
     return split_prompts(prompt, most)
 
 
-def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _pick(full: dict[str, Any], names: Several[str]) -> dict[str, Any]:
     """The fields that `names` list; a/b is the field b of the object a. Unknown ones are left out, as llama-server does."""
     if not names:
         return full
@@ -335,56 +338,100 @@ async def props(request: Request) -> Response:
 
 @router.get("/slots")
 async def slots(request: Request) -> Response:
-    """Rows of the cache: running ones first. ?fail_on_no_slot=1: 503 if all are taken."""
+    """Slots, as many as requests may run, and their state. ?fail_on_no_slot=1: 503 if all are taken.
+
+    An idle slot has the number of tokens of its last prompt and answer. Texts are shown with --log-prompts only.
+    """
     desk = desk_of(request)
     if not desk.settings.serves_slots:
         raise Refusal(404, "not_found", message="slots are off: start the server with --slots")
     llm = desk.keeper.require()
     scheduler = llm.scheduler
-    running = list(scheduler.running)
-    rows = [{"id": i, "n_ctx": llm.engine.context, "is_processing": i < len(running), **(_slot(running[i]) if i < len(
-        running) else {})} for i in range(scheduler.max_rows)]
+    running = {sequence.slot: sequence for sequence in (*scheduler.running, scheduler.prefilling) if sequence}
     if request.query_params.get("fail_on_no_slot") and len(running) >= scheduler.max_rows:
-        raise Refusal(503, "no_slot", [Fault("fail_on_no_slot", "a free slot", "all rows are taken")])
-    return Json(rows)
+        raise Refusal(503, "no_slot", [Fault("fail_on_no_slot", "a free slot", "all slots are taken")])
+    shown = llm.tokenizer.decode if desk.settings.logs_prompts else None
+    return Json([{"id": slot, "n_ctx": llm.engine.context, "is_processing": slot in running, "n_tokens": len(text),
+                  **(_describe_running(running[slot], shown) if slot in running else {})}
+                 for slot, text in enumerate(scheduler.slots.texts)])
+
+
+def _describe_running(sequence: Sequence, decode: Callable[[list[int]], str] | None) -> dict[str, Any]:
+    """State of a running request; with `decode` its text."""
+    length, text = sequence.prompt_length, list(sequence.text)
+    shown = {"prompt": decode(text[:length]), "generated": decode(text[length:])} if decode else {}
+    return {"id_task": sequence.number, "speculative": sequence.speculation.kind != "none", "n_prompt_tokens": length,
+            "n_prompt_tokens_cache": sequence.writer.completion.reused_tokens,
+            "params": sequence.options.model_dump(exclude={"stop"}),
+            "next_token": [{"has_next_token": True, "n_remain": sequence.left, "n_decoded": len(text) - length}], **shown}
 
 
 class SlotRequest(Body):
-    """POST /slots/{slot}."""
+    """POST /slots/{slot}?action=save or restore."""
 
     filename: str = Field(pattern=r"^[\w-][\w.-]{0,127}$")
 
 
 @router.post("/slots/{slot}", **takes(SlotRequest))
 async def change_slot(request: Request, slot: str) -> Response:
-    """Save the cache of the last answer (?action=save), or restore a saved one (?action=restore)."""
-    folder = desk_of(request).settings.slot_folder
-    if folder is None:
-        raise Refusal(404, "not_found", message="caches are not saved: start the server with --slot-save-path")
+    """Save what the cache holds of a slot's last prompt and answer (?action=save), restore a saved one (?action=restore),
+    or forget it (?action=erase, without a body).
+
+    Prompts that begin with a restored text start from it, in any slot.
+    """
+    settings = desk_of(request).settings
     action = request.query_params.get("action")
-    if action not in ("save", "restore"):
-        raise bad_field(
-            "action", "one of save, restore", "action: must be save or restore; rows are freed by themselves", action
-        )
-    body = await read_body(request, SlotRequest)
-    file = Path(folder) / body.filename
+    if action not in ("save", "restore", "erase"):
+        raise bad_field("action", "one of save, restore, erase", "action: must be save, restore or erase", action)
+    if action != "erase" and settings.slot_folder is None:
+        raise Refusal(404, "not_found", message="caches are not saved: start the server with --slot-save-path")
+    if not settings.serves_slots:
+        raise Refusal(404, "not_found", message="slots are off: start the server with --slots")
+    name = "" if action == "erase" else (await read_body(request, SlotRequest)).filename
 
     def work(llm: LLM) -> dict[str, Any]:
-        if llm.scheduler.max_rows != 1 or slot != "0":
-            raise bad_field(
-                "slot", "0", "slot: with several rows the server picks them: start it with --parallel 1 and take 0", slot
-            )
-        if action == "save":
-            llm.save_cache(file)
-            return {"id_slot": 0, "filename": body.filename, "n_written": file.stat().st_size}
-        return {"id_slot": 0, "filename": body.filename, "n_restored": llm.load_cache(file), "n_read": file.stat().st_size}
+        number = _find_slot(llm, slot)
+        if action == "erase":
+            return {"id_slot": number, "n_erased": llm.scheduler.erase(llm.scheduler.slots.texts[number])}
+        began = time.perf_counter()
+        change = _save_slot if action == "save" else _restore_slot
+        found = change(llm, number, _find_file(settings.slot_folder, name))
+        spent = round((time.perf_counter() - began) * 1e3, 3)
+        return {"id_slot": number, "filename": name, **found, "timings": {f"{action}_ms": spent}}
 
     return Json(await with_model(request, work, "filename"))
 
 
-def _slot(sequence: Any) -> dict[str, Any]:
-    """State of a running row, without its text."""
-    done = len(sequence.text) - sequence.prompt_length
-    return {"id_task": sequence.number, "n_prompt_tokens": sequence.prompt_length,
-            "params": sequence.options.model_dump(exclude={"stop"}),
-            "next_token": [{"has_next_token": True, "n_remain": sequence.left, "n_decoded": done}]}
+def _find_slot(llm: LLM, slot: str) -> int:
+    last = llm.scheduler.max_rows - 1
+    if not (slot.isascii() and slot.isdecimal() and len(slot) < 10 and int(slot) <= last):
+        raise bad_field("slot", f"0 to {last}", f"slot: must be a number, 0 to {last} (--parallel)", slot)
+    return int(slot)
+
+
+def _find_file(folder: str | None, name: str) -> Path:
+    """A file of the folder; a link must not lead out of it."""
+    file = Path(folder or "", name)
+    if file.resolve().parent != file.parent.resolve():
+        raise bad_field("filename", "a file of --slot-save-path", "filename: is a link out of the folder", name)
+    return file
+
+
+def _save_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
+    text = llm.scheduler.slots.texts[slot]
+    state = llm.scheduler.export(text) if text else {}
+    if not state:
+        raise bad_field("slot", "a slot with a cache", f"slot: the cache holds nothing of slot {slot}; its memory was wanted, or "
+                        "it had no request yet", slot)
+    write_cache(file, state, llm.identify_cache())
+    return {"n_saved": len(state["tokens"]), "n_written": file.stat().st_size}
+
+
+def _restore_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
+    if any(sequence.slot == slot for sequence in llm.scheduler.running):
+        raise bad_field("slot", "an idle slot", f"slot: a request runs in slot {slot}: wait for its end, or take another", slot)
+    state = read_cache(file, llm.identify_cache())
+    tokens = state["tokens"].tolist()
+    llm.scheduler.install(state)
+    llm.scheduler.slots.put(slot, tokens)
+    return {"n_restored": len(tokens), "n_read": file.stat().st_size}

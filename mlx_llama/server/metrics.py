@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
@@ -45,23 +45,25 @@ class Metrics:
 
     def watch(self, desk: Any) -> None:
         """Report the state of a desk and its scheduler at each scrape."""
-        self.registry.register(_Gauges(desk))
+        self.registry.register(_Scrape(desk))
 
 
-class _Gauges:
+class _Scrape:
     def __init__(self, desk: Any):
         self._desk = desk
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         desk = self._desk
         yield _gauge("active", "requests running or waiting", desk.active)
         yield _gauge("ready", "1 if the model is loaded", desk.keeper.state == "ready")
+        yield CounterMetricFamily("mlx_llama_set_asides", "requests set aside while memory was short, and computed again later",
+                                  value=desk.keeper.set_asides)
         llm = desk.keeper.llm
         if llm is None:
             return
         scheduler = llm.scheduler
         yield _gauge("rows", "rows of the cache", scheduler.max_rows)
-        yield _gauge("rows_running", "rows with a running request", len(scheduler.running))
+        yield _gauge("rows_running", "rows with a running request", len(scheduler.running) + (scheduler.prefilling is not None))
         yield _gauge("queue", "requests that wait for a row", len(scheduler.waiting))
         yield _gauge("cache_bytes", "bytes of keys and values", scheduler.cache.nbytes)
         if scheduler.budget is not None:

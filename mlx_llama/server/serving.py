@@ -15,6 +15,7 @@ from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.llm import LLM
 
 from .app import make_app
+from .connections import Connection
 from .settings import Settings
 
 BACKLOG = 2048  # connections
@@ -50,9 +51,7 @@ def serve(settings: Settings, load: Callable[[], LLM], listening: socket.socket,
 
     app = make_app(settings, load, end)
     try:
-        config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, ws="none",
-                                timeout_graceful_shutdown=int(settings.shutdown_seconds + SPARE_SECONDS),
-                                ssl_keyfile=key_file, ssl_certfile=certificate_file)
+        config = make_config(app, settings, key_file, certificate_file)
         config.load()
     except OSError as error:
         raise LlamaError(
@@ -67,6 +66,15 @@ def serve(settings: Settings, load: Callable[[], LLM], listening: socket.socket,
     if failure is not None:
         raise failure
     return 0
+
+
+def make_config(app: FastAPI, settings: Settings, key_file: str | None = None,
+                certificate_file: str | None = None) -> uvicorn.Config:
+    """uvicorn's settings."""
+    return uvicorn.Config(app, http=Connection, log_config=None, access_log=False, server_header=False, ws="none",
+                          h11_max_incomplete_event_size=settings.max_header,
+                          timeout_graceful_shutdown=int(settings.shutdown_seconds + SPARE_SECONDS),
+                          ssl_keyfile=key_file, ssl_certfile=certificate_file)
 
 
 def bind(settings: Settings) -> socket.socket:

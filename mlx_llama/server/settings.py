@@ -24,10 +24,13 @@ class Settings:
 
     queue: int = 64  # requests beyond the rows; more are told to come again
     timeout: float = 600.0  # per request, queue included
+    receive_timeout: float = 60.0  # until a request has arrived, headers and body
     send_timeout: float = 60.0  # until a client takes the next piece
     shutdown_seconds: float = 30.0  # that running requests have after SIGTERM
     idle_unload: float | None = None  # seconds without a request until the model's memory is given back
 
+    max_connections: int = 200  # fits macOS's 256 open files of a process
+    max_header: int = 32 << 10
     max_body: int = 8 << 20
     max_messages: int = 2048
     compile_seconds: float = 2.0  # of a schema, regular expression or grammar

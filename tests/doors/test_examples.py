@@ -261,6 +261,12 @@ def test_the_cost_of_ticks_is_measured():
     assert all(0 < one["median"] <= one["90%"] for one in found)
 
 
+@pytest.mark.parametrize("kind", ["schema", "regex"])
+def test_the_cost_of_grammars_is_measured(kind):
+    found = json.loads(run("measure_grammar.py", "--kind", kind, "--rows", "3", "--tokens", "6", "--pairs", "1", "--json"))
+    assert (found["kind"], found["rows"]) == (kind, 3) and found["share"] == found["bound"] / found["free"] - 1 > -1
+
+
 def test_prefixes_and_memory_are_measured():
     first, ten, last = run("measure_prefix.py", "--prefix", "100", "--requests", "20", "--rounds", "2").splitlines()
     assert re.fullmatch(r"first token after a known prefix of 100: [\d.]+ ms, after a prompt of 1: [\d.]+ ms, ratio [\d.]+", first)

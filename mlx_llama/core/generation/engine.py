@@ -1,19 +1,23 @@
-"""One loaded model and what it can answer: checks of a request, the choice of speculation."""
+"""One loaded model and what it can answer: checks of a request, and its state before the first tick."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from typing import Any
 
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.models import rope
-from mlx_llama.core.text.tokenizer import Tokenizer
+from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
-from .grammar import Grammars, Rule
+from .completion import Completion, Writer
+from .grammar import Constraint, Grammars, Rule
 from .options import GenerationOptions
+from .request import Request, Sequence
+from .speculate import PromptLookup, Speculation
 
 
 @dataclass
@@ -27,7 +31,54 @@ class Engine:
     context: int  # positions, prompt and answer together
     draft: Model | None = None
 
-    def check_prompt(self, tokens: Sequence[int]) -> None:
+    # From a request to a sequence
+
+    def check(self, request: Request) -> None:
+        """Raises ContextError and OptionsError for a request that cannot be answered, but for its rule."""
+        options = request.options.options
+        self.check_options(options)
+        self.check_prompt(request.prompt)
+        if request.wants_text and self.tokenizer is None:
+            raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
+        if options.stop and not request.wants_text:
+            raise OptionsError("option stop: needs text, and this request asks for token ids only")
+
+    def begin(self, request: Request) -> Sequence:
+        """The state of a checked request. Compiles its rule: raises OptionsError if it cannot be enforced."""
+        options = request.options.options
+        constraint = self._constrain(request)
+        kind, notices = self.choose_speculation(options, constraint is not None)
+        completion = Completion(prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema)
+        completion.backend, completion.device = self.backend.name, self.backend.device_name
+        completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
+        completion.seed = options.seed or 0  # resolving draws a missing one
+        completion.options = options.model_dump() | {"speculate": kind}
+        completion.origins = dict(request.options.origins)
+        limit = min(options.max_tokens, self.context - len(request.prompt))
+        eos = self.eos if request.eos is None else request.eos
+        writer = Writer(completion, options.max_tokens, limit, eos, self._decode(request, constraint), options.stop)
+        writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
+        lookup = PromptLookup(request.prompt) if kind == "prompt" else None
+        speculation = Speculation(lookup, writer, self.model.verify_width, kind)
+        return Sequence(request, list(request.prompt), limit, writer, speculation, constraint)
+
+    def _constrain(self, request: Request) -> Constraint | None:
+        rule = request.rule or Rule.of(request.options.options)
+        if rule is None:
+            return None
+        return self.grammars.compile(rule, starts_text=request.starts_text, seconds=request.compile_seconds)
+
+    def _decode(self, request: Request, constraint: Constraint | None) -> StreamDecoder | None:
+        """The decoder of the answer's text; None for token ids alone."""
+        if self.tokenizer is None or not request.wants_text:
+            return None
+        starts_text = request.starts_text and not (constraint and constraint.keeps_space)
+        shown: dict[str, Any] = {"shown": request.shown} if request.shown else {}
+        return self.tokenizer.stream(starts_text=starts_text, **shown)
+
+    # Checks
+
+    def check_prompt(self, tokens: Several[int]) -> None:
         """Raises ContextError for an empty prompt, a prompt that leaves no room for an answer, and foreign token ids."""
         if not tokens:
             raise ContextError("the prompt is empty and this model has no BOS token to start from: give some text")
@@ -51,10 +102,7 @@ class Engine:
         return Grammars(self.tokenizer, sorted(self.eos), self.model.config.vocab_size)
 
     def check_options(self, options: GenerationOptions) -> None:
-        """Raises OptionsError for a logit bias outside the vocabulary, for a draft model that was not loaded, and for a
-        schema, regular expression or grammar that cannot be enforced."""
-        if rule := Rule.of(options):
-            self.grammars.compile(rule)
+        """Raises OptionsError for a logit bias outside the vocabulary, and for a draft model that was not loaded."""
         vocabulary = self.model.config.vocab_size
         foreign = next((token for token in options.logit_bias if token >= vocabulary), None)
         if foreign is not None:
@@ -62,6 +110,11 @@ class Engine:
         if options.speculate == "model" and self.draft is None:
             raise OptionsError("option speculate: 'model' needs a draft model: load one with --draft-model, or choose "
                                "'prompt'")
+
+    def check_rule(self, options: GenerationOptions) -> None:
+        """Compile what a conversation's answers must match; raises OptionsError if it cannot be enforced."""
+        if rule := Rule.of(options):
+            self.grammars.compile(rule)
 
     def choose_speculation(self, options: GenerationOptions, is_constrained: bool = False) -> tuple[str, list[str]]:
         """The kind of speculation in force ("none", "prompt" or "model") and notices about the choice."""

@@ -167,18 +167,19 @@ class LLM:
 
     def save_cache(self, path: str | os.PathLike) -> None:
         """Write tokens, keys and values of the latest answer and its prompt, to go on from elsewhere. Raises SessionError."""
-        write_cache(path, self.scheduler.export(), self._identify_cache())
+        write_cache(path, self.scheduler.export(), self.identify_cache())
 
     def load_cache(self, path: str | os.PathLike) -> int:
         """Read what `save_cache` wrote; prompts that begin with its tokens start from there. Returns their number.
 
         Raises SessionError for another model, width or version and a damaged file, ContextError without memory for it.
         """
-        state = read_cache(path, self._identify_cache())
+        state = read_cache(path, self.identify_cache())
         self.scheduler.install(state)
         return len(state["tokens"])
 
-    def _identify_cache(self) -> Identity:
+    def identify_cache(self) -> Identity:
+        """The model and the width that prompt cache files must match."""
         return Identity.of(self.checkpoint, self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits)
 
     def chat(self, system: str | None = None, tools: abc.Sequence[abc.Callable[..., Any]] = (), tool_choice: str = "auto",
@@ -189,7 +190,7 @@ class LLM:
         parallel, rounds: of each question, as for `run_tools`. Raises OptionsError, and TemplateError without a template.
         """
         return Session(self.scheduler, self.require_template(), self.checkpoint.generation_config, self.checkpoint.name,
-                       system, options, self._identify_cache, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), rounds)
+                       system, options, self.identify_cache, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), rounds)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Logits after each of `tokens`: float32 [T, V]. Raises ContextError."""

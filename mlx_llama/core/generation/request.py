@@ -15,7 +15,7 @@ from .grammar import Constraint, Rule
 from .options import GenerationOptions, Resolved
 from .speculate import Speculation
 
-NO_ROW = -1
+NO_ROW = NO_SLOT = -1
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Sequence:
     """A request being served. Only ticks change it, but for the flags at the end.
 
     text: the tokens known on the host, prompt and answer. limit: most tokens of the answer. number: order of submission.
-    row: of the cache, NO_ROW while it waits.
+    row: of the cache, NO_ROW while it waits. slot: see Slots, NO_SLOT until it runs.
     """
 
     request: Request
@@ -59,6 +59,7 @@ class Sequence:
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0
     row: int = NO_ROW
+    slot: int = NO_SLOT
     is_over: bool = False
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread
@@ -170,6 +171,11 @@ class Handle:
     def done(self) -> bool:
         """True once the answer is complete, cancelled or failed."""
         return self._sequence.is_over or self._sequence.is_cancelled
+
+    @property
+    def slot(self) -> int:
+        """Its number among the running requests, which others may have had since; -1 until it runs."""
+        return self._sequence.slot
 
     def cancel(self) -> None:
         """End the request, from any thread and any number of times. The text so far stays in the completion."""

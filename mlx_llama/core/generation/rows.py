@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from mlx_llama.core.backends.interface import Cache
 from mlx_llama.core.errors import ContextError
@@ -159,14 +162,24 @@ class Rows:
         if len(self.kept) > self.most_kept:
             self._drop_oldest()
 
-    def install(self, tokens: list[int]) -> int:
-        """A free row that will be kept with `tokens`, which the caller restores. Raises ContextError without room."""
+    def export(self, row: int, length: int) -> dict[str, Any]:
+        """State of the first `length` positions of a row. See Cache.state."""
+        state = self.cache.state(row)
+        return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length], "values": state["values"][:, :, :length]}
+
+    def install(self, state: Mapping[str, Any]) -> None:
+        """Restore a state to a free row, and keep it. Raises ContextError without room."""
+        tokens = np.asarray(state["tokens"]).tolist()
         if not self._make_free(len(tokens)):
             raise ContextError(f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and "
                                "running requests have the cache's memory: load it before them, or raise --cache-memory")
         row = self.free.pop()
         self.kept[row] = tokens
-        return row
+        try:
+            self.cache.restore(state, row)
+        except BaseException:
+            self.drop(row)
+            raise
 
     def release(self, row: int) -> None:
         """Free a row in use, with its storage."""
@@ -196,6 +209,13 @@ class Rows:
         if row is not None:
             self.drop(row)
         return row is not None
+
+    def drop_prefixes(self, tokens: Sequence[int]) -> int:
+        """Drop all rows that are kept with a prefix of `tokens`; returns the longest one's length, 0 without any."""
+        found = {row: len(known) for row, known in self.kept.items() if list(tokens[:len(known)]) == known}
+        for row in found:
+            self.drop(row)
+        return max(found.values(), default=0)
 
     def drop(self, row: int) -> None:
         """Drop a kept prefix."""

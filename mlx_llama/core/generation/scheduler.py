@@ -22,19 +22,18 @@ import numpy as np
 from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
 from mlx_llama.core.backends.logprobs import TokenLogprobs, unpack
 from mlx_llama.core.backends.selection import Backend
-from mlx_llama.core.errors import ContextError, OptionsError, SessionError
+from mlx_llama.core.errors import ContextError, SessionError
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 from .budget import default_budget
-from .completion import Completion, Writer
 from .device import Device
 from .engine import Engine
-from .grammar import Constraint, Rule
 from .options import MAX_ROWS
 from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
-from .speculate import ModelDrafts, PromptLookup, Speculation
+from .slots import Slots
+from .speculate import ModelDrafts
 
 KEPT_ROWS = 8  # finished rows that stay as prefixes
 SHARED_CHUNK = 512  # most prompt tokens per tick while others run
@@ -89,6 +88,7 @@ class Scheduler:
         self.backend, self.model, self.context = backend, model, context
         self.cache_memory, self.max_rows, self.kept_rows = cache_memory, max_rows, kept_rows
         self.device = Device(backend)
+        self.slots = Slots(max_rows)
         self.waiting: deque[Sequence] = deque()
         self.prefilling: Sequence | None = None
         self.running: list[Sequence] = []  # in the order of admission
@@ -106,6 +106,7 @@ class Scheduler:
         self._work = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closing = False
+        self.set_asides = 0  # requests whose row was freed while memory was short, to be computed again
         self._is_short = False  # memory is, until the youngest request is set aside: no step runs ahead
 
     # Storage, made for the first request
@@ -146,39 +147,9 @@ class Scheduler:
 
     def prepare(self, request: Request) -> Handle:
         """As `submit`, but the handle queues the request at its first use."""
-        options, engine = request.options.options, self.engine
-        engine.check_options(options)
-        engine.check_prompt(request.prompt)
-        tokenizer = engine.tokenizer if request.wants_text else None
-        if request.wants_text and tokenizer is None:
-            raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
-        if options.stop and not request.wants_text:
-            raise OptionsError("option stop: needs text, and this request asks for token ids only")
+        self.engine.check(request)
         self._check_memory(len(request.prompt))
-        constraint = self._constrain(request)
-        kind, notices = engine.choose_speculation(options, constraint is not None)
-        completion = Completion(prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema)
-        eos = engine.eos if request.eos is None else request.eos
-        limit = min(options.max_tokens, self.context - len(request.prompt))
-        starts_text = request.starts_text and not (constraint and constraint.keeps_space)
-        shown = {"shown": request.shown} if request.shown else {}
-        decoder = tokenizer.stream(starts_text=starts_text, **shown) if tokenizer else None
-        writer = Writer(completion, options.max_tokens, limit, eos, decoder, options.stop)
-        writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
-        lookup = PromptLookup(request.prompt) if kind == "prompt" else None
-        speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        completion.backend, completion.device = self.backend.name, self.backend.device_name
-        completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
-        completion.seed, completion.options = options.seed, options.model_dump() | {"speculate": kind}
-        completion.origins = dict(request.options.origins)
-        return Handle(Sequence(request, list(request.prompt), limit, writer, speculation, constraint), self)
-
-    def _constrain(self, request: Request) -> Constraint | None:
-        rule = request.rule or Rule.of(request.options.options)
-        if rule is None:
-            return None
-        grammars = self.engine.grammars
-        return grammars.compile(rule, starts_text=request.starts_text, seconds=request.compile_seconds)
+        return Handle(self.engine.begin(request), self)
 
     def _check_memory(self, length: int) -> None:
         rows = self.rows
@@ -334,6 +305,7 @@ class Scheduler:
                 self._refuse(sequence)
             return
         sequence.row, reused = claimed
+        sequence.slot = self.slots.enter(sequence.text, {other.slot for other in self.running})
         sequence.writer.start(self._clock.now(), min(reused, sequence.prompt_length))
         sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
         if sequence.speculation.kind == "model" and sequence.speculation.is_on:
@@ -407,7 +379,9 @@ class Scheduler:
         apart: they wait for their tokens, and the host computes their masks while the device works for the others."""
         if not self.backend.runs_ahead:
             return [sequences]
-        together, constrained, groups = [], [], []
+        together: list[Sequence] = []
+        constrained: list[Sequence] = []
+        groups: list[list[Sequence]] = []
         for sequence in sequences:
             if sequence.speculation.is_drafting:
                 groups.append([sequence])
@@ -536,6 +510,7 @@ class Scheduler:
 
     def _set_aside(self, sequence: Sequence) -> None:
         """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
+        self.set_asides += 1
         self.waiting.appendleft(sequence)
         if sequence is self.prefilling:
             self.prefilling = None
@@ -696,21 +671,17 @@ class Scheduler:
                 length = len(self.rows.kept.get(row, ()))
             else:
                 row, length = self.rows.find_prefix([*tokens, -1])
-            if length == 0:
-                return {}
-            state = self.cache.state(row)
-            return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length],
-                    "values": state["values"][:, :, :length]}
+            return self.rows.export(row, length) if length else {}
+
+    def erase(self, tokens: Several[int]) -> int:
+        """Drop the kept rows that hold a prefix of `tokens` and nothing else; returns the longest one's length."""
+        with self._ticking:
+            return self.rows.drop_prefixes(tokens)
 
     def install(self, state: dict[str, Any]) -> None:
         """Restore an exported state as a prefix of later prompts. Raises ContextError."""
         with self._ticking:
-            row = self.rows.install(np.asarray(state["tokens"]).tolist())
-            try:
-                self.cache.restore(state, row)
-            except BaseException:
-                self.rows.drop(row)
-                raise
+            self.rows.install(state)
 
 
 def _describe_shortage(nbytes: int, length: int) -> str:

@@ -142,6 +142,7 @@ class Session:
         """The options in force, `options` added. Raises OptionsError."""
         resolved = resolve({**self.options, **options}, self.generation_config)
         self.engine.check_options(resolved.options)
+        self.engine.check_rule(resolved.options)
         self.toolbox.check(resolved.options)
         return resolved
 
@@ -268,7 +269,9 @@ class Session:
         """
         saved = read_session(expand_path(path))
         try:
-            self.engine.check_options(resolve(saved.options, self.generation_config).options)
+            options = resolve(saved.options, self.generation_config).options
+            self.engine.check_options(options)
+            self.engine.check_rule(options)
         except OptionsError as error:
             raise SessionError(f"{path}: {error}") from None
         notices = []

@@ -107,7 +107,8 @@ def test_a_saved_row_needs_room():
     rows = make_rows(budget=2 * BLOCK, count=2)
     rows.claim([1] * 300, 300)
     with pytest.raises(ContextError, match="raise cache_memory"):
-        rows.install([2] * 100)
+        rows.install({"tokens": [2] * 100})
+    assert not rows.kept
 
 
 def test_prefixes_of_long_texts():

@@ -125,14 +125,14 @@ class Inside:
         import uvicorn
 
         from mlx_llama.server.app import make_app
-        from mlx_llama.server.serving import bind
+        from mlx_llama.server.serving import bind, make_config
         from mlx_llama.server.settings import Settings
 
-        self.settings = Settings(port=0, **settings)
+        self.settings = Settings(**{"port": 0, "shutdown_seconds": 1, **settings})
         self.app = make_app(self.settings, load)
         listening = bind(self.settings)
         self.port = listening.getsockname()[1]
-        self.server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, ws="none", timeout_graceful_shutdown=5))
+        self.server = uvicorn.Server(make_config(self.app, self.settings))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}, daemon=True)
         self.thread.start()
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)

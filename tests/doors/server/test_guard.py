@@ -116,6 +116,7 @@ def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
         (["--host", "no.such.host.invalid"], "cannot listen"),
         (["--timeout", "0"], "--timeout '0'"),
         (["--queue", "-1"], "--queue '-1'"),
+        (["--max-connections", "0"], "--max-connections '0'"),
         (["--parallel", "0"], "--max-rows"),
         (["--idle-unload", "never"], "--idle-unload 'never'"),
         (["--api-key-file", "/no/file"], "cannot be read"),

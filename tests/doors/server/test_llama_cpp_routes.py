@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from mlx_llama import load
+
 from .conftest import events
 
 
@@ -89,29 +91,101 @@ def test_template_props_and_slots(guide, llm):
     assert len(slots) == 32 and {slot["id"] for slot in slots} == set(range(32))
 
 
-def test_a_cache_is_saved_and_restored(serve, tmp_path):
+STORIES = ["Once upon a time there was a llama who lived on a hill.", "A second story is about a sheep that could not sleep at all.",
+           "The third is short, but it is long enough to be told from others."]
+
+
+def tell(server, story: str) -> dict:
+    return server.post("/completion", prompt=story, n_predict=5).json()
+
+
+def test_slots_are_saved_restored_and_erased(serve, tmp_path):
     folder = tmp_path / "slots"
     folder.mkdir()
-    prompt = "Once upon a time there was a llama who lived on a hill."
+    server = serve("--parallel", "2", "--slot-save-path", folder)
+    assert [slot["n_tokens"] for slot in server.http.get("/slots").json()] == [0, 0]
+    assert server.post("/slots/1?action=save", filename="a").json()["errors"][0]["field"] == "slot"  # nothing yet
+    told = [tell(server, story) for story in STORIES]
+    assert [one["id_slot"] for one in told] == [0, 1, 0]  # the third takes the one that was unused for longest
+    more = tell(server, STORIES[1] + told[1]["content"])
+    assert more["id_slot"] == 1 and more["timings"]["cache_n"] >= told[1]["tokens_evaluated"]
+    slots = server.http.get("/slots").json()
+    assert [slot["n_tokens"] for slot in slots] == [one["tokens_evaluated"] + one["tokens_predicted"] for one in (told[2], more)]
+    assert not any(slot["is_processing"] for slot in slots) and "llama" not in json.dumps(slots)
+    for slot, one in ((0, told[2]), (1, more)):
+        saved = server.post(f"/slots/{slot}?action=save", filename=f"{slot}.bin").json()
+        assert saved["id_slot"] == slot and saved["n_written"] == (folder / f"{slot}.bin").stat().st_size
+        assert saved["n_saved"] == slots[slot]["n_tokens"] - 1 and saved["timings"]["save_ms"] > 0  # the last was not computed
+    erased = server.http.post("/slots/1?action=erase").json()  # without a body
+    assert erased == {"id_slot": 1, "n_erased": slots[1]["n_tokens"] - 1} != server.post("/slots/1?action=erase").json()
+    assert tell(server, STORIES[1])["timings"]["cache_n"] <= 1
+
+    again = serve("--parallel", "3", "--slot-save-path", folder)
+    restored = again.post("/slots/2?action=restore", filename="0.bin").json()
+    assert restored["n_restored"] == slots[0]["n_tokens"] - 1 and restored["n_read"] == (folder / "0.bin").stat().st_size
+    assert [slot["n_tokens"] for slot in again.http.get("/slots").json()] == [0, 0, restored["n_restored"]]
+    found = tell(again, STORIES[2])
+    assert found["content"] == told[2]["content"] and found["id_slot"] == 2
+    assert found["timings"]["cache_n"] == told[2]["tokens_evaluated"] - 1
+
+
+def test_bad_slots_and_files(serve, tmp_path):
+    folder = tmp_path / "slots"
+    folder.mkdir()
     server = serve("--parallel", "1", "--slot-save-path", folder)
-    wanted = server.post("/completion", prompt=prompt, n_predict=5).json()
-    saved = server.post("/slots/0?action=save", filename="story.bin").json()
-    assert (folder / "story.bin").stat().st_size == saved["n_written"]
-    again = serve("--parallel", "1", "--slot-save-path", folder)
-    assert again.post("/slots/0?action=restore", filename="story.bin").json()["n_restored"] >= wanted["tokens_evaluated"]
-    found = again.post("/completion", prompt=prompt, n_predict=5).json()
-    assert found["content"] == wanted["content"] and found["timings"]["cache_n"] == wanted["tokens_evaluated"] - 1
-    for path, body in (
-        ("/slots/0?action=erase", {"filename": "story.bin"}),
-        ("/slots/1?action=save", {"filename": "a"}),
-        ("/slots/0?action=restore", {"filename": "../story.bin"}),
-        ("/slots/0?action=restore", {"filename": "none"}),
-        ("/slots/0?action=save", {"filename": ".hidden"}),
-        ("/slots/0", {}),
+    tell(server, STORIES[0])
+    assert server.post("/slots/0?action=save", filename="it").status_code == 200
+    (folder / "it").rename(tmp_path / "outside")
+    (folder / "link").symlink_to(tmp_path / "outside")
+    before = sorted(tmp_path.rglob("*"))
+    for path, name, field in (
+        ("/slots/0", "it", "action"), ("/slots/0?action=drop", "it", "action"), ("/slots/1?action=save", "it", "slot"),
+        ("/slots/-1?action=save", "it", "slot"), ("/slots/x?action=erase", "it", "slot"), ("/slots/%C2%B2?action=erase", "it", "slot"),
+        *(("/slots/0?action=restore", name, "filename") for name in (
+            "../outside", "link", "none", "..", ".hidden", "a/b", "/etc/passwd", "a\x00b", "..\\outside", "", "a" * 200)),
+        *(("/slots/0?action=save", name, "filename") for name in ("../new", "link", ".new", "..", "a/b", "C:new")),
     ):
-        assert again.post(path, **body).status_code == 400, path
+        done = server.post(path, filename=name)
+        assert done.status_code == 400 and done.json()["errors"][0]["field"] == field, (path, name, done.text)
+    assert server.http.post("/slots/0?action=save").status_code == 400  # no body
+    assert sorted(tmp_path.rglob("*")) == before
     assert server.post("/completion", prompt="x", n_predict=1).status_code == 200
 
 
-def test_slots_of_a_server_without_a_folder(guide):
+def test_slots_of_running_requests(inside, roomy, tmp_path):
+    server = inside(lambda: load(roomy, backend="cpu", max_rows=2), slot_folder=str(tmp_path)).ready()
+    assert server.post("/completion", prompt=STORIES[0], n_predict=2).json()["id_slot"] == 0
+    assert server.post("/slots/0?action=save", filename="it").status_code == 200
+    with server.http.stream("POST", "/completion", json={"prompt": STORIES[0], "n_predict": 90_000, "stream": True}) as response:
+        lines = response.iter_lines()
+        first = json.loads(next(lines).removeprefix("data: "))
+        busy, idle = server.http.get("/slots").json()
+        assert first["id_slot"] == 0 and busy["is_processing"] and not idle["is_processing"] and "params" not in idle
+        assert busy["n_prompt_tokens"] == first["tokens_evaluated"] == busy["n_prompt_tokens_cache"] + 1
+        assert busy["params"]["max_tokens"] == 90_000 and busy["next_token"][0]["n_decoded"] >= 1
+        assert "prompt" not in busy and "llama" not in json.dumps(busy)
+        refused = server.post("/slots/0?action=restore", filename="it")
+        assert refused.status_code == 400 and "a request runs in slot 0" in refused.text
+        assert server.http.get("/slots?fail_on_no_slot=1").status_code == 200
+        with server.http.stream("POST", "/completion", json={"prompt": "x", "n_predict": 90_000, "stream": True}) as second:
+            more = second.iter_lines()
+            assert json.loads(next(more).removeprefix("data: "))["id_slot"] == 1
+            assert server.http.get("/slots?fail_on_no_slot=1").status_code == 503
+    server.wait(server.is_idle)
+
+
+def test_texts_of_slots_are_shown_where_the_owner_asks(inside, roomy):
+    server = inside(lambda: load(roomy, backend="cpu", max_rows=2), logs_prompts=True).ready()
+    with server.http.stream("POST", "/completion", json={"prompt": STORIES[0], "n_predict": 90_000, "stream": True}) as response:
+        lines = response.iter_lines()
+        first = json.loads(next(lines).removeprefix("data: "))
+        busy, idle = server.http.get("/slots").json()
+        assert STORIES[0] in busy["prompt"] and busy["generated"].strip().startswith(first["content"].strip())
+        assert "prompt" not in idle
+    server.wait(server.is_idle)
+
+
+def test_slots_of_a_server_without_a_folder(guide, serve):
     assert guide.post("/slots/0?action=save", filename="a").status_code == 404
+    assert guide.post("/slots/0?action=erase").status_code == 200
+    assert serve("--no-slots").post("/slots/0?action=erase").status_code == 404

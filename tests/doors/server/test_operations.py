@@ -10,6 +10,7 @@ import time
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from mlx_llama import CheckpointError, load
 
@@ -100,14 +101,50 @@ def test_a_server_for_others_without_a_key_warns(serve):
     assert "it asks for no key" not in serve("--host", "0.0.0.0", "--api-key", "x").text() + serve().text()
 
 
-def test_metrics(guide):
-    before = guide.metric("generated_tokens_total")
-    guide.post("/v1/completions", prompt="Once upon", max_tokens=7)
-    assert guide.metric("generated_tokens_total") >= before + 7 and guide.metric("ready") == 1 and guide.metric("rows") == 32
-    text = guide.http.get("/metrics").text
-    for name in ("first_token_seconds_bucket", "between_tokens_seconds_bucket", "prompt_tokens_reused_total", "cache_bytes",
-                 "queue", 'requests_total{outcome="done"}', 'http_responses_total{status="200"}'):
-        assert f"mlx_llama_{name}" in text, name
+def scrape(server) -> dict[tuple, float]:
+    """Samples by name and labels, but those of histograms' buckets."""
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    return {(sample.name.removeprefix("mlx_llama_"), *sample.labels.values()): sample.value
+            for family in families for sample in family.samples if "le" not in sample.labels}
+
+
+def test_metrics_of_one_request(guide):
+    prompt = f"Once upon a time {time.time()} there was"  # not in the cache yet
+    before = scrape(guide)
+    guide.wait_idle()
+    first, used = [guide.post("/v1/completions", prompt=prompt, max_tokens=90, logit_bias={"2": -100}).json()["usage"] for _ in "12"]
+    assert first["completion_tokens"] == used["completion_tokens"] == 90
+    guide.http.post("/v1/completions", content=b"{")
+    found = scrape(guide)
+
+    def grown(*name):
+        return found[name] - before.get(name, 0)
+
+    assert grown("requests_total", "done") == 2 and grown("http_responses_total", "400") == 1
+    assert grown("prompt_tokens_total") == 2 * used["prompt_tokens"] and grown("generated_tokens_total") == 180
+    cached = [one["prompt_tokens_details"]["cached_tokens"] for one in (first, used)]
+    assert grown("prefix_hits_total") == sum(count > 0 for count in cached)
+    assert cached[1] > 8 and grown("prompt_tokens_reused_total") == sum(cached)
+    assert grown("first_token_seconds_count") == 2
+    assert 0 < grown("between_tokens_seconds_count") <= 178  # tokens that come with the first are not counted
+    assert 0 < grown("between_tokens_seconds_sum") < 60 and 0 < grown("first_token_seconds_sum") < 60
+    assert found["rows",] == 32 and found["ready",] == 1 and 0 < found["cache_bytes",] <= found["cache_budget_bytes",]
+    assert found["queue",] == found["rows_running",] == found["active",] == found["set_asides_total",] == 0
+
+
+def test_metrics_count_set_asides_and_rows(inside, roomy):
+    """Memory for one long answer and a half: the younger of two is set aside."""
+    memory = load(roomy, backend="cpu").scheduler.rows.nbytes_for(3 * 256)
+    server = inside(lambda: load(roomy, backend="cpu", cache_memory=memory), idle_unload=0.2).ready()
+    assert scrape(server)["set_asides_total",] == 0
+    ask = threading.Thread(target=server.post, args=["/v1/completions"], kwargs={"prompt": "hello", "max_tokens": 520, "n": 3})
+    ask.start()
+    server.wait(lambda: (found := scrape(server))["rows_running",] >= 1 and found["queue",] >= 1)
+    ask.join()
+    count = scrape(server)["set_asides_total",]
+    assert count >= 1 and scrape(server)["requests_total", "done"] == 3
+    server.wait(lambda: server.keeper.state == "idle")
+    assert scrape(server)["set_asides_total",] == count  # counters never fall
 
 
 def test_flags_set_defaults_of_requests(serve, llm):

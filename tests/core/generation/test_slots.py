@@ -1,0 +1,46 @@
+"""Slots: numbers of running requests and of the conversations that they continue."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlx_llama.core.generation.slots import Slots
+
+from .toy import make, make_prompts, request
+
+ONE, TWO, THREE = [1] * 20, [2] * 20, [3] * 20
+
+
+def test_a_conversation_keeps_its_slot_and_a_new_one_takes_the_oldest():
+    slots = Slots(3)
+    assert [slots.enter(text, ()) for text in (ONE, TWO)] == [0, 1]
+    assert slots.enter([*ONE, 5], ()) == 0 and slots.texts[0] == [*ONE, 5]
+    assert slots.enter(THREE, ()) == 2  # never used
+    assert slots.enter([4] * 20, ()) == 1  # unused for longest
+    assert slots.enter([*THREE, 6], {2}) == 0  # its own is taken
+    assert slots.enter([4] * 7 + [9] * 9, ()) == 2  # seven common tokens are none
+    assert slots.enter([4] * 8 + [9] * 9, ()) == 1
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_running_requests_have_slots_of_their_own(runs_ahead):
+    backend, scheduler = make(runs_ahead, max_rows=3, memory=1_100_000)  # some are set aside
+    handles = [scheduler.submit(request(prompt, max_tokens=400)) for prompt in make_prompts(12, seed=4)]
+    assert {handle.slot for handle in handles} == {-1}
+    while not all(handle.done for handle in handles):
+        scheduler.tick()
+        taken = [sequence.slot for sequence in scheduler._alive()]
+        assert len(set(taken)) == len(taken) and set(taken) <= {0, 1, 2}
+        for sequence in scheduler._alive():
+            assert scheduler.slots.texts[sequence.slot] is sequence.text
+    assert {handle.slot for handle in handles} == {0, 1, 2}
+
+
+def test_an_erased_text_is_computed_again():
+    backend, scheduler = make()
+    first = scheduler.submit(request(ONE, max_tokens=3)).finish()
+    scheduler.submit(request(TWO, max_tokens=3)).finish()
+    text = [*ONE, *first.tokens]
+    assert scheduler.erase(text) == len(text) - 1 and scheduler.erase(text) == 0 == scheduler.erase([])
+    assert scheduler.submit(request(ONE, max_tokens=3)).finish().reused_tokens == 0
+    assert scheduler.submit(request(TWO, max_tokens=3)).finish().reused_tokens == len(TWO) - 1

@@ -1,0 +1,221 @@
+"""Raw sockets: connections beyond the limit, requests that never end, headers and bodies that are too large or no JSON."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from mlx_llama import load
+from mlx_llama.server.connections import SPARE
+
+LATEST = 20.0  # seconds in which a limit of less than one must act
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n"
+BODY = b'{"prompt": "hello", "max_tokens": 2}'
+
+
+@pytest.fixture
+def strict(inside, roomy):
+    """A server with tight limits."""
+    server = inside(lambda: load(roomy, backend="cpu"), max_connections=4, receive_timeout=0.5, send_timeout=0.3,
+                    max_header=4000, max_body=20_000).ready()
+    server.http.close()
+    server.open = server.server.server_state.connections
+    server.wait(lambda: not server.open)
+    return server
+
+
+def connect(server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=LATEST)
+
+
+def read_all(sock) -> bytes:
+    """Bytes until the server closes."""
+    found = b""
+    try:
+        while piece := sock.recv(1 << 16):
+            found += piece
+    except ConnectionError:
+        pass
+    return found
+
+
+def read_answer(sock) -> tuple[int, dict]:
+    """Status and body of one answer."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        found += (piece := sock.recv(1 << 16))
+        assert piece, found
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")).split(b":")[1])
+    while len(body) < length:
+        body += sock.recv(1 << 16)
+    return int(head.split()[1]), json.loads(body)
+
+
+def ask(server, data: bytes) -> tuple[int, dict]:
+    with connect(server) as sock:
+        sock.sendall(data)
+        return read_answer(sock)
+
+
+def dribble(sock, start: bytes, piece: bytes) -> bytes:
+    """Send `start`, then `piece` again and again until the server closes; returns what it said."""
+    sock.sendall(start)
+    end, found = time.monotonic() + LATEST, b""
+    sock.settimeout(0.05)
+    while time.monotonic() < end:
+        try:
+            sock.sendall(piece)
+            got = sock.recv(1 << 16)
+            if not got:
+                return found
+            found += got
+        except TimeoutError:
+            pass
+        except ConnectionError:
+            return found
+    raise AssertionError(f"the server still waits, after {found!r}")
+
+
+# Their number
+
+
+def test_connections_beyond_the_limit_are_told_so(strict):
+    held = [connect(strict) for _ in range(4)]
+    strict.wait(lambda: len(strict.open) == 4)
+    with connect(strict) as more:
+        more.sendall(GET)
+        answer = read_all(more)  # it is closed, though the request would keep it
+        assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer.lower() and b"too_many_connections" in answer
+    strict.wait(lambda: len(strict.open) == 4)
+    held.pop().close()
+    strict.wait(lambda: len(strict.open) == 3)
+    assert ask(strict, GET) == (200, {"status": "ok"})
+    for sock in held:
+        sock.close()
+
+
+def test_the_commands_limit(serve):
+    server = serve("--max-connections", "1")
+    assert server.http.get("/health").status_code == 200  # and keeps its connection
+    assert ask(server, GET)[0] == 503
+
+
+def test_far_more_connections_are_closed_at_once(inside, toy):
+    server = inside(lambda: load(toy, backend="cpu"), max_connections=2, receive_timeout=60).ready()
+    server.http.close()
+    server.wait(lambda: not server.server.server_state.connections)
+    held = [connect(server) for _ in range(2 + SPARE)]
+    server.wait(lambda: len(server.server.server_state.connections) == 2 + SPARE)
+    with connect(server) as more:
+        assert read_all(more) == b""
+    assert len(server.server.server_state.connections) == 2 + SPARE
+    for sock in held:
+        sock.close()
+
+
+# Requests that never end
+
+
+def test_a_connection_without_a_request_is_closed(strict):
+    with connect(strict) as sock:
+        assert read_all(sock) == b""
+
+
+@pytest.mark.parametrize("start", [
+    b"G", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: ", GET + b"GET /health HTTP/1.1\r\nX-A: ",
+], ids=["method", "header", "second request"])
+def test_headers_that_never_end(start, strict):
+    with connect(strict) as sock:
+        found = dribble(sock, start, b"a")
+    assert b"HTTP/1.1 408 " in found and b"request_too_slow" in found and found.count(b"HTTP/1.1 200") == start.count(GET)
+
+
+def test_headers_that_never_end_on_a_connection_that_was_idle(strict):
+    with connect(strict) as sock:
+        sock.sendall(GET)
+        assert read_answer(sock)[0] == 200
+        time.sleep(0.2)
+        assert dribble(sock, b"GET /health", b"a").startswith(b"HTTP/1.1 408 ")
+
+
+def test_an_answer_may_take_longer_than_its_request(strict):
+    body = b'{"prompt": "hello", "max_tokens": 4000, "logit_bias": {"2": -1000}}'
+    began = time.monotonic()
+    status, answer = ask(strict, POST % (b"/v1/completions", b"Content-Length: %d" % len(body)) + body)
+    assert status == 200 and answer["usage"]["completion_tokens"] == 4000 and time.monotonic() - began > 0.7
+
+
+@pytest.mark.parametrize("head, piece", [(b"Content-Length: 9000", b" "), (b"Transfer-Encoding: chunked", b"1\r\n \r\n")])
+def test_a_body_that_never_ends(head, piece, strict):
+    with connect(strict) as sock:
+        assert dribble(sock, POST % (b"/v1/completions", head), piece).startswith(b"HTTP/1.1 408 ")
+    strict.wait(strict.is_idle)
+    with connect(strict) as sock:  # answered before its body has come
+        assert dribble(sock, POST % (b"/nowhere", head), piece).startswith(b"HTTP/1.1 404 ")
+    strict.wait(lambda: not strict.open)
+
+
+def test_a_request_that_arrives_in_pieces_is_served(strict):
+    whole = POST % (b"/v1/completions", b"Content-Length: %d" % len(BODY)) + BODY
+    with connect(strict) as sock:
+        for _ in range(2):
+            for start in range(0, len(whole), 40):
+                sock.sendall(whole[start:start + 40])
+                time.sleep(0.02)
+            assert read_answer(sock)[0] == 200
+            time.sleep(0.7)  # longer than a request may take: the connection is kept
+
+
+def test_an_answer_that_nobody_reads(strict):
+    """64 documents, of a few hundred kilobytes each, at once."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", strict.port))
+        sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 64)
+        strict.wait(lambda: len(strict.open) == 1)
+        strict.wait(lambda: not strict.open, LATEST)
+
+
+# Sizes and kinds
+
+
+def test_large_headers_and_what_is_no_http(strict):
+    with connect(strict) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 5000)
+        assert read_answer(sock)[0] == 431
+    status, body = ask(strict, b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
+    assert status == 400 and body["error"]["code"] == "invalid_http"
+    assert ask(strict, GET.replace(b"\r\n\r\n", b"\r\nX-A: %s\r\n\r\n" % (b"a" * 3000)))[0] == 200
+
+
+def test_large_bodies_announced_or_not(strict):
+    status, body = ask(strict, POST % (b"/v1/completions", b"Content-Length: 20001"))
+    assert status == 413 and body["error"]["code"] == "body_too_large"
+    chunks = b"".join(b"%x\r\n%s\r\n" % (5000, b" " * 5000) for _ in range(5))
+    status, body = ask(strict, POST % (b"/v1/completions", b"Transfer-Encoding: chunked") + chunks + b"0\r\n\r\n")
+    assert status == 413 and body["error"]["code"] == "body_too_large"
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    assert ask(strict, POST % (b"/v1/completions", b"Transfer-Encoding: chunked") + chunked)[0] == 200
+
+
+def test_depth_and_kinds_of_bodies(strict):
+    def post(body: bytes, *headers: bytes) -> tuple[int, str]:
+        head = b"\r\n".join([b"Content-Length: %d" % len(body), *headers])
+        status, answer = ask(strict, POST % (b"/v1/completions", head) + body)
+        return status, answer["error"]["code"] if "error" in answer else ""
+
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
+        body = b'{"prompt": "x", "logit_bias": %s1%s}' % (opening * 3000, closing * 3000)
+        assert post(body) == (400, "invalid_json")
+    for kind in (b"application/json", b"application/json; charset=utf-8", b'application/json;charset="UTF-8"', b"text/plain",
+                 b"application/x-www-form-urlencoded", b"application/vnd.api+json"):
+        assert post(BODY, b"Content-Type: " + kind) == (200, ""), kind
+    assert post(BODY) == (200, "")
+    for kind in (b"multipart/form-data; boundary=x", b"application/xml", b"image/png", b"application/json; charset=utf-16", b"json"):
+        assert post(BODY, b"Content-Type: " + kind) == (415, "unsupported_media_type"), kind
+    assert post(BODY, b"Content-Encoding: gzip") == (415, "unsupported_media_type")
