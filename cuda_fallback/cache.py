@@ -12,7 +12,7 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
 from . import runtime
-from .kernels.storage import Storage
+from .kernels.storage import Storage, split_rows
 
 
 class Cache(Positions):
@@ -109,7 +109,7 @@ class Cache(Positions):
         storage.tokens[:length] = torch.from_numpy(state["tokens"])
         for part, name in enumerate(("keys", "values")):
             for layer, values in enumerate(state[name]):
-                storage.write(layer, part, 0, runtime._sent(values, self.device))
+                storage.write(layer, part, 0, runtime._sent(values, self.device)[None])
         self.versions[row] += 1
         self.lengths[row] = length
 
@@ -157,15 +157,22 @@ class View(CallView):
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store new keys and values of a layer, [B, G, T, D] each."""
-        for span, storage, *new in zip(self.spans, self._storage, key, value):
-            for part in (0, 1):
-                storage.write(layer, part, span.start, new[part])
+        for part, new in enumerate((key, value)):
+            for span, storage, own in zip(self.spans, self._storage, split_rows(new)):
+                storage.write(layer, part, span.start, own)
 
     def stored(self, layer: int, window: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Of each sequence, a layer's keys and values that its new queries see: [1, G, end - first_visible, D] each, the
         new ones last."""
-        return [tuple(storage.read(layer, part, span.first_visible(window), span.end, self.cache.dtype)[None]
-                      for part in (0, 1)) for span, storage in zip(self.spans, self._storage)]
+        found = []
+        for span, storage in zip(self.spans, self._storage):
+            first, end = span.first_visible(window), span.end
+            if storage.scales is None:
+                keys, values = storage.layers[layer]
+                found.append((keys[:, :, first:end], values[:, :, first:end]))
+            else:
+                found.append(tuple(storage.read(layer, part, first, end, self.cache.dtype)[None] for part in (0, 1)))
+        return found
 
     def new_keys(self, layer: int) -> torch.Tensor:
         """Keys that this call stored in a layer, [B, G, T, D]."""

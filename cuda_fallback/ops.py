@@ -17,6 +17,7 @@ from mlx_llama.core.models.spec import LayerSpec
 from . import kernels
 from .cache import View
 from .kernels.state import MAX_ROWS, StateView
+from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix
 
 Matrix = torch.Tensor | QuantizedMatrix
@@ -106,11 +107,11 @@ def attend(query: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torc
                                    view.bits)
     # Each sequence by itself: they have different lengths, and storage of their own.
     mixed = []
-    for own, (keys, values), mask in zip(query.split(1), view.stored(spec.index, spec.window), view.mask(spec.window)):
+    for own, (keys, values), mask in zip(split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)):
         mask = mask[-query.shape[2]:] if isinstance(mask, torch.Tensor) else mask
         mixed.append(attention(own, keys, values, spec.scale, mask))
     mixed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-    return mixed.transpose(1, 2).reshape(len(query), -1, spec.heads * spec.head_dim)
+    return mixed.transpose(1, 2).reshape(query.shape[0], -1, spec.heads * spec.head_dim)
 
 
 def last_position(x: torch.Tensor) -> torch.Tensor:
@@ -189,5 +190,5 @@ def geglu(gate_up: torch.Tensor) -> torch.Tensor:
 def _row_kernels(x: torch.Tensor) -> ModuleType | None:
     """Triton's kernels where they run and x, [B, T, E], is one position of up to MAX_ROWS rows: for more, torch's products
     are faster, but a row's bits depend on the others."""
-    is_step = x.ndim == 3 and x.shape[1] == 1 and len(x) <= MAX_ROWS
-    return kernels.find_kernels(x.device).decode if is_step else None
+    by_kernel = kernels.find_kernels(x.device).decode
+    return by_kernel if by_kernel and x.ndim == 3 and x.shape[1] == 1 and x.shape[0] <= MAX_ROWS else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -34,6 +35,11 @@ class Storage:
         scales = torch.zeros((*shape, groups), dtype=torch.float16, device=device) if bits else None
         return cls(torch.zeros(allocated + 1, dtype=torch.int32, device=device), numbers, scales)
 
+    @cached_property
+    def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values by layer: views [1, G, allocated, D] of the numbers, made once."""
+        return [(layer[:1], layer[1:]) for layer in self.numbers]
+
     def arrays(self) -> list[torch.Tensor]:
         """All arrays."""
         return [self.numbers, *([] if self.scales is None else [self.scales]), self.tokens[:-1]]
@@ -45,18 +51,24 @@ class Storage:
         if self.scales is not None:
             self.scales[..., :length, :] = source.scales[..., :length, :]
 
-    def write(self, layers: int | slice, part: int, start: int, new: torch.Tensor) -> None:
-        """Store keys (part 0) or values (1) from position `start` on. new: [..., G, T, D]."""
-        target = (layers, part, slice(None), slice(start, start + new.shape[-2]))
+    def write(self, layer: int, part: int, start: int, new: torch.Tensor) -> None:
+        """Store a layer's keys (part 0) or values (1) from position `start` on. new: [1, G, T, D]."""
+        end = start + new.shape[2]
         if self.scales is None:
-            self.numbers[target] = new
+            self.layers[layer][part][:, :, start:end] = new
         else:
-            self.numbers[target], self.scales[target] = quantize(new)
+            target = (layer, part, slice(None), slice(start, end))
+            self.numbers[target], self.scales[target] = quantize(new[0])
 
     def read(self, layers: int | slice, part: int, start: int, end: int, dtype: torch.dtype) -> torch.Tensor:
         """Keys (part 0) or values (1) of positions `start` .. `end` - 1: [..., G, end - start, D]; numbers: a view of them."""
         source = (layers, part, slice(None), slice(start, end))
         return self.numbers[source] if self.scales is None else dequantize(self.numbers[source], self.scales[source], dtype)
+
+
+def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows of a batch, [1, ...] each."""
+    return (x,) if x.shape[0] == 1 else x.split(1)
 
 
 def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
