@@ -184,7 +184,7 @@ class Library:
             address(asked.array, np.float32, (heads, D)), address(table.array, np.int64, (len(pages),), 8),
             *(layout.numbers(0, part) for part in range(2)), *(layout.scales(0, part) for part in range(2)),
             address(out.array, np.float32, (heads, D)), first, end, heads,
-            address(scores.array, np.float32, (heads, None)), scores.array.strides[0], D**-0.5)
+            address(scores.array, np.float32, (heads, None)), scores.array.strides[0], D**-0.5, 0, 0, 0, 0)
         for memory in (asked, *pages, table, out, scores):
             memory.assert_guards()
         return out.array
