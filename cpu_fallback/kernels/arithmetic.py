@@ -100,8 +100,8 @@ def _float_sums(f: Function, layout: FloatLayout, tokens: int, panels: int) -> l
 class _Codes:
     """Codes of one group, by chunk k: int32 [16 rows], byte e of a lane is the code of input 4 k + e."""
 
-    def __init__(self, f: Function, target: Target, bits: int, address: Value):
-        self.f, self.target, self.bits, self.address = f, target, bits, address
+    def __init__(self, f: Function, bits: int, address: Value, gfni: bool):
+        self.f, self.bits, self.address, self.gfni = f, bits, address, gfni
         self.loaded: dict[int, Value] = {}
 
     def chunk(self, k: int) -> Value:
@@ -112,7 +112,7 @@ class _Codes:
                 self.loaded[at] = f.load(i32s, self.address, 64 * at, 64)
             part = self.loaded[at]
             if width < 8:
-                part = _field(f, self.target, part, k // width * width - shift, (1 << width) - 1 << shift)
+                part = _field(f, self.gfni, part, k // width * width - shift, (1 << width) - 1 << shift)
             result = part if result is None else result | part
             first += width
         return result
@@ -123,14 +123,17 @@ class _Codes:
         return [k for first in range(width) for k in range(first, 8, width)]
 
 
-def _codes(f: Function, target: Target, layout: LowBitLayout, block: Value, group: Value | int) -> _Codes:
+def _codes(f: Function, target: Target, layout: LowBitLayout, block: Value, group: Value | int, tokens: int) -> _Codes:
     """Codes of a block's group."""
-    return _Codes(f, target, layout.bits, block + (group * layout.group_bytes + layout.offsets["codes"]))
+    # One or two tokens wait for memory, with fewer instructions for less. More wait for the units of products, where Zen 4
+    # also executes gfni, unlike shifts.
+    gfni = target.gfni and tokens <= 2
+    return _Codes(f, layout.bits, block + (group * layout.group_bytes + layout.offsets["codes"]), gfni)
 
 
-def _field(f: Function, target: Target, bytes_: Value, move: int, mask: int) -> Value:
+def _field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int) -> Value:
     """Shift every byte of int32 [16] right by `move` bits (left, if negative), and mask it."""
-    if target.gfni and move and mask & 1:
+    if gfni and move and mask & 1:
         # One instruction: bit i of the result is the parity of the byte and row 7 - i of a bit matrix. Higher planes use
         # shifts, which are as fast: their mask and the "or" after it become one instruction.
         rows = [1 << i + move if mask >> i & 1 else 0 for i in reversed(range(8))]
@@ -200,7 +203,7 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: A
 
         def add_group(block: Value, g: Value, span_group: Value) -> None:
             """g: the group's number in its block; span_group: in the span."""
-            codes, scales = _codes(f, target, layout, block, g), _Scales(f, layout, block)
+            codes, scales = _codes(f, target, layout, block, g, tokens), _Scales(f, layout, block)
             for half in range(halves):
                 order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)
                 chunks = [(k, codes.chunk(k) ^ -0x7F7F7F80 if flip else codes.chunk(k)) for k in order]
@@ -303,7 +306,7 @@ def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens:
     group_bytes = layouts.FLOAT.codes(tokens)
     with f.loop(f.blocks) as i, f.loop(layout.groups) as group:
         block, x = f.weights + i * layout.block_bytes, f.x + (i * layout.groups + group) * group_bytes
-        codes, scales = _codes(f, target, layout, block, group), _Scales(f, layout, block)
+        codes, scales = _codes(f, target, layout, block, group, tokens), _Scales(f, layout, block)
         for half in range(2):
             if half == 0 or layout.group_size == 16:
                 scale = scales("scales", _scale_group(layout, group, half))
