@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,20 @@ from mlx_llama.core.models.config import LlamaConfig
 
 PAGE = 64  # positions
 SPARE_BYTES = 32 << 20  # of free pages kept for the next row
+HUGE_PAGE = 2 << 20  # bytes of the system's
+
+
+def map_huge(nbytes: int) -> mmap.mmap:
+    """Allocate zeros, on huge pages if available. The mapping is private, since Linux gives shared ones no huge pages."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, nbytes)
+    mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # disabled in this kernel
+            pass
+    return mapped
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,8 @@ class Page:
     __slots__ = ("memory", "address", "numbers", "scales", "tokens", "holders")
 
     def __init__(self, layout: PageLayout):
-        raw = np.zeros(layout.nbytes + 64, np.uint8)
+        large = layout.nbytes >= HUGE_PAGE
+        raw = np.frombuffer(map_huge(layout.nbytes), np.uint8) if large else np.zeros(layout.nbytes + 64, np.uint8)
         skip = -raw.ctypes.data % 64
         self.memory = raw[skip:skip + layout.nbytes]
         self.address = self.memory.ctypes.data

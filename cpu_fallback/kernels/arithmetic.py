@@ -100,8 +100,8 @@ def _float_sums(f: Function, layout: FloatLayout, tokens: int, panels: int) -> l
 class _Codes:
     """Codes of one group, by chunk k: int32 [16 rows], byte e of a lane is the code of input 4 k + e."""
 
-    def __init__(self, f: Function, target: Target, bits: int, address: Value):
-        self.f, self.target, self.bits, self.address = f, target, bits, address
+    def __init__(self, f: Function, bits: int, address: Value, gfni: bool):
+        self.f, self.bits, self.address, self.gfni = f, bits, address, gfni
         self.loaded: dict[int, Value] = {}
 
     def chunk(self, k: int) -> Value:
@@ -112,7 +112,7 @@ class _Codes:
                 self.loaded[at] = f.load(i32s, self.address, 64 * at, 64)
             part = self.loaded[at]
             if width < 8:
-                part = _field(f, self.target, part, k // width * width - shift, (1 << width) - 1 << shift)
+                part = _field(f, self.gfni, part, k // width * width - shift, (1 << width) - 1 << shift)
             result = part if result is None else result | part
             first += width
         return result
@@ -123,14 +123,17 @@ class _Codes:
         return [k for first in range(width) for k in range(first, 8, width)]
 
 
-def _codes(f: Function, target: Target, layout: LowBitLayout, block: Value, group: Value | int) -> _Codes:
+def _codes(f: Function, target: Target, layout: LowBitLayout, block: Value, group: Value | int, tokens: int) -> _Codes:
     """Codes of a block's group."""
-    return _Codes(f, target, layout.bits, block + (group * layout.group_bytes + layout.offsets["codes"]))
+    # One or two tokens wait for memory, with fewer instructions for less. More wait for the units of products, where Zen 4
+    # also executes gfni, unlike shifts.
+    gfni = target.gfni and tokens <= 2
+    return _Codes(f, layout.bits, block + (group * layout.group_bytes + layout.offsets["codes"]), gfni)
 
 
-def _field(f: Function, target: Target, bytes_: Value, move: int, mask: int) -> Value:
+def _field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int) -> Value:
     """Shift every byte of int32 [16] right by `move` bits (left, if negative), and mask it."""
-    if target.gfni and move and mask & 1:
+    if gfni and move and mask & 1:
         # One instruction: bit i of the result is the parity of the byte and row 7 - i of a bit matrix. Higher planes use
         # shifts, which are as fast: their mask and the "or" after it become one instruction.
         rows = [1 << i + move if mask >> i & 1 else 0 for i in reversed(range(8))]
@@ -200,7 +203,7 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: A
 
         def add_group(block: Value, g: Value, span_group: Value) -> None:
             """g: the group's number in its block; span_group: in the span."""
-            codes, scales = _codes(f, target, layout, block, g), _Scales(f, layout, block)
+            codes, scales = _codes(f, target, layout, block, g, tokens), _Scales(f, layout, block)
             for half in range(halves):
                 order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)
                 chunks = [(k, codes.chunk(k) ^ -0x7F7F7F80 if flip else codes.chunk(k)) for k in order]
@@ -303,7 +306,7 @@ def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens:
     group_bytes = layouts.FLOAT.codes(tokens)
     with f.loop(f.blocks) as i, f.loop(layout.groups) as group:
         block, x = f.weights + i * layout.block_bytes, f.x + (i * layout.groups + group) * group_bytes
-        codes, scales = _codes(f, target, layout, block, group), _Scales(f, layout, block)
+        codes, scales = _codes(f, target, layout, block, group, tokens), _Scales(f, layout, block)
         for half in range(2):
             if half == 0 or layout.group_size == 16:
                 scale = scales("scales", _scale_group(layout, group, half))
@@ -326,7 +329,7 @@ def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens:
 def _exp(f: Function, x: Value) -> Value:
     """exp of 16 numbers within 2 ulps, by Cephes' polynomial (Moshier, expf.c)."""
     real = lambda number: f.constant(f32s, float(np.float32(number)))  # noqa: E731
-    x = f.math("minnum", f.math("maxnum", x, real(-87.0)), real(88.0))
+    x = f.smaller(f.larger(x, -87.0), 88.0)
     n = f.math("rint", x * real(1.44269504))
     r = f.fma(n, real(-0.693359375), x)
     r = f.fma(n, real(2.12194440e-4), r)
@@ -546,10 +549,9 @@ def store(module: Module, head_dim: int, cache_bits: int | None, public: bool = 
         scale = (f.reduce_max(largest).bitcast(f32) / 127.0).narrow_half()
         wide = scale.widen_half()
         divisor = wide.compare("==", 0.0).select(f.constant(f32, float("inf")), wide).splat()
-        limit = f.constant(f32s, 127.0)
         for c, value in enumerate(x):
             rounded = f.math("rint", value / divisor)
-            code = f.math("minnum", f.math("maxnum", rounded, f.constant(f32s, -127.0)), limit).to_int()
+            code = f.smaller(f.larger(rounded, -127.0), 127.0).to_int()
             f.store(code.truncate(vector(i8)), f.out, first + LANES * c, 1)  # a page has room for whole vectors
         f.store(scale, f.scales, 2 * group, 2)
     return f.finish()
@@ -566,7 +568,8 @@ def _load_part(f: Function, address: Value, d: int, head_dim: int) -> Value:
 
 
 ATTEND = {"query": i64, "pages": i64, "keys": i64, "values": i64, "key_scales": i64, "value_scales": i64, "out": i64,
-          "first": i64, "end": i64, "heads": i64, "scores": i64, "scores_bytes": i64, "scale": f32}
+          "first": i64, "end": i64, "heads": i64, "scores": i64, "scores_bytes": i64, "scale": f32, "next_pages": i64,
+          "next_keys": i64, "next_first": i64, "next_end": i64}
 HEADS_AT_ONCE = 4
 PIECE = 64  # dimensions of a head summed in registers together
 
@@ -577,7 +580,8 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
     query, out: float32 [heads][D] (out may be padded to whole vectors); pages: the addresses of the row's pages, int64;
     keys, values: offsets of the head's rows in a page, float32 or int8 [PAGE][D padded with zeros to whole vectors];
     key_scales, value_scales: likewise, float16 [PAGE][groups], for int8; first, end: the visible positions; scores: scratch,
-    scores_bytes apart for each head, 4 bytes per position from first's block of 16 to end's.
+    scores_bytes apart for each head, 4 bytes per position from first's block of 16 to end's; next_pages, next_keys, next_first,
+    next_end: of the attention that follows, to prefetch its keys, 0: all of them are in a cache.
 
     Codes are widened once for all heads, 16 keys or a page of values at a time, which stay in the L1 cache.
     """
@@ -602,20 +606,30 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
         f.call(widen, numbers, scales + slot * scale_bytes, count, scratch)
         return scratch
 
+    def prefetch_share(rows: Value, count: Value, h: Value, heads: int) -> None:
+        """Prefetch what `heads` heads from h on have to of `count` rows: loads that are spread do not wait for each other."""
+        lines = (count * row_bytes + 63) // 64
+        share = (lines + (f.heads - 1)) // f.heads
+        with f.loop(((h + heads) * share).minimum(lines), h * share) as line:
+            f.prefetch(rows + line * 64, 64)
+
+    prefetches = f.next_pages.compare("!=", 0)
     start = f.first // LANES * LANES
     blocks = (f.end - start + (LANES - 1)) // LANES
     with f.loop(blocks) as b:
         position = start + b * LANES
         page, slot = f.load(i64, f.pages, position // PAGE * 8, 8), position % PAGE
         keys = load_rows(page + f.keys, page + f.key_scales, slot, LANES)
+        ahead, ahead_count = page + f.values + slot * row_bytes, prefetches.select((f.end - position).minimum(LANES), 0)
         with f.loop(f.heads) as h:
+            prefetch_share(ahead, ahead_count, h, 1)
             f.call(score, f.query + h * (4 * head_dim), keys, position, f.first, f.end,
                    f.scores + h * f.scores_bytes + b * (4 * LANES), f.scale)
     with f.loop(f.heads) as h:
         row = f.scores + h * f.scores_bytes
         top = Variable(f, f.constant(f32s, -3e38))
         with f.loop(blocks) as b:
-            top.set(f.math("maxnum", top.get(), f.load(f32s, row, b * (4 * LANES), 4)))
+            top.set(f.larger(f.load(f32s, row, b * (4 * LANES), 4), top.get()))  # skips NaN
         largest = f.reduce_max(top.get()).splat()
         sums = Variable(f, f.zero(f32s))
         with f.loop(blocks) as b:
@@ -626,8 +640,9 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
         share = (f.constant(f32, 1.0) / f.reduce_sum(sums.get())).splat()
         with f.loop(blocks) as b:
             f.store(f.load(f32s, row, b * (4 * LANES), 4) * share, row, b * (4 * LANES), 4)
-        with f.loop(head_dim) as d:
-            f.store(f.zero(f32), f.out + h * (4 * head_dim), d * 4, 4)
+        out, whole = f.out + h * (4 * head_dim), head_dim // LANES * LANES
+        for d in (*range(0, whole, LANES), *range(whole, head_dim)):
+            f.store(f.zero(f32s if d < whole else f32), out, 4 * d, 4)
     # A page's values are read for all heads before the next page's.
     with f.loop((f.end + (PAGE - 1)) // PAGE, f.first // PAGE) as number:
         begin, page = number * PAGE, f.load(i64, f.pages, number * 8, 8)
@@ -635,9 +650,16 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
         count, slot = (number * PAGE + PAGE).minimum(f.end) - begin, begin % PAGE
         values = load_rows(page + f.values, page + f.value_scales, slot, count)
         shares = f.scores + (begin - start) * 4
+        ahead_number = number - f.first // PAGE + f.next_first // PAGE
+        ahead_count = (f.next_end - ahead_number * PAGE).minimum(PAGE)
+        ahead_count = (prefetches & ahead_count.compare(">", 0)).select(ahead_count, 0)
+        ahead = Variable(f, f.next_keys)
+        with f.if_then(ahead_count.compare("!=", 0)):
+            ahead.set(f.load(i64, f.next_pages, ahead_number * 8, 8) + f.next_keys)
         grouped = f.heads // HEADS_AT_ONCE * HEADS_AT_ONCE
         for start_head, end_head, at_once in ((f.constant(i64, 0), grouped, HEADS_AT_ONCE), (grouped, f.heads, 1)):
             with f.loop(end_head, start_head, at_once) as h:
+                prefetch_share(ahead.get(), ahead_count, h, at_once)
                 for piece in range(0, chunks * LANES, PIECE):
                     f.call(mixers[at_once][piece], shares + h * f.scores_bytes, f.scores_bytes, values + 4 * piece,
                            count, f.out + h * (4 * head_dim) + 4 * piece)
@@ -674,10 +696,13 @@ def _score_block(module: Module, head_dim: int) -> Function:
         for c in range(1, len(query)):
             one = f.fma(f.load(f32s, row, 4 * LANES * c, 4), query[c], one)
         sums.append(one)
-    # Reduce 16 vectors to one of their sums: add pairs of lanes of pairs of vectors, four times.
-    while len(sums) > 1:
-        sums = [one.shuffle(list(range(0, 32, 2)), two) + one.shuffle(list(range(1, 32, 2)), two)
-                for one, two in zip(sums[::2], sums[1::2])]
+    # Reduce 16 vectors to one of their sums: add pairs of lanes of pairs of vectors, four times; twice within quarters of
+    # vectors, then whole quarters, so that every shuffle is one instruction.
+    for size, lanes in ((1, [0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30]),
+                        (4, [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27])):
+        for _ in range(2):
+            sums = [one.shuffle(lanes, two) + one.shuffle([lane + size for lane in lanes], two)
+                    for one, two in zip(sums[::2], sums[1::2])]
     scores = sums[0] * f.scale.splat()
     lanes = f.position.truncate(i32).splat() + f.constant(i32s, list(range(LANES)))
     outside = f.constant(f32s, -3e38)

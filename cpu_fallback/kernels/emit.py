@@ -239,26 +239,44 @@ class Function:
         return self.intrinsic("llvm.fma.v16f32", f32s, a, b, c)
 
     def math(self, name: str, *arguments: Value) -> Value:
-        """Call llvm.<name> on float32 vectors or numbers: sqrt, fabs, rint, maxnum, minnum."""
+        """Call llvm.<name> on float32 vectors or numbers: sqrt, fabs, rint."""
         type_ = arguments[0].type
         suffix = f"v{type_.count}f32" if isinstance(type_, ir.VectorType) else "f32"
         return self.intrinsic(f"llvm.{name}.{suffix}", type_, *arguments)
 
     def reduce_max(self, values: Value) -> Value:
-        """The largest lane of a float32 or signed int32 vector."""
-        if _is_float(values.type):
-            return self.intrinsic("llvm.vector.reduce.fmax.v16f32", f32, values)
-        return self.intrinsic("llvm.vector.reduce.smax.v16i32", i32, values)
+        """The largest lane of a float32 (without NaN) or signed int32 vector."""
+        if not _is_float(values.type):
+            return self.intrinsic("llvm.vector.reduce.smax.v16i32", i32, values)
+        for lanes in self._halves():  # LLVM's reduction of floats takes one lane after the other
+            values = self.larger(*(values.shuffle(half) for half in lanes))
+        return values.extract_lane(0)
 
     def reduce_sum(self, values: Value) -> Value:
         """The sum of the lanes. float32 is summed in pairwise halves, the same order on every target."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.add.v16i32", i32, values)
+        for low, high in self._halves():
+            values = values.shuffle(low) + values.shuffle(high)
+        return values.extract_lane(0)
+
+    @staticmethod
+    def _halves() -> Iterator[tuple[list[int], list[int]]]:
+        """Lanes of the halves of a vector, then of one half's halves, down to one lane each."""
         width = LANES
         while width > 1:
             width //= 2
-            values = values.shuffle(list(range(width))) + values.shuffle(list(range(width, 2 * width)))
-        return values.extract_lane(0)
+            yield list(range(width)), list(range(width, 2 * width))
+
+    def larger(self, a: Value, b: Value | float) -> Value:
+        """The larger of two floats, lane by lane; b if either is NaN. One instruction, unlike llvm.maxnum."""
+        b = Value(self, self.raw(b, a.type))
+        return a.compare(">", b).select(a, b)
+
+    def smaller(self, a: Value, b: Value | float) -> Value:
+        """The smaller of two floats, lane by lane; b if either is NaN."""
+        b = Value(self, self.raw(b, a.type))
+        return a.compare("<", b).select(a, b)
 
     @contextmanager
     def loop(self, count: Value | int, start: Value | int = 0, step: int = 1) -> Iterator[Value]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -11,33 +10,21 @@ import numpy as np
 from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 
+from ..pages import HUGE_PAGE, map_huge
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout
 
 _SLAB = 1 << 19  # weights per job; they fit a core's L2 cache
 
 
 class Arena:
-    """One allocation for all panels, on huge pages if available.
-
-    A private mapping, since Linux gives shared ones no huge pages.
-    """
+    """One allocation for all panels, on huge pages if available."""
 
     ALIGN = 64
 
     def __init__(self, nbytes: int):
-        huge = 2 << 20
-        length = max(1, nbytes) + huge
-        if hasattr(mmap, "MAP_PRIVATE"):
-            self._map = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                try:
-                    self._map.madvise(mmap.MADV_HUGEPAGE)
-                except OSError:  # disabled in this kernel
-                    pass
-        else:
-            self._map = mmap.mmap(-1, length)
+        self._map = map_huge(max(1, nbytes) + HUGE_PAGE)
         mapped = np.frombuffer(self._map, np.uint8)
-        skip = -mapped.ctypes.data % huge
+        skip = -mapped.ctypes.data % HUGE_PAGE
         self.bytes = mapped[skip:skip + nbytes]
         self.address = self.bytes.ctypes.data
         self._used = 0

@@ -33,7 +33,7 @@ _OPERANDS = {
     # items: tokens. delta (times weight, after the norm, if there is a weight) times factor -> target (+ target)
     "adjust": ("delta", "delta_bytes", "weight", "factor", "target", "target_bytes", "accumulate", "groups", "width", "eps",
                "scratch"),
-    # items: parts of a token's groups. a (times b, after the norm or the activation) -> records at x
+    # items: parts of a token's groups, by tile, part, token. a (times b, after the norm or the activation) -> records at x
     "pack": ("a", "a_bytes", "b", "b_bytes", "groups", "part", "x", "x_bytes", "width", "eps", "scratch"),
     # items: tokens. RMS norm of every head of query and key, in place
     "norm_heads": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "query_weight", "key_weight", "eps"),
@@ -315,7 +315,11 @@ def _pack_writer(x_layout: ActivationLayout, source: str, sizes: tuple[int, ...]
         parts = (groups + part - 1) // part
         tokens, full = o.context("tokens"), sizes[-1]
         with f.loop(f.hi, f.lo) as item:
-            token, start = item // parts, item % parts * part
+            # Tokens of a tile share cache lines. Threads take different parts of them, mostly those that they computed.
+            first = item // (parts * full) * full  # of the tile
+            rest = tokens - first
+            inside, count = item - first * parts, rest.minimum(full)
+            token, start = first + inside % count, inside // count * part
             row = token + o.context("first_row")
             a, b = o.a + row * o.a_bytes, o.b + row * o.b_bytes
             factor = f.constant(f32, 1.0)
@@ -324,8 +328,6 @@ def _pack_writer(x_layout: ActivationLayout, source: str, sizes: tuple[int, ...]
                 f.call(squares, a, groups, scratch)
                 width, eps = o.load_float("width"), o.load_float("eps")
                 factor = f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch, 0, 4) / width + eps)
-            first = token // full * full  # of the token's tile
-            rest = tokens - first
             slots = f.constant(i64, full)
             for size in reversed(sizes[:-1]):
                 slots = rest.compare("<=", size).select(f.constant(i64, size), slots)
@@ -410,16 +412,25 @@ def _attend_writer(head_dim: int, cache_bits: int | None) -> Writer:
         keys, values, key_scales, value_scales = o.page_keys, o.page_values, o.key_scales, o.value_scales
         scores = o.context("scores") + f.thread * o.context("scores_bytes")
         scale = o.load_float("scale")
-        head = shared * (4 * head_dim)
-        with f.loop(f.hi, f.lo) as item:
+        head, tokens = shared * (4 * head_dim), o.context("tokens")
+        last = tokens * key_heads - 1
+        # Tokens of one prompt find the keys in a cache, where those before them had them; tokens of several rows do not.
+        several_rows = tokens.compare("==", 1) | o.place(f.zero(i64))["pages"].compare("!=", o.place(tokens - 1)["pages"])
+
+        def locate(item: Value) -> tuple[Value, ...]:
             token, h = item // key_heads, item % key_heads
             place = o.place(token)
             end = place["position"] + 1
-            first = end.compare(">", window).select(end - window, 0)
+            return token, h, place["pages"], end.compare(">", window).select(end - window, 0), end
+
+        with f.loop(f.hi, f.lo) as item:
+            token, h, pages, first, end = locate(item)
+            _, next_h, next_pages, next_first, next_end = locate((item + 1).minimum(last))
             at, scales_at = h * (PAGE * layout.row_bytes), h * (PAGE * 2 * layout.groups)
-            f.call(attend, o.qkv + token * o.qkv_bytes + h * head, place["pages"], keys + at, values + at,
+            f.call(attend, o.qkv + token * o.qkv_bytes + h * head, pages, keys + at, values + at,
                    key_scales + scales_at, value_scales + scales_at, o.out + token * o.out_bytes + h * head, first, end,
-                   shared, scores, o.context("scores_head_bytes"), scale)
+                   shared, scores, o.context("scores_head_bytes"), scale, several_rows.select(next_pages, 0),
+                   keys + next_h * (PAGE * layout.row_bytes), next_first, next_end)
         return f.finish()
 
     return write

@@ -180,11 +180,17 @@ class Library:
         asked, out = Memory((heads, D), values=query), Memory((heads, D), values=np.nan)
         scores = Memory((heads, -(-end // 16) * 16 - first // 16 * 16 + 16), values=np.nan)
         name = ("attend", D, layout.bits) if layout.bits else ("attend", D)
-        self._calls[name](
+        arguments = (
             address(asked.array, np.float32, (heads, D)), address(table.array, np.int64, (len(pages),), 8),
             *(layout.numbers(0, part) for part in range(2)), *(layout.scales(0, part) for part in range(2)),
             address(out.array, np.float32, (heads, D)), first, end, heads,
             address(scores.array, np.float32, (heads, None)), scores.array.strides[0], D**-0.5)
+        # Prefetched: nothing, then keys of these positions and of later ones, in the same pages.
+        found = []
+        for following in ((0, 0, 0, 0), (table.array.ctypes.data, layout.numbers(0, 0), first // 2, end)):
+            self._calls[name](*arguments, *following)
+            found.append(out.array.copy())
+        np.testing.assert_array_equal(*found)
         for memory in (asked, *pages, table, out, scores):
             memory.assert_guards()
         return out.array

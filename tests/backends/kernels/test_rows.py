@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 
 import numpy as np
 import pytest
@@ -252,6 +253,22 @@ def test_a_thousand_requests_take_the_memory_of_a_few(monkeypatch):
     assert sum(made) == after_a_few < SPARE_BYTES
     cache.reset()
     assert cache.nbytes == 0 and len(cache.arrays()) == 0
+
+
+def test_large_pages_are_mapped_and_hold_the_same(monkeypatch):
+    from cpu_fallback import pages
+
+    llama, ids, found = model(*CASES[4]), np.arange(3 * PAGE + 7)[None] % 300, []
+    for size in (pages.HUGE_PAGE, 1):
+        monkeypatch.setattr(pages, "HUGE_PAGE", size)
+        cache = llama.make_cache(CAPACITY, 2)
+        llama.forward(ids, 0, cache, rows=[1])
+        cache.copy_prefix(1, 0, PAGE + 3)
+        logits = llama.forward([[1], [2]], [PAGE + 3, ids.shape[1]], cache)
+        found.append((logits, *cache.state(0).values(), *cache.state(1).values()))
+        assert [row.pages[0].address % mmap.PAGESIZE for row in cache._rows] == [0, 0] or size > 1
+    for small, mapped in zip(*found, strict=True):
+        np.testing.assert_array_equal(small, mapped)
 
 
 def test_spare_pages_are_bounded(monkeypatch):
