@@ -37,13 +37,14 @@ class Ask:
 
     prompt: a text to continue, messages for the template, or token ids. field: of the body that the prompt came from.
     options: by their names in the table; those that are missing come from the server, the checkpoint and the table. toolbox:
-    what the model may call.
+    what the model may call. reuses: known prefixes of the prompt.
     """
 
     prompt: Any
     field: str
     options: dict[str, Any]
     toolbox: Toolbox = Toolbox()
+    reuses: bool = True
 
 
 class Failure(Exception):
@@ -260,7 +261,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
             prompt = ToolPrompt(llm.encode(ask.prompt))
         tokens = prompt.tokens
         request = Request(tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
-                          shown=prompt.shown)
+                          shown=prompt.shown, reuses=ask.reuses)
         for rule in (Rule.of(resolved.options), request.rule):
             if rule:  # with a limit of time: later calls find it compiled
                 llm.engine.grammars.compile(rule, starts_text=is_chat, seconds=settings.compile_seconds)

@@ -27,7 +27,7 @@ class Request:
     token ids suffice. notices: of its completion, None for those of the options and the speculation. notify: called
     after each new token and at the end, in the thread that computes; its exceptions end the request. rule: what the answer
     must match, None for what the options say. compile_seconds: most time to compile it, None for a request that is trusted.
-    shown: special tokens that appear in the text, such as those that open a tool call.
+    shown: special tokens that appear in the text, such as those that open a tool call. reuses: known prefixes of the prompt.
     """
 
     prompt: Several[int]
@@ -40,6 +40,7 @@ class Request:
     rule: Rule | None = None
     compile_seconds: float | None = None
     shown: frozenset[int] = frozenset()
+    reuses: bool = True
 
 
 @dataclass(eq=False)

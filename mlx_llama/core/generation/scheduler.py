@@ -326,9 +326,10 @@ class Scheduler:
             return
         sequence, rows = self.waiting[0], self.rows
         length = len(sequence.text)
-        claimed = rows.claim(sequence.text, length + min(PORTION, sequence.left))
+        reuses = sequence.request.reuses
+        claimed = rows.claim(sequence.text, length + min(PORTION, sequence.left), reuses)
         if claimed is None and not self.running:
-            claimed = rows.claim(sequence.text, length)
+            claimed = rows.claim(sequence.text, length, reuses)
         if claimed is None:
             if not self.running:
                 self._refuse(sequence)
