@@ -152,10 +152,12 @@ def test_comments_in_a_silent_stream_come_as_often_as_asked(serve, roomy):
         assert server.post("/completion", prompt="x", n_predict=1, stream=True, sse_ping_interval=seconds).status_code == status
     asked = {"prompt": "x", "n_predict": -1, "ignore_eos": True, "stream": True}
     with server.http.stream("POST", "/completion", json=asked) as first:
-        next(first.iter_lines())
+        lines = first.iter_lines()
+        assert next(lines).startswith("data:")
         waiting = server.http.stream("POST", "/completion", json=asked | {"sse_ping_interval": 1}, timeout=8)
         with waiting as second:  # the only row is taken
-            assert next(second.iter_lines()).startswith(":")
+            more = second.iter_lines()
+            assert next(more).startswith(":")
 
 
 def test_the_default_settings_have_the_fields_of_an_answers(guide):
