@@ -38,6 +38,7 @@ from .replies import (
     write_timings,
 )
 from .schemas import takes
+from .settings import Settings
 from .tooling import FunctionTool, build_toolbox, tool_format, write_token
 
 router = APIRouter(tags=["llama-server"])
@@ -415,35 +416,34 @@ async def apply_template(request: Request) -> Response:
 
 @router.get("/props")
 async def props(request: Request) -> Response:
-    """The model, its context, its template and the options in force without others."""
+    """The model, its context, its template and the options in force without others. An idle model stays idle."""
     desk = desk_of(request)
-    llm = await desk.keeper.enter()
-    try:
-        resolved = resolve(dict(desk.settings.options), llm.checkpoint.generation_config)
-        options = write_settings(resolved.options.model_dump())
-        if "seed" not in desk.settings.options:
-            options["seed"] = None
-        bos = llm.tokenizer.named
-        return Json(
-            {
-                "default_generation_settings": {"n_ctx": llm.engine.context, "params": options},
-                "total_slots": llm.scheduler.max_rows,
-                "model_alias": served_names(request)[0],
-                "model_path": str(llm.checkpoint.path),
-                "n_ctx_train": llm.model.config.max_position_embeddings,
-                "modalities": {"vision": False, "audio": False},
-                "chat_template": llm.template.source if llm.template else "",
-                "bos_token": bos.get("bos_token", ""),
-                "eos_token": bos.get("eos_token", ""),
-                "build_info": FINGERPRINT,
-                "backend": llm.backend.name,
-                "device": llm.backend.device_name,
-                "dtype": llm.backend.runtime.dtype_name(llm.model.dtype),
-                "is_sleeping": False,
-            }
-        )
-    finally:
-        desk.keeper.leave()
+    facts, is_idle = desk.keeper.facts, desk.keeper.state == "idle"
+    if not is_idle:
+        facts = await with_model(request, lambda llm: describe_model(llm, desk.settings))
+    return Json({**facts, "model_alias": served_names(request)[0], "is_sleeping": is_idle})
+
+
+def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
+    """The part of /props that stays the same while the model is given back."""
+    options = write_settings(resolve(dict(settings.options), llm.checkpoint.generation_config).options.model_dump())
+    if "seed" not in settings.options:
+        options["seed"] = None
+    named = llm.tokenizer.named
+    return {
+        "default_generation_settings": {"n_ctx": llm.engine.context, "params": options},
+        "total_slots": llm.scheduler.max_rows,
+        "model_path": str(llm.checkpoint.path),
+        "n_ctx_train": llm.model.config.max_position_embeddings,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": llm.template.source if llm.template else "",
+        "bos_token": named.get("bos_token", ""),
+        "eos_token": named.get("eos_token", ""),
+        "build_info": FINGERPRINT,
+        "backend": llm.backend.name,
+        "device": llm.backend.device_name,
+        "dtype": llm.backend.runtime.dtype_name(llm.model.dtype),
+    }
 
 
 @router.get("/slots")

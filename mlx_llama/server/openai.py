@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -66,6 +67,8 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    name: str = Field("", max_length=256, description="for templates that show it")
+    reasoning_content: str = Field("", description="of an assistant's message, for templates that show it")
     tool_calls: list[Call] = Field([], max_length=128)
     tool_call_id: str = Field("", max_length=256)
     refusal: Literal[""] = ""  # assistants' messages come back with these, empty
@@ -82,6 +85,8 @@ class Message(BaseModel):
             raise ValueError("tool_calls are the assistant's")
         if self.content is None and not self.tool_calls:
             raise ValueError("content is required")
+        if self.reasoning_content and self.role != "assistant":
+            raise ValueError("reasoning_content is the assistant's")
         if (self.role == "tool") != bool(self.tool_call_id):
             raise ValueError("tool_call_id is for the role tool, which needs it")
         return self
@@ -91,10 +96,10 @@ class Message(BaseModel):
         role = "system" if self.role == "developer" else self.role
         plain: dict[str, Any] = {"role": role, "content": join_parts(self.content or "")}
         if self.tool_calls:
-            plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            plain["tool_calls"] = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
         if role == "tool":
             plain["tool_call_id"] = self.tool_call_id
-        return plain
+        return plain | {name: found for name in ("name", "reasoning_content") if (found := getattr(self, name))}
 
 
 def join_parts(content: Any) -> str:
@@ -259,6 +264,12 @@ class CompletionRequest(CommonFields):
     echo: bool = Field(False, description="put the prompt before the answer")
     best_of: Literal[1] = 1
 
+    @model_validator(mode="after")
+    def _check_echo(self):
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo: not with logprobs: those of the prompt are not computed")
+        return self
+
 
 def split_prompts(prompt: Any, most: int) -> list[Any]:
     """The prompts of a field that takes one or several. Raises Refusal."""
@@ -269,6 +280,15 @@ def split_prompts(prompt: Any, most: int) -> list[Any]:
     if any(isinstance(one, list) and not one for one in prompts):
         raise Refusal(400, "invalid_value", [Fault("prompt", "at least 1 token", "prompt: has no token")])
     return prompts
+
+
+def spell_token(entry: Mapping[str, Any]) -> str:
+    """A token's text; bytes that are no characters as bytes:\\xe2\\x82, so that two of them are two keys."""
+    data = bytes(entry["bytes"])
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 @router.post("/v1/completions", **takes(CompletionRequest))
@@ -313,12 +333,13 @@ async def complete(request: Request) -> Response:
             return None
         found = list_logprobs(answers.llm, tokens)
         offsets = []
-        for one in found:
+        for token in tokens:
             offsets.append(offset)
-            offset += len(one["token"])
-        return {"tokens": [one["token"] for one in found], "token_logprobs": [one["logprob"] for one in found],
-                "top_logprobs": [{other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in found],
-                "text_offset": offsets}
+            offset += len(token.text)
+        told = [token.logprobs is not None and token not in answers.llm.engine.eos for token in tokens]
+        return {"tokens": [spell_token(one) for one in found], "token_logprobs": [one["logprob"] for one in found],
+                "top_logprobs": [{spell_token(other): other["logprob"] for other in one["top_logprobs"]} for one in found],
+                "text_offset": list(itertools.compress(offsets, told))}
 
     def piece(i: int, text: str, reason: str | None = None, found: dict[str, Any] | None = None) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}

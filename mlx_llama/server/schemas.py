@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -27,6 +28,14 @@ _REFUSAL = {"type": "object", "required": ["error", "errors"], "properties": {
     "errors": {"type": "array", "items": {"$ref": "#/components/schemas/Fault"}}}}
 
 
+def _add_names(schema: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Add the API's own names of fields to a body's schema; one of a pair suffices where the field is required."""
+    properties = schema["properties"]
+    for theirs, ours in names.items():
+        text = f"{properties[ours].get('description', '')} (also: {ours})".strip()
+        properties[theirs] = {**properties[ours], "title": theirs, "description": text}
+
+
 def write_openapi(app: FastAPI) -> dict[str, Any]:
     """The document, made once."""
     if app.openapi_schema is None:
@@ -34,6 +43,8 @@ def write_openapi(app: FastAPI) -> dict[str, Any]:
         _, definitions = models_json_schema([(body, "validation") for body in _BODIES], ref_template=_REFS)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(definitions.get("$defs", {}), Fault=_FAULT, Refusal=_REFUSAL)
+        for body in _BODIES:
+            _add_names(schemas[body.__name__], getattr(body, "renamed", {}))
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         refused = {"description": "refused: every fault of the request", "content": {

@@ -126,6 +126,7 @@ class Call(Body):
     """A call that an assistant made."""
 
     id: str = Field(max_length=256)
+    index: int = Field(0, ge=0, description="has no effect: calls are in their order")
     type: Literal["function"] = "function"
     function: CallFunction
 
