@@ -250,7 +250,9 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     fits: check that the prompt leaves room for an answer.
     """
     try:
-        resolved = resolve({**settings.options, **ask.options}, llm.checkpoint.generation_config,
+        # A stop string would cut the call that must be made.
+        unstopped: dict[str, Any] = {"stop": ()} if ask.toolbox.forced else {}
+        resolved = resolve({**settings.options, **ask.options, **unstopped}, llm.checkpoint.generation_config,
                            str(llm.checkpoint.path / "generation_config.json"))
         is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
         ask.toolbox.check(resolved.options)

@@ -145,7 +145,8 @@ class ChatRequest(CommonFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position")
     response_format: ResponseFormat = ResponseFormat.model_validate({"type": "text"})
     tools: list[FunctionTool] = []
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice = "auto"
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
+        "auto", description="a call that is required does not end at stop strings")
     parallel_tool_calls: bool = True
     modalities: list[Literal["text"]] = ["text"]
     store: Literal[False] = Field(False, description="answers are not kept")
@@ -202,7 +203,7 @@ async def chat(request: Request) -> Response:
                     "index": i,
                     "message": message,
                     "logprobs": write_logprobs(answers.llm, completion.tokens) if body.logprobs else None,
-                    "finish_reason": finish_reason(completion, len(calls)),
+                    "finish_reason": finish_reason(completion, calls),
                 }
             )
         return {**made, "object": "chat.completion", "choices": choices, "usage": write_usage(answers),
@@ -230,7 +231,7 @@ async def chat(request: Request) -> Response:
             if batch.is_last:
                 for piece in readers[i].push("", is_last=True):
                     yield delta(i, write_piece(piece))
-                yield delta(i, {}, finish_reason(answers.completions[i], len(readers[i].calls)))
+                yield delta(i, {}, finish_reason(answers.completions[i], readers[i].calls))
         if body.stream_options.include_usage:
             yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": write_usage(answers),
                          "timings": write_timings(answers.completions[0])})
@@ -324,7 +325,7 @@ async def complete(request: Request) -> Response:
     def whole(answers: Answers) -> dict[str, Any]:
         choices = [{"index": i, "text": opening(answers, i) + completion.text,
                     "logprobs": logprobs(answers, completion.tokens, len(opening(answers, i))),
-                    "finish_reason": finish_reason(completion, 0)} for i, completion in enumerate(answers.completions)]
+                    "finish_reason": finish_reason(completion)} for i, completion in enumerate(answers.completions)]
         return {**made, "choices": choices, "usage": write_usage(answers), "timings": write_timings(answers.completions[0])}
 
     def logprobs(answers: Answers, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
@@ -357,7 +358,7 @@ async def complete(request: Request) -> Response:
                 if token.text or found and found["tokens"]:
                     yield piece(batch.index, token.text, None, found)
             if batch.is_last:
-                yield piece(batch.index, "", finish_reason(answers.completions[batch.index], 0))
+                yield piece(batch.index, "", finish_reason(answers.completions[batch.index]))
         if body.stream_options.include_usage:
             yield event({**made, "choices": [], "usage": write_usage(answers)})
         yield DONE

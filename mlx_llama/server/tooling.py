@@ -37,10 +37,14 @@ def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: boo
 
 
 class Reader:
-    """Takes the streamed text of one answer apart. text: without the calls."""
+    """Takes the streamed text of one answer apart.
+
+    An answer that must be a call has no text: the beginning of a call that was cut is dropped.
+    """
 
     def __init__(self, llm: LLM, toolbox: Toolbox):
         self.parser: ToolParser | None = None
+        self._is_forced = bool(toolbox.forced)
         if toolbox.offered:
             form = tool_format(llm)
             self.parser = ToolParser(form, [tool.name for tool in toolbox.offered])
@@ -54,7 +58,8 @@ class Reader:
         """Read a piece; returns texts that are not empty, and news of calls."""
         if self.parser is None:
             return [text] if text else []
-        return self.parser.push(text) + (self.parser.finish() if is_last else [])
+        found = self.parser.push(text) + (self.parser.finish() if is_last else [])
+        return [piece for piece in found if not isinstance(piece, str)] if self._is_forced else found
 
 
 def tool_format(llm: LLM) -> ToolFormat:
@@ -67,15 +72,20 @@ def read_answer(llm: LLM, toolbox: Toolbox, completion: Completion) -> tuple[str
     reader = Reader(llm, toolbox)
     if reader.parser is None:
         return completion.text, []
-    reader.push(completion.text, is_last=True)
-    return reader.parser.text, reader.parser.calls
+    found = reader.push(completion.text, is_last=True)
+    return "".join(piece for piece in found if isinstance(piece, str)), reader.parser.calls
 
 
-def finish_reason(completion: Completion, calls: int) -> str:
+def are_complete(calls: Sequence[ToolCall]) -> bool:
+    """Whether there are calls, and all of them may be made: none was cut by a stop string or a limit."""
+    return bool(calls) and all(call.is_complete for call in calls)
+
+
+def finish_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str:
     """OpenAI's word for the end of an answer."""
     if completion.finish_reason in ("length", "context"):
         return "length"
-    return "tool_calls" if calls else "stop"
+    return "tool_calls" if are_complete(calls) else "stop"
 
 
 # Bodies
