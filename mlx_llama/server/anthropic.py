@@ -22,7 +22,7 @@ from .guard import request_id
 from .openai import join_parts
 from .replies import Json, check_model, desk_of, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import Reader, are_complete, build_toolbox, check_schema, read_answer
+from .tooling import Reader, are_complete, build_toolbox, check_rule, check_schema, read_answer
 
 router = APIRouter(tags=["Anthropic"])
 
@@ -216,8 +216,9 @@ async def messages(request: Request) -> Response:
     """Answer a conversation."""
     body = await read_body(request, MessagesRequest)
     name = check_model(request, body.model)
-    box = body.toolbox()
-    asks = [Ask(body.plain(), "messages", body.given_options(), box)]
+    box, options = body.toolbox(), body.given_options()
+    check_rule(box, options, "output_config.format" if body.output_config.format else "")
+    asks = [Ask(body.plain(), "messages", options, box)]
     made = {"id": f"msg_{request_id(request)}", "type": "message", "role": "assistant", "model": name}
 
     def whole(answers: Answers) -> dict[str, Any]:

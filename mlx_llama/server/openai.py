@@ -44,6 +44,7 @@ from .tooling import (
     Reader,
     ResponseFormat,
     build_toolbox,
+    check_rule,
     finish_reason,
     list_logprobs,
     read_answer,
@@ -186,8 +187,9 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     name = check_model(request, body.model)
     messages = [message.plain() for message in body.messages]
-    box = body.toolbox()
-    asks = choices_of(body.given_options(), [messages], "messages", body.n, box)
+    box, options = body.toolbox(), body.given_options()
+    check_rule(box, options, "response_format" if body.response_format.options() else "")
+    asks = choices_of(options, [messages], "messages", body.n, box)
     made = {"id": f"chatcmpl-{request_id(request)}", "created": int(time.time()), "model": name,
             "system_fingerprint": FINGERPRINT}
 

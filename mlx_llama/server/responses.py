@@ -24,7 +24,7 @@ from .guard import request_id
 from .openai import join_parts
 from .replies import check_model, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import FunctionBody, Reader, are_complete, build_toolbox, check_schema, list_logprobs
+from .tooling import FunctionBody, Reader, are_complete, build_toolbox, check_rule, check_schema, list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -230,8 +230,9 @@ async def respond(request: Request) -> Response:
     """Answer an input."""
     body = await read_body(request, ResponsesRequest)
     name = check_model(request, body.model)
-    box = body.toolbox()
-    asks = [Ask(body.plain(), "input", body.given_options(), box)]
+    box, options = body.toolbox(), body.given_options()
+    check_rule(box, options, "text.format" if body.text.format.options() else "")
+    asks = [Ask(body.plain(), "input", options, box)]
     identity, created = request_id(request), int(time.time())
 
     def response(answers: Answers, status: str, output: list[Any]) -> dict[str, Any]:

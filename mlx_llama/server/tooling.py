@@ -36,6 +36,18 @@ def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: boo
     return Toolbox(tools, choice, many)
 
 
+def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
+    """Refuse a rule for the text of an answer that must be a call. form: the field that gave the schema, "" for schema.
+
+    Raises Refusal.
+    """
+    given = next((name for name in ("schema", "regex", "grammar") if options.get(name) is not None), None)
+    if box.forced and given:
+        field = form or given
+        raise bad_field(field, "tool_choice auto or none", f"{field}: an answer that must be a call has no text to fit it: leave "
+                        "it out, or choose tool_choice auto")
+
+
 class Reader:
     """Takes the streamed text of one answer apart.
 

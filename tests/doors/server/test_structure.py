@@ -191,6 +191,19 @@ def ask_for_a_call(guide, path: str, limit: int, **body) -> tuple[str, list[str]
 
 
 @pytest.mark.parametrize("path, name, body", CALLING)
+def test_a_rule_of_a_text_beside_a_required_call_is_refused(path, name, body, guide):
+    asked = {"input": "hi"} if path == "/v1/responses" else {"model": "guide", "messages": QUESTION, "max_tokens": 9}
+    schema = {"type": "json_schema", "schema": {"enum": ["a"]}}
+    field, value = {"/v1/responses": ("text", {"format": {**schema, "name": "a"}}), "/v1/messages": ("output_config", {"format": schema}),
+                    "/v1/chat/completions": ("response_format", {"type": "json_object"})}[path]
+    for rule, given, named in (("regex", "a", "regex"), ("schema", True, "schema"),
+                               (field, value, field if "chat" in path else f"{field}.format")):
+        done = guide.post(path, **asked, **body, **{rule: given})
+        assert done.status_code == 400 and done.json()["errors"][0]["field"] == named, done.text
+        assert f"{named}: " in done.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path, name, body", CALLING)
 def test_stop_strings_do_not_cut_a_required_call(path, name, body, guide):
     for stop in (["city"], ["name"], ["tool_call"]):  # in its arguments, its head, its mark
         reason, [arguments], text = ask_for_a_call(guide, path, 120, **body, **{name: stop})
