@@ -201,6 +201,10 @@ def test_the_document_has_the_limits_of_the_table(guide):
     for schema, names in NAMES.items():
         assert names <= set(fields[schema]["properties"]), schema
     assert fields["LlamaCompletionRequest"]["properties"]["n_predict"]["minimum"] == -1
+    for schema, found in fields.items():
+        for name, field in found.get("properties", {}).items():
+            for word in ("FILE", "flag", "="):  # of a command line
+                assert word not in field.get("description", "").replace(">=", ""), (schema, name)
     docs = guide.http.get("/docs")
     assert "repetition_context_size" in docs.text and "<script" not in docs.text and "http://" not in docs.text
 
