@@ -37,7 +37,7 @@ class Ask:
 
     prompt: a text to continue, messages for the template, or token ids. field: of the body that the prompt came from.
     options: by their names in the table; those that are missing come from the server, the checkpoint and the table. toolbox:
-    what the model may call. reuses: known prefixes of the prompt.
+    what the model may call. reuses, decode_seconds: see Request.
     """
 
     prompt: Any
@@ -45,6 +45,7 @@ class Ask:
     options: dict[str, Any]
     toolbox: Toolbox = Toolbox()
     reuses: bool = True
+    decode_seconds: float | None = None
 
 
 class Failure(Exception):
@@ -263,7 +264,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
             prompt = ToolPrompt(llm.encode(ask.prompt))
         tokens = prompt.tokens
         request = Request(tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
-                          shown=prompt.shown, reuses=ask.reuses)
+                          shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
         for rule in (Rule.of(resolved.options), request.rule):
             if rule:  # with a limit of time: later calls find it compiled
                 llm.engine.grammars.compile(rule, starts_text=is_chat, seconds=settings.compile_seconds)

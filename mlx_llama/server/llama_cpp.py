@@ -81,6 +81,8 @@ class LlamaCompletionRequest(OptionFields):
     sse_ping_interval: int = Field(PING_SECONDS, ge=-1, le=86400, description="seconds of silence before a comment in a "
                                    "stream; 0 or -1: none")
     model: str | None = Field(None, max_length=512)
+    t_max_predict_ms: int = Field(0, ge=0, le=2**31, description="milliseconds after the first token, after which an answer "
+                                  "with a line break ends; 0: any")
     cache_prompt: bool = Field(True, description="use known prefixes; false: compute the whole prompt")
     ignore_eos: bool = Field(False, description="go on after end tokens")
     return_tokens: bool = False
@@ -97,7 +99,6 @@ class LlamaCompletionRequest(OptionFields):
     n_indent: Literal[0] = 0
     n_discard: Literal[0] = 0
     n_cache_reuse: Literal[0] = 0
-    t_max_predict_ms: Literal[0] = 0
     return_progress: Literal[False] = False
     post_sampling_probs: Literal[False] = False
     lora: list[Any] = Field([], max_length=0, description="adapters are not loaded")
@@ -242,7 +243,9 @@ async def completion(request: Request) -> Response:
                         f"n_cmpl: {len(prompts)} prompts of {body.n_cmpl} answers each, at most {most} are taken", body.n_cmpl)
     options = _read_options(body)
     prompts = await with_model(request, lambda llm: _settle(llm, body, prompts, options), "prompt")
-    asks = [replace(ask, reuses=body.cache_prompt) for ask in choices_of(options, prompts, "prompt", body.n_cmpl)]
+    seconds = body.t_max_predict_ms / 1e3 or None
+    asks = [replace(ask, reuses=body.cache_prompt, decode_seconds=seconds)
+            for ask in choices_of(options, prompts, "prompt", body.n_cmpl)]
 
     def last(answers: Answers, i: int, content: str | None = None) -> dict[str, Any]:
         """The whole receipt. content: None for that of the answer, "" after a stream, which has told the tokens before."""

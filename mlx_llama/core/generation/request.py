@@ -28,6 +28,7 @@ class Request:
     after each new token and at the end, in the thread that computes; its exceptions end the request. rule: what the answer
     must match, None for what the options say. compile_seconds: most time to compile it, None for a request that is trusted.
     shown: special tokens that appear in the text, such as those that open a tool call. reuses: known prefixes of the prompt.
+    decode_seconds: of the answer, which then ends after its next token if it has a line break; None for any.
     """
 
     prompt: Several[int]
@@ -41,6 +42,7 @@ class Request:
     compile_seconds: float | None = None
     shown: frozenset[int] = frozenset()
     reuses: bool = True
+    decode_seconds: float | None = None
 
 
 @dataclass(eq=False)
@@ -88,7 +90,8 @@ class Sequence:
             if self.constraint:
                 self.constraint.accept(token)
             self.text.append(token)
-            self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs)
+            is_late = self.request.decode_seconds is not None and self.writer.is_late(now, self.request.decode_seconds)
+            self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs, is_late)
         return not self.writer.is_finished
 
     def tell(self) -> None:

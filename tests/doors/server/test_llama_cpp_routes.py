@@ -71,7 +71,7 @@ def test_biases_of_texts_are_those_of_their_tokens(guide, llm):
 @pytest.mark.parametrize("field, value", [
     ("mirostat", 2), ("typical_p", 0.5), ("xtc_probability", 0.5), ("dry_multiplier", 0.8), ("dynatemp_range", 1.0),
     ("id_slot", 99), ("n_keep", -2), ("lora", [{"id": 0, "scale": 1.0}]), ("samplers", ["top_k"]), ("min_keep", 2),
-    ("t_max_predict_ms", 5), ("return_progress", True), ("post_sampling_probs", True), ("n_indent", 4), ("n_cmpl", 0),
+    ("t_max_predict_ms", -1), ("return_progress", True), ("post_sampling_probs", True), ("n_indent", 4), ("n_cmpl", 0),
     ("top_n_sigma", 1.0), ("adaptive_target", 0.5), ("reasoning_format", "deepseek"), ("n_cache_reuse", 256),
     ("prompt", {"prompt_string": "x", "multimodal_data": ["AA=="]}),
 ])
@@ -117,6 +117,14 @@ def test_a_cold_prompt_is_computed_whole(guide):
     cold = guide.post("/completion", **asked, cache_prompt=False).json()
     assert again["timings"]["cache_n"] > 0 == cold["timings"]["cache_n"]
     assert cold["timings"]["prompt_n"] == first["tokens_evaluated"] and cold["content"] == first["content"]
+
+
+def test_an_answer_with_a_line_break_ends_after_its_time(endless):
+    asked = {"prompt": "x", "t_max_predict_ms": 1}
+    found = endless.post("/completion", **asked, grammar='root ::= "\\n" [a-z]+', n_predict=90_000).json()
+    assert found["stop_type"] == "limit" and 1 < found["tokens_predicted"] < 90_000 and found["content"].startswith("\n")
+    found = endless.post("/completion", **asked, grammar="root ::= [a-z]+", n_predict=300).json()
+    assert found["stop_type"] == "limit" and found["tokens_predicted"] == 300
 
 
 def test_several_answers_to_each_prompt(guide, llm):
