@@ -58,11 +58,12 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Batch:
-    """New tokens of one answer. is_last: the answer is complete with them."""
+    """New tokens of one answer. is_last: the answer is complete with them. processed: tokens of its prompt so far."""
 
     index: int
     tokens: Sequence[Token]
     is_last: bool
+    processed: int
 
     @property
     def text(self) -> str:
@@ -127,8 +128,12 @@ class Answers:
             handle.cancel()
         self._news.set()
 
-    async def batches(self) -> AsyncIterator[Batch]:
-        """New tokens of all answers as they come. Raises Failure."""
+    async def batches(self, with_progress: bool = False) -> AsyncIterator[Batch]:
+        """New tokens of all answers as they come. Raises Failure.
+
+        with_progress: batches without tokens too, while the prompts are processed.
+        """
+        told = [0] * len(self._handles)
         shown = [0] * len(self._handles)
         open_ones = set(range(len(self._handles)))
         last = [self.began] * len(self._handles)
@@ -151,7 +156,10 @@ class Answers:
                     last[i] = now
                     if is_last:
                         open_ones.discard(i)
-                    yield Batch(i, tokens, is_last)
+                    yield Batch(i, tokens, is_last, handle.processed)
+                elif with_progress and handle.processed > told[i]:
+                    told[i] = handle.processed
+                    yield Batch(i, (), False, handle.processed)
             if open_ones and not any(self._handles[i].done for i in open_ones):
                 await self._news.wait()
 

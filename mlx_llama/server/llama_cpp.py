@@ -83,6 +83,7 @@ class LlamaCompletionRequest(OptionFields):
     model: str | None = Field(None, max_length=512)
     t_max_predict_ms: int = Field(0, ge=0, le=2**31, description="milliseconds after the first token, after which an answer "
                                   "with a line break ends; 0: any")
+    return_progress: bool = Field(False, description="tell in a stream how much of the prompt is processed")
     cache_prompt: bool = Field(True, description="use known prefixes; false: compute the whole prompt")
     ignore_eos: bool = Field(False, description="go on after end tokens")
     return_tokens: bool = False
@@ -99,7 +100,6 @@ class LlamaCompletionRequest(OptionFields):
     n_indent: Literal[0] = 0
     n_discard: Literal[0] = 0
     n_cache_reuse: Literal[0] = 0
-    return_progress: Literal[False] = False
     post_sampling_probs: Literal[False] = False
     lora: list[Any] = Field([], max_length=0, description="adapters are not loaded")
     image_data: list[Any] = Field([], max_length=0)
@@ -268,9 +268,15 @@ async def completion(request: Request) -> Response:
         return found if len(found) > 1 else found[0]
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
-        counts = [0] * len(asks)
-        async for batch in answers.batches():
+        counts, processed = [0] * len(asks), [0] * len(asks)
+        async for batch in answers.batches(body.return_progress):
             found = answers.completions[batch.index]
+            if body.return_progress and batch.processed > processed[batch.index]:
+                processed[batch.index] = batch.processed
+                yield event({"index": batch.index, "content": "", "tokens": [], "stop": False, "id_slot": -1,
+                             "tokens_predicted": 0, "tokens_evaluated": found.prompt_tokens, "prompt_progress": {
+                                 "total": found.prompt_tokens, "cache": found.reused_tokens, "processed": batch.processed,
+                                 "time_ms": round(found.prefill_seconds * 1e3)}})
             for token in batch.tokens:
                 counts[batch.index] += 1
                 if token.text or body.return_tokens:

@@ -156,6 +156,10 @@ class Writer:
             self._started = now
             self.completion.reused_tokens = reused
 
+    def tell_prefill(self, now: float) -> None:
+        """Another chunk of the prompt was launched at `now`."""
+        self.completion.prefill_seconds = now - (self._started or 0.0)
+
     def is_late(self, now: float, seconds: float) -> bool:
         """Whether the first token was read more than `seconds` ago, and the text has a line break."""
         return bool(self.completion.tokens) and now - self._first > seconds and "\n" in self.completion.text

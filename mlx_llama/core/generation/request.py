@@ -25,7 +25,7 @@ class Request:
     starts_text: the answer is a text of its own, so the space that sentencepiece puts before a text is dropped; False
     where it continues one, and " a time" keeps its space. eos: end tokens, None for the model's. wants_text: False where
     token ids suffice. notices: of its completion, None for those of the options and the speculation. notify: called
-    after each new token and at the end, in the thread that computes; its exceptions end the request. rule: what the answer
+    after each chunk of the prompt and each new token and at the end, in the thread that computes; its exceptions end the request. rule: what the answer
     must match, None for what the options say. compile_seconds: most time to compile it, None for a request that is trusted.
     shown: special tokens that appear in the text, such as those that open a tool call. reuses: known prefixes of the prompt.
     decode_seconds: of the answer, which then ends after its next token if it has a line break; None for any.
@@ -61,6 +61,7 @@ class Sequence:
     constraint: Constraint | None = None  # its state is that after `text`
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0
+    processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
     row: int = NO_ROW
     is_over: bool = False
     error: Exception | None = None
@@ -174,6 +175,11 @@ class Handle:
     def done(self) -> bool:
         """True once the answer is complete, cancelled or failed."""
         return self._sequence.is_over or self._sequence.is_cancelled
+
+    @property
+    def processed(self) -> int:
+        """Tokens of the prompt that are computed or being computed, reused ones included."""
+        return self._sequence.processed
 
     def cancel(self) -> None:
         """End the request, from any thread and any number of times. The text so far stays in the completion."""

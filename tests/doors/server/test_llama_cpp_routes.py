@@ -71,7 +71,7 @@ def test_biases_of_texts_are_those_of_their_tokens(guide, llm):
 @pytest.mark.parametrize("field, value", [
     ("mirostat", 2), ("typical_p", 0.5), ("xtc_probability", 0.5), ("dry_multiplier", 0.8), ("dynatemp_range", 1.0),
     ("id_slot", 99), ("n_keep", -2), ("lora", [{"id": 0, "scale": 1.0}]), ("samplers", ["top_k"]), ("min_keep", 2),
-    ("t_max_predict_ms", -1), ("return_progress", True), ("post_sampling_probs", True), ("n_indent", 4), ("n_cmpl", 0),
+    ("t_max_predict_ms", -1), ("post_sampling_probs", True), ("n_indent", 4), ("n_cmpl", 0),
     ("top_n_sigma", 1.0), ("adaptive_target", 0.5), ("reasoning_format", "deepseek"), ("n_cache_reuse", 256),
     ("prompt", {"prompt_string": "x", "multimodal_data": ["AA=="]}),
 ])
@@ -117,6 +117,21 @@ def test_a_cold_prompt_is_computed_whole(guide):
     cold = guide.post("/completion", **asked, cache_prompt=False).json()
     assert again["timings"]["cache_n"] > 0 == cold["timings"]["cache_n"]
     assert cold["timings"]["prompt_n"] == first["tokens_evaluated"] and cold["content"] == first["content"]
+
+
+def test_progress_of_a_long_prompt(endless):
+    asked = {"prompt": list(range(5, 200)) * 8, "n_predict": 3, "stream": True, "return_progress": True, "prefill_step_size": 64}
+    total = len(asked["prompt"])
+    for reused in (0, total - 1):
+        told = [json.loads(data) for _, data in events(endless.post("/completion", **asked).text)]
+        found = [one["prompt_progress"] for one in told if "prompt_progress" in one]
+        assert told[:len(found)] == [one for one in told if "prompt_progress" in one]  # before any token
+        assert len(found) >= (1 if reused else 2) and found[-1]["processed"] == total
+        assert all(one["total"] == total and one["cache"] == reused for one in found)
+        for before, after in zip(found, found[1:]):
+            assert before["processed"] < after["processed"] and before["time_ms"] <= after["time_ms"]
+    plain = [json.loads(data) for _, data in events(endless.post("/completion", **asked | {"return_progress": False}).text)]
+    assert not any("prompt_progress" in one for one in plain)
 
 
 def test_an_answer_with_a_line_break_ends_after_its_time(endless):
