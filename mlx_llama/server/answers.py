@@ -37,13 +37,15 @@ class Ask:
 
     prompt: a text to continue, messages for the template, or token ids. field: of the body that the prompt came from.
     options: by their names in the table; those that are missing come from the server, the checkpoint and the table. toolbox:
-    what the model may call.
+    what the model may call. reuses, decode_seconds: see Request.
     """
 
     prompt: Any
     field: str
     options: dict[str, Any]
     toolbox: Toolbox = Toolbox()
+    reuses: bool = True
+    decode_seconds: float | None = None
 
 
 class Failure(Exception):
@@ -56,11 +58,12 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Batch:
-    """New tokens of one answer. is_last: the answer is complete with them."""
+    """New tokens of one answer. is_last: the answer is complete with them. processed: tokens of its prompt so far."""
 
     index: int
     tokens: Sequence[Token]
     is_last: bool
+    processed: int
 
     @property
     def text(self) -> str:
@@ -130,8 +133,12 @@ class Answers:
             handle.cancel()
         self._news.set()
 
-    async def batches(self) -> AsyncIterator[Batch]:
-        """New tokens of all answers as they come. Raises Failure."""
+    async def batches(self, with_progress: bool = False) -> AsyncIterator[Batch]:
+        """New tokens of all answers as they come. Raises Failure.
+
+        with_progress: batches without tokens too, while the prompts are processed.
+        """
+        told = [0] * len(self._handles)
         shown = [0] * len(self._handles)
         open_ones = set(range(len(self._handles)))
         last = [self.began] * len(self._handles)
@@ -154,7 +161,10 @@ class Answers:
                     last[i] = now
                     if is_last:
                         open_ones.discard(i)
-                    yield Batch(i, tokens, is_last)
+                    yield Batch(i, tokens, is_last, handle.processed)
+                elif with_progress and handle.processed > told[i]:
+                    told[i] = handle.processed
+                    yield Batch(i, (), False, handle.processed)
             if open_ones and not any(self._handles[i].done for i in open_ones):
                 await self._news.wait()
 
@@ -254,7 +264,9 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     fits: check that the prompt leaves room for an answer.
     """
     try:
-        resolved = resolve({**settings.options, **ask.options}, llm.checkpoint.generation_config,
+        # A stop string would cut the call that must be made.
+        unstopped: dict[str, Any] = {"stop": ()} if ask.toolbox.forced else {}
+        resolved = resolve({**settings.options, **ask.options, **unstopped}, llm.checkpoint.generation_config,
                            str(llm.checkpoint.path / "generation_config.json"))
         is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
         ask.toolbox.check(resolved.options)
@@ -265,7 +277,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
             prompt = ToolPrompt(llm.encode(ask.prompt))
         tokens = prompt.tokens
         request = Request(tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
-                          shown=prompt.shown)
+                          shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
         for rule in (Rule.of(resolved.options), request.rule):
             if rule:  # with a limit of time: later calls find it compiled
                 llm.engine.grammars.compile(rule, starts_text=is_chat, seconds=settings.compile_seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import anyio
@@ -22,7 +22,7 @@ from .guard import request_id
 from .openai import join_parts
 from .replies import Json, check_model, desk_of, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import Reader, build_toolbox, check_schema, read_answer
+from .tooling import Reader, are_complete, build_toolbox, check_rule, check_schema, read_answer
 
 router = APIRouter(tags=["Anthropic"])
 
@@ -152,7 +152,8 @@ class Conversation(Body):
     system: str | list[TextBlock] = ""
     thinking: Thinking | None = None
     tools: list[AnthropicTool] = []
-    tool_choice: AnthropicChoice = AnthropicChoice(type="auto")
+    tool_choice: AnthropicChoice = Field(
+        AnthropicChoice(type="auto"), description="a call that is required does not end at stop sequences")
     output_config: OutputConfig = OutputConfig()
     cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
     speed: Literal["standard"] = "standard"
@@ -215,8 +216,9 @@ async def messages(request: Request) -> Response:
     """Answer a conversation."""
     body = await read_body(request, MessagesRequest)
     name = check_model(request, body.model)
-    box = body.toolbox()
-    asks = [Ask(body.plain(), "messages", body.given_options(), box)]
+    box, options = body.toolbox(), body.given_options()
+    check_rule(box, options, "output_config.format" if body.output_config.format else "")
+    asks = [Ask(body.plain(), "messages", options, box)]
     made = {"id": f"msg_{request_id(request)}", "type": "message", "role": "assistant", "model": name}
 
     def whole(answers: Answers) -> dict[str, Any]:
@@ -224,7 +226,7 @@ async def messages(request: Request) -> Response:
         text, calls = read_answer(answers.llm, box, completion)
         content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
         content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": read_values(call)} for call in calls]
-        return {**made, "content": content, "stop_reason": stop_reason(completion, len(calls)),
+        return {**made, "content": content, "stop_reason": stop_reason(completion, calls),
                 "stop_sequence": completion.stop, "usage": write_usage(completion)}
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
@@ -260,7 +262,7 @@ async def messages(request: Request) -> Response:
             index = 0
             yield named({"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}})
         yield named({"type": "content_block_stop", "index": index})
-        reason = stop_reason(completion, len(reader.calls))
+        reason = stop_reason(completion, reader.calls)
         yield named({"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": completion.stop},
                      "usage": write_usage(completion)})
         yield named({"type": "message_stop"})
@@ -288,9 +290,9 @@ def read_values(call: ToolCall) -> dict[str, Any]:
         return {}
 
 
-def stop_reason(completion: Completion, calls: int = 0) -> str:
+def stop_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str:
     """Anthropic's word for the end of an answer."""
-    if calls and completion.finish_reason in ("eos", "stop"):
+    if are_complete(calls) and completion.finish_reason in ("eos", "stop"):
         return "tool_use"
     return {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens",
             "context": "model_context_window_exceeded"}.get(completion.finish_reason, "end_turn")

@@ -40,7 +40,8 @@ def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[
         # Streams end by themselves: Desk.stop_all ends what runs too long after SIGTERM.
         AppStatus.disable_automatic_graceful_drain()
         app.state.started = time.time()
-        app.state.keeper = Keeper(load, settings.idle_unload, on_failure)
+        app.state.keeper = Keeper(load, settings.idle_unload, on_failure,
+                                  lambda llm: llama_cpp.describe_model(llm, settings))
         app.state.desk = Desk(settings, app.state.keeper, metrics)
         app.state.jobs = jobs.Jobs(settings)
         metrics.watch(app.state.desk)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.requests import ClientDisconnect, Request
 
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions
@@ -29,6 +29,11 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True)
     unsupported: ClassVar[Mapping[str, str]] = {}
     renamed: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value):
+        return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
 
 
 with warnings.catch_warnings():

@@ -23,13 +23,17 @@ class Keeper:
     """Holds one model for the event loop that calls `start`.
 
     load: makes the model, in a thread of its own. idle: after so many seconds without use the model is dropped; None:
-    never. on_failure: called in the event loop if the first load fails; `error` is set by then.
+    never. on_failure: called in the event loop if the first load fails; `error` is set by then. describe_model: what `facts`
+    tell while the model is idle.
     """
 
-    def __init__(self, load: Callable[[], LLM], idle: float | None = None, on_failure: Callable[[], None] = lambda: None):
+    def __init__(self, load: Callable[[], LLM], idle: float | None = None, on_failure: Callable[[], None] = lambda: None,
+                 describe_model: Callable[[LLM], dict[str, Any]] = lambda llm: {}):
         self._load = load
         self._idle = idle
         self._on_failure = on_failure
+        self._describe_model = describe_model
+        self.facts: dict[str, Any] = {}
         self._llm: LLM | None = None
         self._task: asyncio.Task[None] | None = None
         self._users = 0
@@ -151,6 +155,7 @@ class Keeper:
     def _drop(self, state: State) -> None:
         llm, self._llm, self.state = self._llm, None, state
         if llm is not None:
+            self.facts = self._describe_model(llm)
             llm.scheduler.close()
             self._set_asides += llm.scheduler.set_asides
             del llm

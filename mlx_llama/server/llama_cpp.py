@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence as Several
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -15,52 +17,102 @@ from starlette.responses import Response
 
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.cache_file import read_cache, write_cache
-from mlx_llama.core.generation.completion import Completion, Token
+from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, resolve
 from mlx_llama.core.generation.request import Sequence
 from mlx_llama.core.text.tools import add_tools
 
-from .answers import Answers, Ask, refuse
+from .answers import Answers, refuse
 from .faults import Fault, Refusal, bad_field
 from .fields import Body, OptionFields, read_body
 from .openai import Message, fail, split_prompts
-from .replies import FINGERPRINT, Json, check_model, desk_of, event, reply_stream, reply_whole, served_names, write_timings
+from .replies import (
+    FINGERPRINT,
+    PING_SECONDS,
+    Json,
+    check_model,
+    choices_of,
+    desk_of,
+    event,
+    reply_stream,
+    reply_whole,
+    served_names,
+    write_timings,
+)
 from .schemas import takes
-from .tooling import FunctionTool, build_toolbox, list_logprobs, tool_format
+from .settings import Settings
+from .tooling import FunctionTool, build_toolbox, tool_format, write_token
 
 router = APIRouter(tags=["llama-server"])
 Result = TypeVar("Result")
 
+ENDLESS = 2**31  # tokens: more than any context holds
+MOST_BIAS = 1e6
 _STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limit"}
+
+
+class PromptObject(Body):
+    """A prompt as an object; models here read text only."""
+
+    prompt_string: str
+    multimodal_data: list[Any] = Field([], max_length=0)
+
+
+# llama-server's own default lists; both name every sampler there is.
+_SAMPLERS = (["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+             ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"])
 
 
 class LlamaCompletionRequest(OptionFields):
     """POST /completion. Without a value an option has the server's default, which is not llama-server's."""
 
     renamed: ClassVar = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
-                         "repeat_last_n": "repetition_context_size", "json_schema": "schema", "n_probs": "logprobs"}
-    unsupported: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("n_indent", "n_cmpl", "min_keep", "t_max_predict_ms", "samplers", "return_progress",
-                         "post_sampling_probs", "multimodal_data", "image_data", "dry_sequence_breakers", "grammar_lazy",
-                         "grammar_triggers", "preserved_tokens", "reasoning_format", "nodes"), ""),
-        "lora": "adapters are not loaded",
-    }
+                         "repeat_last_n": "repetition_context_size", "json_schema": "schema", "n_probs": "logprobs",
+                         "n": "n_cmpl"}
+    unsupported: ClassVar[Mapping[str, str]] = dict.fromkeys(("multimodal_data", "nodes"), "")
 
-    prompt: str | list[str | int | list[str | int]] = Field(description="a text, token ids, both mixed, or a list of these")
+    prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
+        description="a text, token ids, both mixed, or a list of these")
     max_tokens: int = Field(256, ge=-1, le=2**31, description="most tokens to generate; -1: as many as the context holds")
     seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: drawn anew")
+    repetition_context_size: int = Field(
+        20, ge=-1, le=65536, description="recent tokens that the three penalties look at; -1: as many as the context holds")
+    grammar: str | None = Field(None, description='GBNF or Lark that the answer follows; "": none')
+    n_cmpl: int = Field(1, ge=1, le=16, description="answers to each prompt; with a seed, answer i draws with seed + i")
     stream: bool = False
+    sse_ping_interval: int = Field(PING_SECONDS, ge=-1, le=86400, description="seconds of silence before a comment in a "
+                                   "stream; 0 or -1: none")
     model: str | None = Field(None, max_length=512)
-    cache_prompt: Literal[True] = Field(True, description="known prefixes are always used; the answer is the same")
+    t_max_predict_ms: int = Field(0, ge=0, le=2**31, description="milliseconds after the first token, after which an answer "
+                                  "with a line break ends; 0: any")
+    return_progress: bool = Field(False, description="tell in a stream how much of the prompt is processed")
+    cache_prompt: bool = Field(True, description="use known prefixes; false: compute the whole prompt")
     ignore_eos: bool = Field(False, description="go on after end tokens")
     return_tokens: bool = False
     timings_per_token: bool = False
     response_fields: list[str] = Field([], max_length=64, description="fields of the answer, as a/b within objects")
-    id_slot: Literal[-1] = Field(-1, description="the server picks the row")
-    n_keep: Literal[0] = Field(0, description="no prompt is cut, so nothing of it is kept")
-    logit_bias: dict[int, float] = Field({}, description="of token ids; also a list of [id or text, bias or false]")
+    id_slot: int = Field(-1, ge=-1, description="a row of the server, which is free to take another: the answer is the same")
+    n_keep: int = Field(0, ge=-1, description="has no effect: a text that fills the context ends")
+    logit_bias: dict[int | str, float] = Field(  # type: ignore[assignment]
+        {}, description="of token ids or of a text's tokens; also a list of [id or text, bias or false]")
+    samplers: list[str] = Field(_SAMPLERS[0], description="llama-server's default lists only; the order here is penalties, "
+                                "temperature, top_k, top_p, min_p")
     # Values that switch off what does not exist here
+    min_keep: Literal[0] = 0
+    n_indent: Literal[0] = 0
+    n_discard: Literal[0] = 0
+    n_cache_reuse: Literal[0] = 0
+    post_sampling_probs: Literal[False] = False
+    lora: list[Any] = Field([], max_length=0, description="adapters are not loaded")
+    image_data: list[Any] = Field([], max_length=0)
+    grammar_lazy: Literal[False] = False
+    grammar_triggers: list[Any] = Field([], max_length=0)
+    preserved_tokens: list[Any] = Field([], max_length=0)
+    reasoning_format: Literal["none"] = "none"
+    top_n_sigma: float = Field(-1, le=0)
+    adaptive_target: float = Field(-1, lt=0)
+    adaptive_decay: float = Field(0.9, description="has no effect without adaptive_target")
     dynatemp_range: float = Field(0, ge=0, le=0)
     dynatemp_exponent: float = Field(1, description="has no effect without dynatemp_range")
     typical_p: float = Field(1, ge=1, le=1)
@@ -70,27 +122,55 @@ class LlamaCompletionRequest(OptionFields):
     dry_base: float = Field(1.75, description="has no effect without dry_multiplier")
     dry_allowed_length: int = Field(2, description="has no effect without dry_multiplier")
     dry_penalty_last_n: int = Field(-1, description="has no effect without dry_multiplier")
+    dry_sequence_breakers: list[str] = Field(["\n", ":", '"', "*"], max_length=64,
+                                             description="has no effect without dry_multiplier")
     mirostat: Literal[0] = 0
     mirostat_tau: float = Field(5, description="has no effect without mirostat")
     mirostat_eta: float = Field(0.1, description="has no effect without mirostat")
+
+    @field_validator("grammar", mode="before")
+    @classmethod
+    def _drop_empty_grammar(cls, value):
+        return value or None if isinstance(value, str) else value
+
+    @field_validator("samplers")
+    @classmethod
+    def _check_samplers(cls, value):
+        if value not in _SAMPLERS:
+            raise ValueError(f"{json.dumps(_SAMPLERS[0])} or {json.dumps(_SAMPLERS[1])}: the order of samplers is fixed")
+        return value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _parse_biases(cls, value):
         pairs = list(value.items()) if isinstance(value, dict) else value
         if not isinstance(pairs, list) or len(pairs) > 4096:
-            raise ValueError("a list of at most 4096 pairs [token id, bias], or an object")
+            raise ValueError("a list of at most 4096 pairs [token id or text, bias], or an object")
         biases = {}
         for pair in pairs:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise ValueError("pairs [token id, bias]")
+                raise ValueError("pairs [token id or text, bias]")
             token, bias = pair
             if isinstance(token, str) and token.isdecimal() and token.isascii() and len(token) < 16:
                 token = int(token)
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise ValueError("token ids; POST /tokenize tells those of a text")
-            biases[token] = -1e6 if bias is False else bias
+            if isinstance(token, bool) or not isinstance(token, (int, str)):
+                raise ValueError("token ids or texts")
+            biases[token] = -MOST_BIAS if bias is False else bias
         return biases
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_biases(cls, value):
+        if any(isinstance(token, int) and token < 0 for token in value):
+            raise ValueError("for token ids that are not negative")
+        if any(abs(bias) > MOST_BIAS for bias in value.values()):
+            raise ValueError("between -1e6 and 1e6")
+        return value
+
+
+# Fields of a body that are no options of the table and that generation_settings repeats.
+_ECHOED = [name for name in LlamaCompletionRequest.model_fields
+           if name not in FIELDS and name not in ("prompt", "model", "response_fields", "sse_ping_interval")]
 
 
 def _plain(value: Any) -> bool:
@@ -119,46 +199,87 @@ def join_mixed(llm: LLM, prompt: Any) -> Any:
     return ids
 
 
-@router.post("/completion", **takes(LlamaCompletionRequest))
-async def completion(request: Request) -> Response:
-    """Continue a text."""
-    body = await read_body(request, LlamaCompletionRequest)
-    name = check_model(request, body.model)
-    prompts = _split(body.prompt, desk_of(request).settings.max_choices)
+def bias_tokens(llm: LLM, biases: Mapping[int | str, float]) -> dict[int, float]:
+    """Biases of token ids: a text's bias is that of each of its tokens, and biases of one token add up."""
+    found: dict[int, float] = {}
+    for key, bias in biases.items():
+        for token in [key] if isinstance(key, int) else llm.tokenizer.encode(key, add_bos=False):
+            found[token] = max(-MOST_BIAS, min(MOST_BIAS, found.get(token, 0.0) + bias))
+    return found
+
+
+def _read_options(body: LlamaCompletionRequest) -> dict[str, Any]:
+    """The options of a body, as the table has them."""
     options = body.given_options()
     if options.get("seed") == -1:
         del options["seed"]
     if not options.get("logprobs"):
         options.pop("logprobs", None)  # n_probs: 0
     if options.get("max_tokens") == -1:
-        options["max_tokens"] = 2**31
-    if any(not isinstance(prompt, str) for prompt in prompts):
-        prompts = await with_model(request, lambda llm: [join_mixed(llm, prompt) for prompt in prompts], "prompt")
-    if body.ignore_eos:
-        await with_model(request, lambda llm: options.update(logit_bias={
-            **dict.fromkeys(llm.engine.eos, -1e6), **options.get("logit_bias", {})}))
-    asks = [Ask(prompt, "prompt", options) for prompt in prompts]
+        options["max_tokens"] = ENDLESS
+    return options
 
-    def last(answers: Answers, i: int, content: str) -> dict[str, Any]:
+
+def _settle(llm: LLM, body: LlamaCompletionRequest, prompts: list[Any], options: dict[str, Any]) -> list[Any]:
+    """The prompts, and `options` changed: everything that needs the model. Raises Refusal."""
+    if body.id_slot >= llm.scheduler.max_rows:
+        raise bad_field("id_slot", f"< {llm.scheduler.max_rows}", f"id_slot: there are {llm.scheduler.max_rows} rows, the "
+                        "first is 0", body.id_slot)
+    if options.get("repetition_context_size") == -1:
+        options["repetition_context_size"] = min(llm.engine.context, 65536)
+    if biases := options.get("logit_bias"):
+        options["logit_bias"] = bias_tokens(llm, biases)
+    if body.ignore_eos:
+        options["logit_bias"] = {**dict.fromkeys(llm.engine.eos, -MOST_BIAS), **options.get("logit_bias", {})}
+    return [join_mixed(llm, prompt) for prompt in prompts]
+
+
+@router.post("/completion", **takes(LlamaCompletionRequest))
+async def completion(request: Request) -> Response:
+    """Continue a text."""
+    body = await read_body(request, LlamaCompletionRequest)
+    name = check_model(request, body.model)
+    most = desk_of(request).settings.max_choices
+    prompts = _split(body.prompt, most)
+    if len(prompts) * body.n_cmpl > most:
+        raise bad_field("n_cmpl", f"at most {most} answers",
+                        f"n_cmpl: {len(prompts)} prompts of {body.n_cmpl} answers each, at most {most} are taken", body.n_cmpl)
+    options = _read_options(body)
+    prompts = await with_model(request, lambda llm: _settle(llm, body, prompts, options), "prompt")
+    seconds = body.t_max_predict_ms / 1e3 or None
+    asks = [replace(ask, reuses=body.cache_prompt, decode_seconds=seconds)
+            for ask in choices_of(options, prompts, "prompt", body.n_cmpl)]
+
+    def last(answers: Answers, i: int, content: str | None = None) -> dict[str, Any]:
+        """The whole receipt. content: None for that of the answer, "" after a stream, which has told the tokens before."""
         found = answers.completions[i]
-        shown = answers.llm.tokenizer.decode(prompts[i]) if not isinstance(prompts[i], str) else prompts[i]
-        full = {"index": i, "content": content, "tokens": list(map(int, found.tokens)) if body.return_tokens else [],
+        prompt = asks[i].prompt
+        told = found.tokens if content is None else []
+        full = {"index": i, "content": found.text if content is None else content,
+                "tokens": list(map(int, told)) if body.return_tokens else [],
                 "id_slot": answers.slots[i], "stop": True, "model": name, "tokens_predicted": len(found.tokens),
-                "tokens_evaluated": found.prompt_tokens, "generation_settings": _settings(found), "prompt": shown,
+                "tokens_evaluated": found.prompt_tokens, "generation_settings": write_settings(found.options, body),
+                "prompt": prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt),
                 "has_new_line": "\n" in found.text, "truncated": False,
                 "stop_type": _STOP_TYPES.get(found.finish_reason, "none"), "stopping_word": found.stop or "",
                 "tokens_cached": found.prompt_tokens + len(found.tokens), "timings": write_timings(found),
-                **_write_probabilities(answers.llm, body.logprobs, found.tokens)}
+                **_write_probabilities(answers.llm, body.logprobs, told)}
         return _pick(full, body.response_fields)
 
     def whole(answers: Answers) -> Any:
-        found = [last(answers, i, one.text) for i, one in enumerate(answers.completions)]
-        return found if isinstance(body.prompt, list) and len(found) > 1 else found[0]
+        found = [last(answers, i) for i in range(len(asks))]
+        return found if len(found) > 1 else found[0]
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
-        counts = [0] * len(asks)
-        async for batch in answers.batches():
+        counts, processed = [0] * len(asks), [0] * len(asks)
+        async for batch in answers.batches(body.return_progress):
             found = answers.completions[batch.index]
+            if body.return_progress and batch.processed > processed[batch.index]:
+                processed[batch.index] = batch.processed
+                yield event({"index": batch.index, "content": "", "tokens": [], "stop": False, "id_slot": answers.slots[batch.index],
+                             "tokens_predicted": 0, "tokens_evaluated": found.prompt_tokens, "prompt_progress": {
+                                 "total": found.prompt_tokens, "cache": found.reused_tokens, "processed": batch.processed,
+                                 "time_ms": round(found.prefill_seconds * 1e3)}})
             for token in batch.tokens:
                 counts[batch.index] += 1
                 if token.text or body.return_tokens:
@@ -171,27 +292,26 @@ async def completion(request: Request) -> Response:
                 yield event(last(answers, batch.index, ""))
 
     if body.stream:
-        return await reply_stream(request, asks, events, fail)
+        return await reply_stream(request, asks, events, fail, body.sse_ping_interval)
     return await reply_whole(request, asks, whole)
 
 
 def _write_probabilities(llm: LLM, count: int | None, tokens: Several[Token]) -> dict[str, Any]:
-    """completion_probabilities, where n_probs asks for them."""
-    if not count:
-        return {}
-    return {
-        "completion_probabilities": [
-            {"id": int(token), **found}
-            for token, found in zip(
-                [token for token in tokens if token not in llm.engine.eos and token.logprobs is not None],
-                list_logprobs(llm, tokens),
-            )
-        ]
-    }
+    """completion_probabilities, where n_probs asks for them; end tokens are left out."""
+    found = [
+        {"id": int(token), **write_token(llm, token, token.logprobs.logprob), "top_logprobs": [
+            {"id": other, **write_token(llm, other, value)} for other, value in token.logprobs.top]}
+        for token in tokens if token.logprobs is not None and token not in llm.engine.eos
+    ] if count else []
+    return {"completion_probabilities": found} if found else {}
 
 
 def _split(prompt: Any, most: int) -> list[Any]:
     """One prompt, or several. A list with an id in it is one prompt; a list of texts and lists is several."""
+    if isinstance(prompt, list):
+        prompt = [one.prompt_string if isinstance(one, PromptObject) else one for one in prompt]
+    elif isinstance(prompt, PromptObject):
+        prompt = prompt.prompt_string
     if isinstance(prompt, list) and prompt and all(_plain(one) for one in prompt) and any(
             not isinstance(one, str) for one in prompt):
         return [prompt]
@@ -214,12 +334,16 @@ def _pick(full: dict[str, Any], names: Several[str]) -> dict[str, Any]:
     return picked
 
 
-def _settings(found: Completion) -> dict[str, Any]:
-    """Options in force, by llama-server's names and ours."""
-    options = found.options
-    bias = [[token, value] for token, value in options.get("logit_bias", {}).items()]
-    return {**options, "logit_bias": bias, "stop": list(options.get("stop", ())), "n_predict": options.get("max_tokens"),
-            "repeat_penalty": options.get("repetition_penalty"), "repeat_last_n": options.get("repetition_context_size")}
+def write_settings(options: Mapping[str, Any], body: LlamaCompletionRequest | None = None) -> dict[str, Any]:
+    """Options in force, by our names and llama-server's. body: None for the defaults."""
+    bias = [[token, value] for token, value in options["logit_bias"].items()]
+    fields = LlamaCompletionRequest.model_fields
+    return {**{name: options[name] for name in FIELDS},  # in the order of the table
+            "logit_bias": bias, "stop": list(options["stop"]), "grammar": options["grammar"] or "",
+            "n_predict": -1 if options["max_tokens"] >= ENDLESS else options["max_tokens"],
+            "repeat_penalty": options["repetition_penalty"], "repeat_last_n": options["repetition_context_size"],
+            "json_schema": options["schema"], "n_probs": options["logprobs"] or 0,
+            **{name: getattr(body, name) if body else fields[name].get_default() for name in _ECHOED}}
 
 
 # Text and tokens
@@ -304,36 +428,34 @@ async def apply_template(request: Request) -> Response:
 
 @router.get("/props")
 async def props(request: Request) -> Response:
-    """The model, its context, its template and the options in force without others."""
+    """The model, its context, its template and the options in force without others. An idle model stays idle."""
     desk = desk_of(request)
-    llm = await desk.keeper.enter()
-    try:
-        resolved = resolve(dict(desk.settings.options), llm.checkpoint.generation_config)
-        dumped = resolved.options.model_dump()
-        options = {name: dumped[name] for name in FIELDS}  # in the order of the table
-        if "seed" not in desk.settings.options:
-            options["seed"] = None
-        bos = llm.tokenizer.named
-        return Json(
-            {
-                "default_generation_settings": {"n_ctx": llm.engine.context, "params": options},
-                "total_slots": llm.scheduler.max_rows,
-                "model_alias": served_names(request)[0],
-                "model_path": str(llm.checkpoint.path),
-                "n_ctx_train": llm.model.config.max_position_embeddings,
-                "modalities": {"vision": False, "audio": False},
-                "chat_template": llm.template.source if llm.template else "",
-                "bos_token": bos.get("bos_token", ""),
-                "eos_token": bos.get("eos_token", ""),
-                "build_info": FINGERPRINT,
-                "backend": llm.backend.name,
-                "device": llm.backend.device_name,
-                "dtype": llm.backend.runtime.dtype_name(llm.model.dtype),
-                "is_sleeping": False,
-            }
-        )
-    finally:
-        desk.keeper.leave()
+    facts, is_idle = desk.keeper.facts, desk.keeper.state == "idle"
+    if not is_idle:
+        facts = await with_model(request, lambda llm: describe_model(llm, desk.settings))
+    return Json({**facts, "model_alias": served_names(request)[0], "is_sleeping": is_idle})
+
+
+def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
+    """The part of /props that stays the same while the model is given back."""
+    options = write_settings(resolve(dict(settings.options), llm.checkpoint.generation_config).options.model_dump())
+    if "seed" not in settings.options:
+        options["seed"] = None
+    named = llm.tokenizer.named
+    return {
+        "default_generation_settings": {"n_ctx": llm.engine.context, "params": options},
+        "total_slots": llm.scheduler.max_rows,
+        "model_path": str(llm.checkpoint.path),
+        "n_ctx_train": llm.model.config.max_position_embeddings,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": llm.template.source if llm.template else "",
+        "bos_token": named.get("bos_token", ""),
+        "eos_token": named.get("eos_token", ""),
+        "build_info": FINGERPRINT,
+        "backend": llm.backend.name,
+        "device": llm.backend.device_name,
+        "dtype": llm.backend.runtime.dtype_name(llm.model.dtype),
+    }
 
 
 @router.get("/slots")

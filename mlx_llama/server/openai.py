@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -43,6 +44,7 @@ from .tooling import (
     Reader,
     ResponseFormat,
     build_toolbox,
+    check_rule,
     finish_reason,
     list_logprobs,
     read_answer,
@@ -66,6 +68,8 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    name: str = Field("", max_length=256, description="for templates that show it")
+    reasoning_content: str = Field("", description="of an assistant's message, for templates that show it")
     tool_calls: list[Call] = Field([], max_length=128)
     tool_call_id: str = Field("", max_length=256)
     refusal: Literal[""] = ""  # assistants' messages come back with these, empty
@@ -82,6 +86,8 @@ class Message(BaseModel):
             raise ValueError("tool_calls are the assistant's")
         if self.content is None and not self.tool_calls:
             raise ValueError("content is required")
+        if self.reasoning_content and self.role != "assistant":
+            raise ValueError("reasoning_content is the assistant's")
         if (self.role == "tool") != bool(self.tool_call_id):
             raise ValueError("tool_call_id is for the role tool, which needs it")
         return self
@@ -91,10 +97,10 @@ class Message(BaseModel):
         role = "system" if self.role == "developer" else self.role
         plain: dict[str, Any] = {"role": role, "content": join_parts(self.content or "")}
         if self.tool_calls:
-            plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            plain["tool_calls"] = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
         if role == "tool":
             plain["tool_call_id"] = self.tool_call_id
-        return plain
+        return plain | {name: found for name in ("name", "reasoning_content") if (found := getattr(self, name))}
 
 
 def join_parts(content: Any) -> str:
@@ -140,7 +146,8 @@ class ChatRequest(CommonFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position")
     response_format: ResponseFormat = ResponseFormat.model_validate({"type": "text"})
     tools: list[FunctionTool] = []
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice = "auto"
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
+        "auto", description="a call that is required does not end at stop strings")
     parallel_tool_calls: bool = True
     modalities: list[Literal["text"]] = ["text"]
     store: Literal[False] = Field(False, description="answers are not kept")
@@ -180,8 +187,9 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     name = check_model(request, body.model)
     messages = [message.plain() for message in body.messages]
-    box = body.toolbox()
-    asks = choices_of(body.given_options(), [messages], "messages", body.n, box)
+    box, options = body.toolbox(), body.given_options()
+    check_rule(box, options, "response_format" if body.response_format.options() else "")
+    asks = choices_of(options, [messages], "messages", body.n, box)
     made = {"id": f"chatcmpl-{request_id(request)}", "created": int(time.time()), "model": name,
             "system_fingerprint": FINGERPRINT}
 
@@ -197,7 +205,7 @@ async def chat(request: Request) -> Response:
                     "index": i,
                     "message": message,
                     "logprobs": write_logprobs(answers.llm, completion.tokens) if body.logprobs else None,
-                    "finish_reason": finish_reason(completion, len(calls)),
+                    "finish_reason": finish_reason(completion, calls),
                 }
             )
         return {**made, "object": "chat.completion", "choices": choices, "usage": write_usage(answers),
@@ -225,7 +233,7 @@ async def chat(request: Request) -> Response:
             if batch.is_last:
                 for piece in readers[i].push("", is_last=True):
                     yield delta(i, write_piece(piece))
-                yield delta(i, {}, finish_reason(answers.completions[i], len(readers[i].calls)))
+                yield delta(i, {}, finish_reason(answers.completions[i], readers[i].calls))
         if body.stream_options.include_usage:
             yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": write_usage(answers),
                          "timings": write_timings(answers.completions[0])})
@@ -259,6 +267,12 @@ class CompletionRequest(CommonFields):
     echo: bool = Field(False, description="put the prompt before the answer")
     best_of: Literal[1] = 1
 
+    @model_validator(mode="after")
+    def _check_echo(self):
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo: not with logprobs: those of the prompt are not computed")
+        return self
+
 
 def split_prompts(prompt: Any, most: int) -> list[Any]:
     """The prompts of a field that takes one or several. Raises Refusal."""
@@ -269,6 +283,15 @@ def split_prompts(prompt: Any, most: int) -> list[Any]:
     if any(isinstance(one, list) and not one for one in prompts):
         raise Refusal(400, "invalid_value", [Fault("prompt", "at least 1 token", "prompt: has no token")])
     return prompts
+
+
+def spell_token(entry: Mapping[str, Any]) -> str:
+    """A token's text; bytes that are no characters as bytes:\\xe2\\x82, so that two of them are two keys."""
+    data = bytes(entry["bytes"])
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 @router.post("/v1/completions", **takes(CompletionRequest))
@@ -304,7 +327,7 @@ async def complete(request: Request) -> Response:
     def whole(answers: Answers) -> dict[str, Any]:
         choices = [{"index": i, "text": opening(answers, i) + completion.text,
                     "logprobs": logprobs(answers, completion.tokens, len(opening(answers, i))),
-                    "finish_reason": finish_reason(completion, 0)} for i, completion in enumerate(answers.completions)]
+                    "finish_reason": finish_reason(completion)} for i, completion in enumerate(answers.completions)]
         return {**made, "choices": choices, "usage": write_usage(answers), "timings": write_timings(answers.completions[0])}
 
     def logprobs(answers: Answers, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
@@ -313,12 +336,13 @@ async def complete(request: Request) -> Response:
             return None
         found = list_logprobs(answers.llm, tokens)
         offsets = []
-        for one in found:
+        for token in tokens:
             offsets.append(offset)
-            offset += len(one["token"])
-        return {"tokens": [one["token"] for one in found], "token_logprobs": [one["logprob"] for one in found],
-                "top_logprobs": [{other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in found],
-                "text_offset": offsets}
+            offset += len(token.text)
+        told = [token.logprobs is not None and token not in answers.llm.engine.eos for token in tokens]
+        return {"tokens": [spell_token(one) for one in found], "token_logprobs": [one["logprob"] for one in found],
+                "top_logprobs": [{spell_token(other): other["logprob"] for other in one["top_logprobs"]} for one in found],
+                "text_offset": list(itertools.compress(offsets, told))}
 
     def piece(i: int, text: str, reason: str | None = None, found: dict[str, Any] | None = None) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}
@@ -336,7 +360,7 @@ async def complete(request: Request) -> Response:
                 if token.text or found and found["tokens"]:
                     yield piece(batch.index, token.text, None, found)
             if batch.is_last:
-                yield piece(batch.index, "", finish_reason(answers.completions[batch.index], 0))
+                yield piece(batch.index, "", finish_reason(answers.completions[batch.index]))
         if body.stream_options.include_usage:
             yield event({**made, "choices": [], "usage": write_usage(answers)})
         yield DONE

@@ -22,6 +22,7 @@ from .faults import Refusal, bad_field, write_anthropic, write_openai
 
 Errors = Callable[[Refusal], dict[str, Any]]
 PING_SECONDS = 15
+NEVER = 1 << 20  # seconds, longer than any request lasts
 
 
 def dump(value: Any) -> bytes:
@@ -85,21 +86,24 @@ async def reply_whole(request: Request, asks: Sequence[Ask], write: Callable[[An
 
 
 async def reply_stream(request: Request, asks: Sequence[Ask], write: Callable[[Answers], AsyncIterator[bytes]],
-                       write_failure: Callable[[Refusal], bytes]) -> Response:
-    """Stream the events of `write`, which reads `answers.batches()`. Raises Refusal before the first."""
+                       write_failure: Callable[[Refusal], bytes], ping: int = PING_SECONDS) -> Response:
+    """Stream the events of `write`, which reads `answers.batches()`. Raises Refusal before the first.
+
+    ping: seconds of silence before a comment; 0 or less: none.
+    """
     answers = await submit(request, asks)
-    return Stream(request, answers, write(answers), write_failure)
+    return Stream(request, answers, write(answers), write_failure, ping)
 
 
 class Stream(EventSourceResponse):
     """Events of answers that end with the connection, however that ends."""
 
     def __init__(self, request: Request, answers: Answers, events: AsyncIterator[bytes],
-                 write_failure: Callable[[Refusal], bytes]):
+                 write_failure: Callable[[Refusal], bytes], ping: int):
         settings = desk_of(request).settings
         self._answers, self._events, self._write_failure = answers, events, write_failure
         self._outcome = "gone"
-        super().__init__(self._run(), ping=PING_SECONDS, sep="\n", send_timeout=settings.send_timeout,
+        super().__init__(self._run(), ping=ping if ping > 0 else NEVER, sep="\n", send_timeout=settings.send_timeout,
                          ping_message_factory=lambda: ServerSentEvent(comment="waiting", sep="\n"))
 
     async def _run(self) -> AsyncIterator[bytes]:
@@ -149,7 +153,9 @@ def check_model(request: Request, name: str | None) -> str:
 def write_usage(answers: Answers) -> dict[str, Any]:
     """OpenAI's usage of all answers; choices of one prompt count it once."""
     completions = answers.completions
-    prompts = {tuple(prompt): completion for prompt, completion in zip(answers.prompts, completions, strict=True)}
+    prompts: dict[tuple[int, ...], Completion] = {}
+    for prompt, completion in zip(answers.prompts, completions, strict=True):
+        prompts.setdefault(tuple(prompt), completion)  # the later ones reuse what the first computed
     read = sum(completion.prompt_tokens for completion in prompts.values())
     written = sum(len(completion.tokens) for completion in completions)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written,

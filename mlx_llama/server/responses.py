@@ -24,7 +24,7 @@ from .guard import request_id
 from .openai import join_parts
 from .replies import check_model, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import FunctionBody, Reader, build_toolbox, check_schema, list_logprobs
+from .tooling import FunctionBody, Reader, are_complete, build_toolbox, check_rule, check_schema, list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -107,9 +107,22 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
-    """Format of the answer."""
+    """Format of the answer. verbosity: the default only, no other is enforced."""
 
     format: TextFormat = TextFormat.model_validate({})
+    verbosity: Literal["medium"] = "medium"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The echo of a response."""
+        form = self.format
+        named = {"name": form.name, "description": form.description or None, "schema": form.schema_, "strict": form.strict}
+        return {"format": {"type": form.type, **(named if form.type == "json_schema" else {})}, "verbosity": self.verbosity}
+
+
+class Reasoning(Body):
+    """No reasoning."""
+
+    effort: Literal["none"] = "none"
 
 
 class ResponsesTool(FunctionBody):
@@ -134,10 +147,8 @@ class ResponsesRequest(OptionFields):
         "conversation": "answers are not kept: send the conversation as input",
         **dict.fromkeys(
             (
-                "reasoning",
                 "prompt",
                 "max_tool_calls",
-                "background",
                 "background_options",
                 "stream_options",
                 "moderation",
@@ -157,8 +168,11 @@ class ResponsesRequest(OptionFields):
     stream: bool = False
     text: TextConfig = TextConfig()
     tools: list[ResponsesTool] = []
-    tool_choice: Literal["none", "auto", "required"] | ResponsesChoice = "auto"
+    tool_choice: Literal["none", "auto", "required"] | ResponsesChoice = Field(
+        "auto", description="a call that is required does not end at stop strings")
     parallel_tool_calls: bool = True
+    background: Literal[False] = False
+    reasoning: Reasoning = Reasoning()
     store: Literal[False] = Field(False, description="answers are not kept")
     truncation: Literal["disabled"] = "disabled"
     include: list[Literal["message.output_text.logprobs"]] = []
@@ -216,15 +230,17 @@ async def respond(request: Request) -> Response:
     """Answer an input."""
     body = await read_body(request, ResponsesRequest)
     name = check_model(request, body.model)
-    box = body.toolbox()
-    asks = [Ask(body.plain(), "input", body.given_options(), box)]
+    box, options = body.toolbox(), body.given_options()
+    check_rule(box, options, "text.format" if body.text.format.options() else "")
+    asks = [Ask(body.plain(), "input", options, box)]
     identity, created = request_id(request), int(time.time())
 
     def response(answers: Answers, status: str, output: list[Any]) -> dict[str, Any]:
         completion = answers.completions[0]
         options = completion.options
         is_over = status not in ("in_progress", "queued")
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        is_cut = status == "incomplete" and completion.finish_reason in ("length", "context")
+        reason = {"reason": "max_output_tokens"} if is_cut else None
         return {
             "id": f"resp_{identity}",
             "object": "response",
@@ -241,7 +257,7 @@ async def respond(request: Request) -> Response:
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": options.get("temperature"),
-            "text": body.text.model_dump(exclude_none=True),
+            "text": body.text.as_dict(),
             "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools],
             "top_logprobs": body.top_logprobs or 0,
@@ -257,7 +273,7 @@ async def respond(request: Request) -> Response:
         writer = OutputWriter(answers.llm, box, identity)
         for _ in [*writer.push(completion.tokens), *writer.finish(completion)]:
             pass
-        return response(answers, status_of(completion), writer.output)
+        return response(answers, status_of(completion, writer.calls), writer.output)
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         number = -1
@@ -278,7 +294,7 @@ async def respond(request: Request) -> Response:
         completion = answers.completions[0]
         for kind, fields in writer.finish(completion):
             yield told(kind, **fields)
-        status = status_of(completion)
+        status = status_of(completion, writer.calls)
         yield told(f"response.{status}", response=response(answers, status, writer.output))
 
     if body.stream:
@@ -305,6 +321,11 @@ class OutputWriter:
         self._waiting: list[tuple[str, list[dict[str, Any]]]] = []  # texts of tokens since the last piece, their logprobs
         self._call: ToolCall | None = None  # the open call
 
+    @property
+    def calls(self) -> list[ToolCall]:
+        """Calls so far."""
+        return self._reader.calls
+
     def begin(self) -> Iterator[Event]:
         """Open the message that an answer without tools is."""
         if not self._may_call:
@@ -325,7 +346,7 @@ class OutputWriter:
             yield from self._open_text()
         if self._text is not None:
             self._logprobs += [one for _, logprobs in self._waiting for one in logprobs]
-        yield from self._end(status_of(completion))
+        yield from self._end(status_of(completion, self.calls))
 
     def _take(self, piece: str | ToolDelta) -> Iterator[Event]:
         if isinstance(piece, str):
@@ -407,9 +428,10 @@ def fail(refusal: Refusal) -> bytes:
                  "error")
 
 
-def status_of(completion: Completion) -> str:
-    """Whether the answer ended by itself."""
-    return "incomplete" if completion.finish_reason in ("length", "context") else "completed"
+def status_of(completion: Completion, calls: Sequence[ToolCall]) -> str:
+    """Whether the answer ended by itself, and not within a call."""
+    is_cut = completion.finish_reason in ("length", "context") or calls and not are_complete(calls)
+    return "incomplete" if is_cut else "completed"
 
 
 def write_usage(completion: Completion) -> dict[str, Any]:

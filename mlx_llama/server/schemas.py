@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+
+from mlx_llama.core.generation.options import FIELDS
 
 _REFS = "#/components/schemas/{model}"
 _BODIES: list[type[BaseModel]] = []
@@ -27,6 +30,30 @@ _REFUSAL = {"type": "object", "required": ["error", "errors"], "properties": {
     "errors": {"type": "array", "items": {"$ref": "#/components/schemas/Fault"}}}}
 
 
+# Descriptions of the table that speak of a command line, as a request would say it.
+_WORDS = {
+    "schema": "JSON schema that the answer satisfies",
+    "grammar": "grammar that the answer follows: Lark with a rule start, or GBNF with a rule root",
+    "stop": "end before this text: one text, or a list of them",
+    "logit_bias": "object of token ids and what to add to their logits",
+}
+
+
+def _put_words(schema: dict[str, Any]) -> None:
+    for name, text in _WORDS.items():
+        field = schema["properties"].get(name, {})
+        if field.get("description") == FIELDS[name].description:
+            field["description"] = text
+
+
+def _add_names(schema: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Add the API's own names of fields to a body's schema; one of a pair suffices where the field is required."""
+    properties = schema["properties"]
+    for theirs, ours in names.items():
+        text = f"{properties[ours].get('description', '')} (also: {ours})".strip()
+        properties[theirs] = {**properties[ours], "title": theirs, "description": text}
+
+
 def write_openapi(app: FastAPI) -> dict[str, Any]:
     """The document, made once."""
     if app.openapi_schema is None:
@@ -34,6 +61,9 @@ def write_openapi(app: FastAPI) -> dict[str, Any]:
         _, definitions = models_json_schema([(body, "validation") for body in _BODIES], ref_template=_REFS)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(definitions.get("$defs", {}), Fault=_FAULT, Refusal=_REFUSAL)
+        for body in _BODIES:
+            _put_words(schemas[body.__name__])
+            _add_names(schemas[body.__name__], getattr(body, "renamed", {}))
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         refused = {"description": "refused: every fault of the request", "content": {

@@ -36,11 +36,27 @@ def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: boo
     return Toolbox(tools, choice, many)
 
 
+def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
+    """Refuse a rule for the text of an answer that must be a call. form: the field that gave the schema, "" for schema.
+
+    Raises Refusal.
+    """
+    given = next((name for name in ("schema", "regex", "grammar") if options.get(name) is not None), None)
+    if box.forced and given:
+        field = form or given
+        raise bad_field(field, "tool_choice auto or none", f"{field}: an answer that must be a call has no text to fit it: leave "
+                        "it out, or choose tool_choice auto")
+
+
 class Reader:
-    """Takes the streamed text of one answer apart. text: without the calls."""
+    """Takes the streamed text of one answer apart.
+
+    An answer that must be a call has no text: the beginning of a call that was cut is dropped.
+    """
 
     def __init__(self, llm: LLM, toolbox: Toolbox):
         self.parser: ToolParser | None = None
+        self._is_forced = bool(toolbox.forced)
         if toolbox.offered:
             form = tool_format(llm)
             self.parser = ToolParser(form, [tool.name for tool in toolbox.offered])
@@ -54,7 +70,8 @@ class Reader:
         """Read a piece; returns texts that are not empty, and news of calls."""
         if self.parser is None:
             return [text] if text else []
-        return self.parser.push(text) + (self.parser.finish() if is_last else [])
+        found = self.parser.push(text) + (self.parser.finish() if is_last else [])
+        return [piece for piece in found if not isinstance(piece, str)] if self._is_forced else found
 
 
 def tool_format(llm: LLM) -> ToolFormat:
@@ -67,15 +84,20 @@ def read_answer(llm: LLM, toolbox: Toolbox, completion: Completion) -> tuple[str
     reader = Reader(llm, toolbox)
     if reader.parser is None:
         return completion.text, []
-    reader.push(completion.text, is_last=True)
-    return reader.parser.text, reader.parser.calls
+    found = reader.push(completion.text, is_last=True)
+    return "".join(piece for piece in found if isinstance(piece, str)), reader.parser.calls
 
 
-def finish_reason(completion: Completion, calls: int) -> str:
+def are_complete(calls: Sequence[ToolCall]) -> bool:
+    """Whether there are calls, and all of them may be made: none was cut by a stop string or a limit."""
+    return bool(calls) and all(call.is_complete for call in calls)
+
+
+def finish_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str:
     """OpenAI's word for the end of an answer."""
     if completion.finish_reason in ("length", "context"):
         return "length"
-    return "tool_calls" if calls else "stop"
+    return "tool_calls" if are_complete(calls) else "stop"
 
 
 # Bodies
@@ -126,6 +148,7 @@ class Call(Body):
     """A call that an assistant made."""
 
     id: str = Field(max_length=256)
+    index: int = Field(0, ge=0, description="has no effect: calls are in their order")
     type: Literal["function"] = "function"
     function: CallFunction
 

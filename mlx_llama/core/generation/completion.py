@@ -156,8 +156,17 @@ class Writer:
             self._started = now
             self.completion.reused_tokens = reused
 
-    def push(self, token: int, now: float, is_last: bool = False, logprobs: TokenLogprobs | None = None) -> None:
-        """Append a token that was read at `now`. is_last: its grammar allows no other."""
+    def tell_prefill(self, now: float) -> None:
+        """Another chunk of the prompt was launched at `now`."""
+        self.completion.prefill_seconds = now - (self._started or 0.0)
+
+    def is_late(self, now: float, seconds: float) -> bool:
+        """Whether the first token was read more than `seconds` ago, and the text has a line break."""
+        return bool(self.completion.tokens) and now - self._first > seconds and "\n" in self.completion.text
+
+    def push(self, token: int, now: float, is_last: bool = False, logprobs: TokenLogprobs | None = None,
+             is_late: bool = False) -> None:
+        """Append a token that was read at `now`. is_last: its grammar allows no other. is_late: its time allows no other."""
         completion = self.completion
         if not completion.tokens:
             self._first = now
@@ -167,6 +176,8 @@ class Writer:
             self._finish("eos")
         elif len(completion.tokens) + 1 == self.limit:
             self._finish("length" if self.limit == self.max_tokens else "context")
+        elif is_late:
+            self._finish("length")
         text = self._decode(token) if self.decoder else ""
         completion.text += text
         completion.tokens.append(Token(token, text, time.perf_counter() - self.submitted, logprobs))

@@ -25,9 +25,10 @@ class Request:
     starts_text: the answer is a text of its own, so the space that sentencepiece puts before a text is dropped; False
     where it continues one, and " a time" keeps its space. eos: end tokens, None for the model's. wants_text: False where
     token ids suffice. notices: of its completion, None for those of the options and the speculation. notify: called
-    after each new token and at the end, in the thread that computes; its exceptions end the request. rule: what the answer
+    after each chunk of the prompt and each new token and at the end, in the thread that computes; its exceptions end the request. rule: what the answer
     must match, None for what the options say. compile_seconds: most time to compile it, None for a request that is trusted.
-    shown: special tokens that appear in the text, such as those that open a tool call.
+    shown: special tokens that appear in the text, such as those that open a tool call. reuses: known prefixes of the prompt.
+    decode_seconds: of the answer, which then ends after its next token if it has a line break; None for any.
     """
 
     prompt: Several[int]
@@ -40,6 +41,8 @@ class Request:
     rule: Rule | None = None
     compile_seconds: float | None = None
     shown: frozenset[int] = frozenset()
+    reuses: bool = True
+    decode_seconds: float | None = None
 
 
 @dataclass(eq=False)
@@ -58,6 +61,7 @@ class Sequence:
     constraint: Constraint | None = None  # its state is that after `text`
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0
+    processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
     row: int = NO_ROW
     slot: int = NO_SLOT
     is_over: bool = False
@@ -88,7 +92,8 @@ class Sequence:
             if self.constraint:
                 self.constraint.accept(token)
             self.text.append(token)
-            self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs)
+            is_late = self.request.decode_seconds is not None and self.writer.is_late(now, self.request.decode_seconds)
+            self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs, is_late)
         return not self.writer.is_finished
 
     def tell(self) -> None:
@@ -176,6 +181,11 @@ class Handle:
     def slot(self) -> int:
         """Its number among the running requests, which others may have had since; -1 until it runs."""
         return self._sequence.slot
+
+    @property
+    def processed(self) -> int:
+        """Tokens of the prompt that are computed or being computed, reused ones included."""
+        return self._sequence.processed
 
     def cancel(self) -> None:
         """End the request, from any thread and any number of times. The text so far stays in the completion."""

@@ -97,16 +97,16 @@ class Rows:
 
     # Rows
 
-    def claim(self, text: list[int], end: int) -> tuple[int, int] | None:
+    def claim(self, text: list[int], end: int, reuses: bool = True) -> tuple[int, int] | None:
         """A row for `text` that may grow to `end` positions: (row, reused positions). None where there is no room.
 
         Takes over a kept row that would be wholly used, else copies the longest common prefix to a free row. The row
-        has storage for the text.
+        has storage for the text. reuses: prefixes at all.
         """
         in_use = sum(map(self._taken, self.used))
         if self.budget is not None and in_use + self.nbytes_for(end) > self.budget:
             return None
-        source, reused = self.find_prefix(text)
+        source, reused = self.find_prefix(text) if reuses else (-1, 0)
         is_kept = source in self.kept
         if is_kept:
             self.kept[source] = self.kept.pop(source)  # used now

@@ -297,9 +297,10 @@ class Scheduler:
             return
         sequence, rows = self.waiting[0], self.rows
         length = len(sequence.text)
-        claimed = rows.claim(sequence.text, length + min(PORTION, sequence.left))
+        reuses = sequence.request.reuses
+        claimed = rows.claim(sequence.text, length + min(PORTION, sequence.left), reuses)
         if claimed is None and not self.running:
-            claimed = rows.claim(sequence.text, length)
+            claimed = rows.claim(sequence.text, length, reuses)
         if claimed is None:
             if not self.running:
                 self._refuse(sequence)
@@ -356,12 +357,16 @@ class Scheduler:
                 drafter.prefill(start + len(rest), self.device)
             if start + len(rest) < len(sequence.text):
                 self.device.prefill(self.model, rest, self.cache, row)
+                sequence.processed = min(start + len(rest), sequence.prompt_length)
+                sequence.writer.tell_prefill(self._clock.now())
+                sequence.tell()
                 return
             # Sample in the last chunk's step, which saves one pass over the weights.
             step = self._step([sequence], np.array([rest], np.int32))
         except Exception as error:
             self._fail(sequence, error)
             return
+        sequence.processed = sequence.prompt_length
         self.steps.append(step)
         self.running.append(sequence)
         self.prefilling = None

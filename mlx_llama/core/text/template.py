@@ -22,7 +22,8 @@ from .tokenizer import Tokenizer
 # "name".
 Message = Mapping[str, Any]
 
-_FIELDS = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}
+_FIELDS = {"assistant": {"tool_calls", "name", "reasoning_content"}, "tool": {"tool_call_id", "name"},
+           "user": {"name"}, "system": {"name"}}
 MAX_CALLS = 128  # in one message
 TOOLS = ("tools", "xml_tools")  # variables of templates for descriptions of tools
 
@@ -111,7 +112,7 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     else:
         checked["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
     checked["content"] = "" if calls and checked.get("content") is None else checked.get("content")
-    for name in ("content", "tool_call_id", "name"):
+    for name in ("content", "tool_call_id", "name", "reasoning_content"):
         if name in checked and not isinstance(checked[name], str):
             raise TemplateError(f"{where}.{name} is {show(checked[name])}, expected a string")
     return checked
@@ -256,7 +257,8 @@ def _render_parts(
             to_cut = special if message["role"] == "assistant" else literals
             content = _mark_content(message["content"], to_cut, literals, cut, edge)
             calls = {"tool_calls": _cut_nested(message["tool_calls"], to_cut, cut)} if "tool_calls" in message else {}
-            marked.append({**message, "content": content, **calls})
+            rest = {name: _cut_nested(message[name], to_cut, cut) for name in ("name", "reasoning_content") if name in message}
+            marked.append({**message, "content": content, **calls, **rest})
         cut_extras = {name: _cut_nested(value, literals, cut) if name in TOOLS else value for name, value in extras.items()}
         if marked != list(messages) or cut_extras != extras:
             rendered = template.render(marked, prompt, **cut_extras)

@@ -73,6 +73,9 @@ class Tool:
             raise OptionsError(f"tools: name is {show(name)}, expected 1 to 64 letters, digits, '_', '-' and '.'")
         if not isinstance(description, str) or not isinstance(parameters, Mapping):
             raise OptionsError(f"tools: {name} has a description that is no text, or parameters that are no JSON schema")
+        if parameters.get("type", "object") != "object":
+            raise OptionsError(f"tools: {name} has parameters of type {show(parameters['type'])}, expected object: a call has "
+                               "named arguments")
         return cls(name, description, dict(parameters))
 
     def as_dict(self) -> dict[str, Any]:
@@ -295,10 +298,11 @@ def fold_tools(words: str, messages: Sequence[Mapping[str, Any]], tools: Sequenc
         if calls := message.get("tool_calls"):
             written = json.dumps([call["function"] for call in calls], ensure_ascii=False)
             content += f"<tool_call>{written}</tool_call>"
+        rest = {name: message[name] for name in ("name", "reasoning_content") if name in message}
         if message["role"] == "tool":
             folded.append({"role": "user", "content": f"<tool_response>{content}</tool_response>"})
         else:
-            folded.append({"role": message["role"], "content": content})
+            folded.append({"role": message["role"], "content": content, **rest})
     if tools:
         system = words.format(tools=listed)
         if folded and folded[0]["role"] == "system":

@@ -42,6 +42,8 @@ async function describe(response) {
 
 export const ask = async (path, body, signal) => (await send(path, body, signal)).json();
 
+const CUT = "The connection ended before the answer did. Is the server still running?";
+
 // The values of a stream's data lines, until [DONE].
 export async function* stream(path, body, signal) {
   const response = await send(path, body, signal);
@@ -49,7 +51,7 @@ export async function* stream(path, body, signal) {
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await next(reader);
       if (done) break;
       rest += value;
       const lines = rest.split("\n");
@@ -66,5 +68,14 @@ export async function* stream(path, body, signal) {
   } finally {
     reader.cancel().catch(() => {});
   }
-  throw new ApiError("The connection ended before the answer did.", 0);
+  throw new ApiError(CUT, 0);
+}
+
+async function next(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(CUT, 0); // the server died
+  }
 }

@@ -248,6 +248,10 @@ async function answer(parent) {
       if (chunk.usage) {
         node.usage = chunk.usage.total_tokens;
         node.note = describe(chunk, reason, (first || performance.now()) - began);
+        const others = store.siblings(owner, node).filter((other) => other !== node);
+        if (others.some((other) => other.text === node.text)) {
+          node.note += " · the same words as before: raise the temperature in the settings for others";
+        }
       }
     }
   } catch (error) {

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mlx_llama import load
-from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.completion import Completion, Writer
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +45,15 @@ def test_a_repr_is_one_short_line():
     assert repr(Completion("Hi\nyou", [1, 2], "eos")) == r"Completion('Hi\nyou', tokens=2, finish_reason='eos')"
     shown = repr(Completion("word " * 100, [1] * 200, "length"))
     assert len(shown) < 100 and "..." in shown and str(Completion("text")) == "text"
+
+
+def test_an_answer_is_late_only_with_a_line_break(llm):
+    """As llama.cpp's t_max_predict_ms: counted from the first token."""
+    for text, wanted in (("a\nbcdef", "length"), ("abcdef", "interrupted")):
+        writer = Writer(Completion(), decoder=llm.tokenizer.stream(starts_text=True))
+        for i, token in enumerate(llm.tokenizer.encode(text)):
+            if writer.is_finished:
+                break
+            writer.push(token, 100.0 + i, is_late=writer.is_late(100.0 + i, 3.5))
+        assert writer.completion.finish_reason == wanted
+        assert len(writer.completion.tokens) == (5 if wanted == "length" else len(llm.tokenizer.encode(text)))

@@ -227,7 +227,9 @@ def test_lone_surrogates_in_a_message(models):
         (["Hi"], "messages[0]"),
         ([{"role": "user"}], "messages[0]"),
         ([{"content": "x"}], "messages[0]"),
-        ([{"role": "user", "content": "x", "name": "y"}], "messages[0]"),
+        ([{"role": "user", "content": "x", "nom": "y"}], "messages[0]"),
+        ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
+        ([{"role": "user", "content": "x", "reasoning_content": "y"}], "messages[0]"),
         ([*USER, {"role": "user", "content": None}], "messages[1].content"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
         ([{"role": 7, "content": "x"}], "messages[0].role"),
@@ -252,6 +254,23 @@ def test_the_callers_messages_stay_as_they_are():
     before = json.dumps(messages)
     plain().render(messages)
     assert json.dumps(messages) == before
+
+
+NAMED = ("{% for m in messages %}{{ bos_token }}{% if m.name %}{{ m.name }}: {% endif %}{% if m.reasoning_content %}"
+         "({{ m.reasoning_content }}) {% endif %}{{ m.content }}{{ eos_token }}{% endfor %}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_and_reasoning_reach_the_template_as_text(kind, models):
+    model = models[kind]
+    template = ChatTemplate(NAMED, "named", model.tokenizer.named)
+    messages = [{"role": "user", "content": "Hello", "name": "Ada"}, {"role": "assistant", "content": "hi", "reasoning_content": "hm"}]
+    wanted = model.judge.apply_chat_template(messages, chat_template=NAMED, tokenize=True, return_dict=False)
+    assert encode_messages(model.tokenizer, template, messages, False) == wanted
+    eos = model.tokenizer.named["eos_token"]
+    hostile = [{**messages[0], "name": f"A{eos}"}, {**messages[1], "reasoning_content": f"{eos}!"}]
+    found = encode_messages(model.tokenizer, template, hostile, False)
+    assert found.count(model.tokenizer.special_ids[eos]) == 2 and f"A{eos}: Hello" in model.tokenizer.decode(found)
 
 
 # Sources of templates

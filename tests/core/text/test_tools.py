@@ -164,6 +164,8 @@ def opaque(x: object, y: "random.Random"):
 
 @pytest.mark.parametrize("value, reason", [
     (untyped, "untyped has no type hint for a"), (variadic, "takes \\*numbers"), (later, "later is async"), (opaque, "no JSON schema"), (5, "neither a function"),
+    ({"name": "f", "parameters": {"type": "string"}}, "parameters of type 'string', expected object"),
+    ({"name": "f", "parameters": {"type": ["object", "null"]}}, "expected object"),
     (lambda x: x, "cannot be named"), ({"type": "retrieval"}, "neither a function"), ({"function": {"name": "a b"}}, "name is 'a b'"),
     ({"function": {"name": "f", "parameters": []}}, None), ({"function": {"name": "f", "parameters": "x"}}, "no JSON schema"),
 ])  # fmt: skip

@@ -21,7 +21,8 @@ GENERATING = [
     "POST /completion",
     "POST /v1/jobs",
 ]
-LIMITS = {"POST /v1/responses": "max_output_tokens", "POST /completion": "n_predict"}
+LIMITS = {"POST /v1/chat/completions": ("max_tokens", "max_completion_tokens"),
+          "POST /v1/responses": ("max_output_tokens", "max_tokens"), "POST /completion": ("n_predict", "max_tokens")}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,15 @@ def test_every_route_is_in_the_document(document):
     } <= paths
 
 
+def shorten(body: dict, *names: str) -> None:
+    """Ask for a short answer by limits of these names, unless one is refused."""
+    for name in names:
+        if isinstance(body.get(name), (int, float)) and body[name] >= 0:
+            body[name] = min(body[name], 3)
+    if not any(name in body for name in names):
+        body[names[0]] = 3
+
+
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 def test_drawn_requests(mode, document, guide):
     from hypothesis import given
@@ -74,9 +84,7 @@ def test_drawn_requests(mode, document, guide):
             if isinstance(case.body, dict) and operation.label in GENERATING:
                 if mode == "positive":
                     case.body["model"] = "guide"
-                name = LIMITS.get(operation.label, "max_tokens")
-                if isinstance(case.body.get(name, 3), (int, float)) and case.body.get(name, 3) >= 0:
-                    case.body[name] = min(case.body.get(name, 3), 3)  # short answers
+                shorten(case.body, *LIMITS.get(operation.label, ("max_tokens",)))
             response = case.call(base_url=guide.url, timeout=30)
             assert response.status_code < 500, (operation.label, response.status_code, response.text[:500], case.body)
             statuses[response.status_code] = statuses.get(response.status_code, 0) + 1

@@ -38,7 +38,7 @@ NO_EFFECT = {
     "FunctionBody": {"strict"}, "ResponsesTool": {"strict"}, "AnthropicTool": {"strict", "cache_control"},
     "NamedSchema": {"description", "strict"}, "TextFormat": {"description", "strict"},
     "TextBlock": {"cache_control"}, "ToolUse": {"cache_control", "caller"}, "ToolResult": {"cache_control", "is_error"},
-    "InputPart": {"logprobs"},
+    "InputPart": {"logprobs"}, "Call": {"index"},
 }
 FREE = {"metadata", "cache_control", "caller", "parameters", "input_schema", "input", "schema", "schema_", "logit_bias"}
 

@@ -61,13 +61,146 @@ def test_biases_as_pairs(guide, llm):
         assert guide.post("/completion", prompt="Once upon", n_predict=4, logit_bias=biases).json()["content"] == wanted
 
 
+def test_biases_of_texts_are_those_of_their_tokens(guide, llm):
+    tokens = llm.tokenizer.encode("Hello, World!")
+    wanted = llm.generate("Once upon", max_tokens=6, logit_bias={token: 20.0 * tokens.count(token) for token in tokens}).text
+    assert wanted != llm.generate("Once upon", max_tokens=6).text
+    for biases in ([["Hello, World!", 20]], {"Hello, World!": 20}):
+        done = guide.post("/completion", prompt="Once upon", n_predict=6, logit_bias=biases)
+        assert done.json()["content"] == wanted, done.text
+
+
 @pytest.mark.parametrize("field, value", [
     ("mirostat", 2), ("typical_p", 0.5), ("xtc_probability", 0.5), ("dry_multiplier", 0.8), ("dynatemp_range", 1.0),
-    ("id_slot", 3), ("n_keep", 5), ("lora", []), ("samplers", ["top_k"]), ("cache_prompt", False), ("min_keep", 2),
+    ("id_slot", 99), ("n_keep", -2), ("lora", [{"id": 0, "scale": 1.0}]), ("samplers", ["top_k"]), ("min_keep", 2),
+    ("t_max_predict_ms", -1), ("post_sampling_probs", True), ("n_indent", 4), ("n_cmpl", 0),
+    ("top_n_sigma", 1.0), ("adaptive_target", 0.5), ("reasoning_format", "deepseek"), ("n_cache_reuse", 256),
+    ("prompt", {"prompt_string": "x", "multimodal_data": ["AA=="]}),
 ])
 def test_a_field_that_makes_no_sense_here_is_refused_by_name(field, value, guide):
-    done = guide.post("/completion", prompt="hi", **{field: value})
-    assert done.status_code == 400 and [fault["field"] for fault in done.json()["errors"]] == [field], done.text
+    done = guide.post("/completion", **{"prompt": "hi", field: value})
+    fields = [fault["field"] for fault in done.json()["errors"]]
+    assert done.status_code == 400 and {name.split(".")[0] for name in fields} == {field}, done.text
+
+
+# Of the README: its defaults, and the values that it names as off or as -1 for automatic.
+OFF = {
+    "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "n_indent": 0, "n_keep": -1, "n_discard": 0, "stream": False, "stop": [],
+    "typical_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "dry_multiplier": 0.0, "dry_base": 1.75,
+    "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dry_sequence_breakers": ["\n", ":", '"', "*"],
+    "xtc_probability": 0.0, "xtc_threshold": 0.1, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "grammar": "",
+    "seed": -1, "ignore_eos": False, "logit_bias": [], "n_probs": 0, "min_keep": 0, "t_max_predict_ms": 0, "image_data": [],
+    "id_slot": 0, "cache_prompt": True, "return_tokens": False, "timings_per_token": False, "return_progress": False,
+    "samplers": ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"], "post_sampling_probs": False,
+    "response_fields": [], "lora": [], "n_cache_reuse": 0, "sse_ping_interval": 30, "top_n_sigma": -1.0,
+    "adaptive_target": -1.0, "adaptive_decay": 0.9, "reasoning_format": "none", "repeat_last_n": -1, "n_cmpl": 1,
+}
+
+
+def test_documented_values_that_switch_a_field_off_change_nothing(guide, llm):
+    wanted = llm.generate("Once upon", max_tokens=6).text
+    done = guide.post("/completion", prompt={"prompt_string": "Once upon"}, n_predict=6, **OFF)
+    assert done.status_code == 200 and done.json()["content"] == wanted, done.text
+    newer = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+    done = guide.post("/completion", prompt=["Once upon", {"prompt_string": "Once upon"}], n_predict=6, samplers=newer)
+    assert [one["content"] for one in done.json()] == [wanted, wanted]
+
+
+def test_penalties_over_the_whole_context(guide, llm):
+    asked = {"presence_penalty": 20.0, "max_tokens": 60}
+    far, near = (llm.generate("Once upon a time", repetition_context_size=size, **asked).text for size in (512, 20))
+    assert guide.post("/completion", prompt="Once upon a time", repeat_last_n=-1, **asked).json()["content"] == far != near
+
+
+def test_a_cold_prompt_is_computed_whole(guide):
+    asked = {"prompt": "The stone bridge over the river is very old, and a llama guards it all night.", "n_predict": 2}
+    first = guide.post("/completion", **asked).json()
+    again = guide.post("/completion", **asked).json()
+    cold = guide.post("/completion", **asked, cache_prompt=False).json()
+    assert again["timings"]["cache_n"] > 0 == cold["timings"]["cache_n"]
+    assert cold["timings"]["prompt_n"] == first["tokens_evaluated"] and cold["content"] == first["content"]
+
+
+def test_progress_of_a_long_prompt(endless):
+    asked = {"prompt": list(range(5, 200)) * 8, "n_predict": 3, "stream": True, "return_progress": True, "prefill_step_size": 64}
+    total = len(asked["prompt"])
+    for reused in (0, total - 1):
+        told = [json.loads(data) for _, data in events(endless.post("/completion", **asked).text)]
+        found = [one["prompt_progress"] for one in told if "prompt_progress" in one]
+        assert told[:len(found)] == [one for one in told if "prompt_progress" in one]  # before any token
+        assert len(found) >= (1 if reused else 2) and found[-1]["processed"] == total
+        assert all(one["total"] == total and one["cache"] == reused for one in found)
+        for before, after in zip(found, found[1:]):
+            assert before["processed"] < after["processed"] and before["time_ms"] <= after["time_ms"]
+    plain = [json.loads(data) for _, data in events(endless.post("/completion", **asked | {"return_progress": False}).text)]
+    assert not any("prompt_progress" in one for one in plain)
+
+
+def test_an_answer_with_a_line_break_ends_after_its_time(endless):
+    asked = {"prompt": "x", "t_max_predict_ms": 1}
+    found = endless.post("/completion", **asked, grammar='root ::= "\\n" [a-z]+', n_predict=90_000).json()
+    assert found["stop_type"] == "limit" and 1 < found["tokens_predicted"] < 90_000 and found["content"].startswith("\n")
+    found = endless.post("/completion", **asked, grammar="root ::= [a-z]+", n_predict=300).json()
+    assert found["stop_type"] == "limit" and found["tokens_predicted"] == 300
+
+
+def test_several_answers_to_each_prompt(guide, llm):
+    wanted = [llm.generate(prompt, max_tokens=9, temperature=1.2, seed=seed).text
+              for prompt in ("Once upon", "The river") for seed in (3, 4)]
+    asked = {"prompt": ["Once upon", "The river"], "n_predict": 9, "temperature": 1.2, "seed": 3, "n_cmpl": 2}
+    found = guide.post("/completion", **asked).json()
+    assert [one["content"] for one in found] == wanted and [one["index"] for one in found] == [0, 1, 2, 3]
+    texts = [""] * 4
+    for _, data in events(guide.post("/completion", **asked, stream=True).text):
+        texts[json.loads(data)["index"]] += json.loads(data)["content"]
+    assert texts == wanted
+    assert guide.post("/completion", prompt=["x"] * 9, n_cmpl=2).json()["errors"][0]["field"] == "n_cmpl"
+
+
+def test_the_end_of_a_stream_does_not_repeat_its_tokens(guide):
+    asked = {"prompt": "Once upon", "n_predict": 4, "n_probs": 2, "return_tokens": True}
+    whole = guide.post("/completion", **asked).json()
+    *pieces, last = [json.loads(data) for _, data in events(guide.post("/completion", **asked, stream=True).text)]
+    assert last["tokens"] == [] and last["content"] == "" and "completion_probabilities" not in last
+    assert [token for piece in pieces for token in piece["tokens"]] == whole["tokens"]
+    found = [one for piece in pieces for one in piece["completion_probabilities"]]
+    assert found == whole["completion_probabilities"] and len(found) == 4
+    for one in found:  # the README's keys
+        assert set(one) == {"id", "token", "logprob", "bytes", "top_logprobs"}
+        assert [set(other) for other in one["top_logprobs"]] == [{"id", "token", "logprob", "bytes"}] * 2
+        assert one["id"] == one["top_logprobs"][0]["id"]  # greedy
+
+
+def test_comments_in_a_silent_stream_come_as_often_as_asked(serve, roomy):
+    server = serve("--model", roomy, "--parallel", "1")
+    for seconds, status in ((0, 200), (-1, 200), (-2, 400)):
+        assert server.post("/completion", prompt="x", n_predict=1, stream=True, sse_ping_interval=seconds).status_code == status
+    asked = {"prompt": "x", "n_predict": -1, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/completion", json=asked) as first:
+        lines = first.iter_lines()
+        assert next(lines).startswith("data:")
+        waiting = server.http.stream("POST", "/completion", json=asked | {"sse_ping_interval": 1}, timeout=8)
+        with waiting as second:  # the only row is taken
+            more = second.iter_lines()
+            assert next(more).startswith(":")
+
+
+def test_the_default_settings_have_the_fields_of_an_answers(guide):
+    """llama.cpp: default_generation_settings has the same fields as generation_settings."""
+    params = guide.http.get("/props").json()["default_generation_settings"]["params"]
+    settings = guide.post("/completion", prompt="x", n_predict=1).json()["generation_settings"]
+    assert set(params) == set(settings)
+    assert set(params) >= {  # the README's example
+        "n_predict", "seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p",
+        "xtc_probability", "xtc_threshold", "typical_p", "repeat_last_n", "repeat_penalty", "presence_penalty",
+        "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+        "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta", "stop", "max_tokens", "n_keep", "n_discard",
+        "ignore_eos", "stream", "n_probs", "min_keep", "grammar", "samplers", "timings_per_token"}
+    assert (params["n_predict"], params["logit_bias"], params["grammar"], params["n_probs"]) == (256, [], "", 0)
+    assert (settings["n_predict"], settings["stream"]) == (1, False)
+    # An answer's settings may be sent back.
+    again = {name: value for name, value in settings.items() if value is not None and name not in ("n_predict", "speculate")}
+    assert guide.post("/completion", **again | {"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
 def test_tokenize_and_back(guide, llm):

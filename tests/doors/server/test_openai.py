@@ -60,6 +60,16 @@ def test_an_answer_comes_back_as_a_message(client):
     assert found.usage.prompt_tokens_details.cached_tokens >= 20  # the first turn
 
 
+def test_cached_tokens_of_several_choices_are_those_of_the_prompt(client, guide):
+    """The second choice reuses what the first has just computed; nothing was cached before."""
+    asked = [{"role": "user", "content": "Seventeen purple umbrellas were left at the station: whose are they?"}]
+    found = guide.post("/v1/chat/completions", messages=asked, max_tokens=2, n=2).json()
+    cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == found["timings"]["cache_n"] < found["usage"]["prompt_tokens"] - 10
+    again = client.chat.completions.create(model="guide", messages=asked, max_tokens=2, n=2).usage
+    assert again.prompt_tokens_details.cached_tokens == again.prompt_tokens - 1
+
+
 def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
     wanted = [llm.generate(QUESTION, max_tokens=15, temperature=1.2, seed=seed).text for seed in (5, 6, 7)]
     asked = {"model": "guide", "messages": QUESTION, "max_tokens": 15, "temperature": 1.2, "seed": 5, "n": 3}
@@ -81,6 +91,52 @@ def test_stop_strings_and_biases(client, llm):
     )
     wanted = llm.generate(QUESTION, max_tokens=5, logit_bias={int(first): -100}).text
     assert banned.choices[0].message.content == wanted != found.choices[0].message.content[:len(wanted)]
+
+
+def test_echo_of_logprobs_is_refused(client, guide):
+    with pytest.raises(openai.BadRequestError, match="echo: not with logprobs"):
+        client.completions.create(model="guide", prompt="Once upon", max_tokens=2, echo=True, logprobs=1)
+
+
+CHARACTERS = "日本語🙂é"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_offsets_of_characters_that_are_several_tokens(is_stream, client):
+    asked = {"model": "guide", "prompt": "hi", "max_tokens": 60, "logprobs": 4, "extra_body": {"regex": CHARACTERS}}
+    if is_stream:
+        parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)]
+        found = [sum((getattr(part, name) for part in parts if part), [])
+                 for name in ("tokens", "text_offset", "top_logprobs")]
+    else:
+        logprobs = client.completions.create(**asked).choices[0].logprobs
+        found = [logprobs.tokens, logprobs.text_offset, logprobs.top_logprobs]
+    tokens, offsets, tops = found
+    data = [bytes.fromhex(token[6:].replace("\\x", "")) if token.startswith("bytes:") else token.encode() for token in tokens]
+    assert b"".join(data).decode() == CHARACTERS and len(tokens) > len(CHARACTERS)
+    # A token stands where the text had come to before it.
+    wanted = [len(b"".join(data[:i]).decode(errors="ignore")) for i in range(len(data))]
+    assert offsets == wanted and [len(top) for top in tops] == [4] * len(tokens)
+
+
+def test_nulls_and_names_that_clients_send_back(client, guide):
+    def ask(**body) -> dict:
+        done = guide.post("/v1/chat/completions", **{"messages": QUESTION, "max_tokens": 3} | body)
+        assert done.status_code == 200, done.text
+        return done.json()
+
+    schema = {"name": "a", "schema": {"enum": ["yes"]}, "description": None, "strict": None}
+    ask(response_format={"type": "json_schema", "json_schema": schema, "schema": None})
+    nameless = {"name": "f", "description": None, "parameters": None, "strict": None}
+    wanted = ask(tools=[{"type": "function", "function": {"name": "f"}}])
+    assert ask(tools=[{"type": "function", "function": nameless}])["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"]
+    # As the client's own stream helper puts a call together.
+    call = {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    history = [{**QUESTION[0], "name": "Ada"}, {"role": "assistant", "content": None, "reasoning_content": "I think.",
+               "tool_calls": [call], "audio": None}, {"role": "tool", "tool_call_id": "a", "name": "f", "content": "x"}]
+    ask(messages=history)
+    done = guide.post("/v1/chat/completions", messages=[{**QUESTION[0], "reasoning_content": "x"}])
+    assert done.status_code == 400 and done.json()["errors"][0]["field"] == "messages[0]"
 
 
 def test_completions(client, llm):
@@ -140,6 +196,18 @@ def test_responses(client, llm):
         client.responses.create(model="guide", input=turns, instructions="Be kind.", max_output_tokens=9).output_text
         == wanted
     )
+
+
+def test_defaults_of_responses_are_taken_and_told(client, guide):
+    found = client.responses.create(model="guide", input="hi", max_output_tokens=2, background=False, reasoning={},
+                                    text={"verbosity": "medium"})
+    assert found.text.to_dict() == {"format": {"type": "text"}, "verbosity": "medium"}
+    form = {"type": "json_schema", "name": "a", "schema": {"enum": ["yes"]}}
+    found = client.responses.create(model="guide", input="hi", text={"format": form}, reasoning={"effort": "none"})
+    assert found.output_text == '"yes"' and found.text.format.to_dict() == {**form, "description": None, "strict": None}
+    for name, value in (("text", {"verbosity": "low"}), ("reasoning", {"effort": "high"})):
+        done = guide.post("/v1/responses", input="hi", **{name: value})
+        assert done.status_code == 400 and done.json()["errors"][0]["field"] == f"{name}.{next(iter(value))}"
 
 
 def test_numbers_of_a_stream_of_responses_count_up(guide):

@@ -67,6 +67,8 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     first = server.post("/v1/completions", prompt="hello", max_tokens=5).json()["choices"][0]["text"]
     server.wait(lambda: server.keeper.state == "idle")
     assert server.keeper.llm is None and server.http.get("/ready").json()["state"] == "idle"
+    props = server.http.get("/props").json()
+    assert props.pop("is_sleeping") is True and server.keeper.state == "idle" and server.keeper.loads == 1
     found = []
     threads = [threading.Thread(target=lambda: found.append(httpx.post(
         f"http://127.0.0.1:{server.port}/v1/completions", json={"prompt": "hello", "max_tokens": 5}, trust_env=False)))
@@ -76,6 +78,7 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     for thread in threads:
         thread.join()
     assert [one.json()["choices"][0]["text"] for one in found] == [first] * 4 and server.keeper.loads == 2
+    assert server.http.get("/props").json() == {**props, "is_sleeping": False}
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("mlx_llama scheduler") <= 1
 

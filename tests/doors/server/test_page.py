@@ -124,6 +124,8 @@ def test_a_chat_in_the_browser(page, llm):
     page.press("Answer again")
     page.wait_answer()
     page.wait(lambda: "2/2" in page.texts(".tools span"))
+    assert "the same words as before: raise the temperature" in page.texts(".note")[-1]  # greedy
+    assert "the same words" not in page.texts(".note")[0]
     page.press("Branch before")
     page.wait(lambda: "1/2" in page.texts(".tools span"))
 
@@ -295,6 +297,23 @@ def test_stop_and_errors_in_the_browser(endless, tmp_path):
         page.wait_answer()
         assert len(page.texts(".message .error")) == 1
         page.picture("error")
+    finally:
+        page.close()
+
+
+@in_browser
+def test_a_server_that_dies_is_named_as_the_cause(serve, roomy, tmp_path):
+    server = serve("--model", roomy)
+    page = Page(server.url, tmp_path)
+    try:
+        page.find("#open-settings").click()
+        page.find("[name=max_tokens]").send_keys("90000")
+        page.find("#settings-close").click()
+        page.ask("hello", wait=False)
+        page.wait(lambda: len(page.texts(".assistant .text")[0]) > 20)
+        server.process.kill()
+        page.wait_answer()
+        assert page.find(".message .error").text.startswith("The connection ended before the answer did.")
     finally:
         page.close()
 

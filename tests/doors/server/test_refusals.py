@@ -182,6 +182,15 @@ def test_routes_that_are_not_there(guide):
         assert done.status_code == status and done.json()["error"]["message"], path
 
 
+# As the APIs' own references have them, beside the table's.
+NAMES = {
+    "LlamaCompletionRequest": {"n_predict", "repeat_penalty", "repeat_last_n", "json_schema", "n_probs", "n_cmpl"},
+    "ChatRequest": {"max_completion_tokens", "max_tokens"},
+    "MessagesRequest": {"stop_sequences", "max_tokens"},
+    "ResponsesRequest": {"max_output_tokens"},
+}
+
+
 def test_the_document_has_the_limits_of_the_table(guide):
     fields = guide.http.get("/openapi.json").json()["components"]["schemas"]
     for schema in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest", "JobRequest"):
@@ -189,6 +198,13 @@ def test_the_document_has_the_limits_of_the_table(guide):
         assert set(FIELDS) <= set(properties), schema
         assert (properties["top_p"]["minimum"], properties["top_p"]["maximum"]) == (1e-6, 1), schema
         assert properties["min_p"]["description"] == FIELDS["min_p"].description
+    for schema, names in NAMES.items():
+        assert names <= set(fields[schema]["properties"]), schema
+    assert fields["LlamaCompletionRequest"]["properties"]["n_predict"]["minimum"] == -1
+    for schema, found in fields.items():
+        for name, field in found.get("properties", {}).items():
+            for word in ("FILE", "flag", "="):  # of a command line
+                assert word not in field.get("description", "").replace(">=", ""), (schema, name)
     docs = guide.http.get("/docs")
     assert "repetition_context_size" in docs.text and "<script" not in docs.text and "http://" not in docs.text
 

@@ -166,6 +166,62 @@ def test_an_answer_with_tools_and_a_format_is_a_call_or_fits_it(endless):
     assert kinds == {"stop", "tool_calls"}
 
 
+CALLING = [
+    ("/v1/chat/completions", "stop", {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}),
+    ("/v1/messages", "stop_sequences", {"tools": [{"name": "weather", "input_schema": WEATHER}],
+                                        "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}),
+    ("/v1/responses", "stop", {"tools": [{"type": "function", "name": "weather", "parameters": WEATHER}],
+                               "tool_choice": "required", "parallel_tool_calls": False}),
+]
+
+
+def ask_for_a_call(guide, path: str, limit: int, **body) -> tuple[str, list[str], str]:
+    """The reason of the end, the calls' arguments, and the text."""
+    if path == "/v1/responses":
+        found = guide.post(path, input="hi", max_output_tokens=limit, **body).json()
+        calls = [item["arguments"] for item in found["output"] if item["type"] == "function_call"]
+        return found["status"], calls, "".join(part["text"] for item in found["output"] for part in item.get("content", ()))
+    found = guide.post(path, model="guide", messages=QUESTION, max_tokens=limit, **body).json()
+    if path == "/v1/messages":
+        calls = [json.dumps(block["input"]) for block in found["content"] if block["type"] == "tool_use"]
+        return found["stop_reason"], calls, "".join(block["text"] for block in found["content"] if block["type"] == "text")
+    [choice] = found["choices"]
+    message = choice["message"]
+    return choice["finish_reason"], [call["function"]["arguments"] for call in message.get("tool_calls", ())], message["content"] or ""
+
+
+@pytest.mark.parametrize("path, name, body", CALLING)
+def test_a_rule_of_a_text_beside_a_required_call_is_refused(path, name, body, guide):
+    asked = {"input": "hi"} if path == "/v1/responses" else {"model": "guide", "messages": QUESTION, "max_tokens": 9}
+    schema = {"type": "json_schema", "schema": {"enum": ["a"]}}
+    field, value = {"/v1/responses": ("text", {"format": {**schema, "name": "a"}}), "/v1/messages": ("output_config", {"format": schema}),
+                    "/v1/chat/completions": ("response_format", {"type": "json_object"})}[path]
+    for rule, given, named in (("regex", "a", "regex"), ("schema", True, "schema"),
+                               (field, value, field if "chat" in path else f"{field}.format")):
+        done = guide.post(path, **asked, **body, **{rule: given})
+        assert done.status_code == 400 and done.json()["errors"][0]["field"] == named, done.text
+        assert f"{named}: " in done.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path, name, body", CALLING)
+def test_stop_strings_do_not_cut_a_required_call(path, name, body, guide):
+    for stop in (["city"], ["name"], ["tool_call"]):  # in its arguments, its head, its mark
+        reason, [arguments], text = ask_for_a_call(guide, path, 120, **body, **{name: stop})
+        assert reason in ("tool_calls", "tool_use", "completed") and text == ""
+        jsonschema.validate(json.loads(arguments), WEATHER)
+
+
+@pytest.mark.parametrize("path, name, body", CALLING)
+def test_a_required_call_that_is_cut_is_no_text(path, name, body, guide):
+    seen = set()
+    for limit in range(1, 40, 3):
+        reason, calls, text = ask_for_a_call(guide, path, limit, **body)
+        is_cut = reason in ("length", "max_tokens", "incomplete")
+        assert text == "" and (is_cut or reason in ("tool_calls", "tool_use", "completed")), (limit, text)
+        seen.add((is_cut, len(calls)))
+    assert {(True, 0), (True, 1)} <= seen
+
+
 def test_a_call_and_its_result_come_back(client, llm):
     first = client.chat.completions.create(model="guide", messages=QUESTION, tools=[TOOL], tool_choice="required",
                                            parallel_tool_calls=False, max_tokens=120).choices[0].message

@@ -122,6 +122,25 @@ def test_logprobs_of_responses_are_those_of_the_text(model):
         assert len(part.logprobs) == 3 if most == 3 else len(found) == 4
 
 
+def test_a_call_that_a_stop_string_cuts_is_not_to_be_made(model):
+    """The model need not call: a stop string holds in its text and in its calls."""
+    cut = '"b"'  # in the arguments of the first call
+    asked = {"model": "m", "messages": QUESTION, "tools": TOOLS, "max_tokens": 200, "stop": [cut]}
+    with model.script():
+        [choice] = model.openai.chat.completions.create(**asked).choices
+    assert choice.finish_reason == "stop"
+    with model.script():
+        assert list(model.openai.chat.completions.create(**asked, stream=True))[-1].choices[0].finish_reason == "stop"
+    tools = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+    with model.script():
+        found = model.claude.messages.create(model="m", max_tokens=200, messages=QUESTION, tools=tools, stop_sequences=[cut])
+    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", cut)
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    with model.script():
+        found = model.openai.responses.create(model="m", input=QUESTION, tools=tools, extra_body={"stop": [cut]})
+    assert found.status == "incomplete" and found.output[-1].status == "incomplete"
+
+
 def test_messages(model):
     tools = [{"name": tool["function"]["name"], "description": tool["function"]["description"],
               "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
