@@ -71,7 +71,7 @@ class Answers:
     """Answers to one HTTP request, one per Ask, computed side by side. Leave it by `close`, which ends what still runs."""
 
     def __init__(self, desk: Desk, llm: LLM, seconds: float):
-        self._desk, self.llm = desk, llm
+        self._desk, self.llm, self.settings = desk, llm, desk.settings
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._is_told = False

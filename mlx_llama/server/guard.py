@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .answers import Answers
 from .faults import Fault, Refusal
 from .metrics import Metrics
 from .replies import Json, errors_for
@@ -142,15 +143,21 @@ class Guard:
     # The log
 
     def _write_line(self, scope: Scope, identity: str, status: int, seconds: float) -> None:
-        answers = scope.get("answers")
-        receipt = ""
-        for completion in answers.completions if answers else []:
-            receipt += (f" prompt={completion.prompt_tokens} reused={completion.reused_tokens} "
-                        f"tokens={len(completion.tokens)} tps={completion.decode_tps:.1f} end={completion.finish_reason}")
-        if answers and self.settings.logs_prompts:
-            receipt += f" prompts={[answers.llm.tokenizer.decode(prompt) for prompt in answers.prompts]!r}"
+        answers = scope.pop("answers", None)  # an idle connection keeps its scope, and would keep the model
+        receipt = write_receipt(answers, self.settings) if answers else ""
         path = scope["path"].encode("unicode_escape").decode()[:200]
         log.info("%s %s %s %d %.0fms%s", identity, scope["method"], path, status, seconds * 1e3, receipt)
+
+
+def write_receipt(answers: Answers, settings: Settings) -> str:
+    """The part of a log line that tells of answers."""
+    receipt = ""
+    for completion in answers.completions:
+        receipt += (f" prompt={completion.prompt_tokens} reused={completion.reused_tokens} "
+                    f"tokens={len(completion.tokens)} tps={completion.decode_tps:.1f} end={completion.finish_reason}")
+    if settings.logs_prompts:
+        receipt += f" prompts={[answers.llm.tokenizer.decode(prompt) for prompt in answers.prompts]!r}"
+    return receipt
 
 
 _PREFLIGHT = {"Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS", "Access-Control-Max-Age": "600",
