@@ -51,10 +51,7 @@ class Engine:
         return Grammars(self.tokenizer, sorted(self.eos), self.model.config.vocab_size)
 
     def check_options(self, options: GenerationOptions) -> None:
-        """Raises OptionsError for a logit bias outside the vocabulary, for a draft model that was not loaded, and for a
-        schema, regular expression or grammar that cannot be enforced."""
-        if rule := Rule.of(options):
-            self.grammars.compile(rule)
+        """Raises OptionsError for a logit bias outside the vocabulary, and for a draft model that was not loaded."""
         vocabulary = self.model.config.vocab_size
         foreign = next((token for token in options.logit_bias if token >= vocabulary), None)
         if foreign is not None:
@@ -62,6 +59,11 @@ class Engine:
         if options.speculate == "model" and self.draft is None:
             raise OptionsError("option speculate: 'model' needs a draft model: load one with --draft-model, or choose "
                                "'prompt'")
+
+    def check_rule(self, options: GenerationOptions) -> None:
+        """Compile what a conversation's answers must match; raises OptionsError if it cannot be enforced."""
+        if rule := Rule.of(options):
+            self.grammars.compile(rule)
 
     def choose_speculation(self, options: GenerationOptions, is_constrained: bool = False) -> tuple[str, list[str]]:
         """The kind of speculation in force ("none", "prompt" or "model") and notices about the choice."""

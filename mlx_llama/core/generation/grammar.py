@@ -148,7 +148,7 @@ class Grammars:
         drops = starts_text and self.tokenizer.dropped_space is not None
         vocabulary = self._load()
         with self._lock:
-            found = self._compiled.pop((rule, drops), None)
+            found = self._compiled.get((rule, drops))
         if found is None:
             body = _describe(rule)
             if seconds is not None:
@@ -156,6 +156,7 @@ class Grammars:
             found = self._build(rule, body, drops, vocabulary)
         with self._lock:
             self._compiled[rule, drops] = found
+            self._compiled.move_to_end((rule, drops))
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
         matcher, keeps_space = found

@@ -143,6 +143,7 @@ class Session:
         resolved = resolve({**self.options, **options}, self.generation_config)
         self.engine.check_options(resolved.options)
         self.toolbox.check(resolved.options)
+        self.engine.check_rule(resolved.options)
         return resolved
 
     def send(self, text: str, **options: Unpack[Options]) -> Completion:
@@ -268,7 +269,9 @@ class Session:
         """
         saved = read_session(expand_path(path))
         try:
-            self.engine.check_options(resolve(saved.options, self.generation_config).options)
+            options = resolve(saved.options, self.generation_config).options
+            self.engine.check_options(options)
+            self.engine.check_rule(options)
         except OptionsError as error:
             raise SessionError(f"{path}: {error}") from None
         notices = []

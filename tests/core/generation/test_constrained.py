@@ -19,6 +19,8 @@ from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import grammar
 from mlx_llama.core.generation.grammar import Rule
+from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.generation.request import Request
 
 from .random_schemas import random_schema
 from .toy import EOS, LETTERS, VOCABULARY, ToyError, alone, check_rows, letter, make, make_prompts, request
@@ -179,6 +181,24 @@ def test_a_rule_that_cannot_be_enforced_is_refused_before_anything_is_queued():
     assert not scheduler.tick() and backend.positions == 0
     with pytest.raises(OptionsError, match="need a model with a tokenizer"):
         make(text=False)[1].submit(request([1], text=False, regex="a"))
+
+
+@pytest.mark.parametrize("prompt", ["Once", [{"role": "user", "content": "x"}]])
+def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(prompt, toy, monkeypatch):
+    llm = load(toy, backend="cpu")
+    compiled, limits = [], []
+    build, check_time = grammar.Grammars._build, grammar._check_time
+    monkeypatch.setattr(grammar.Grammars, "_build", lambda *given: (compiled.append(given[1]), build(*given))[1])
+    monkeypatch.setattr(grammar, "_check_time", lambda *given: (limits.append(given[-1]), check_time(*given)))
+    assert llm.generate(prompt, regex="[ab]{3}").text.strip() in {"".join(one) for one in itertools.product("ab", repeat=3)}
+    assert [one.text for one in compiled] == ["[ab]{3}"] and not limits  # the caller is trusted
+    slow = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, 60)]}
+    is_text = isinstance(prompt, str)
+    for _ in range(2):
+        options = resolve({"schema": slow})
+        with pytest.raises(OptionsError, match="^option schema: cannot be enforced: it cannot be compiled within 0.5 s: [^\n]*$"):
+            llm.scheduler.submit(Request(llm.encode(prompt), options, starts_text=not is_text, compile_seconds=0.5))
+    assert limits == [0.5, 0.5] and len(compiled) == 1
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
