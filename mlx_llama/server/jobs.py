@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
-from pydantic import Field, model_validator
+from pydantic import Field
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from .answers import Answers, Ask, Failure
 from .faults import Fault, Refusal
-from .fields import OptionFields, read_body
+from .fields import OptionFields, TokenIds, read_body
 from .guard import log, request_id, write_receipt
 from .openai import Message
 from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, submit
@@ -36,15 +36,17 @@ class JobRequest(OptionFields):
 
     unsupported: ClassVar[Mapping[str, str]] = {}
 
-    prompt: str | list[int] | None = None
+    prompt: str | TokenIds | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     model: str | None = Field(None, max_length=512)
 
-    @model_validator(mode="after")
-    def _check_one_prompt(self):
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("either prompt or messages is required")
-        return self
+    @classmethod
+    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
+        if "prompt" in given and "messages" in given:
+            return [Fault("messages", "one of prompt and messages", "messages: either prompt or messages is taken, not both")]
+        if not {"prompt", "messages"} & set(given):
+            return [Fault("prompt", "required", "prompt: either prompt or messages is required")]
+        return []
 
 
 @dataclass

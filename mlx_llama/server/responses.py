@@ -129,6 +129,7 @@ class ResponsesRequest(OptionFields):
     """POST /v1/responses."""
 
     renamed: ClassVar = {"max_output_tokens": "max_tokens"}
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("text.format.schema",)}
     unsupported: ClassVar[Mapping[str, str]] = {
         "previous_response_id": "answers are not kept: send the conversation as input",
         "conversation": "answers are not kept: send the conversation as input",
