@@ -317,7 +317,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
                                        resolved.options.schema)
         else:
             prompt = ToolPrompt(llm.encode(ask.prompt))
-        if prompt.rule:
+        if prompt.rule and not any(fault.field in RULES for fault in faults):  # it has the schema in it
             llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=settings.compile_seconds)
     except LlamaError as error:
         found = _describe(error, ask.field, llm, {**given, ask.field: ask.prompt})
@@ -361,28 +361,31 @@ def _has_rule(ask: Ask) -> bool:
     return bool(ask.toolbox.forced) or any(ask.options.get(name) is not None for name in ("schema", "regex", "grammar"))
 
 
-def refuse(error: LlamaError, field: str, llm: LLM, given: Mapping[str, Any] | None = None) -> Refusal:
+def refuse(error: LlamaError, field: str, llm: LLM | None = None, given: Mapping[str, Any] | None = None) -> Refusal:
     """A 400 for an error of core. field: of the request, if the error names none. given: values by field."""
     return Refusal(400, "invalid_value", [_describe(error, field, llm, given or {})])
 
 
 _CONSTRAINTS = {"schema": "a schema that can be enforced", "regex": "a regular expression that can be enforced",
                 "grammar": "a grammar that can be enforced", "logit_bias": "token ids of the vocabulary",
-                "speculate": "a draft model that is loaded", "tools": "tools that the model can call"}
+                "speculate": "a draft model that is loaded", "tools": "tools that the model can call",
+                "tool_choice": "auto, none, required or a tool's name"}
 _KINDS = {"TemplateError": "a conversation that the chat template takes", "TokenizerError": "a text that can be encoded",
           "ContextError": "a prompt that fits the model", "SessionError": "a saved cache of this model"}
 
 
-def _describe(error: LlamaError, field: str, llm: LLM, given: Mapping[str, Any]) -> Fault:
+def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str, Any]) -> Fault:
     """The fault that an error of core states."""
     text = spell_parameters(Exception.__str__(error))
-    for path in {llm.checkpoint.name, str(llm.checkpoint.path)}:
+    if llm and llm.template:
+        text = text.replace(f"{llm.template.name}: ", "")  # perhaps a path too
+    for path in {llm.checkpoint.name, str(llm.checkpoint.path)} if llm else ():
         if os.path.exists(path):  # clients need not know where the model lies
             text = text.replace(path, os.path.basename(path.rstrip("/\\")))
     found = re.match(r"(?:option )?(\w+): ", text)
     if isinstance(error, OptionsError) and found and (found[1] in FIELDS or found[1] in _CONSTRAINTS):
         field, text = found[1], f"{found[1]}: {text[found.end():]}"
-    elif isinstance(error, TemplateError) and llm.template is None:
+    elif isinstance(error, TemplateError) and llm and llm.template is None:
         text = f"{field}: this model has no chat template: send a text to /v1/completions"
     elif field != "messages":
         text = re.sub(r"^messages\[\d+\]", field, text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import anyio
@@ -184,6 +184,7 @@ class MessagesRequest(OptionFields, Conversation):
 
     model_config = Body.model_config
     renamed: ClassVar = {"stop_sequences": "stop"}
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
 
     max_tokens: int = Field(ge=0, le=2**31)
     stream: bool = False

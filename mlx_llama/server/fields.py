@@ -149,7 +149,7 @@ def _is_large(values: list[Any], most: int) -> bool:
     while waiting and most >= 0:
         inner = waiting.pop()
         most -= len(inner)
-        waiting += [one.values() if isinstance(one, dict) else one for one in inner if isinstance(one, (dict, list))]
+        waiting += [list(one.values()) if isinstance(one, dict) else one for one in inner if isinstance(one, (dict, list))]
     return most < 0
 
 
@@ -195,9 +195,9 @@ def check_values(values: dict[str, Any], kind: type[Parsed], settings: Settings)
         faults += [rename_fault(fault, back) for fault in found]
     faults += _check_limits(given, settings)
     known = {fault.field for fault in faults}
-    together = getattr(kind, "check_together", lambda given: [])
-    faults += [fault for fault in together({name: value for name, value in given.items() if value is not None})
-               if fault.field not in known]
+    if issubclass(kind, (Body, OptionFields)):
+        together = kind.check_together({name: value for name, value in given.items() if value is not None})
+        faults += [fault for fault in together if fault.field not in known]
     if faults:
         raise Refusal(400, _code(faults), faults)
     return body

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 import secrets
 import time
 from urllib.parse import urlsplit
@@ -57,10 +58,12 @@ class Guard:
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send_marked)
+                await Response(status_code=204, headers=_answer_preflight(headers))(scope, receive, send_marked)
                 return
             self._check_key(scope, headers)
-            await self.app(scope, self._limit(headers, receive), send_marked)
+            # GET's answer to HEAD; uvicorn, which has the scope itself, leaves out the body.
+            inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self.app(inner, self._limit(headers, receive), send_marked)
         except Refusal as refusal:
             if status == 0:
                 body = errors_for(scope["path"])(refusal)
@@ -160,9 +163,14 @@ def write_receipt(answers: Answers, settings: Settings) -> str:
     return receipt
 
 
-_PREFLIGHT = {"Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS", "Access-Control-Max-Age": "600",
-              "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Api-Key, Last-Event-Id, Anthropic-Version, "
-                                              "Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access"}
+def _answer_preflight(headers: Headers) -> dict[str, str]:
+    """Headers that allow what the page asks for; its origin was checked."""
+    asked = headers.get("access-control-request-headers", "")
+    return {"Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS", "Access-Control-Max-Age": "600",
+            "Access-Control-Allow-Headers": asked if re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII) else _USUAL_HEADERS}
+
+
+_USUAL_HEADERS = "Authorization, Content-Type, X-Api-Key, Last-Event-Id"
 
 
 def _digest(key: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -152,8 +153,10 @@ class Jobs:
             return self._jobs[identity]
         if identity.startswith(f"{self._start}-"):
             reason = f"it ended more than {self._settings.job_seconds:g} seconds ago and was forgotten, or never was"
+        elif re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{16}", identity):
+            reason = "it is none of this server's; if the server has been started anew since, its jobs ended with it"
         else:
-            reason = "the server has been started anew since, and jobs end with the server"
+            reason = "no server gives such an id"
         raise Refusal(
             404,
             "job_not_found",

@@ -19,7 +19,7 @@ from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .answers import Answers, Ask
 from .faults import Refusal, bad_field
-from .fields import Body, OptionFields, read_body
+from .fields import RULES, Body, OptionFields, read_body
 from .guard import request_id
 from .openai import join_parts
 from .replies import check_model, event, reply_stream, reply_whole
@@ -203,7 +203,9 @@ class ResponsesRequest(OptionFields):
 
     def given_options(self) -> dict[str, Any]:
         logprobs = {"logprobs": self.top_logprobs or 0} if self.include else {}
-        return logprobs | super().given_options() | self.text.format.options()
+        form = self.text.format
+        lifted = dict.fromkeys(RULES) if "format" in self.text.model_fields_set and form.type == "text" else {}
+        return logprobs | lifted | super().given_options() | form.options()
 
     def toolbox(self) -> Toolbox:
         """The tools. Raises Refusal."""

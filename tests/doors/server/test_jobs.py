@@ -67,7 +67,9 @@ def test_unknown_jobs_say_why(guide, serve):
     known = other.split("-")[0]
     done = guide.http.get(f"/v1/jobs/{known}-0000/stream")
     assert done.status_code == 404 and "was forgotten, or never was" in done.json()["error"]["message"]
-    done = guide.http.get("/v1/jobs/01234567-0000/stream")
+    done = guide.http.get("/v1/jobs/invented/stream")
+    assert done.status_code == 404 and "started anew" not in done.text and "no server gives such an id" in done.text
+    done = guide.http.get(f"/v1/jobs/01234567-{'0' * 16}/stream")
     assert done.status_code == 404 and "started anew" in done.json()["error"]["message"]
     assert guide.http.delete("/v1/jobs/x").status_code == 404
 
