@@ -14,6 +14,7 @@ from .core.errors import OptionsError
 from .core.generation import options
 
 if TYPE_CHECKING:
+    from .core.generation.completion import Completion
     from .core.generation.llm import LLM
 
 Prompt = str | list[dict[str, str]]
@@ -109,11 +110,25 @@ def run_prompt(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
         print(json.dumps({"receipt": stream.completion.receipt()}), flush=True)
     elif sys.stdout.isatty():
         print()
+    if not given.jsonl:
+        show_logprobs(llm, stream.completion)
     if given.stats:
         cli.say(stream.completion.summary())
     if given.prompt_cache is not None:
         llm.save_cache(given.prompt_cache)
     return code
+
+
+def show_logprobs(llm: LLM, completion: Completion) -> None:
+    """Print each token, its log-probability and those of the likeliest, a line each, on stderr. Without any: nothing."""
+    def name(token: int) -> str:
+        piece = llm.tokenizer.piece(token)
+        return repr(piece.data.decode("utf-8", "backslashreplace")) if piece else f"<{token}>"
+
+    for token in completion.tokens:
+        if token.logprobs is not None:
+            top = ", ".join(f"{name(other)} {value:.4f}" for other, value in token.logprobs.top)
+            cli.say(f"{name(token)} {token.logprobs.logprob:.4f}" + (f"  of {top}" if top else ""))
 
 
 # A batch

@@ -123,6 +123,8 @@ def _set(session: Session, argument: str) -> str:
     if rest and rest[0] == "default":
         session.options.pop(name, None)
     elif rest:
+        if name == "logprobs":
+            raise OptionsError("option logprobs: a conversation does not show them: ask mlx_llama.generate")
         chosen = session.resolve(**{name: _parse_value(name, rest[0])})
         session.options[name] = getattr(chosen.options, name)
     origin = session.resolve().origins[name]

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from mlx_llama import cli
+from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import options
 
 from .view import Plain
@@ -35,6 +36,8 @@ def main(arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
     wanted = options.given_flags(given)
     options.validate(wanted)  # before loading the model
+    if "logprobs" in wanted:
+        raise OptionsError("--logprobs: a conversation does not show them: ask python -m mlx_llama.generate")
 
     from mlx_llama.core.generation.llm import load
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import anyio
 from starlette.requests import Request as HttpRequest
 
-from mlx_llama.core.errors import ContextError, LlamaError, spell_parameters
+from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TemplateError, spell_parameters
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.options import resolve
+from mlx_llama.core.generation.options import FIELDS, GenerationOptions, resolve, validate
 from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
 
-from .faults import Fault, Refusal, client_gone
+from .faults import Fault, Refusal, bad_field, client_gone, shorten
+from .fields import RULES
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
@@ -74,7 +77,7 @@ class Answers:
     """Answers to one HTTP request, one per Ask, computed side by side. Leave it by `close`, which ends what still runs."""
 
     def __init__(self, desk: Desk, llm: LLM, seconds: float):
-        self._desk, self.llm = desk, llm
+        self._desk, self.llm, self.settings = desk, llm, desk.settings
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._is_told = False
@@ -107,7 +110,7 @@ class Answers:
             except ContextError as error:
                 raise _refuse_context(self.llm, asks[0], len(request.prompt), error) from None
             except LlamaError as error:
-                raise refuse(error, asks[0].field) from None
+                raise refuse(error, asks[0].field, self.llm) from None
             self._handles.append(handle)
             if self.is_closed:  # closed in between
                 handle.cancel()
@@ -192,6 +195,7 @@ class Desk:
         self.settings, self.keeper, self.metrics = settings, keeper, metrics
         self._open: dict[Answers, int] = {}  # and the number of their requests
         self._entering = 0  # requests that wait for the model to be loaded again
+        self._rows = 0  # of the model when it was last there
         self._durations: deque[float] = deque(maxlen=32)
         # Compiling a schema may take seconds: those who ask without one need not wait for it.
         self._plain, self._ruled = anyio.CapacityLimiter(PREPARING), anyio.CapacityLimiter(COMPILING)
@@ -205,7 +209,7 @@ class Desk:
 
     async def answer(self, asks: Sequence[Ask]) -> Answers:
         """Admit and submit. Raises Refusal."""
-        self._check_room(len(asks))
+        self._check_room(asks)
         self._entering += len(asks)
         try:
             llm = await self.keeper.enter()
@@ -223,17 +227,67 @@ class Desk:
             self.metrics.prompt_tokens.inc(len(prompt))
         return answers
 
-    def _check_room(self, count: int) -> None:
+    def _check_room(self, asks: Sequence[Ask]) -> None:
         if self.is_draining:
             raise Refusal(503, "shutting_down", message="the server is shutting down", headers={"Retry-After": "5"})
-        rows = self.keeper.llm.scheduler.max_rows if self.keeper.llm else 1
+        self._rows = rows = self.keeper.llm.scheduler.max_rows if self.keeper.llm else self._rows
         most = rows + self.settings.queue
-        if self.active + count > most:
+        if rows and len(asks) > most:
+            field = "n" if all(ask.prompt is asks[0].prompt for ask in asks) else asks[0].field
+            raise bad_field(field, f"at most {most} answers", f"{field}: asks for {len(asks)} answers, and this server computes "
+                            f"{rows} at once and lets {self.settings.queue} wait (--parallel, --queue)")
+        if rows and self.active + len(asks) > most:
             mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
             wait = min(60, max(1, math.ceil(mean * self.settings.queue / rows / 2)))
             self.metrics.requests.labels("busy").inc()
             raise Refusal(503, "queue_full", message=f"{self.active} requests are running or waiting, at most {most} are "
                           f"taken: come again in {wait} seconds", headers={"Retry-After": str(wait)})
+
+    # Checks of requests
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the model, the preferred one first."""
+        return list(dict.fromkeys(name for name in (self.settings.alias, self.keeper.name) if name)) or ["default"]
+
+    def choose_name(self, name: str | None) -> str:
+        """The model's name as the answer gives it. Raises Refusal for another model's."""
+        if not self.keeper.name:
+            self.keeper.require()  # its name is not known yet
+        names = self.names
+        if name is None or name == "default" or name in names:
+            return name if name in names else names[0]
+        refusal = bad_field("model", f"one of {', '.join([*names, 'default'])}",
+                            f"model: there is no model {name!r:.100} here: this server has {', '.join(names)}", name)
+        refusal.status, refusal.code = 404, "model_not_found"
+        raise refusal
+
+    async def find_faults(self, name: Any, given: Mapping[str, Any]) -> list[Fault]:
+        """Faults that only the model shows: its name, and options, each alone. Values of a wrong type are skipped."""
+        faults: list[Fault] = []
+        if isinstance(name, str) and self.keeper.name:
+            try:
+                self.choose_name(name)
+            except Refusal as refusal:
+                faults += refusal.faults
+        names = [name for name in (*RULES, "logit_bias", "speculate") if given.get(name) is not None]
+        if not names or self.keeper.llm is None:
+            return faults
+        llm = await self.keeper.enter()
+
+        def work() -> None:
+            for name in names:
+                try:
+                    options = validate({name: given[name]})
+                except OptionsError:
+                    continue
+                faults.extend(check_options(llm, options, given, self.settings))
+
+        try:
+            await anyio.to_thread.run_sync(work, limiter=self._ruled)
+        finally:
+            self.keeper.leave()
+        return faults
 
     def release(self, answers: Answers, outcome: str) -> None:
         """Forget closed answers."""
@@ -245,7 +299,7 @@ class Desk:
         for completion in answers.completions:
             self.metrics.prefix_hits.inc(completion.reused_tokens > 0)
             self.metrics.reused_tokens.inc(completion.reused_tokens)
-        if outcome == "done":
+        if outcome != "refused":  # those that time out or leave take rows too
             self._durations.append(time.monotonic() - answers.began)
 
     def drain(self) -> None:
@@ -259,50 +313,101 @@ class Desk:
 
 
 def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Request:
-    """The request for the scheduler. Encodes the prompt and resolves the options. Raises Refusal.
+    """The request for the scheduler. Encodes the prompt and resolves the options. Raises Refusal with every fault.
 
     fits: check that the prompt leaves room for an answer.
     """
+    given = merge_options(settings.options, ask.options, bool(ask.toolbox.forced))
+    if ask.toolbox.forced:
+        given["stop"] = ()  # a stop string would cut the call that must be made
     try:
-        # A stop string would cut the call that must be made.
-        unstopped: dict[str, Any] = {"stop": ()} if ask.toolbox.forced else {}
-        resolved = resolve({**settings.options, **ask.options, **unstopped}, llm.checkpoint.generation_config,
-                           str(llm.checkpoint.path / "generation_config.json"))
-        is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
+        resolved = resolve(given, llm.checkpoint.generation_config, str(llm.checkpoint.path / "generation_config.json"))
+    except OptionsError as error:
+        raise refuse(error, ask.field, llm, given) from None
+    is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
+    faults = check_options(llm, resolved.options, given, settings, starts_text=is_chat)
+    prompt = ToolPrompt([])
+    try:
         ask.toolbox.check(resolved.options)
         if is_chat:
             prompt = encode_with_tools(llm.tokenizer, llm.require_template(), ask.prompt, ask.toolbox,
                                        resolved.options.schema)
         else:
             prompt = ToolPrompt(llm.encode(ask.prompt))
-        tokens = prompt.tokens
-        request = Request(tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
-                          shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
-        for rule in (Rule.of(resolved.options), request.rule):
-            if rule:  # with a limit of time: later calls find it compiled
-                llm.engine.grammars.compile(rule, starts_text=is_chat, seconds=settings.compile_seconds)
-    except ContextError as error:
-        raise _refuse_context(llm, ask, 0, error) from None
+        if prompt.rule and not any(fault.field in RULES for fault in faults):  # it has the schema in it
+            llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=settings.compile_seconds)
     except LlamaError as error:
-        raise refuse(error, ask.field) from None
-    if fits and len(tokens) >= llm.engine.context:
-        raise _refuse_context(llm, ask, len(tokens), None)
-    return request
+        found = _describe(error, ask.field, llm, {**given, ask.field: ask.prompt})
+        faults += [found] * (found.field not in {fault.field for fault in faults})
+    if fits and len(prompt.tokens) >= llm.engine.context:
+        refusal = _refuse_context(llm, ask, len(prompt.tokens), None)
+        if not faults:
+            raise refusal
+        faults += refusal.faults
+    if faults:
+        raise Refusal(400, "invalid_value", faults)
+    return Request(prompt.tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
+                   shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
+
+
+def merge_options(ours: Mapping[str, Any], theirs: Mapping[str, Any], has_rule: bool = False) -> dict[str, Any]:
+    """The server's options and a request's, which win: its rule replaces the server's, and a null lifts it.
+
+    has_rule: the request has a rule beside its options.
+    """
+    replaces = has_rule or any(theirs.get(name) is not None for name in RULES)
+    kept = {name: value for name, value in ours.items() if name not in theirs and not (replaces and name in RULES)}
+    return {**kept, **{name: value for name, value in theirs.items() if value is not None}}
+
+
+def check_options(llm: LLM, options: GenerationOptions, given: Mapping[str, Any], settings: Settings,
+                  starts_text: bool = True) -> list[Fault]:
+    """Faults of options that only the model shows. given: the values, for the faults."""
+    errors: list[LlamaError] = []
+    llm.engine.check_options(options, errors.append)
+    try:
+        if rule := Rule.of(options):
+            # With a limit of time: later calls find it compiled.
+            llm.engine.grammars.compile(rule, starts_text=starts_text, seconds=settings.compile_seconds)
+    except LlamaError as error:
+        errors.append(error)
+    return [_describe(error, "", llm, given) for error in errors]
 
 
 def _has_rule(ask: Ask) -> bool:
     return bool(ask.toolbox.forced) or any(ask.options.get(name) is not None for name in ("schema", "regex", "grammar"))
 
 
-def refuse(error: LlamaError, field: str) -> Refusal:
-    """A 400 for an error of core."""
-    from mlx_llama.core.errors import OptionsError
+def refuse(error: LlamaError, field: str, llm: LLM | None = None, given: Mapping[str, Any] | None = None) -> Refusal:
+    """A 400 for an error of core. field: of the request, if the error names none. given: values by field."""
+    return Refusal(400, "invalid_value", [_describe(error, field, llm, given or {})])
 
+
+_CONSTRAINTS = {"schema": "a schema that can be enforced", "regex": "a regular expression that can be enforced",
+                "grammar": "a grammar that can be enforced", "logit_bias": "token ids of the vocabulary",
+                "speculate": "a draft model that is loaded", "tools": "tools that the model can call",
+                "tool_choice": "auto, none, required or a tool's name"}
+_KINDS = {"TemplateError": "a conversation that the chat template takes", "TokenizerError": "a text that can be encoded",
+          "ContextError": "a prompt that fits the model", "SessionError": "a saved cache of this model"}
+
+
+def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str, Any]) -> Fault:
+    """The fault that an error of core states."""
     text = spell_parameters(Exception.__str__(error))
-    if isinstance(error, OptionsError):
-        field = text.removeprefix("option ").split(":")[0] if text.startswith("option ") else text.split(":")[0]
-        field = field if field.isidentifier() else ""
-    return Refusal(400, "invalid_value", [Fault(field, type(error).__name__.removesuffix("Error").lower(), text)])
+    if llm and llm.template:
+        text = text.replace(f"{llm.template.name}: ", "")  # perhaps a path too
+    for path in {llm.checkpoint.name, str(llm.checkpoint.path)} if llm else ():
+        if os.path.exists(path):  # clients need not know where the model lies
+            text = text.replace(path, os.path.basename(path.rstrip("/\\")))
+    found = re.match(r"(?:option )?(\w+): ", text)
+    if isinstance(error, OptionsError) and found and (found[1] in FIELDS or found[1] in _CONSTRAINTS):
+        field, text = found[1], f"{found[1]}: {text[found.end():]}"
+    elif isinstance(error, TemplateError) and llm and llm.template is None:
+        text = f"{field}: this model has no chat template: send a text to /v1/completions"
+    elif field != "messages":
+        text = re.sub(r"^messages\[\d+\]", field, text)
+    constraint = _CONSTRAINTS.get(field) or _KINDS.get(type(error).__name__, "a valid value")
+    return Fault(field, constraint, text, shorten(given.get(field)))
 
 
 def _refuse_context(llm: LLM, ask: Ask, count: int, error: ContextError | None) -> Refusal:
@@ -312,8 +417,8 @@ def _refuse_context(llm: LLM, ask: Ask, count: int, error: ContextError | None) 
                    f"{spell_parameters(llm.engine.suggest_context())}")
         return Refusal(400, "context_length_exceeded", [Fault(ask.field, f"< {context} tokens", message)],
                        n_prompt_tokens=count, n_ctx=context)
-    text = spell_parameters(Exception.__str__(error)) if error else ""
-    return Refusal(400, "invalid_value", [Fault(ask.field, "prompt", text)])
+    assert error
+    return refuse(error, ask.field, llm, {ask.field: ask.prompt})
 
 
 async def until_gone(request: HttpRequest, work: Awaitable[Result]) -> Result:

@@ -185,6 +185,7 @@ class MessagesRequest(OptionFields, Conversation):
 
     model_config = Body.model_config
     renamed: ClassVar = {"stop_sequences": "stop"}
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
 
     max_tokens: int = Field(ge=0, le=2**31)
     stream: bool = False

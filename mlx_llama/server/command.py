@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
+from typing import TYPE_CHECKING
 
 from mlx_llama import cli
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import options
 
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from mlx_llama.core.generation.llm import LLM
 
 KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
@@ -31,7 +36,7 @@ def parser() -> options.Parser:
         action="append",
         default=[],
         metavar="KEY",
-        help="key that clients must send; repeat the flag for more. Other users of this machine see it: prefer "
+        help="keys that clients must send, between commas. Other users of this machine see it: prefer "
         f"--api-key-file or the variable {KEY_VARIABLE}",
     )
     group.add_argument("--api-key-file", default=None, metavar="FILE", help="keys, one a line")
@@ -78,18 +83,35 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s",
                         level=logging.WARNING if given.quiet else logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    from mlx_llama.core.generation.llm import load
+    from mlx_llama.core.generation.llm import check_load, load
 
     from .serving import bind, serve
 
     how = options.load_arguments(given)
-    return serve(settings, lambda: load(**how), bind(settings), given.ssl_key_file, given.ssl_cert_file)
+    check_load(**how)
+
+    def load_checked() -> LLM:
+        llm = load(**how)
+        checked = options.validate(settings.options)
+        llm.engine.check_options(checked)
+        llm.engine.check_rule(checked)
+        return llm
+
+    return serve(settings, load_checked, bind(settings), given.ssl_key_file, given.ssl_cert_file)
 
 
 def make_settings(given: argparse.Namespace) -> Settings:
     """Check the flags. Raises OptionsError."""
     wanted = options.given_flags(given)
     checked = options.validate(wanted)  # before loading the model
+    if "logprobs" in wanted:
+        raise OptionsError("--logprobs: each request asks for its own (logprobs, top_logprobs, n_probs): leave it out")
+    if given.max_rows is not None:
+        _number(given.max_rows, "--parallel", 1, options.MOST_ROWS, whole=True)
+    for origin in given.cors_origin:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII):
+            raise OptionsError(f"--cors-origin {origin!r:.100}: must be an origin as browsers send it, such as "
+                               "https://example.org, or *")
     defaults = Settings()
     idle = None if given.idle_unload is None else 60 * _number(given.idle_unload, "--idle-unload", 0.001, 1e6)
     if given.slot_save_path is not None and not os.path.isdir(given.slot_save_path):
@@ -129,7 +151,7 @@ def _number(text: str, flag: str, least: float, most: float, whole: bool = False
 
 
 def _read_keys(given: argparse.Namespace) -> tuple[str, ...]:
-    keys = [*given.api_key, *os.environ.get(KEY_VARIABLE, "").split(",")]
+    keys = [*",".join(given.api_key).split(","), *os.environ.get(KEY_VARIABLE, "").split(",")]
     if given.api_key_file is not None:
         lines = cli.read_text(given.api_key_file).split("\n")
         keys += [line for line in lines if not line.lstrip().startswith("#")]

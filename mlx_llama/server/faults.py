@@ -6,12 +6,14 @@ An API writes a refusal in its own envelope (OpenAI's `error`, Anthropic's `type
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 SHOWN = 200  # characters of a value in an error
+MOST_FAULTS = 32  # told of one request
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,19 @@ class Refusal(Exception):
         self.status, self.code, self.faults = status, code, list(faults)
         self.headers = dict(headers or {})
         self.extras = extras  # further fields of the error object
-        super().__init__(message or "; ".join(fault.message for fault in self.faults))
+        super().__init__(message)
 
     @property
     def message(self) -> str:
-        return str(self)
+        return self.args[0] or "; ".join(fault.message for fault in self.faults)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def add(self, faults: Iterable[Fault]) -> None:
+        """Append faults of fields that have none yet."""
+        known = {fault.field for fault in self.faults}
+        self.faults += [fault for fault in faults if fault.field not in known]
 
 
 def bad_field(field: str, constraint: str, message: str, value: Any = None) -> Refusal:
@@ -66,7 +76,7 @@ def write_openai(refusal: Refusal) -> dict[str, Any]:
 def write_anthropic(refusal: Refusal) -> dict[str, Any]:
     """The body of an error as Anthropic's clients read it."""
     kind = "api_error" if refusal.status == 500 else _TYPES.get(refusal.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": refusal.message, **refusal.extras},
+    return {"type": "error", "error": {"type": kind, "message": refusal.message, "code": refusal.code, **refusal.extras},
             "errors": [asdict(fault) for fault in refusal.faults]}
 
 
@@ -78,22 +88,31 @@ _LENGTHS = {"too_long": ("at most", "max_length"), "too_short": ("at least", "mi
             "string_too_long": ("at most", "max_length"), "string_too_short": ("at least", "min_length")}
 _TYPE_NAMES = {"int": "integer", "float": "number", "bool": "boolean", "string": "string", "list": "array",
                "dict": "object", "model": "object", "tuple": "array", "none": "null"}
+_JSON_WORDS = {"True": "true", "False": "false", "None": "null"}
+MOST_LOOKED_AT = 1000  # errors, for those of a union's branches
 
 
 def collect_faults(errors: Iterable[Mapping[str, Any]], known: Iterable[str], unsupported: Mapping[str, str]) -> list[Fault]:
-    """One fault per field from pydantic's errors.
+    """One fault per field from pydantic's errors, MOST_FAULTS at most and one that counts the rest.
 
     known: names of the fields, for "did you mean". unsupported: fields that the API defines and this server does not do,
     with the reason ("" for none).
     """
+    found = [(_path(error["loc"]), error) for error in errors]
+    # A union's branch of another type is no fault where a deeper one shows which branch was meant.
+    within = {field[:match.start()] for field, _ in found[:MOST_LOOKED_AT] for match in re.finditer(r"[.\[]", field)}
     faults: dict[str, Fault] = {}
-    for error in errors:
-        field = _path(error["loc"])
-        if error["type"] == "extra_forbidden" and "." not in field and "[" not in field:
+    rest = set()
+    for field, error in found:
+        if field not in faults and len(faults) == MOST_FAULTS:
+            rest.add(field)
+        elif error["type"] == "extra_forbidden" and "." not in field and "[" not in field:
             faults[field] = _describe_foreign(field, error["input"], known, unsupported)
+        elif error["type"].endswith("_type") and field in within:
+            continue
         elif field not in faults:
             constraint, message = _describe(error)
-            value = None if error["type"] == "missing" else shorten(error["input"])
+            value = shorten(error["input"]) if field and error["type"] != "missing" else None
             faults[field] = Fault(field, constraint, f"{field or 'body'}: {message}", value)
         elif error["type"].endswith("_type") and faults[field].constraint not in ("required",):
             # Branches of a union: name every type that is allowed.
@@ -103,7 +122,16 @@ def collect_faults(errors: Iterable[Mapping[str, Any]], known: Iterable[str], un
                 names = dict.fromkeys([*other.constraint.split(" or "), constraint])
                 joined = " or ".join(names)
                 faults[field] = Fault(field, joined, f"{field}: must be {joined}", other.value)
-    return list(faults.values())
+    more = [Fault("", f"at most {MOST_FAULTS} faults", f"and faults of {len(rest)} more fields")] if rest else []
+    return [*faults.values(), *more]
+
+
+def rename_fault(fault: Fault, names: Mapping[str, str]) -> Fault:
+    """The fault with the name that the request used. names: of options in the table -> of places in the request."""
+    head = re.split(r"[.\[]", fault.field)[0]
+    if head not in names:
+        return fault
+    return replace(fault, field=names[head] + fault.field[len(head):], message=fault.message.replace(head, names[head], 1))
 
 
 def _describe_foreign(field: str, value: Any, known: Iterable[str], unsupported: Mapping[str, str]) -> Fault:
@@ -112,7 +140,7 @@ def _describe_foreign(field: str, value: Any, known: Iterable[str], unsupported:
         return Fault(field, "unsupported", f"{field}: is not supported by this server" + (f": {reason}" if reason else ""),
                      shorten(value))
     near = difflib.get_close_matches(field, known, 1)
-    return Fault(field[:SHOWN], "unknown", f"{field[:SHOWN]}: there is no such field" +
+    return Fault(field, "unknown", f"{field}: there is no such field" +
                  (f" (did you mean {near[0]}?)" if near else ""), shorten(value))
 
 
@@ -129,7 +157,12 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "missing":
         return "required", "is required"
     if kind == "literal_error":
-        return f"one of {context['expected']}", f"must be {context['expected']}"
+        expected = _JSON_WORDS.get(context["expected"], context["expected"])
+        return f"one of {expected}" if " or " in expected else expected, f"must be {expected}"
+    if kind == "string_pattern_mismatch":
+        return f"matches {context['pattern']}", f"must match {context['pattern']}"
+    if kind == "string_unicode":
+        return "valid Unicode", "must be valid Unicode"
     if kind == "finite_number":
         return "finite", "must be a finite number"
     if kind == "extra_forbidden":
@@ -139,7 +172,9 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
     base = kind.removesuffix("_type")
     if kind.endswith("_type") and base in _TYPE_NAMES:
         return _TYPE_NAMES[base], f"must be {_article(_TYPE_NAMES[base])}"
-    return kind, error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    # The checks that raise ValueError state the rule.
+    return message[:SHOWN] if kind == "value_error" else kind.replace("_", " "), message
 
 
 def _article(name: str) -> str:
@@ -159,12 +194,23 @@ def _path(location: tuple[Any, ...]) -> str:
             parts.append(f"[{part}]")
         elif part != "[key]" and not (i and _BRANCH.fullmatch(part)):
             parts.append(f".{part[:SHOWN]}")
-    return "".join(parts).lstrip(".")
+    return "".join(parts).lstrip(".")[:SHOWN]
 
 
 def shorten(value: Any) -> Any:
-    """A value for an error: numbers and short texts as they are, the rest as a short text."""
+    """A value for an error: numbers and short texts as they are, the rest as a short text of JSON."""
     if value is None or isinstance(value, bool) or isinstance(value, (int, float)) and abs(value) < 2**53:
         return value
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else json.dumps(_prune(value), ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN else text[:SHOWN - 3] + "..."
+
+
+def _prune(value: Any, depth: int = 4) -> Any:
+    """The beginning of a value, as much as a short text may show."""
+    if isinstance(value, str):
+        return value[:SHOWN]
+    if isinstance(value, dict):
+        return {str(key)[:SHOWN]: _prune(value[key], depth - 1) for key in list(value)[:20]} if depth else {}
+    if isinstance(value, (list, tuple)):
+        return [_prune(one, depth - 1) for one in value[:40]] if depth else []
+    return value

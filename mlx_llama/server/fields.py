@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -13,22 +14,33 @@ from starlette.requests import ClientDisconnect, Request
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions
 from mlx_llama.core.generation.schema import Schema
 
-from .faults import Fault, Refusal, client_gone, collect_faults
+from .faults import MOST_FAULTS, Fault, Refusal, client_gone, collect_faults, rename_fault, shorten
 from .settings import Settings
 
 MOST_BIASES = 4096  # entries of logit_bias
+MOST_VALUES = 1 << 15  # of a body, token ids apart: each may be a fault, which takes some microseconds to find
+RULES = ("schema", "regex", "grammar")  # options of which an answer has one
+TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: the first fault is enough
 
 
 class Body(BaseModel):
-    """A JSON object of a request. A field that is null counts as left out; one that is not listed is refused.
+    """A JSON object of a request. A field that is null counts as left out; one that is not listed is refused. A null of
+    RULES lifts the server's own rule.
 
     unsupported: fields that the API defines and this server does not do, with a reason or "".
     renamed: names of the API -> names of the options table; both are taken.
+    places: names of the options table -> places in the body that may set them too.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True)
     unsupported: ClassVar[Mapping[str, str]] = {}
     renamed: ClassVar[Mapping[str, str]] = {}
+    places: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    @classmethod
+    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
+        """Faults of fields that contradict each other. given: fields that are not null; their types may be wrong."""
+        return []
 
     @model_validator(mode="before")
     @classmethod
@@ -50,6 +62,12 @@ class OptionFields(_TableFields):
     """The options table as fields of a request. JSON's types are kept apart: no "0.5" for 0.5, no true for 1."""
 
     model_config = Body.model_config
+    places: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    @classmethod
+    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
+        """Faults of fields that contradict each other. given: fields that are not null; their types may be wrong."""
+        return []
 
     @field_validator("schema", mode="before")
     @classmethod
@@ -90,16 +108,30 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
-    """Read and check a request's body. Raises Refusal with every fault."""
+    """Read and check a request's body. Raises Refusal with every fault.
+
+    Leaves `names` in the request's scope: of options -> of the places in this body that set them.
+    """
     try:
         raw = await request.body()
     except ClientDisconnect:
         raise client_gone() from None
-    return parse_body(raw, kind, request.app.state.settings)
+    settings, desk = request.app.state.settings, request.app.state.desk
+    values = parse_object(raw)
+    names = request.scope["names"] = name_options(values, kind)
+    try:
+        return check_values(values, kind, settings)
+    except Refusal as refusal:
+        # Checks that need the model: of the fields that have no fault so far.
+        faulty = {re.split(r"[.\[]", fault.field)[0] for fault in refusal.faults}
+        given = {name: _look_up(values, place) for name, place in names.items() if place.split(".")[0] not in faulty}
+        found = await desk.find_faults(values.get("model") if "model" in kind.model_fields else None, given)
+        refusal.add([rename_fault(fault, names) for fault in found][:MOST_FAULTS])
+        raise
 
 
-def parse_body(raw: bytes, kind: type[Parsed], settings: Settings) -> Parsed:
-    """Check a JSON body. Raises Refusal with every fault; fields of a later check are checked after those of the type."""
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """A JSON object. Raises Refusal."""
     try:
         values = pydantic_core.from_json(raw, allow_inf_nan=False)
     except ValueError as error:
@@ -109,19 +141,55 @@ def parse_body(raw: bytes, kind: type[Parsed], settings: Settings) -> Parsed:
         raise Refusal(400, "invalid_json", [Fault("", "JSON", message)]) from None
     if not isinstance(values, dict):
         raise Refusal(400, "invalid_type", [Fault("", "object", "the body must be a JSON object", None)])
-    return check_values(values, kind, settings)
+    if _is_large([value for name, value in values.items() if name not in ("prompt", "tokens")], MOST_VALUES - len(values)):
+        raise Refusal(400, "invalid_value", [Fault("", f"at most {MOST_VALUES} values", "the body has more than "
+                                                   f"{MOST_VALUES} values, those of prompt and tokens not counted")])
+    return values
+
+
+def _is_large(values: list[Any], most: int) -> bool:
+    """Whether there are more than `most` values, nested ones counted."""
+    waiting = [values]
+    most += len(values)
+    while waiting and most >= 0:
+        inner = waiting.pop()
+        most -= len(inner)
+        waiting += [list(one.values()) if isinstance(one, dict) else one for one in inner if isinstance(one, (dict, list))]
+    return most < 0
+
+
+def name_options(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, str]:
+    """Options that a body sets -> the places where it does, as "a.b" within objects."""
+    ours = {name: [name] for name in FIELDS}
+    for theirs, name in getattr(kind, "renamed", {}).items():
+        ours[name].append(theirs)
+    for name, places in getattr(kind, "places", {}).items():
+        ours[name] += places
+    found = {name: next((place for place in places if _look_up(values, place) is not None), None)
+             for name, places in ours.items()}
+    return {name: place for name, place in found.items() if place is not None}
+
+
+def _look_up(values: Any, place: str) -> Any:
+    for part in place.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def check_values(values: dict[str, Any], kind: type[Parsed], settings: Settings) -> Parsed:
-    """Check a JSON object. Raises Refusal."""
+    """Check a JSON object. Raises Refusal with every fault."""
     faults: list[Fault] = []
     body: Any = None
-    given = {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None or name in RULES and name in kind.model_fields}
     for theirs, ours in getattr(kind, "renamed", {}).items():
-        if theirs in given:
+        if theirs in values and ours in RULES:
+            given.setdefault(ours, None)
+        if values.get(theirs) is not None:
             value = given.pop(theirs)
-            if given.setdefault(ours, value) != value:
-                faults.append(Fault(theirs, "one value", f"{theirs}: contradicts {ours}; give one of them"))
+            if given.get(ours) is None:
+                given[ours] = value
+            elif given[ours] != value:
+                faults.append(Fault(theirs, "one value", f"{theirs}: contradicts {ours}; give one of them", shorten(value)))
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
@@ -129,16 +197,15 @@ def check_values(values: dict[str, Any], kind: type[Parsed], settings: Settings)
                                getattr(kind, "unsupported", {}))
         # Name the field as the request does.
         back = {ours: theirs for theirs, ours in getattr(kind, "renamed", {}).items() if values.get(theirs) is not None}
-        faults += [_rename(fault, back) for fault in found]
+        faults += [rename_fault(fault, back) for fault in found]
     faults += _check_limits(given, settings)
+    known = {fault.field for fault in faults}
+    if issubclass(kind, (Body, OptionFields)):
+        together = kind.check_together({name: value for name, value in given.items() if value is not None})
+        faults += [fault for fault in together if fault.field not in known]
     if faults:
         raise Refusal(400, _code(faults), faults)
     return body
-
-
-def _rename(fault: Fault, names: Mapping[str, str]) -> Fault:
-    name = names.get(fault.field)
-    return fault if name is None else Fault(name, fault.constraint, fault.message.replace(fault.field, name, 1), fault.value)
 
 
 def _code(faults: list[Fault]) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 import secrets
 import time
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .answers import Answers
 from .connections import CROWDED
 from .faults import Fault, Refusal
 from .metrics import Metrics
@@ -58,12 +60,14 @@ class Guard:
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send_marked)
+                await Response(status_code=204, headers=_answer_preflight(headers))(scope, receive, send_marked)
                 return
             self._check_key(scope, headers)
             if scope["method"] == "POST":
                 self._check_type(headers)
-            await self.app(scope, self._limit(headers, receive), send_marked)
+            # GET's answer to HEAD; uvicorn, which has the scope itself, leaves out the body.
+            inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self.app(inner, self._limit(headers, receive), send_marked)
         except Refusal as refusal:
             if status == 0:
                 body = errors_for(scope["path"])(refusal)
@@ -162,21 +166,32 @@ class Guard:
     # The log
 
     def _write_line(self, scope: Scope, identity: str, status: int, seconds: float) -> None:
-        answers = scope.get("answers")
-        receipt = ""
-        for completion in answers.completions if answers else []:
-            receipt += (f" prompt={completion.prompt_tokens} reused={completion.reused_tokens} "
-                        f"tokens={len(completion.tokens)} tps={completion.decode_tps:.1f} end={completion.finish_reason}")
-        if answers and self.settings.logs_prompts:
-            receipt += f" prompts={[answers.llm.tokenizer.decode(prompt) for prompt in answers.prompts]!r}"
+        answers = scope.pop("answers", None)  # an idle connection keeps its scope, and would keep the model
+        receipt = write_receipt(answers, self.settings) if answers else ""
         path = scope["path"].encode("unicode_escape").decode()[:200]
         log.info("%s %s %s %d %.0fms%s", identity, scope["method"], path, status, seconds * 1e3, receipt)
 
 
+def write_receipt(answers: Answers, settings: Settings) -> str:
+    """The part of a log line that tells of answers."""
+    receipt = ""
+    for completion in answers.completions:
+        receipt += (f" prompt={completion.prompt_tokens} reused={completion.reused_tokens} "
+                    f"tokens={len(completion.tokens)} tps={completion.decode_tps:.1f} end={completion.finish_reason}")
+    if settings.logs_prompts:
+        receipt += f" prompts={[answers.llm.tokenizer.decode(prompt) for prompt in answers.prompts]!r}"
+    return receipt
+
+
+def _answer_preflight(headers: Headers) -> dict[str, str]:
+    """Headers that allow what the page asks for; its origin was checked."""
+    asked = headers.get("access-control-request-headers", "")
+    return {"Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS", "Access-Control-Max-Age": "600",
+            "Access-Control-Allow-Headers": asked if re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII) else _USUAL_HEADERS}
+
+
 _JSON_TYPES = {"", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"}
-_PREFLIGHT = {"Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS", "Access-Control-Max-Age": "600",
-              "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Api-Key, Last-Event-Id, Anthropic-Version, "
-                                              "Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access"}
+_USUAL_HEADERS = "Authorization, Content-Type, X-Api-Key, Last-Event-Id"
 
 
 def _digest(key: str) -> bytes:

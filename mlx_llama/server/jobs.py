@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -10,23 +11,24 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
-from pydantic import Field, model_validator
+from pydantic import Field
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from .answers import Answers, Ask, Failure
 from .faults import Fault, Refusal
-from .fields import OptionFields, read_body
-from .guard import request_id
+from .fields import OptionFields, TokenIds, read_body
+from .guard import log, request_id, write_receipt
 from .openai import Message
 from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, submit
 from .schemas import takes
 from .settings import Settings
+from .tooling import list_logprobs
 
 router = APIRouter(tags=["jobs"])
 
-MOST_EVENTS = 500_000  # of all jobs; each takes some 300 bytes
+MOST_EVENTS = 500_000  # of all jobs; each takes some 300 bytes, and so does each likeliest token that one tells
 _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
 
 
@@ -35,26 +37,31 @@ class JobRequest(OptionFields):
 
     unsupported: ClassVar[Mapping[str, str]] = {}
 
-    prompt: str | list[int] | None = None
+    prompt: str | TokenIds | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     model: str | None = Field(None, max_length=512)
 
-    @model_validator(mode="after")
-    def _check_one_prompt(self):
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("either prompt or messages is required")
-        return self
+    @classmethod
+    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
+        if "prompt" in given and "messages" in given:
+            return [Fault("messages", "one of prompt and messages", "messages: either prompt or messages is taken, not both")]
+        if not {"prompt", "messages"} & set(given):
+            return [Fault("prompt", "required", "prompt: either prompt or messages is required")]
+        return []
 
 
 @dataclass
 class Job:
-    """An answer and its events so far, which every reader sees from the number that it asks for."""
+    """An answer and its events so far, which every reader sees from the number that it asks for.
+
+    answers: None once the job is over, or an ended job would hold the model in memory.
+    """
 
     identity: str
-    answers: Answers
+    answers: Answers | None
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    size: int = 0  # in events
     is_over: bool = False
-    is_cancelled: bool = False
     ended: float = 0.0
     readers: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,21 +70,23 @@ class Job:
     def add(self, name: str, **fields: Any) -> None:
         """Append an event and wake the readers."""
         self.events.append((name, fields))
+        self.size += 1 + len(fields.get("top_logprobs", ()))
         news, self.news = self.news, asyncio.Event()
         news.set()
 
-    async def run(self) -> None:
+    async def run(self, answers: Answers) -> None:
         """Collect the answer's events to its end."""
         outcome, reason, error = "done", "ERROR", None
         began = time.monotonic()
         count = 0
-        self.add("started", job_id=self.identity, prompt_tokens=self.answers.completions[0].prompt_tokens)
-        completion = self.answers.completions[0]
+        completion = answers.completions[0]
+        self.add("started", job_id=self.identity, prompt_tokens=completion.prompt_tokens)
         try:
-            async for batch in self.answers.batches():
+            async for batch in answers.batches():
                 for token in batch.tokens:
-                    if token.text:
-                        self.add("token", t=token.text, i=count)
+                    found = list_logprobs(answers.llm, [token])
+                    if token.text or found:
+                        self.add("token", t=token.text, i=count, **(found[0] if found else {}))
                     count += 1
             reason = _REASONS.get(completion.finish_reason, "ERROR")
         except Failure as failure:
@@ -88,11 +97,13 @@ class Job:
             outcome, error = "failed", type(defect).__name__
             raise
         finally:
-            self.answers.close(outcome)
+            answers.close(outcome)
+            self.answers = self.task = None
             decode = completion.decode_seconds or time.monotonic() - began
             self.is_over, self.ended = True, time.monotonic()
             self.add("end", tokens_out=len(completion.tokens), decode_time_ms=round(decode * 1e3, 3), stop_reason=reason,
                      **({"error": error} if error and reason == "ERROR" else {}))
+            log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
 
     async def follow(self, first: int) -> AsyncIterator[tuple[int, str, dict[str, Any]]]:
         """Events from number `first` on, until the last."""
@@ -120,9 +131,7 @@ class Jobs:
         now = time.monotonic()
         for job in [job for job in self._jobs.values() if job.is_over and now - job.ended > self._settings.job_seconds]:
             del self._jobs[job.identity]
-        while (
-            len(self._jobs) >= self._settings.max_jobs or sum(len(job.events) for job in self._jobs.values()) > MOST_EVENTS
-        ):
+        while len(self._jobs) >= self._settings.max_jobs or sum(job.size for job in self._jobs.values()) > MOST_EVENTS:
             oldest = min((job for job in self._jobs.values() if job.is_over), key=lambda job: job.ended, default=None)
             if oldest is None and len(self._jobs) < self._settings.max_jobs:
                 break  # running ones are bounded by the queue
@@ -135,7 +144,7 @@ class Jobs:
         """Run a new job."""
         job = Job(f"{self._start}-{identity}", answers)
         self._jobs[job.identity] = job
-        job.task = asyncio.create_task(job.run())
+        job.task = asyncio.create_task(job.run(answers))
         return job
 
     def find(self, identity: str) -> Job:
@@ -144,8 +153,10 @@ class Jobs:
             return self._jobs[identity]
         if identity.startswith(f"{self._start}-"):
             reason = f"it ended more than {self._settings.job_seconds:g} seconds ago and was forgotten, or never was"
+        elif re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{16}", identity):
+            reason = "it is none of this server's; if the server has been started anew since, its jobs ended with it"
         else:
-            reason = "the server has been started anew since, and jobs end with the server"
+            reason = "no server gives such an id"
         raise Refusal(
             404,
             "job_not_found",
@@ -163,6 +174,7 @@ async def make_job(request: Request) -> Response:
     prompt = body.prompt if body.messages is None else [message.plain() for message in body.messages]
     name = "prompt" if body.messages is None else "messages"
     answers = await submit(request, [Ask(prompt, name, body.given_options())])
+    del request.scope["answers"]  # the log has the receipt when the job ends
     job = jobs.add(answers, request_id(request))
     stream = f"/v1/jobs/{job.identity}/stream"
     return Json({"job_id": job.identity, "sse_url": stream, "jsonl_url": f"{stream}?format=jsonl"}, 201)
@@ -203,8 +215,7 @@ async def _lines(job: Job, first: int) -> AsyncIterator[bytes]:
 async def cancel_job(request: Request, job_id: str) -> Response:
     """End a job; its readers get the end event with CANCELLED."""
     job: Job = request.app.state.jobs.find(job_id)
-    if not job.is_over:
-        job.is_cancelled = True
+    if job.answers:
         job.answers.stop(Failure(409, "cancelled", "the job was cancelled"))
         if job.task:
             await asyncio.wait({job.task})

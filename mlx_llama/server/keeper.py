@@ -115,7 +115,7 @@ class Keeper:
         return self._set_asides + (self._llm.scheduler.set_asides if self._llm else 0)
 
     def require(self) -> LLM:
-        """The model. Raises Refusal while it is loaded for the first time, and after a failure."""
+        """The model. Raises Refusal while it is loaded, while it is given back, and after a failure."""
         if self._llm is None:
             raise self._refuse()
         return self._llm
@@ -126,6 +126,9 @@ class Keeper:
             return Refusal(503, "model_failed", message=f"the model could not be loaded: {reason}")
         if self.state == "closed":
             return Refusal(503, "shutting_down", message="the server is shutting down", headers={"Retry-After": "5"})
+        if self.state == "idle":
+            return Refusal(503, "model_idle", message="the model's memory was given back; the next request for an answer loads "
+                           "it again")
         return Refusal(503, "model_loading", message="the model is being loaded: ask /ready", headers={"Retry-After": "1"})
 
     async def enter(self) -> LLM:

@@ -184,7 +184,7 @@ async def with_model(request: Request, work: Callable[[LLM], Result], field: str
     try:
         return await anyio.to_thread.run_sync(work, llm)
     except LlamaError as error:
-        raise refuse(error, field) from None
+        raise refuse(error, field, llm) from None
     finally:
         keeper.leave()
 

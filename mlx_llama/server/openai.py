@@ -18,8 +18,8 @@ from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.tools import ToolDelta
 
 from .answers import Answers
-from .faults import Fault, Refusal
-from .fields import Body, OptionFields, read_body
+from .faults import Fault, Refusal, shorten
+from .fields import RULES, Body, OptionFields, TokenIds, read_body
 from .guard import request_id
 from .replies import (
     DONE,
@@ -124,17 +124,20 @@ class CommonFields(OptionFields):
     n: int = Field(1, ge=1, le=16, description="answers to each prompt; with a seed, answer i draws with seed + i")
     user: str | None = Field(None, max_length=512, description="has no effect")
 
-    @model_validator(mode="after")
-    def _check_stream_options(self):
-        if "stream_options" in self.model_fields_set and not self.stream:
-            raise ValueError("stream_options: only with stream: true")
-        return self
+    @classmethod
+    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
+        if "stream_options" in given and given.get("stream", False) is False:
+            return [Fault("stream_options", "only with stream: true", "stream_options: only with stream: true",
+                          shorten(given["stream_options"]))]
+        return []
 
 
 class ChatRequest(CommonFields):
     """POST /v1/chat/completions."""
 
     renamed: ClassVar = {"max_completion_tokens": "max_tokens"}
+    places: ClassVar[Mapping[str, Sequence[str]]] = {
+        "schema": ("response_format.json_schema.schema", "response_format.schema"), "logprobs": ("top_logprobs",)}
     unsupported: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("audio", "prediction", "web_search_options", "reasoning_effort", "verbosity", "moderation",
                          "prompt_cache_retention", "prompt_cache_options"), ""),
@@ -156,21 +159,25 @@ class ChatRequest(CommonFields):
     safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
     prompt_cache_key: str | None = Field(None, max_length=512, description="has no effect: every prefix is known")
 
-    @model_validator(mode="after")
-    def _check_chat(self):
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs: only with logprobs: true")
-        if self.response_format.options() and any(
-            getattr(self, name) is not None for name in ("schema", "regex", "grammar")
-        ):
-            raise ValueError("response_format: an answer has one rule, and schema, regex or grammar is given too")
-        return self
+    @classmethod
+    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
+        faults = super().check_together(given)
+        if "top_logprobs" in given and given.get("logprobs", False) is False:
+            faults.append(Fault("top_logprobs", "only with logprobs: true", "top_logprobs: only with logprobs: true",
+                                shorten(given["top_logprobs"])))
+        form = given.get("response_format")
+        if isinstance(form, dict) and form.get("type") != "text" and (rules := [name for name in RULES if name in given]):
+            faults.append(Fault("response_format", "one rule of an answer", "response_format: an answer has one rule, and "
+                                f"{rules[0]} is given too", shorten(form)))
+        return faults
 
     def given_options(self) -> dict[str, Any]:
         options = super().given_options()
         options.pop("logprobs", None)
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
+        if "response_format" in self.model_fields_set and self.response_format.type == "text":
+            options = {**dict.fromkeys(RULES), **options}  # no rule, whatever the server's options say
         return options | self.response_format.options()
 
     def toolbox(self) -> Toolbox:
@@ -263,7 +270,7 @@ class CompletionRequest(CommonFields):
 
     unsupported: ClassVar[Mapping[str, str]] = {"suffix": ""}
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str] | TokenIds | list[TokenIds]
     echo: bool = Field(False, description="put the prompt before the answer")
     best_of: Literal[1] = 1
 

@@ -18,7 +18,7 @@ from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.tool_use import Toolbox
 
 from .answers import Answers, Ask, Desk, Failure, until_gone
-from .faults import Refusal, bad_field, write_anthropic, write_openai
+from .faults import Refusal, rename_fault, write_anthropic, write_openai
 
 Errors = Callable[[Refusal], dict[str, Any]]
 PING_SECONDS = 15
@@ -65,7 +65,11 @@ def reply_refusal(request: Request, refusal: Refusal) -> Response:
 
 async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; a client that leaves meanwhile cancels them. Raises Refusal."""
-    answers = await until_gone(request, desk_of(request).answer(asks))
+    try:
+        answers = await until_gone(request, desk_of(request).answer(asks))
+    except Refusal as refusal:
+        refusal.faults = [rename_fault(fault, request.scope.get("names", {})) for fault in refusal.faults]
+        raise
     request.scope["answers"] = answers  # for the log
     return answers
 
@@ -133,21 +137,12 @@ FINGERPRINT = f"mlx_llama-{__version__}"
 
 def served_names(request: Request) -> list[str]:
     """Names of the model, the preferred one first."""
-    settings, keeper = desk_of(request).settings, desk_of(request).keeper
-    return list(dict.fromkeys(name for name in (settings.alias, keeper.name) if name)) or ["default"]
+    return desk_of(request).names
 
 
 def check_model(request: Request, name: str | None) -> str:
     """The model's name as the answer gives it. Raises Refusal for another model's."""
-    if not desk_of(request).keeper.name:
-        desk_of(request).keeper.require()  # its name is not known yet
-    names = served_names(request)
-    if name is None or name == "default" or name in names:
-        return name if name in names else names[0]
-    refusal = bad_field("model", f"one of {', '.join([*names, 'default'])}",
-                        f"model: there is no model {name!r:.100} here: this server has {', '.join(names)}", name)
-    refusal.status, refusal.code = 404, "model_not_found"
-    raise refusal
+    return desk_of(request).choose_name(name)
 
 
 def write_usage(answers: Answers) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .answers import Answers, Ask
 from .faults import Refusal, bad_field
-from .fields import Body, OptionFields, read_body
+from .fields import RULES, Body, OptionFields, read_body
 from .guard import request_id
 from .openai import join_parts
 from .replies import check_model, event, reply_stream, reply_whole
@@ -142,6 +142,7 @@ class ResponsesRequest(OptionFields):
     """POST /v1/responses."""
 
     renamed: ClassVar = {"max_output_tokens": "max_tokens"}
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("text.format.schema",)}
     unsupported: ClassVar[Mapping[str, str]] = {
         "previous_response_id": "answers are not kept: send the conversation as input",
         "conversation": "answers are not kept: send the conversation as input",
@@ -216,7 +217,9 @@ class ResponsesRequest(OptionFields):
 
     def given_options(self) -> dict[str, Any]:
         logprobs = {"logprobs": self.top_logprobs or 0} if self.include else {}
-        return logprobs | super().given_options() | self.text.format.options()
+        form = self.text.format
+        lifted = dict.fromkeys(RULES) if "format" in self.text.model_fields_set and form.type == "text" else {}
+        return logprobs | lifted | super().given_options() | form.options()
 
     def toolbox(self) -> Toolbox:
         """The tools. Raises Refusal."""

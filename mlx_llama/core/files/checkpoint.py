@@ -110,6 +110,13 @@ class Checkpoint:
         return next(low_bit, self.tensors["model.embed_tokens.weight"].dtype)
 
 
+def check_name(name: str | os.PathLike | None) -> None:
+    """Raises CheckpointError for a path that is not there; asks no hub."""
+    label = "guide" if name is None else os.fspath(name)
+    if label != "guide" and not hub.gguf_in_hub(label) and not hub.is_hub_id(label):
+        find_local(label)
+
+
 def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None = None) -> Checkpoint:
     """Open a model.
 

@@ -105,10 +105,15 @@ class Completion:
     def receipt(self) -> dict[str, Any]:
         """All fields but the text, the rates, and log-probabilities if there are any, for `--jsonl`."""
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("text", "schema")}
-        found["tokens"] = list(map(int, self.tokens))
-        if any(token.logprobs for token in self.tokens):
-            found["logprobs"] = [token.logprobs and [token.logprobs.logprob, token.logprobs.top] for token in self.tokens]
+        found |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
         return found | {name: round(getattr(self, name), 3) for name in RATES}
+
+    def tell_logprobs(self) -> dict[str, Any]:
+        """tokens (ids) and logprobs ([own, [id, log-probability] of the likeliest] of each), or {} without log-probabilities."""
+        if not any(token.logprobs for token in self.tokens):
+            return {}
+        return {"tokens": list(map(int, self.tokens)),
+                "logprobs": [token.logprobs and [token.logprobs.logprob, token.logprobs.top] for token in self.tokens]}
 
     def summary(self) -> str:
         """Speed, counts and notices in a few lines."""

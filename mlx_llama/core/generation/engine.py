@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
-from mlx_llama.core.errors import ContextError, OptionsError
+from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -101,15 +101,16 @@ class Engine:
             raise OptionsError("options schema, regex and grammar need a model with a tokenizer")
         return Grammars(self.tokenizer, sorted(self.eos), self.model.config.vocab_size)
 
-    def check_options(self, options: GenerationOptions) -> None:
-        """Raises OptionsError for a logit bias outside the vocabulary, and for a draft model that was not loaded."""
+    def check_options(self, options: GenerationOptions, report: Report = refuse) -> None:
+        """Raises OptionsError, or reports it: for a logit bias outside the vocabulary, and for a draft model that was not
+        loaded."""
         vocabulary = self.model.config.vocab_size
         foreign = next((token for token in options.logit_bias if token >= vocabulary), None)
         if foreign is not None:
-            raise OptionsError(f"option logit_bias: token id {foreign} is outside the vocabulary of {vocabulary}")
+            report(OptionsError(f"option logit_bias: token id {foreign} is outside the vocabulary of {vocabulary}"))
         if options.speculate == "model" and self.draft is None:
-            raise OptionsError("option speculate: 'model' needs a draft model: load one with --draft-model, or choose "
-                               "'prompt'")
+            report(OptionsError("option speculate: 'model' needs a draft model: load one with --draft-model, or choose "
+                                "'prompt'"))
 
     def check_rule(self, options: GenerationOptions) -> None:
         """Compile what a conversation's answers must match; raises OptionsError if it cannot be enforced."""

@@ -65,7 +65,8 @@ class Job:
     def result(self, completion: Completion) -> dict[str, Any]:
         """The line of an answer."""
         return self._line(text=completion.text, finish_reason=completion.finish_reason, prompt_tokens=completion.prompt_tokens,
-                          reused_tokens=completion.reused_tokens, completion_tokens=len(completion.tokens), seed=completion.seed)
+                          reused_tokens=completion.reused_tokens, completion_tokens=len(completion.tokens), seed=completion.seed,
+                          **completion.tell_logprobs())
 
     def failure(self, error: Exception) -> dict[str, Any]:
         """The line of a request that failed."""

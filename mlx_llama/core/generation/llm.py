@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
-from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
+from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, load_builtin_template, missing_template
@@ -230,8 +230,8 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     model: a folder, a .gguf file or a Hugging Face hub id; None is the small guide model in this package. backend:
     "auto" (MLX on Apple silicon, CUDA where torch sees a GPU, else the CPU), "mlx", "cpu" or "cuda". device: None, "gpu"
     or "cpu". dtype: "auto" (as stored), "float32", "float16" or "bfloat16". revision: of a hub id. ctx_size: positions
-    of the context, None: as many as the model was trained for. template: a name or a .jinja file, instead of the
-    checkpoint's. threads: of the cpu backend; None is one per physical core. activation_bits: of the cpu backend,
+    of the context, None: as many as the model was trained for. template: a name, a .jinja file or Jinja text, instead of
+    the checkpoint's. threads: of the cpu backend; None is one per physical core. activation_bits: of the cpu backend,
     against low-bit weights: 16 (None), 8 (faster and coarser) or 32 (exact and slower). compile: run a step as one
     traced graph (mlx) or as compiled kernels (cpu), with the same tokens; None is True except for mlx on the CPU.
     draft_model: a smaller model with the same vocabulary, on the same backend, to guess tokens that `model` verifies,
@@ -255,6 +255,19 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     loaded = chosen.load(checkpoint, dtype, **how)
     draft = chosen.load(smaller, dtype, **how | {"batch_invariant": None}) if smaller else None  # it decides no token
     return LLM(checkpoint, chosen, loaded, chat_template, context, draft, memory, rows)
+
+
+def check_load(**how: Any) -> None:
+    """Check those of `load`'s arguments that take no time to check, before it is begun. Raises as `load`."""
+    chosen = backends.select(how["backend"], how["device"])
+    chosen.load_options(*(how[name] for name in ("dtype", "threads", "activation_bits", "compile", "cache_bits")))
+    parse_memory(how["cache_memory"])
+    parse_rows(how["max_rows"])
+    check_name(how["model"])
+    if how["draft_model"] is not None:
+        check_name(how["draft_model"])
+    if how["template"]:
+        load_builtin_template(how["template"])
 
 
 def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:

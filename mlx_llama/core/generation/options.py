@@ -30,8 +30,9 @@ SHOWN_INPUT = 200  # characters of a bad value in a message
 MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 
 
-def _option(default, help: str, *flags: str, **limits):
-    return Field(default, description=help, json_schema_extra={"flags": list(flags)}, **limits)
+def _option(default, help: str, *flags: str, flag_help: str = "", **limits):
+    # flag_help: of the command line alone.
+    return Field(default, description=help, json_schema_extra={"flags": list(flags), "flag_help": flag_help}, **limits)
 
 
 with warnings.catch_warnings():
@@ -43,13 +44,13 @@ with warnings.catch_warnings():
         model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
         schema: Schema | None = _option(
-            None, "JSON schema (FILE, or JSON text) that the answer satisfies", "--json-schema", "-j", "--json-schema-file",
-            "-jf")
+            None, "JSON schema that the answer satisfies", "--json-schema", "-j", "--json-schema-file", "-jf",
+            flag_help="; a file or JSON text")
         regex: str | None = _option(
             None, "regular expression that the whole answer matches", "--regex")
         grammar: str | None = _option(
-            None, "grammar (FILE or text) that the answer follows: Lark with a rule start, or GBNF with a rule root",
-            "--grammar", "--grammar-file")
+            None, "grammar that the answer follows: Lark with a rule start, or GBNF with a rule root",
+            "--grammar", "--grammar-file", flag_help="; a file or text")
 
         @field_validator("schema", mode="before")
         @classmethod
@@ -95,12 +96,12 @@ class GenerationOptions(_StructureOptions):
     frequency_penalty: float = _option(
         0.0, "subtract times the number of recent occurrences; 0: off", "--frequency-penalty", ge=-100, le=100)
     logit_bias: dict[int, float] = _option(
-        {}, "TOKEN_ID=BIAS to add to a token's logit; repeat the flag for more", "--logit-bias")
+        {}, "token ids and what is added to their logits", "--logit-bias", flag_help=", as TOKEN_ID=BIAS; repeat it for more")
     seed: int | None = _option(
         None, "seed of the random numbers; the same seed gives the same tokens (default: drawn anew each time)",
         "--seed", "-s", ge=0, lt=2**64)
     stop: tuple[str, ...] = _option(
-        (), "end before this text; repeat the flag for more", "--stop", "-r", "--reverse-prompt")
+        (), "end before this text", "--stop", "-r", "--reverse-prompt", flag_help="; repeat it for more")
     prefill_step_size: int = _option(
         512, "tokens of the prompt processed at once", "--prefill-step-size", "--ubatch-size", "--batch-size", ge=1, le=65536)
     speculate: Literal["none", "prompt", "model"] | None = _option(
@@ -319,7 +320,7 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
         default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
         group.add_argument(*option_flags(name), dest=f"option:{name}", default=argparse.SUPPRESS,
                            action="append" if repeats else "store", metavar=name.split("_")[-1].upper(),
-                           help=field.description.replace("%", "%%") + default)
+                           help=(field.description + field.json_schema_extra["flag_help"]).replace("%", "%%") + default)
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -331,7 +332,14 @@ def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in ("schema", "grammar"):
         if name in given:
             given[name] = _read_file(name, given[name])
-    return given
+    for name, meant in _MINUS_ONE.items():
+        if given.get(name) == "-1":
+            given[name] = meant
+    return {name: value for name, value in given.items() if value is not None}
+
+
+# -1 as llama.cpp's flags mean it: no limit; drawn anew.
+_MINUS_ONE = {"max_tokens": str(2**31), "seed": None, "repetition_context_size": "65536"}
 
 
 def _read_file(name: str, value: str) -> str:
@@ -389,7 +397,7 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draft-model", "--model-draft", default=None, metavar="MODEL",
                        help="a smaller model with the same vocabulary, to guess tokens ahead: the same text, sooner")
     group.add_argument("--template", "--chat-template", "--chat-template-file", default=None, metavar="NAME_OR_FILE",
-                       help="chat template to use instead of the checkpoint's")
+                       help="chat template to use instead of the checkpoint's: a name, a file, or Jinja text")
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -436,4 +444,6 @@ def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("model", "backend", "device", "dtype", "threads", "activation_bits", "compile", "revision", "ctx_size",
              "template", "draft_model", "cache_bits", "cache_memory", "batch_invariant",
              *(["max_rows"] if "max_rows" in arguments else []))
-    return {name: getattr(arguments, name) for name in names}
+    found = {name: getattr(arguments, name) for name in names}
+    # As llama.cpp's flags have them: the model's own length, and a number chosen here.
+    return found | {name: None for name, unset in (("ctx_size", "0"), ("threads", "-1")) if found[name] == unset}

@@ -144,6 +144,7 @@ class Session:
         self.engine.check_options(resolved.options)
         self.engine.check_rule(resolved.options)
         self.toolbox.check(resolved.options)
+        self.engine.check_rule(resolved.options)
         return resolved
 
     def send(self, text: str, **options: Unpack[Options]) -> Completion:

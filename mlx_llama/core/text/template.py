@@ -188,20 +188,24 @@ def load_gguf_template(metadata: Mapping[str, Any], source: str, tokenizer: Toke
     return ChatTemplate(value, f"{source} (tokenizer.chat_template)", tokenizer.named) if value else None
 
 
-def load_builtin_template(name_or_path: str, tokenizer: Tokenizer) -> ChatTemplate:
-    """Load the value of `--template`: the name of a template in `BUILTIN`, or a Jinja file.
+def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
+    """Load the value of `--template`: the name of a template in `BUILTIN`, a Jinja file, or Jinja text. tokenizer: its named
+    tokens are variables of the template; None suffices for a check.
 
     Raises:
-        TemplateError: neither a name nor a file, or not valid Jinja.
+        TemplateError: none of the three, or not valid Jinja.
     """
-    if name_or_path in BUILTIN:
-        return ChatTemplate(BUILTIN[name_or_path], f"template {name_or_path}", tokenizer.named)
-    path = Path(os.path.expanduser(name_or_path))
+    named = tokenizer.named if tokenizer else {}
+    if value in BUILTIN:
+        return ChatTemplate(BUILTIN[value], f"template {value}", named)
+    if "{{" in value or "{%" in value:
+        return ChatTemplate(value, "--template", named)
+    path = Path(os.path.expanduser(value))
     if not os.path.isfile(path):
         raise TemplateError(
-            f"template {show(name_or_path)}: neither a file nor a known name; known are {', '.join(BUILTIN)}"
+            f"template {show(value)}: neither a file, nor Jinja text, nor a known name; known are {', '.join(BUILTIN)}"
         )
-    return ChatTemplate(_read(path), str(path), tokenizer.named)
+    return ChatTemplate(_read(path), str(path), named)
 
 
 def missing_template(name: str) -> str:

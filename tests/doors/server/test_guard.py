@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from making import make_checkpoint
 
 QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
@@ -58,7 +59,10 @@ def test_an_allowed_origin(serve):
            "Access-Control-Request-Headers": "authorization,content-type"}
     preflight = server.http.options("/v1/chat/completions", headers=ask)
     assert preflight.status_code == 204 and preflight.headers["access-control-allow-origin"] == "https://app.example"
-    assert "Authorization" in preflight.headers["access-control-allow-headers"]
+    assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
+    asked = {"Access-Control-Request-Headers": "x-stainless-os, openai-organization, idempotency-key"}
+    preflight = server.http.options("/v1/chat/completions", headers=ask | asked)
+    assert preflight.headers["access-control-allow-headers"] == asked["Access-Control-Request-Headers"]
     done = server.http.post("/v1/chat/completions", json=QUESTION, headers={"Origin": "https://app.example"})
     assert done.status_code == 200 and done.headers["access-control-allow-origin"] == "https://app.example"
     refused = server.http.options("/v1/chat/completions", headers=ask | {"Origin": "https://other.example"})
@@ -117,7 +121,9 @@ def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
         (["--timeout", "0"], "--timeout '0'"),
         (["--queue", "-1"], "--queue '-1'"),
         (["--max-connections", "0"], "--max-connections '0'"),
-        (["--parallel", "0"], "--max-rows"),
+        (["--parallel", "0"], "--parallel '0'"),
+        (["--template", "nope"], "neither a file"),
+        (["--threads", "x"], "--threads"),
         (["--idle-unload", "never"], "--idle-unload 'never'"),
         (["--api-key-file", "/no/file"], "cannot be read"),
         (["--api-key", "schlüssel"], "ASCII"),
@@ -137,6 +143,8 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(arguments, message):
         timeout=60,
     )
     last = done.stderr.strip().splitlines()[-1]
+    is_early = "--ctx-size" not in arguments and "--ssl-cert-file" not in arguments
+    assert not is_early or "listening" not in done.stderr
     assert done.returncode == 2 and last.startswith("error: ") and message in last and "Traceback" not in done.stderr, (
         done.stderr
     )
@@ -147,3 +155,22 @@ def test_a_port_that_is_taken(guide):
         [sys.executable, "-m", "mlx_llama.server", "--port", str(guide.port)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2 and "cannot listen there" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_head_is_get_without_a_body(guide):
+    for path in ("/", "/health", "/ready", "/v1/models"):
+        done, found = guide.http.head(path), guide.http.get(path)
+        assert (done.status_code, done.content) == (found.status_code, b"") and found.status_code == 200, path
+        assert done.headers["content-type"] == found.headers["content-type"]
+
+
+def test_paths_of_the_machine_are_not_told(serve, tmp_path):
+    make_checkpoint(tmp_path / "bare")
+    (tmp_path / "bare" / "tokenizer_config.json").unlink()
+    server = serve("--model", tmp_path / "bare")
+    done = server.post("/v1/chat/completions", **QUESTION)
+    assert done.status_code == 400 and "no chat template" in done.text and str(tmp_path) not in done.text
+    (tmp_path / "refuses.jinja").write_text("{{ raise_exception('no such talk') }}")
+    server = serve("--template", tmp_path / "refuses.jinja")
+    done = server.post("/v1/chat/completions", **QUESTION)
+    assert done.status_code == 400 and "no such talk" in done.text and str(tmp_path) not in done.text

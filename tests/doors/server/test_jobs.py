@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+import weakref
+
+from mlx_llama import load
 
 from .conftest import events
 
@@ -63,7 +67,9 @@ def test_unknown_jobs_say_why(guide, serve):
     known = other.split("-")[0]
     done = guide.http.get(f"/v1/jobs/{known}-0000/stream")
     assert done.status_code == 404 and "was forgotten, or never was" in done.json()["error"]["message"]
-    done = guide.http.get("/v1/jobs/01234567-0000/stream")
+    done = guide.http.get("/v1/jobs/invented/stream")
+    assert done.status_code == 404 and "started anew" not in done.text and "no server gives such an id" in done.text
+    done = guide.http.get(f"/v1/jobs/01234567-{'0' * 16}/stream")
     assert done.status_code == 404 and "started anew" in done.json()["error"]["message"]
     assert guide.http.delete("/v1/jobs/x").status_code == 404
 
@@ -75,3 +81,40 @@ def test_one_prompt(guide):
     assert guide.http.get("/v1/jobs/x/stream", headers={"Last-Event-ID": "x"}).status_code == 404
     job = guide.post("/v1/jobs", prompt="hi", max_tokens=1).json()
     assert guide.http.get(job["sse_url"], headers={"Last-Event-ID": "1e9"}).status_code == 400
+
+
+def test_an_ended_job_does_not_keep_the_model(inside, toy):
+    models = []
+
+    def remember():
+        models.append(load(toy, backend="cpu"))
+        return models[0]
+
+    server = inside(remember, idle_unload=0.5).ready()
+    model = weakref.ref(models.pop())
+    job = server.post("/v1/jobs", prompt="hello", max_tokens=3).json()
+    assert '"tokens_out":3' in server.http.get(job["sse_url"]).text
+    server.wait(lambda: server.keeper.state == "idle")
+    gc.collect()
+    assert model() is None
+    assert '"tokens_out":3' in server.http.get(job["sse_url"]).text  # the events are kept
+
+
+def test_the_log_has_the_receipt_of_a_job_when_it_ends(serve):
+    server = serve("--log-prompts")
+    job = server.post("/v1/jobs", prompt="a-secret-word", max_tokens=3)
+    server.http.get(job.json()["sse_url"])
+    lines = server.text().splitlines()
+    made = next(line for line in lines if f" {job.headers['x-request-id']} POST" in line)
+    ended = next(line for line in lines if f"job {job.json()['job_id']} MAX_TOKENS" in line)
+    assert "end=" not in made and "tokens=3 " in ended and "end=length" in ended and "a-secret-word" in ended
+
+
+def test_events_tell_logprobs(guide, llm):
+    job = guide.post("/v1/jobs", prompt="Once upon", max_tokens=4, logprobs=2).json()
+    tokens = [json.loads(data) for name, data in events(guide.http.get(job["sse_url"]).text) if name == "token"]
+    wanted = [token.logprobs for token in llm.generate("Once upon", max_tokens=4, logprobs=2).tokens]
+    assert [token["logprob"] for token in tokens] == [one.logprob for one in wanted]
+    assert [[other["logprob"] for other in token["top_logprobs"]] for token in tokens] == [
+        [value for _, value in one.top] for one in wanted]
+    assert [token["token"] for token in tokens] == [token["top_logprobs"][0]["token"] for token in tokens]  # greedy

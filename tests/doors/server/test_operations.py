@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -69,6 +71,8 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     assert server.keeper.llm is None and server.http.get("/ready").json()["state"] == "idle"
     props = server.http.get("/props").json()
     assert props.pop("is_sleeping") is True and server.keeper.state == "idle" and server.keeper.loads == 1
+    slots = server.http.get("/slots")
+    assert slots.status_code == 503 and slots.json()["error"]["code"] == "model_idle" and server.keeper.state == "idle"
     found = []
     threads = [threading.Thread(target=lambda: found.append(httpx.post(
         f"http://127.0.0.1:{server.port}/v1/completions", json={"prompt": "hello", "max_tokens": 5}, trust_env=False)))
@@ -160,6 +164,43 @@ def test_flags_set_defaults_of_requests(serve, llm):
     assert server.post("/v1/completions", prompt="Once upon", max_tokens=2).json()["usage"]["completion_tokens"] == 2
     for path in ("/slots", "/metrics", "/", "/page/app.js"):
         assert server.http.get(path).status_code == 404, path
+
+
+def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside):
+    server = inside(lambda: load(backend="cpu"), options={"schema": {"enum": ["yes", "no"]}, "max_tokens": 8}).ready()
+
+    def ask(path="/v1/completions", **body):
+        done = server.post(path, **({"prompt": "Once upon"} if "messages" not in body and path != "/v1/responses" else {}), **body)
+        assert done.status_code == 200, done.text
+        found = done.json()
+        if "output" in found:
+            return found["output"][0]["content"][0]["text"]
+        return found["content"] if "content" in found else found["choices"][0].get("text") or found["choices"][0]["message"]["content"]
+
+    words = ('"yes"', '"no"')
+    free = load(backend="cpu").generate("Once upon", max_tokens=8).text
+    assert ask() in words and ask("/completion") in words
+    assert ask(regex="[x-z]{4}").strip("xyz") == "" and ask(schema={"const": 5}) == "5"
+    assert ask(grammar='start: "ab"') == "ab"
+    assert ask(schema=None) == free and ask("/completion", json_schema=None) == free
+    question = {"messages": QUESTION["messages"]}
+    assert ask("/v1/chat/completions", **question) in words
+    assert ask("/v1/chat/completions", **question, response_format={"type": "text"}) not in words
+    assert ask("/v1/responses", input="Who are you?", text={"format": {"type": "text"}}) not in words
+
+
+@pytest.mark.parametrize("flags, message", [(("--regex", "("), "option regex"), (("--logit-bias", "999999=1"), "option logit_bias")])
+def test_options_that_no_request_could_use_end_the_server(flags, message):
+    done = subprocess.run([sys.executable, "-m", "mlx_llama.server", "--port", "0", "--backend", "cpu", *flags], timeout=60,
+                          capture_output=True, text=True)
+    assert done.returncode == 2 and f"error: {message}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_wait_that_is_told_counts_requests_that_were_cut_off(inside, roomy):
+    server = inside(lambda: load(roomy, backend="cpu", max_rows=1), timeout=3, queue=4).ready()
+    for _ in range(2):
+        assert server.post("/v1/completions", prompt="hello", max_tokens=90_000).status_code == 504
+    assert sum(server.desk._durations) > 5
 
 
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy):

@@ -205,8 +205,106 @@ def test_the_document_has_the_limits_of_the_table(guide):
         for name, field in found.get("properties", {}).items():
             for word in ("FILE", "flag", "="):  # of a command line
                 assert word not in field.get("description", "").replace(">=", ""), (schema, name)
+        for name in FIELDS:
+            words = properties[name].get("description", "").lower()
+            assert not any(one in words for one in ("file", "flag", "token_id=")), (schema, name, words)
     docs = guide.http.get("/docs")
     assert "repetition_context_size" in docs.text and "<script" not in docs.text and "http://" not in docs.text
+
+
+def told(guide, path="/v1/chat/completions", **body):
+    """Faults by field; each has a constraint and a message that begins with the field."""
+    done = guide.post(path, **body)
+    faults = done.json()["errors"]
+    assert done.status_code == 400 and len({fault["field"] for fault in faults}) == len(faults), done.text
+    for fault in faults:
+        assert fault["constraint"] and fault["message"].startswith(f"{fault['field']}: ") and "_type" not in str(fault), fault
+        assert all(word not in fault["constraint"] for word in ("_", "Error", "error")) or " " in fault["constraint"], fault
+    return {fault["field"]: fault for fault in faults}
+
+
+def test_faults_of_several_fields_together_are_told_with_the_others(guide):
+    faults = told(guide, messages=[], stream_options={"include_usage": True}, top_logprobs=3, model="nope",
+                  regex="(", logit_bias={"99999": 1}, speculate="model")
+    assert set(faults) == {"messages", "stream_options", "top_logprobs", "model", "regex", "logit_bias", "speculate"}
+    assert faults["regex"]["value"] == "(" and faults["logit_bias"]["value"] == '{"99999": 1}'
+    assert faults["stream_options"]["value"] == '{"include_usage": true}'
+    assert set(told(guide, "/v1/jobs", temperature=-1)) == {"prompt", "temperature"}
+
+
+def test_faults_that_the_model_shows_are_told_together(guide):
+    faults = told(guide, messages=QUESTION, regex="(", logit_bias={"99999": 1})
+    assert set(faults) == {"regex", "logit_bias"}
+    assert faults["regex"]["value"] == "(" and faults["logit_bias"]["constraint"] == "token ids of the vocabulary"
+    faults = told(guide, messages=QUESTION, schema={"type": "string", "pattern": "^(?!a)"}, temperature=-1)
+    assert set(faults) == {"schema", "temperature"}
+    done = guide.post("/v1/chat/completions", messages=QUESTION, model="nope")
+    assert done.status_code == 404 and done.json()["error"]["code"] == "model_not_found"
+
+
+UNENFORCEABLE = {"type": "string", "pattern": "^(?!a)"}
+
+
+@pytest.mark.parametrize("path, field, body", [
+    ("/v1/chat/completions", "response_format.json_schema.schema",
+     {"messages": QUESTION, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": UNENFORCEABLE}}}),
+    ("/v1/responses", "text.format.schema",
+     {"input": "hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": UNENFORCEABLE}}}),
+    ("/v1/messages", "output_config.format.schema",
+     {"messages": QUESTION, "model": "guide", "max_tokens": 3,
+      "output_config": {"format": {"type": "json_schema", "schema": UNENFORCEABLE}}}),
+    ("/completion", "json_schema", {"prompt": "hi", "json_schema": UNENFORCEABLE}),
+])
+def test_a_schema_that_cannot_be_enforced_is_told_where_it_stands(path, field, body, guide):
+    for more in ({}, {"temperature": -1}):
+        faults = told(guide, path, **body, **more)
+        assert set(faults) == {field, *more} and '"pattern": "^(?!a)"' in faults[field]["value"]
+        assert faults[field]["constraint"] == "a schema that can be enforced"
+
+
+def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
+    content = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    faults = told(guide, messages=[{"role": "user", "content": content}, {"role": "user", "content": 3}])
+    assert {"messages[0].content[0].type", "messages[1].content"} <= set(faults)
+    assert "messages[0].content" not in faults and faults["messages[1].content"]["constraint"] == "string or array"
+
+
+def test_values_and_constraints_are_written_as_json(guide):
+    faults = told(guide, messages=QUESTION, tools=[{"type": "function", "function": {"name": "a b"}}], store=True, max_tokens={"a": 1})
+    assert faults["store"]["constraint"] == "false" and faults["max_tokens"]["value"] == '{"a": 1}'
+    assert faults["tools[0].function.name"]["constraint"].startswith("matches ^")
+
+
+def test_faults_are_bounded_in_number_and_found_soon(guide):
+    keys = {f"presence_penalty_repetition_{i}": 1 for i in range(20_000)}
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}] * 8000}]
+    for body in ({**keys, "messages": []}, {"messages": parts}, {"messages": QUESTION, "prompt": [None] * 100_000}):
+        done = guide.post("/v1/completions" if "prompt" in body else "/v1/chat/completions", **body)
+        assert done.status_code == 400 and len(done.json()["errors"]) <= 33 and len(done.content) < 50_000
+    done = guide.post("/v1/chat/completions", **keys, messages=[])
+    assert done.json()["errors"][0]["field"] == "messages"
+    assert done.json()["errors"][-1]["message"] == "and faults of 19969 more fields"
+    for body in ({"messages": [1] * 40_000}, {f"k{i}": 1 for i in range(40_000)}, {"messages": [{"x": [[1] * 20_000] * 2}]}):
+        done = guide.post("/v1/chat/completions", **body)
+        assert done.status_code == 400 and "more than 32768 values" in done.text and len(done.content) < 2000
+
+
+def test_more_answers_than_the_server_ever_takes_are_refused_for_good(inside, toy):
+    from mlx_llama import load
+
+    server = inside(lambda: load(toy, backend="cpu", max_rows=2), queue=1).ready()
+    assert server.post("/v1/completions", prompt="hello", n=3, max_tokens=2).status_code == 200
+    for field, path, body in (("n", "/v1/completions", {"prompt": "hello", "n": 4}),
+                              ("prompt", "/completion", {"prompt": ["a", "b", "c", "d"]})):
+        done = server.post(path, **body, max_tokens=2)
+        assert done.status_code == 400 and done.json()["errors"][0]["field"] == field and "--parallel" in done.text
+
+
+def test_anthropics_errors_have_the_code(guide):
+    question = [{"role": "user", "content": "word " * 3000}]
+    done = guide.post("/v1/messages", model="guide", max_tokens=3, messages=question)
+    assert done.status_code == 400 and done.json()["error"]["code"] == "context_length_exceeded"
+    assert done.json()["error"]["n_prompt_tokens"] > done.json()["error"]["n_ctx"]
 
 
 def test_a_value_in_an_error_is_short(guide):
