@@ -162,7 +162,8 @@ def name_options(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, 
     """Options that a body sets -> the places where it does, as "a.b" within objects."""
     ours = {name: [name] for name in FIELDS}
     for theirs, name in getattr(kind, "renamed", {}).items():
-        ours[name].append(theirs)
+        if name in ours:
+            ours[name].append(theirs)
     for name, places in getattr(kind, "places", {}).items():
         ours[name] += places
     found = {name: next((place for place in places if _look_up(values, place) is not None), None)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from mlx_llama.core.errors import ContextError, OptionsError, spelled_as_flags
-from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.jobs import Job, Results, parse_jobs, run_jobs
 
 
@@ -82,7 +82,7 @@ class Served:
         assert handle.done
         if handle.job.prompt in self.errors:
             raise self.errors[handle.job.prompt]
-        return Completion(text=handle.job.prompt.upper(), tokens=[1, 2, 3], finish_reason="eos", prompt_tokens=5,
+        return Completion(text=handle.job.prompt.upper(), tokens=[Token(n) for n in (1, 2, 3)], finish_reason="eos", prompt_tokens=5,
                           reused_tokens=2, seed=7)
 
     def tick(self):
