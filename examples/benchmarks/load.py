@@ -137,10 +137,8 @@ class InProcess:
         handles = [self.llm.scheduler.submit(Request(self.llm.encode(prompt), options)) for prompt in prompts]
         found = [handle.finish() for handle in handles]
         end = time.perf_counter() - began
-        return [
-            Answer([token.seconds for token in one.tokens], len(one.tokens), min(end, one.tokens[-1].seconds))
-            for one in found
-        ]
+        return [Answer([token.seconds for token in one.tokens], len(one.tokens), min(end, one.tokens[-1].seconds))
+                for one in found]
 
     def wait(self, seconds: float) -> None:
         self.run(["a"], 2)
@@ -172,28 +170,9 @@ def open_server(kind: str, model: str, threads: int | None, rows: int) -> Any:
         device = ["--device", "cpu"] if kind == "mlx" else []
         # End tokens of random weights would make answers of different lengths.
         bias = {"logit_bias": end_tokens(model), "stream_options": {"include_usage": True}}
-        return start(
-            f"mlx_llama ({'cpu' if kind == 'ours' else 'mlx'})",
-            [
-                sys.executable,
-                "-m",
-                "mlx_llama.server",
-                "--model",
-                model,
-                "--backend",
-                "cpu" if kind == "ours" else "mlx",
-                "--port",
-                str(port),
-                "--parallel",
-                str(rows),
-                "--quiet",
-                *more,
-                *device,
-            ],
-            port,
-            None,
-            bias,
-        )
+        return start(f"mlx_llama ({'cpu' if kind == 'ours' else 'mlx'})",
+                     [sys.executable, "-m", "mlx_llama.server", "--model", model, "--backend", "cpu" if kind == "ours" else "mlx",
+                      "--port", str(port), "--parallel", str(rows), "--quiet", *more, *device], port, None, bias)
     if kind == "in-process":
         return InProcess(model, threads, rows, "cpu")
     if kind == "llama-server" and shutil.which("llama-server"):
@@ -201,11 +180,7 @@ def open_server(kind: str, model: str, threads: int | None, rows: int) -> Any:
         return start("llama-server", ["llama-server", "-m", model, "--port", str(port), "-np", str(rows), "-c",
                                       str(rows * 1024), *more], port, None,
                      {"ignore_eos": True, "stream_options": {"include_usage": True}})
-    if (
-        kind == "llama-cpp-python"
-        and importlib.util.find_spec("llama_cpp")
-        and importlib.util.find_spec("starlette_context")
-    ):
+    if kind == "llama-cpp-python" and all(map(importlib.util.find_spec, ("llama_cpp", "starlette_context"))):
         more = ["--n_threads", str(threads), "--n_threads_batch", str(threads)] if threads else []
         return start("llama-cpp-python", [sys.executable, "-m", "llama_cpp.server", "--model", model, "--port", str(port),
                                           "--n_ctx", "1024", *more], port)
@@ -236,14 +211,13 @@ def summarize(answers: Sequence[Answer]) -> dict[str, float]:
     tokens, seconds = sum(answer.tokens for answer in answers), max(answer.end for answer in answers)
     firsts = [answer.times[0] for answer in answers if answer.times]
     gaps = [after - before for answer in answers for before, after in zip(answer.times, answer.times[1:])]
-    begun, ended = statistics.median(firsts), max(answer.end for answer in answers)
     return {
         "rate": tokens / seconds,
-        "first": begun,
+        "first": statistics.median(firsts),
         "first_95": quantile(firsts, 0.95),
         "between": statistics.median(gaps or [0]),
         "between_95": quantile(gaps, 0.95),
-        "decode_rate": (tokens - len(answers)) / max(1e-9, ended - min(firsts)),
+        "decode_rate": len(answers) / statistics.median(gaps or [1e-9]),  # while all decode
         "tokens": tokens,
     }
 
@@ -265,12 +239,9 @@ def measure(servers: Sequence[Any], clients: int, rounds: int, words: int, token
 def show(clients: int, found: dict[str, list[dict[str, float]]]) -> None:
     for name, rounds in found.items():
         middle = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-        print(
-            f"{clients:>3} clients  {name:<18} {middle['rate']:7.1f} tokens/s, first token {middle['first'] * 1e3:7.1f} ms "
-            f"(95 %: {middle['first_95'] * 1e3:.1f}), between tokens {middle['between'] * 1e3:6.1f} ms "
-            f"(95 %: {middle['between_95'] * 1e3:.1f})",
-            flush=True,
-        )
+        print(f"{clients:>3} clients  {name:<18} {middle['rate']:7.1f} tokens/s, first token {middle['first'] * 1e3:7.1f} ms "
+              f"(95 %: {middle['first_95'] * 1e3:.1f}), between tokens {middle['between'] * 1e3:6.1f} ms "
+              f"(95 %: {middle['between_95'] * 1e3:.1f}), decoding {middle['decode_rate']:.1f} tokens/s", flush=True)
 
 
 def main() -> None:
