@@ -16,8 +16,8 @@ from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.tools import ToolCall
 
 from .answers import Answers, Ask, prepare
-from .faults import Refusal, bad_field, write_anthropic
-from .fields import Body, OptionFields, read_body
+from .faults import Fault, Refusal, bad_field, shorten, write_anthropic
+from .fields import RULES, Body, OptionFields, read_body
 from .guard import request_id
 from .openai import join_parts
 from .replies import Json, check_model, desk_of, event, reply_stream, reply_whole
@@ -192,13 +192,17 @@ class MessagesRequest(OptionFields, Conversation):
     metadata: Mapping[str, Any] = Field({}, description="has no effect")
     service_tier: Literal["auto", "standard_only"] = "auto"
 
-    @model_validator(mode="after")
-    def _check_options(self):
-        if self.logprobs is not None:
-            raise ValueError("logprobs: this API's answers have no place for them: ask /v1/chat/completions")
-        if self.output_config.format and any(getattr(self, name) is not None for name in ("schema", "regex", "grammar")):
-            raise ValueError("output_config: an answer has one rule, and schema, regex or grammar is given too")
-        return self
+    @classmethod
+    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
+        faults = super().check_together(given)
+        if "logprobs" in given:
+            faults.append(Fault("logprobs", "unsupported", "logprobs: this API's answers have no place for them: ask "
+                                "/v1/chat/completions", shorten(given["logprobs"])))
+        config = given.get("output_config")
+        if isinstance(config, dict) and config.get("format") and (rules := [name for name in RULES if name in given]):
+            faults.append(Fault("output_config", "one rule of an answer", "output_config: an answer has one "
+                                f"rule, and {rules[0]} is given too", shorten(config["format"])))
+        return faults
 
     def given_options(self) -> dict[str, Any]:
         form = self.output_config.format
