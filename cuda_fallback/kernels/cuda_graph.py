@@ -267,7 +267,7 @@ class Runner:
 
 
 def _by_sequence(array: torch.Tensor, B: int, T: int) -> torch.Tensor:
-    """What a probe sees: [B T, 1, E] as [B, T, E], or [B T, H, 1, D] as [B, H, T, D]."""
+    """Reshape for a probe: [B T, 1, E] as [B, T, E], or [B T, H, 1, D] as [B, H, T, D]."""
     array = array.unflatten(0, (B, T))
     return array.squeeze(2) if array.ndim == 4 else array.squeeze(3).transpose(1, 2)
 

@@ -148,7 +148,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 
 def _is_large(values: list[Any], most: int) -> bool:
-    """Whether there are more than `most` values, nested ones counted."""
+    """True if there are more than `most` values, nested ones counted."""
     waiting = [values]
     most += len(values)
     while waiting and most >= 0:

@@ -432,7 +432,7 @@ def fail(refusal: Refusal) -> bytes:
 
 
 def status_of(completion: Completion, calls: Sequence[ToolCall]) -> str:
-    """Whether the answer ended by itself, and not within a call."""
+    """True if the answer ended by itself, and not within a call."""
     is_cut = completion.finish_reason in ("length", "context") or calls and not are_complete(calls)
     return "incomplete" if is_cut else "completed"
 

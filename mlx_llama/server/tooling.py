@@ -89,7 +89,7 @@ def read_answer(llm: LLM, toolbox: Toolbox, completion: Completion) -> tuple[str
 
 
 def are_complete(calls: Sequence[ToolCall]) -> bool:
-    """Whether there are calls, and all of them may be made: none was cut by a stop string or a limit."""
+    """True if there are calls and all of them may be made: none was cut by a stop string or a limit."""
     return bool(calls) and all(call.is_complete for call in calls)
 
 

@@ -166,7 +166,7 @@ class Writer:
         self.completion.prefill_seconds = now - (self._started or 0.0)
 
     def is_late(self, now: float, seconds: float) -> bool:
-        """Whether the first token was read more than `seconds` ago, and the text has a line break."""
+        """True if the first token was read more than `seconds` ago, and the text has a line break."""
         return bool(self.completion.tokens) and now - self._first > seconds and "\n" in self.completion.text
 
     def push(self, token: int, now: float, is_last: bool = False, logprobs: TokenLogprobs | None = None,

@@ -105,12 +105,12 @@ class Constraint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer so far matches."""
+        """True if the answer so far matches."""
         return not self._matcher.is_error() and self._matcher.is_accepting()
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing may follow but an end token, or one was accepted."""
+        """True if nothing may follow but an end token, or one was accepted."""
         return self._matcher.is_stopped()
 
     def _check(self) -> None:

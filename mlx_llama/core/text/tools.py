@@ -313,7 +313,7 @@ def fold_tools(words: str, messages: Sequence[Mapping[str, Any]], tools: Sequenc
 
 
 def mentions_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a conversation has calls or results. Malformed messages have none."""
+    """True if a conversation has calls or results. Malformed messages have none."""
     return any(isinstance(message, Mapping) and (message.get("role") == "tool" or message.get("tool_calls"))
                for message in messages)
 

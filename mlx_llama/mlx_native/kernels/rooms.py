@@ -119,7 +119,7 @@ class Layout:
         self.following: list[mx.array] = []
 
     def collect(self, outputs: list[mx.array]) -> mx.array:
-        """What each row drew, [B, *], of outputs [S, *] of all slots, by group."""
+        """Select the drawn tokens [B, *] of each row from outputs [S, *] of all slots, by group."""
         joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
         if not self._is_ordered:
             return mx.take(joined, self._taken, axis=0)

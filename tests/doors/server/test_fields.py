@@ -79,7 +79,7 @@ def models_of(kind, found: dict[str, type[BaseModel]]) -> dict[str, type[BaseMod
 
 
 def is_free(kind) -> bool:
-    """Whether a type takes objects with any keys."""
+    """True if a type takes objects with any keys."""
     return typing.get_origin(kind) in (dict, typing.get_origin(typing.Mapping[str, int])) or any(map(is_free, typing.get_args(kind)))
 
 
