@@ -22,7 +22,7 @@ class Cache(Positions):
 
     def __init__(self, config: LlamaConfig, capacity: int, dtype: np.dtype = np.dtype(np.float32), device: str = "cpu",
                  rows: int = 1, bits: int | None = None):
-        """bits: 8 to store keys and values as int8 codes, None for `dtype`."""
+        """bits: 8 to store keys and values as int8 codes, 16 as float16, None as `dtype`."""
         layout = PageLayout.of(config, bits)
         super().__init__(config, capacity, layout.tokens // PAGE, rows)
         self.dtype = dtype
@@ -139,25 +139,25 @@ class Cache(Positions):
         slots = slice(first - start * PAGE, end - start * PAGE)
         parts = [page.numbers[layer] for page in pages[start:stop]]
         numbers = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))[:, :, slots, :size]
-        if not self.bits:
-            return numbers
+        if self.bits != 8:
+            return numbers.astype(np.float32, copy=False)
         return dequantise(numbers, np.concatenate([page.scales[layer] for page in pages[start:stop]], axis=2)[:, :, slots])
 
     def _write(self, pages: Sequence, layer: int, first: int, keys: np.ndarray, values: np.ndarray) -> None:
         """Store keys and values, float32 [G, count, D], from position `first` on."""
         size, end = self.config.head_dim, first + keys.shape[1]
         for part, numbers in enumerate((keys, values)):
-            if self.bits:
+            if self.bits == 8:
                 numbers, scales = quantise(numbers)
             for page, slots, new in pieces(pages, first, end):
                 page.numbers[layer, part, :, slots, :size] = numbers[:, new]
-                if self.bits:
+                if self.bits == 8:
                     page.scales[layer, part, :, slots] = scales[:, new]
 
     def _grow(self, ends: Mapping[int, int]) -> None:
         end = max(map(self.storage_for, ends.values()))
         if not rope.length_dependent(self.config) and (self.tables is None or len(self.tables[0]) < end):
-            self.tables = rope.tables(self.config, 0, max(end, super().storage_for(end)))
+            self.tables = rope.tables(self.config, 0, max(end, super().storage_for(end)), self.capacity)
         for row, end in ends.items():
             wanted = self.storage_for(end)
             self._rows[row].append([self._pages.take() for _ in range(wanted // PAGE - len(self._rows[row].pages))])

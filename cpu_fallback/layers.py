@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
 from . import ops
 from .cache import View
@@ -27,13 +27,16 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Linear:
-    """weight: [N, K], or a tuple of matrices to concatenate by rows; bias: float32 [N] or None."""
+    """weight: [N, K], or a tuple of matrices to concatenate by rows; bias: float32 [N] or None; adapters: that some rows add,
+    or None."""
 
     weight: ops.Matrix | tuple[ops.Matrix, ...]
     bias: np.ndarray | None = None
+    adapters: ops.Adapters | None = None
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        return ops.linear(x, self.weight, self.bias)
+    def __call__(self, x: np.ndarray, view: View) -> np.ndarray:
+        product = ops.linear(x, self.weight, self.bias)
+        return product if self.adapters is None else ops.adapt(product, x, self.adapters, view)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Attention:
     def __call__(self, x: np.ndarray, view: View, probe=None, last_only: bool = False) -> np.ndarray:
         """x: [B, T, E]; returns [B, T, E]. last_only: store all keys and values, return [B, 1, E] of the last position."""
         spec, i = self.spec, self.spec.index
-        heads = self.qkv(x)
+        heads = self.qkv(x, view)
         if self.query_norm is not None:
             heads = ops.norm_heads(heads, self.query_norm.weight, self.key_norm.weight, spec)
         if probe:
@@ -76,7 +79,7 @@ class Attention:
             probe(f"{i}.key_rope", view.new_keys(i))
         if last_only:
             query = ops.last_position(query)
-        return self.out(ops.attend(query, view, spec))
+        return self.out(ops.attend(query, view, spec), view)
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,28 @@ class MLP:
     down: Linear
     activation: str = "silu"
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        return self.down(ops.gated_linear(x, self.gate_up.weight, self.gate_up.bias, self.activation))
+    def __call__(self, x: np.ndarray, view: View) -> np.ndarray:
+        gate_up = self.gate_up
+        if gate_up.adapters is None:
+            gated = ops.gated_linear(x, gate_up.weight, gate_up.bias, self.activation)
+        else:
+            gated = ops.gate(gate_up(x, view), self.activation)
+        return self.down(gated, view)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of an MLP. router: [experts, E]; gate, up: [F, E] of each expert; down: [E, F]."""
+
+    spec: ExpertsSpec
+    router: Linear
+    gate: ops.Stack
+    up: ops.Stack
+    down: ops.Stack
+    activation: str = "silu"
+
+    def __call__(self, x: np.ndarray, view: View) -> np.ndarray:
+        return ops.experts(x, self.router(x, view), self.gate, self.up, self.down, self.spec, self.activation)
 
 
 @dataclass(frozen=True)
@@ -108,7 +131,7 @@ class Block:
     attention_norm: RMSNorm | Unnormed
     attention: Attention
     ffn_norm: RMSNorm | Unnormed
-    mlp: MLP
+    mlp: MLP | Experts
     post_attention_norm: RMSNorm | None = None
     post_ffn_norm: RMSNorm | None = None
 
@@ -129,7 +152,7 @@ class Block:
         x, ffn_normed = self.ffn_norm(x, self._adjust(attended, self.post_attention_norm))
         if probe:
             probe(f"{i}.ffn_norm", ffn_normed)
-        ffn = self.mlp(ffn_normed)
+        ffn = self.mlp(ffn_normed, view)
         if probe:
             probe(f"{i}.ffn", ffn)
         return x, self._adjust(ffn, self.post_ffn_norm)

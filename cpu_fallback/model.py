@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from mlx_llama.core.backends.interface import Masks
+from mlx_llama.core.backends.load_options import default_threads
 from mlx_llama.core.backends.positions import checked_tokens
+from mlx_llama.core.backends.profile import Profile, clock_ops, name_matrices
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
@@ -18,11 +21,9 @@ from mlx_llama.core.system import machine
 from . import ops, runtime
 from .cache import Cache, View
 from .kernels import compilation
-from .layers import MLP, Attention, Block, Unnormed
+from .layers import MLP, Attention, Block, Experts, Unnormed
 from .sampling import SamplingBatch
 from .weights import Weights
-
-BYTES_PER_THREAD = 4 << 20  # least weights for one more thread; waking it for every token costs time
 
 
 class Llama:
@@ -33,6 +34,7 @@ class Llama:
         """Take all weights from `weights`."""
         self.config, self.dtype, self.device, self.notices = config, dtype, device, notices
         self.cache_bits = cache_bits  # of keys and values; None: float32
+        self.adapters = tuple(adapter.name for adapter in weights.adapters)
         self.embedding = weights.embedding("model.embed_tokens")
         self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
         self.norm = weights.norm("model.norm")
@@ -48,8 +50,8 @@ class Llama:
 
         compile: False for plain NumPy, True to require compiled kernels, None to use them if available. threads: of the
         compiled path (None: one per physical core, fewer for a small model). activation_bits: 8, 16 or 32, for products
-        with low-bit weights (None: 16, or 32 with dtype "float32"). cache_bits: 8 to store keys and values as int8 codes
-        (None: float32). batch_invariant: True to require compiled kernels, whose rows do not depend on each other. Raises
+        with low-bit weights (None: 16, or 32 with dtype "float32"). cache_bits: 8 to store keys and values as int8 codes,
+        16 as float16 (None: float32). batch_invariant: True to require compiled kernels, whose rows do not depend on each other. Raises
         BackendError for an option that it cannot honour, OutOfMemoryError.
         """
         config = checkpoint.config
@@ -66,22 +68,26 @@ class Llama:
         if target is None:
             return cls(config, Weights(checkpoint), activations, device, (f"plain NumPy: {reason}",), cache_bits)
         cores = machine.physical_cores()
+        reason = ""
         if threads is None:
-            threads = max(1, min(cores, checkpoint.nbytes // BYTES_PER_THREAD))
+            threads = default_threads(checkpoint.nbytes, cores)
+            reason = f" on {cores} cores, for a small model" if threads < cores else ""
         bits = activation_bits or (32 if dtype == "float32" else 16)
-        parts = [f"{threads} thread{'s' if threads > 1 else ''}"]
+        parts = [f"{threads} thread{'s' if threads > 1 else ''}{reason}"]
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         if low_bit:
             parts.append(f"low-bit weights times {bits}-bit activations")
+        weights = Weights(checkpoint, compilation.Compilation(target, threads, bits, cache_bits))
+        if weights.code.recipe.rounds_to_bfloat16:
+            parts.append("bfloat16 weights times bfloat16 activations")
         notices = (", ".join(parts),)
         if threads > cores:
             notices += (f"{threads} threads wait for each other on {cores} cores: --threads {cores} is faster",)
-        weights = Weights(checkpoint, compilation.Compilation(target, threads, bits, cache_bits))
         model = cls(config, weights, activations, device, notices, cache_bits)
         model._tile = target.tile if low_bit else target.float_tile
         from .kernels.runner import Runner
 
-        model._runner = Runner(model._compute, config, weights.code, threads)
+        model._runner = Runner(model._compute, config, weights.code, threads, weights.rank)
         return model
 
     @property
@@ -94,9 +100,25 @@ class Llama:
         """Positions that `verify` computes at little more than the cost of a step."""
         return self._tile or 16
 
+    @property
+    def prefill_width(self) -> int:
+        """Most prompt tokens of a call that Ctrl-C does not wait long for: any number, since it is computed in parts. Compiled
+        programs run for so many at a time anyway, and then their progress is seen."""
+        return self._runner.width if self._runner else 1 << 16
+
+    def profile(self) -> AbstractContextManager[Profile]:
+        """Clock the operations of all calls until the context ends, which completes the profile. The bits stay the same."""
+        if self._runner:
+            from .kernels.profile import clock_programs
+
+            return clock_programs(self._runner, name_matrices(self))
+        return clock_ops(self, ops, lambda results: None, "plain NumPy, with a clock around each operation")
+
     def make_cache(self, capacity: int, rows: int = 1) -> Cache:
         """An empty cache for `rows` sequences of at most `capacity` positions each. Raises ContextError below 1."""
-        return Cache(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
+        cache = Cache(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
+        cache.adapters = [min(1, len(self.adapters))] * rows
+        return cache
 
     def forward(self, tokens: np.ndarray, index_pos: int | Sequence[int], cache: Cache, *,
                 rows: Sequence[int] | None = None, all_positions: bool = False, probe=None) -> np.ndarray:
@@ -130,9 +152,11 @@ class Llama:
         x, normed = self.norm(x, delta)
         if probe:
             probe(f"{len(self.blocks) - 1}.block", x)
-        logits = self.head(normed)
+        logits = self.head(normed, view)
         if c.logits_multiplier != 1:
             logits = ops.scale(logits, c.logits_multiplier)
+        if c.logits_softcap:
+            logits = ops.softcap(logits, c.logits_softcap)
         if probe:
             probe("norm", normed)
             probe("logits", logits)
@@ -146,7 +170,11 @@ class Llama:
 
         Raises ContextError as `forward`.
         """
-        logits = self.forward(tokens, index_pos, cache, rows=rows)
+        return self.sample(self.forward(tokens, index_pos, cache, rows=rows), cache, sampling, rows=rows, masks=masks)
+
+    def sample(self, logits: np.ndarray, cache: Cache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
+               masks: Masks | None = None) -> np.ndarray:
+        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last positions."""
         chosen = cache.select_rows(len(logits), rows)
         recent = cache.recent(sampling.window, chosen) if sampling.window else None
         return sampling(logits, [cache.lengths[row] for row in chosen], recent, masks)
@@ -173,6 +201,9 @@ class Llama:
 def _build_block(spec: LayerSpec, weights: Weights) -> Block:
     attention = Attention(spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
                           weights.norm(spec.key_norm))
-    mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
+    if one := spec.experts:
+        mlp = Experts(one, weights.linear(one.router), *map(weights.stack, (one.gate, one.up, one.down)), spec.activation)
+    else:
+        mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
     return Block(weights.norm(spec.attention_norm) or Unnormed(), attention, weights.norm(spec.ffn_norm) or Unnormed(), mlp,
                  weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm))

@@ -8,17 +8,21 @@ their rows concatenated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import singledispatch
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
 from .cache import View
 from .quantized import QuantizedMatrix
 
 Matrix = np.ndarray | QuantizedMatrix
+Stack = tuple[Matrix, ...]  # of all experts, by number
+Adapters = Mapping[int, Any]  # by number: (a [R, K], b [N, R]), float32 arrays, or panels for a compiled program
 
 BLOCK_BYTES = 1 << 19  # float32 rows widened at a time; they stay in a core's L2 cache until multiplied
 
@@ -72,8 +76,53 @@ def gated_linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.nd
 
     activation: "silu" or "gelu_tanh". Returns [..., F].
     """
-    gate_up = linear(x, weight, bias)
+    return gate(linear(x, weight, bias), activation)
+
+
+@singledispatch
+def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
+    """activation(gate) * up. gate_up: float32 [..., 2 F], the gate first; returns [..., F]."""
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
+
+
+@singledispatch
+def experts(x: np.ndarray, scores: np.ndarray, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
+            activation: str = "silu") -> np.ndarray:
+    """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al. 2017).
+
+    x: float32 [B, T, E]; scores: of the router, [B, T, experts]; gate, up: [F, E] of each expert, down: [E, F]. A token's
+    shares are the softmax of the scores, of all experts or, if the spec normalises them, of the chosen ones. Returns
+    [B, T, E].
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
+    out = np.zeros_like(rows)
+    for expert in np.unique(chosen):
+        tokens, places = np.nonzero(chosen == expert)
+        hidden = gated_linear(rows[tokens], (gate[expert], up[expert]), None, activation)
+        out[tokens] += shares[tokens, places, None] * linear(hidden, down[expert])
+    return out.reshape(x.shape)
+
+
+def choose_experts(scores: np.ndarray, spec: ExpertsSpec) -> tuple[np.ndarray, np.ndarray]:
+    """The `used` experts with the largest scores, int64 [T, used], and their shares, float32. scores: [T, experts]."""
+    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, :spec.used]
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares = np.take_along_axis(powers, chosen, axis=-1)
+    return chosen, shares / (shares if spec.normalises else powers).sum(axis=-1, keepdims=True)
+
+
+@singledispatch
+def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) -> np.ndarray:
+    """Add (x @ a.T) @ b.T to each row's product, by the row's adapter (LoRA, Hu et al. 2021).
+
+    product: float32 [B, T, N], which it may change; x: [B, T, K]; view: with the number of each row's adapter.
+    """
+    for b, number in enumerate(view.adapters):
+        if number in adapters:
+            down, up = adapters[number]
+            product[b] += (x[b] @ down.T) @ up.T
+    return product
 
 
 @singledispatch
@@ -97,13 +146,21 @@ def scale(x: np.ndarray, factor: float) -> np.ndarray:
 
 
 @singledispatch
+def softcap(x: np.ndarray, cap: float) -> np.ndarray:
+    """cap * tanh(x / cap), which keeps x within cap (Gemma 2). x: float32, any shape."""
+    return np.tanh(x / np.float32(cap)) * np.float32(cap)
+
+
+@singledispatch
 def norm_heads(heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> np.ndarray:
-    """RMS norm of each query and key head (Qwen3). heads: [B, T, (H + 2 G) D]: queries, keys, values; weights: [D]."""
-    parts = heads.reshape(*heads.shape[:-1], -1, spec.head_dim)
-    H, G = spec.heads, spec.key_value_heads
-    query = rms_norm(parts[..., :H, :], query_weight, spec.eps)
-    key = rms_norm(parts[..., H:H + G, :], key_weight, spec.eps)
-    return np.concatenate([query, key, parts[..., H + G:, :]], axis=-2).reshape(heads.shape)
+    """RMS norms of queries and keys. heads: [B, T, (H + 2 G) D]: queries, keys, values.
+
+    Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
+    """
+    query, key, value = np.split(heads, [spec.heads * spec.head_dim, (spec.heads + spec.key_value_heads) * spec.head_dim], axis=-1)
+    normed = [rms_norm(part.reshape(*part.shape[:-1], -1, len(weight)), weight, spec.eps).reshape(part.shape)
+              for part, weight in ((query, query_weight), (key, key_weight))]
+    return np.concatenate([*normed, value], axis=-1)
 
 
 @singledispatch
@@ -120,8 +177,8 @@ def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray
     """Rotate queries and keys, store keys and values. heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D]."""
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
-        table = tuple(part[:, None] for part in view.tables)  # the same for all heads
-        query, key = rope(query, table), rope(key, table)
+        query, key = (rope(part, tuple(table[:, None, :, columns] for table in view.tables))  # the same for all heads
+                      for part, columns in ((query, spec.query_angles), (key, spec.angles)))
     view.append(spec.index, key, value)
     return query
 
@@ -133,7 +190,7 @@ def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
     mixed = np.empty((B, T, H, D), np.float32)
     for b, ((keys, values), mask) in enumerate(zip(view.stored(spec.index, spec.window), view.mask(spec.window))):
         mixed[b] = attention(query[b:b + 1], keys[None], values[None], spec.scale,
-                             mask if mask is None else mask[-T:])[0].transpose(1, 0, 2)
+                             mask if mask is None else mask[-T:], spec.softcap)[0].transpose(1, 0, 2)
     return mixed.reshape(B, T, H * D)
 
 
@@ -169,28 +226,30 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rope(x: np.ndarray, table: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: float32 [B, H, T, D]; table: cosines and sines of the positions, float32 [T, D/2] or [B, 1, T, D/2]; returns
-    [B, H, T, D].
+    x: float32 [B, H, T, D]; table: cosines and sines of the positions, float32 [T, R/2] or [B, 1, T, R/2], R <= D: the
+    other dimensions stay; returns [B, H, T, D].
     """
     cosine, sine = table
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    half = cosine.shape[-1]
+    first, second, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
+    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine, rest], axis=-1)
 
 
 def attention(query: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float,
-              mask: np.ndarray | None = None) -> np.ndarray:
+              mask: np.ndarray | None = None, cap: float | None = None) -> np.ndarray:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
 
-    query: float32 [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for all.
-    Returns [B, H, T, D].
+    query: float32 [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for all;
+    cap: softcap of the scores. Returns [B, H, T, D].
     """
     B, H, T, D = query.shape
     G, L = keys.shape[1:3]
     grouped = (query * np.float32(scale)).reshape(B, G, H // G * T, D)  # one product per group of heads
     scores = (grouped @ keys.swapaxes(-1, -2)).reshape(B, G, H // G, T, L)
+    if cap:
+        scores = softcap(scores, cap)
     if mask is not None:
         scores[..., ~mask] = -np.inf
     scores -= scores.max(axis=-1, keepdims=True)

@@ -33,8 +33,9 @@ def map_huge(nbytes: int) -> mmap.mmap:
 class PageLayout:
     """Layout of a page, in bytes from its start.
 
-    Numbers come first, by layer, keys before values, head, position: head_dim float32, with `bits` 8 int8 codes, padded
-    with zeros to `width`. Scales follow in the same order, float16, one per CACHE_GROUP codes; then int32 token ids.
+    Numbers come first, by layer, keys before values, head, position: head_dim float32, with `bits` 16 float16, with 8 int8
+    codes, padded with zeros to `width`. Scales follow in the same order, float16, one per CACHE_GROUP codes; then int32 token
+    ids.
     """
 
     layers: int
@@ -53,14 +54,19 @@ class PageLayout:
         return -(-self.head_dim // 16) * 16
 
     @property
+    def dtype(self) -> np.dtype:
+        """Of the numbers."""
+        return np.dtype({None: np.float32, 16: np.float16, 8: np.int8}[self.bits])
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a head and position."""
-        return self.width if self.bits else 4 * self.width
+        return self.dtype.itemsize * self.width
 
     @property
     def groups(self) -> int:
         """Scales of a head and position."""
-        return -(-self.head_dim // CACHE_GROUP) if self.bits else 0
+        return -(-self.head_dim // CACHE_GROUP) if self.bits == 8 else 0
 
     def numbers(self, layer: int, part: int) -> int:
         """Offset of a layer's keys (part 0) or values (part 1)."""
@@ -84,7 +90,7 @@ class PageLayout:
 class Page:
     """One page. address: of its first byte, on a cache line.
 
-    numbers: float32 or int8 [layers, 2, G, PAGE, width]; scales: float16 [layers, 2, G, PAGE, groups]; tokens: int32
+    numbers: float32, float16 or int8 [layers, 2, G, PAGE, width]; scales: float16 [layers, 2, G, PAGE, groups]; tokens: int32
     [PAGE]. holders: rows that have it.
     """
 
@@ -97,7 +103,7 @@ class Page:
         self.memory = raw[skip:skip + layout.nbytes]
         self.address = self.memory.ctypes.data
         shape, first, last = (layout.layers, 2, layout.heads, PAGE), layout.numbers(layout.layers, 0), layout.tokens
-        self.numbers = self.memory[:first].view(np.int8 if layout.bits else np.float32).reshape(*shape, layout.width)
+        self.numbers = self.memory[:first].view(layout.dtype).reshape(*shape, layout.width)
         self.scales = self.memory[first:last].view(np.float16).reshape(*shape, layout.groups)
         self.tokens = self.memory[last:].view(np.int32)
         self.holders = 0

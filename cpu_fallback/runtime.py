@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from mlx_llama.core.backends.load_options import LoadOptions
@@ -12,6 +15,7 @@ from .kernels import compilation
 
 NAME = "cpu"
 LOAD_OPTIONS = LoadOptions(NAME, dtypes=("auto", "float32"), most_threads=1024, activation_bits=(8, 16, 32))
+SURVIVES_FORK = True  # kernels.runner starts new threads
 
 
 def has_gpu() -> bool:
@@ -84,3 +88,17 @@ def bandwidth(device: str) -> float | None:
 def primitives(*arrays: np.ndarray) -> int | None:
     """Operations in the unevaluated graph of `arrays`, which stays unevaluated; None: arrays have no graph."""
     return None
+
+
+def measure_kernels(threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None:
+    """Measure candidates for the kernels of decoding (kernels/candidates.py); None: this backend has none.
+
+    threads: None for the default; save: enter the best in the table that ships. Raises BackendError, OSError.
+    """
+    target, reason = compilation.find_target()
+    if target is None:
+        raise BackendError(f"no compiled kernels to measure: {reason}")
+    from .kernels import candidates
+
+    figures = candidates.measure(target, threads or machine.physical_cores(), advance)
+    return figures | {"saved": candidates.save(figures) if save else None}

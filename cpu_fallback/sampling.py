@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,19 +31,24 @@ class SamplingBatch:
         self.window = max(self._windows, default=0)
         self.logprobs = count_logprobs(self.options)
         self.kind = tuple(any(map(uses, self.options)) for uses in _FEATURES)
+        self._is_plain = not any(self.kind) and self.logprobs is None  # greedy: the largest logit
         self._biases = [_make_bias(o) for o in self.options]
 
     def __call__(self, logits: np.ndarray, positions: Sequence[int], recent: np.ndarray | None = None,
                  masks: Masks | None = None) -> np.ndarray:
-        """Sample a token for each row, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
+        """Sample a token for each row, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs]. -1 is in place of a
+        token whose score is not finite.
 
         logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with -1 in front; masks:
         gives the tokens that grammars allow.
         """
+        if masks is None and self._is_plain:
+            return np.array([[_choose(row)] for row in logits], np.int32)
         scores = logits if masks is None else _mask(logits, masks())
         rows = zip(scores, self.options, self._biases, self._seen(recent), positions, strict=True)
-        tokens = np.array([[_draw(*row)] for row in rows], np.int32)
-        return tokens if self.logprobs is None else pack(tokens, logits, self.logprobs)
+        with np.errstate(over="ignore", invalid="ignore"):  # -1 tells of them
+            tokens = np.array([[_draw(*row)] for row in rows], np.int32)
+            return tokens if self.logprobs is None else pack(tokens, logits, self.logprobs)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
         """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered out."""
@@ -79,13 +85,20 @@ def _draw(logits: np.ndarray, options: GenerationOptions, bias: Bias | None, rec
     """Sample one row. logits: float32 [V]; recent: its own window, int32, or None."""
     scores = _process(logits, options, bias, recent)
     if options.temperature == 0:
-        return int(np.argmax(scores))
-    # Noise costs more than all else: compute it for the candidates that filters left. Infinities and NaN take all of it.
-    kept = np.flatnonzero(scores > -np.inf)
+        return _choose(scores)
+    # Noise costs more than all else: compute it for the candidates that filters left.
+    kept = np.flatnonzero(scores != -np.inf)
     if len(kept) > len(scores) // 2 or not len(kept):
-        return int(np.argmax(scores + rng.gumbel(options.seed, position, len(scores))))
+        return _choose(scores + rng.gumbel(options.seed, position, len(scores)))
     words = rng.threefry2x32(rng.split_seed(options.seed), kept.astype(np.uint32), position)
-    return int(kept[np.argmax(scores[kept] + rng.gumbel_table()[rng.table_index(words)])])
+    best = _choose(scores[kept] + rng.gumbel_table()[rng.table_index(words)])
+    return -1 if best < 0 else int(kept[best])
+
+
+def _choose(scores: np.ndarray) -> int:
+    """The index of the largest score; -1 if it is not finite. NaN counts as the largest."""
+    best = int(scores.argmax())
+    return best if math.isfinite(scores[best]) else -1
 
 
 def _process(scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent: np.ndarray | None) -> np.ndarray:
@@ -105,7 +118,9 @@ def _process(scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent
         shares = np.exp(ordered - ordered[0])
         shares /= shares.sum()
         before = np.cumsum(shares) - shares  # probability of all likelier tokens; 0 keeps the first
-        scores[scores < ordered[before < np.float32(o.top_p)][-1]] = -np.inf
+        nucleus = ordered[before < np.float32(o.top_p)]
+        if len(nucleus):  # none where NaN or infinity is among the scores
+            scores[scores < nucleus[-1]] = -np.inf
     if o.min_p > 0:
         scores[scores < scores.max() + np.float32(np.log(o.min_p))] = -np.inf
     return scores

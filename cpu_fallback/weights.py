@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mlx_llama.core.backends.weights import refuse_formats
 from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
@@ -16,6 +19,11 @@ from .kernels.compilation import Compilation
 from .layers import Embedding, Linear, RMSNorm
 from .quantized import QuantizedMatrix
 
+if TYPE_CHECKING:
+    from .kernels.panels import Arena, Panels, Slab
+
+READ_AHEAD = 16  # slabs of a few megabytes that the system reads from the disk meanwhile
+
 
 class Weights:
     """Layers made from a checkpoint's tensors, by name.
@@ -25,8 +33,9 @@ class Weights:
     """
 
     def __init__(self, checkpoint: Checkpoint, compilation: Compilation | None = None):
-        self.config, self.tensors = checkpoint.config, checkpoint.tensors
+        self.config, self.tensors, self.adapters = checkpoint.config, checkpoint.tensors, checkpoint.adapters
         self.code, self._panels = None, {}
+        self.rank = 0  # most rows of an adapter's first matrix in panels
         if compilation:
             self._compile(compilation)
 
@@ -34,27 +43,58 @@ class Weights:
         """Concatenate the rows of the modules' matrices, and their biases if there are any."""
         parts = tuple(self._panels[name] if self.code else self._map(name) for name in names)
         biases = [self._vector(f"{name}.bias") for name in names if f"{name}.bias" in self.tensors]
-        return Linear(parts[0] if len(parts) == 1 else parts, np.concatenate(biases) if biases else None)
+        return Linear(parts[0] if len(parts) == 1 else parts, np.concatenate(biases) if biases else None, self._adapt(names))
+
+    def _adapt(self, names: Sequence[str]) -> ops.Adapters | None:
+        """Additions of the adapters to the modules' product, by number; None: nothing."""
+        rows = [self.tensors[f"{name}.weight"].shape[0] for name in names]
+        found = {number: pair for number, adapter in enumerate(self.adapters, 1) if (pair := adapter.fuse(names, rows))}
+        if not found:
+            return None
+        return {number: self._pack_pair(*pair, rows) for number, pair in found.items()} if self.code else found
+
+    def _pack_pair(self, a: np.ndarray, b: np.ndarray, rows: Sequence[int]) -> tuple[Panels, tuple[Panels, ...]]:
+        """Panels of a [R, K], with R padded to a whole block, and of each module's rows of b [N, R]."""
+        from .kernels.panels import ADAPTER, pack_array
+
+        rank = -(-len(a) // ADAPTER.block) * ADAPTER.block
+        self.rank = max(self.rank, rank)
+        a, b = np.pad(a, ((0, rank - len(a)), (0, 0))), np.pad(b, ((0, 0), (0, rank - len(a))))
+        starts = np.cumsum([0, *rows])
+        fill = self.code.fill[ADAPTER, ""]
+        return pack_array(a, fill), tuple(pack_array(b[first:last], fill) for first, last in zip(starts, starts[1:]))
+
+    def stack(self, names: Sequence[str]) -> ops.Stack:
+        """The matrices of all experts, by number. Raises CheckpointError if compiled kernels find several formats."""
+        stack = tuple(self._panels[name] if self.code else self._map(name) for name in names)
+        if self.code and (odd := next((one for one in stack if one.plan.layout != stack[0].plan.layout), None)):
+            raise refuse_formats(odd.plan.tensor.name)
+        return stack
 
     def norm(self, name: str | None) -> RMSNorm | None:
         """The norm `name`; None for None."""
-        return name and RMSNorm(self._vector(f"{name}.weight"), self.config.rms_norm_eps)
+        return name and RMSNorm(self._vector(f"{name}.weight") + np.float32(self.config.norm_offset), self.config.rms_norm_eps)
 
     def embedding(self, name: str) -> Embedding:
         """The embedding, memory-mapped: rows are widened when they are looked up."""
         return Embedding(self._map(name))
 
     def _vector(self, name: str) -> np.ndarray:
-        return self.tensors[name].float32()
+        stored = self.tensors[name]
+        stored.check_file()
+        values = stored.float32()
+        stored.release()  # the huge page around it
+        return values
 
     def _map(self, name: str) -> ops.Matrix:
         """The stored matrix, memory-mapped; copied if unaligned."""
         stored = self.tensors[f"{name}.weight"]
+        stored.check_file()
         return QuantizedMatrix(stored) if isinstance(stored, AffineWeight) else np.require(stored.bits, requirements="A")
 
     def _compile(self, compilation: Compilation) -> None:
-        """Plan all panels, compile their code, allocate one arena, and fill it on several threads."""
-        from .kernels import panels
+        """Plan all panels and compile their code; map them from the cache, or fill an arena on several threads."""
+        from .kernels import panel_files, panels
         from .kernels.program import Code, Recipe
 
         names = [name.removesuffix(".weight") for name, tensor in self.tensors.items() if len(tensor.shape) == 2]
@@ -62,29 +102,49 @@ class Weights:
         stored = {name: self.tensors[f"{name}.weight"] for name in names
                   if name != embedding or name == self.config.head_name}
         plans = {name: panels.Plan(tensor, panels.weight_layout(tensor)) for name, tensor in stored.items()}
-        sources = sorted({(plan.layout, plan.source) for plan in plans.values()}, key=lambda one: (one[0].name, one[1]))
+        kinds = {(plan.layout, plan.source) for plan in plans.values()} | ({(panels.ADAPTER, "")} if self.adapters else set())
+        sources = sorted(kinds, key=lambda one: (one[0].name, one[1]))
+        table = self.tensors[f"{embedding}.weight"]
+        looked_up = panels.Plan(table, panels.weight_layout(table))
         self.code = Code(Recipe(compilation.target, tuple(sources), compilation.activation_bits, self.config.head_dim,
-                                self.config.activation, compilation.cache_bits))
+                                self.config.activation, compilation.cache_bits, self.config.rope.dim,
+                                self.config.attention_softcap, self.config.num_experts > 0,
+                                (looked_up.layout, looked_up.source) if looked_up.source else None))
         size = sum(-(-plan.nbytes // panels.Arena.ALIGN) * panels.Arena.ALIGN for plan in plans.values())
+        file = panel_files.find(plans.values(), size, self.code.checksum)
+        pool = ThreadPoolExecutor(compilation.threads)
         try:
-            arena = panels.Arena(size)
-        except (OSError, MemoryError, OverflowError, ValueError):
-            raise OutOfMemoryError.of(size) from None
-        self._panels = {name: panels.Panels(plan, arena, arena.take(plan.nbytes)) for name, plan in plans.items()}
-        advance = progress.meter(sum(plan.tensor.nbytes for plan in plans.values()))
-        with ThreadPoolExecutor(compilation.threads) as pool:
-            waiting: list[tuple[panels.Plan, list]] = []
+            arena = file.open(pool) if file else None
+            if is_packed := arena is None:
+                arena = _allocate(size)
+            self._panels = {name: panels.Panels(plan, arena, arena.take(plan.nbytes)) for name, plan in plans.items()}
+            if is_packed:
+                self._fill(pool)
+        finally:
+            pool.shutdown(cancel_futures=True)
+        if file and is_packed:
+            file.save(arena)
 
-            def collect(keep: int) -> None:
-                while len(waiting) > keep:
-                    plan, jobs = waiting.pop(0)
-                    for job in jobs:
-                        job.result()
-                    plan.tensor.release()  # evict the file's pages
-                    advance(plan.tensor.nbytes)
+    def _fill(self, pool: Executor) -> None:
+        """Fill all panels from the file."""
+        slabs = [slab for matrix in self._panels.values() for slab in matrix.slabs()]
+        advance = progress.meter(sum(slab.nbytes for slab in slabs))
 
-            for matrix in self._panels.values():
-                fill = self.code.fill[matrix.plan.layout, matrix.plan.source]
-                waiting.append((matrix.plan, panels.fill(matrix, fill, pool.submit)))
-                collect(2)
-            collect(0)
+        def fill(slab: Slab, later: Slab | None) -> int:
+            if later:
+                later.read_ahead()
+            plan = slab.matrix.plan
+            slab.fill(self.code.fill[plan.layout, plan.source])
+            return slab.nbytes
+
+        for nbytes in pool.map(fill, slabs, [*slabs[READ_AHEAD:], *[None] * READ_AHEAD]):
+            advance(nbytes)
+
+
+def _allocate(nbytes: int) -> Arena:
+    from .kernels.panels import Arena
+
+    try:
+        return Arena(nbytes)
+    except (OSError, MemoryError, OverflowError, ValueError):
+        raise OutOfMemoryError.of(nbytes) from None

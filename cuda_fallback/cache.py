@@ -18,7 +18,7 @@ from .kernels.storage import Storage, split_rows
 class Cache(Positions):
     """Tokens, keys and values of `rows` sequences of up to `capacity` positions each, allocated by row, in steps.
 
-    bits: of keys and values, 8 or None for `dtype`. versions: count writes to a row and changes of its storage.
+    bits: of keys and values, as in storage.stored_dtype. versions: count writes to a row and changes of its storage.
     """
 
     def __init__(self, config: LlamaConfig, capacity: int, dtype: torch.dtype = torch.float32,
@@ -126,7 +126,7 @@ class Cache(Positions):
                 new[row].copy_from(self._storage[row], self.lengths[row])
         tables, longest = self.tables, max(len(storage.tokens) - 1 for storage in new.values())
         if tables is None or len(tables[0]) < longest:
-            tables = self._make_tables(0, longest, None)
+            tables = self._make_tables(0, longest, self.capacity)
         # Assign last: an interrupt while allocating leaves the cache unchanged.
         for row, storage in new.items():
             self._storage[row], self.allocated[row] = storage, len(storage.tokens) - 1
@@ -167,7 +167,7 @@ class View(CallView):
         found = []
         for span, storage in zip(self.spans, self._storage):
             first, end = span.first_visible(window), span.end
-            if storage.scales is None:
+            if storage.numbers.dtype == self.cache.dtype:
                 keys, values = storage.layers[layer]
                 found.append((keys[:, :, first:end], values[:, :, first:end]))
             else:

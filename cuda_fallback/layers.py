@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
 from . import ops
 from .cache import View
@@ -28,13 +28,15 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Linear:
-    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None."""
+    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None; adapters: that some rows add, or None."""
 
     weight: ops.Matrix | tuple[ops.Matrix, ...]
     bias: torch.Tensor | None = None
+    adapters: ops.Adapters | None = None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.linear(x, self.weight, self.bias)
+    def __call__(self, x: torch.Tensor, view: View | StateView) -> torch.Tensor:
+        product = ops.linear(x, self.weight, self.bias)
+        return product if self.adapters is None else ops.adapt(product, x, self.adapters, view)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Attention:
     def __call__(self, x: torch.Tensor, view: View | StateView, probe=None, last_only: bool = False) -> torch.Tensor:
         """x: [B, T, E]. last_only: the output of the last position alone; all keys and values are stored."""
         spec, i = self.spec, self.spec.index
-        heads = self.qkv(x)
+        heads = self.qkv(x, view)
         if self.query_norm is not None:
             heads = ops.norm_heads(heads, self.query_norm.weight, self.key_norm.weight, spec)
         if probe:
@@ -75,7 +77,7 @@ class Attention:
             probe(f"{i}.key_rope", view.new_keys(i))
         if last_only:
             query = ops.last_position(query)
-        return self.out(ops.attend(query, view, spec))
+        return self.out(ops.attend(query, view, spec), view)
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,28 @@ class MLP:
     down: Linear
     activation: str = "silu"
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(ops.gated_linear(x, self.gate_up.weight, self.gate_up.bias, self.activation))
+    def __call__(self, x: torch.Tensor, view: View | StateView) -> torch.Tensor:
+        gate_up = self.gate_up
+        if gate_up.adapters is None:
+            gated = ops.gated_linear(x, gate_up.weight, gate_up.bias, self.activation)
+        else:
+            gated = ops.gate(gate_up(x, view), self.activation)
+        return self.down(gated, view)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of an MLP. router: [experts, E]; gate, up: [F, E] of each expert; down: [E, F]."""
+
+    spec: ExpertsSpec
+    router: Linear
+    gate: ops.Stack
+    up: ops.Stack
+    down: ops.Stack
+    activation: str = "silu"
+
+    def __call__(self, x: torch.Tensor, view: View | StateView) -> torch.Tensor:
+        return ops.experts(x, self.router(x, view), self.gate, self.up, self.down, self.spec, self.activation)
 
 
 @dataclass(frozen=True)
@@ -107,7 +129,7 @@ class Block:
     attention_norm: RMSNorm | Unnormed
     attention: Attention
     ffn_norm: RMSNorm | Unnormed
-    mlp: MLP
+    mlp: MLP | Experts
     post_attention_norm: RMSNorm | None = None
     post_ffn_norm: RMSNorm | None = None
 
@@ -128,7 +150,7 @@ class Block:
         x, ffn_normed = self.ffn_norm(x, self._adjust(attended, self.post_attention_norm))
         if probe:
             probe(f"{i}.ffn_norm", ffn_normed)
-        ffn = self.mlp(ffn_normed)
+        ffn = self.mlp(ffn_normed, view)
         if probe:
             probe(f"{i}.ffn", ffn)
         return x, self._adjust(ffn, self.post_ffn_norm)

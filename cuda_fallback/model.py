@@ -7,10 +7,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from mlx_llama.core.backends.interface import Masks
+from mlx_llama.core.backends.load_options import CACHE_BITS
 from mlx_llama.core.backends.positions import CallView, checked_tokens
+from mlx_llama.core.backends.profile import Profile, clock_ops
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models.config import LlamaConfig
@@ -21,7 +24,8 @@ from .cache import Cache, View
 from .kernels.cuda_graph import Capture, Runner
 from .kernels.draw import Kind
 from .kernels.state import StateView
-from .layers import MLP, Attention, Block, Unnormed
+from .layers import MLP, Attention, Block, Experts, Unnormed
+from .ranks import Ranks, Vocabulary
 from .sampling import SamplingBatch
 from .weights import Weights, is_out_of_memory
 
@@ -57,6 +61,8 @@ class Llama:
         """Take all weights from `weights`."""
         self.config, self.dtype, self.device, self._notices = config, dtype, device, notices
         self.cache_bits = cache_bits
+        self._vocabulary = weights.vocabulary  # None: the head computes all logits
+        self.adapters = tuple(adapter.name for adapter in weights.adapters)
         self.embedding = weights.embedding("model.embed_tokens")
         self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
         self.norm = weights.norm("model.norm")
@@ -66,18 +72,22 @@ class Llama:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu"),
-             compile: bool | None = None, cache_bits: int | None = None, batch_invariant: bool | None = None) -> Llama:
+             compile: bool | None = None, cache_bits: int | None = None, batch_invariant: bool | None = None,
+             ranks: Ranks | None = None) -> Llama:
         """Build the model; weights keep their stored width.
 
         compile: capture decoded tokens as a CUDA graph, or not (None: where that can be). cache_bits: of keys and values,
-        8 or None for the activations' width. batch_invariant: compute prompts, too, by the kernels of decoded tokens, which
-        is slower. Raises BackendError where an option cannot be honoured, OutOfMemoryError.
+        8, 16 or None for the activations' width. batch_invariant: compute prompts, too, by the kernels of decoded tokens, which
+        is slower. ranks: processes that each load a share of the weights and make the same calls; None for a model in this
+        process alone. Raises BackendError where an option cannot be honoured, OutOfMemoryError.
         """
-        if cache_bits not in (None, 8):
-            raise BackendError(f"--cache-bits {cache_bits!r:.40}: must be 8, or left out for the activations' width")
+        if cache_bits not in (None, *CACHE_BITS):
+            raise BackendError(f"--cache-bits {cache_bits!r:.40}: must be {' or '.join(map(str, CACHE_BITS))}, or left out for "
+                               "the activations' width")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        config, weights = checkpoint.config, Weights(checkpoint, dtype, device)
+        weights = Weights(checkpoint, dtype, device, ranks)
+        config = weights.config
         decoding = kernels.plan_decoding(config, weights.dtype, device, compile, cache_bits, bool(batch_invariant))
         notices = decoding.notices + weights.notices
         if batch_invariant:
@@ -89,7 +99,8 @@ class Llama:
             def build_view(rows: int, kind: Kind) -> StateView:
                 return StateView(config, model.dtype, device, decoding.kernels, rows, cache_bits, kind)
 
-            model._runner = Runner(model._compute, build_view, device, Capture(device) if decoding.is_captured else None)
+            model._runner = Runner(model._compute, build_view, device, Capture(device) if decoding.is_captured else None,
+                                   model._vocabulary)
         return model
 
     @property
@@ -108,9 +119,28 @@ class Llama:
         """Positions that `verify` takes for little more than a step costs."""
         return 16  # as many as the kernels for low-bit weights are meant for
 
+    @property
+    def prefill_width(self) -> int:
+        """Most prompt tokens of a call that Ctrl-C does not wait long for: any number, since it is computed in parts."""
+        return 1 << 16
+
+    def profile(self) -> contextlib.AbstractContextManager[Profile]:
+        """Clock the operations of all calls until the context ends. On a GPU waits after each.
+
+        Raises BackendError for captured steps, whose operations cannot be told apart.
+        """
+        if self._runner and self._runner.capture:
+            raise BackendError("a captured step cannot be profiled by operation: load the model with --no-compile")
+        if self.device.type == "cpu":
+            return clock_ops(self, ops, lambda results: None, "torch's own operations, with a clock around each")
+        return clock_ops(self, ops, lambda results: torch.cuda.synchronize(self.device),
+                         "no CUDA graph, and a wait after each operation: shares count, not sums")
+
     def make_cache(self, capacity: int, rows: int = 1) -> Cache:
         """A fresh cache of `rows` sequences of at most `capacity` positions each. Raises ContextError below 1."""
-        return Cache(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
+        cache = Cache(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
+        cache.adapters = [min(1, len(self.adapters))] * rows
+        return cache
 
     @_on_device
     def forward(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, *,
@@ -122,12 +152,22 @@ class Llama:
         `all_positions` [B, T, V]. probe(name, array) is called at every checkpoint of the model, with all positions. Raises
         ContextError when the call does not continue the rows or does not fit; the cache is then as it was.
         """
+        logits = self._forward(tokens, index_pos, cache, rows, all_positions, probe)
+        return self._vocabulary.gather(logits) if self._vocabulary else logits
+
+    def _forward(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, rows: Sequence[int] | None,
+                 all_positions: bool, probe) -> torch.Tensor:
+        """As `forward`; of several processes each has the logits of its share of the vocabulary."""
+        if probe and self._vocabulary:
+            probe = self._vocabulary.gather_probes(probe)
         tokens = checked_tokens(tokens, self.config.vocab_size)
         if self._runner and (self._batch_invariant or tokens.shape[1] == 1):
             logits = self._runner.forward(tokens, index_pos, cache, rows, all_positions, probe)
         else:
             if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
                 tokens = runtime._sent(tokens, self.device)
+            else:
+                tokens = tokens.clamp(min=0)  # a step runs ahead of -1, which the host has not read yet
             with cache.view(tokens, index_pos, rows) as view:
                 logits = self._compute(tokens, view, all_positions, probe)
         return logits if all_positions else logits[:, -1]
@@ -147,9 +187,11 @@ class Llama:
         x, normed = self.norm(x, delta)
         if probe:
             probe(f"{len(self.blocks) - 1}.block", x)
-        logits = self.head(normed)
+        logits = self.head(normed, view)
         if c.logits_multiplier != 1:
             logits = ops.scale(logits, c.logits_multiplier)
+        if c.logits_softcap:
+            logits = ops.softcap(logits, c.logits_softcap)
         if probe:
             probe("norm", normed)
             probe("logits", logits)
@@ -174,17 +216,32 @@ class Llama:
             return self._runner.step(tokens, call, sampling, masks)
         chosen = [span.row for span in call.spans]
         if B == 1 or T == 1 or self._batch_invariant:
-            logits = self.forward(tokens, index_pos, cache, rows=chosen)
+            logits = self._forward(tokens, index_pos, cache, chosen, False, None)
         else:
             lengths = list(cache.lengths)
             try:
-                logits = torch.cat([self.forward(tokens[i:i + 1], span.start, cache, rows=[span.row])
+                logits = torch.cat([self._forward(tokens[i:i + 1], span.start, cache, [span.row], False, None)
                                     for i, span in enumerate(call.spans)])
             except BaseException:
                 cache.lengths[:] = lengths
                 raise
+        return self._draw(logits, cache, sampling, chosen, masks, self._vocabulary)
+
+    @_on_device
+    def sample(self, logits: torch.Tensor, cache: Cache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
+               masks: Masks | None = None) -> torch.Tensor:
+        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last positions, also NumPy's."""
+        if isinstance(logits, np.ndarray):
+            logits = runtime._sent(logits, self.device)
+        return self._draw(logits, cache, sampling, rows, masks, None)
+
+    def _draw(self, logits: torch.Tensor, cache: Cache, sampling: SamplingBatch, rows: Sequence[int] | None,
+              masks: Masks | None, vocabulary: Vocabulary | None) -> torch.Tensor:
+        """As `sample`. vocabulary: of which the logits are this process's share, None for all."""
+        chosen = cache.select_rows(len(logits), rows)
         recent = cache.recent(sampling.window, chosen) if sampling.window else None
-        return sampling(logits, [span.end for span in call.spans], recent, masks)
+        draw_rows = functools.partial(vocabulary.draw_rows, sampling) if vocabulary else sampling
+        return draw_rows(logits, [cache.lengths[row] for row in chosen], recent, masks)
 
     @_on_device
     def verify(self, tokens: torch.Tensor, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
@@ -208,6 +265,9 @@ class Llama:
 def _build_block(spec: LayerSpec, weights: Weights) -> Block:
     attention = Attention(spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
                           weights.norm(spec.key_norm))
-    mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
+    if one := spec.experts:
+        mlp = Experts(one, weights.linear(one.router), *map(weights.stack, (one.gate, one.up, one.down)), spec.activation)
+    else:
+        mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
     return Block(weights.norm(spec.attention_norm) or Unnormed(), attention, weights.norm(spec.ffn_norm) or Unnormed(), mlp,
                  weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm))

@@ -12,15 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
-from . import kernels
+from . import kernels, runtime
 from .cache import View
 from .kernels.state import MAX_ROWS, StateView
 from .kernels.storage import split_rows
-from .quantized import QuantizedMatrix
+from .quantized import QuantizedMatrix, QuantizedStack
 
 Matrix = torch.Tensor | QuantizedMatrix
+Stack = torch.Tensor | QuantizedStack  # matrices [X, N, K] of all experts, by number
+Adapters = tuple[torch.Tensor, torch.Tensor]  # a [1 + adapters, R, K] and b [1 + adapters, N, R] by number, zeros for none
 
 
 def embed(tokens: torch.Tensor, weight: Matrix) -> torch.Tensor:
@@ -48,8 +50,96 @@ def gated_linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: tor
     """
     if isinstance(weight, torch.Tensor) and (by_kernel := _row_kernels(x)):
         return by_kernel.multiply_gated(x, weight, bias, activation)
-    gate_up = linear(x, weight, bias)
+    return gate(linear(x, weight, bias), activation)
+
+
+def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """activation(gate) * up. gate_up: [..., 2 F], the gate first; returns [..., F]."""
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
+
+
+def experts(x: torch.Tensor, scores: torch.Tensor, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
+            activation: str = "silu") -> torch.Tensor:
+    """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al. 2017).
+
+    x: [B, T, E]; scores: of the router, [B, T, experts]; gate, up: [F, E] of each expert, down: [E, F]. A token's shares are
+    the softmax of the scores, of all experts or, if the spec normalises them, of the chosen ones. Returns [B, T, E].
+
+    A step, T = 1, is computed without the host, row by row. A prompt waits for the numbers of rows of its experts.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
+    if by_kernel := _row_kernels(x):
+        packed = kernels.find_kernels(x.device).packed
+
+        def multiply(x: torch.Tensor, stack: Stack) -> torch.Tensor:
+            if isinstance(stack, torch.Tensor):
+                return by_kernel.multiply_chosen(x, stack, chosen)
+            return packed.multiply_chosen(stack.matrix, x, chosen, stack.count)
+
+        hidden = _activate(torch.cat([multiply(rows, gate), multiply(rows, up)], dim=-1), activation)
+        return by_kernel.combine(multiply(hidden, down), shares).view(x.shape)
+    if x.shape[1] == 1:
+        mixed = []
+        for own, numbers, share in zip(rows, chosen, shares):
+            gate_up = torch.cat([_multiply_chosen(own[None], stack, numbers) for stack in (gate, up)], dim=-1)
+            hidden = _activate(gate_up, activation)
+            mixed.append(share @ _multiply_chosen(hidden, down, numbers).float())
+        return torch.stack(mixed).to(x.dtype).view(x.shape)
+    out = torch.zeros_like(rows, dtype=torch.float32)
+    flat = chosen.reshape(-1)
+    order, counts = torch.argsort(flat, stable=True), runtime.count_each(flat, spec.count)
+    for expert, own in enumerate(order.split(counts)):
+        if counts[expert]:
+            number, tokens = chosen.new_tensor([expert]), own // spec.used
+            gate_up = torch.cat([_multiply_one(rows[tokens], stack, number) for stack in (gate, up)], dim=-1)
+            outputs = _multiply_one(_activate(gate_up, activation), down, number)
+            out[tokens] += outputs.float() * shares.reshape(-1)[own, None]  # a token has an expert once
+    return out.to(x.dtype).view(x.shape)
+
+
+def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `used` experts with the largest scores, int64 [T, used], and their shares, float32. scores: [T, experts]."""
+    scores = scores.float()
+    largest, chosen = torch.topk(scores, spec.used, dim=-1)
+    if spec.normalises:
+        return chosen, torch.softmax(largest, dim=-1)
+    return chosen, torch.softmax(scores, dim=-1).gather(-1, chosen)
+
+
+def _activate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
+
+
+def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The matrices of these numbers, int64 [n], as [n, N, K]."""
+    return stack.index_select(0, chosen) if isinstance(stack, torch.Tensor) else stack.dequantize(chosen, dtype)
+
+
+def _multiply_chosen(x: torch.Tensor, stack: Stack, chosen: torch.Tensor) -> torch.Tensor:
+    """Row n of x, or its only row, times the matrix of number chosen[n]. x: [n, K] or [1, K]; returns [n, N]."""
+    wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
+    return (_take(stack, chosen, wide.dtype) @ wide[:, :, None])[:, :, 0].to(x.dtype)
+
+
+def _multiply_one(x: torch.Tensor, stack: Stack, number: torch.Tensor) -> torch.Tensor:
+    """x [n, K] times the matrix of this number, int64 [1]; returns [n, N]."""
+    wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
+    return F.linear(wide, _take(stack, number, wide.dtype)[0]).to(x.dtype)
+
+
+def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: View | StateView) -> torch.Tensor:
+    """Add (x @ a.T) @ b.T to each row's product, by the row's adapter (LoRA, Hu et al. 2021).
+
+    product: [B, T, N], which it may change; x: [B, T, K]; view: with the number of each row's adapter.
+    """
+    down, up = adapters
+    if isinstance(view, StateView):
+        return view.kernels.adapt(view.state, product, x, down, up)
+    for row, number in enumerate(view.adapters):
+        if number:
+            product[row] += (x[row] @ down[number].T) @ up[number].T
+    return product
 
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor,
@@ -71,14 +161,24 @@ def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x * factor
 
 
+def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap), in float32, which keeps x within cap (Gemma 2). x: any shape."""
+    return (torch.tanh(x.float() / cap) * cap).to(x.dtype)
+
+
 def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
-    """RMS norm over each head of query and key (Qwen3). heads: [B, T, (H + 2 G) D]: queries, keys, values; weights: [D]."""
+    """RMS norms of query and key. heads: [B, T, (H + 2 G) D]: queries, keys, values.
+
+    Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
+    """
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
-    if by_kernel := _row_kernels(heads):
+    if (by_kernel := _row_kernels(heads)) and len(query_weight) == D:
         return by_kernel.norm_heads(heads, query_weight, key_weight, H, G, D, spec.eps)
-    query, key, value = heads.unflatten(-1, (H + 2 * G, D)).split((H, G, G), dim=-2)
+    query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
+    if len(query_weight) == D:
+        query, key = query.unflatten(-1, (H, D)), key.unflatten(-1, (G, D))
     query, key = rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps)
-    return torch.cat([query, key, value], dim=-2).flatten(-2)
+    return torch.cat([query.reshape(*value.shape[:-1], H * D), key.reshape(value.shape), value], dim=-1)
 
 
 def split_heads(heads: torch.Tensor, spec: LayerSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -92,10 +192,12 @@ def rope_and_store(heads: torch.Tensor, view: View | StateView, spec: LayerSpec)
     """Rotate queries and keys, store keys and values. heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D]."""
     if isinstance(view, StateView):
         return view.kernels.store_rotated(view.state, spec.index, heads, spec.heads, spec.key_value_heads, spec.head_dim,
-                                          spec.rotates, view.bits)
+                                          spec.rotates, view.bits, spec.angles.stop - spec.angles.start, spec.angles.start,
+                                          spec.query_angles.start, view.table_width)
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
-        query, key = rope(query, view.tables), rope(key, view.tables)
+        query, key = (rope(part, tuple(table[..., columns] for table in view.tables))
+                      for part, columns in ((query, spec.query_angles), (key, spec.angles)))
     view.append(spec.index, key, value)
     return query
 
@@ -104,12 +206,12 @@ def attend(query: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torc
     """Attention to what the view holds. query: [B, H, T, D], of all new positions or of the last; returns [B, T, H D]."""
     if isinstance(view, StateView):
         return view.kernels.attend(view.state, spec.index, query, spec.key_value_heads, spec.window, spec.scale,
-                                   view.bits)
+                                   view.bits, spec.softcap)
     # Each sequence by itself: they have different lengths, and storage of their own.
     mixed = []
     for own, (keys, values), mask in zip(split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)):
         mask = mask[-query.shape[2]:] if isinstance(mask, torch.Tensor) else mask
-        mixed.append(attention(own, keys, values, spec.scale, mask))
+        mixed.append(attention(own, keys, values, spec.scale, mask, spec.softcap))
     mixed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
     return mixed.transpose(1, 2).reshape(query.shape[0], -1, spec.heads * spec.head_dim)
 
@@ -130,12 +232,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, D/2] or [B, T, D/2]; returns [B, H, T, D] in
-    x's dtype.
+    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, R/2] or [B, T, R/2], R <= D: the other
+    dimensions stay; returns [B, H, T, D] in x's dtype.
     """
     cosine, sine = table
+    if (rotated := 2 * cosine.shape[-1]) < x.shape[-1]:
+        return torch.cat([rope(x[..., :rotated], table), x[..., rotated:]], dim=-1)
     if by_kernel := kernels.find_kernels(x.device).decode:
         return by_kernel.rotate(x, cosine, sine)
     cosine, sine = cosine.unsqueeze(-3), sine.unsqueeze(-3)
@@ -144,15 +248,17 @@ def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Ten
 
 
 def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
-              mask: torch.Tensor | str | None = None) -> torch.Tensor:
+              mask: torch.Tensor | str | None = None, cap: float | None = None) -> torch.Tensor:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
 
     query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for all, "causal" where
-    the last query is at the last key. Returns [B, H, T, D].
+    the last query is at the last key; cap: softcap of the scores. Returns [B, H, T, D].
     """
     T, L = query.shape[2], keys.shape[2]
     if isinstance(mask, str) and T == 1:
         mask = None
+    if cap:
+        return _capped_attention(query, keys, values, scale, mask, cap)
     grouped, is_causal = query.shape[1] != keys.shape[1], isinstance(mask, str)
     if query.is_cuda and (mask is None or is_causal) and query.shape[-1] % 8 == 0 and can_use_flash_attention(
             SDPAParams(query, keys, values, None, 0.0, False, grouped)):
@@ -169,6 +275,25 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
         keys, values = (part.repeat_interleave(query.shape[1] // keys.shape[1], dim=1) for part in (keys, values))
         grouped = False
     return F.scaled_dot_product_attention(query, keys, values, mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+
+
+def _capped_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
+                      mask: torch.Tensor | str | None, cap: float) -> torch.Tensor:
+    """As `attention`, whose fused kernels have no softcap. Holds the scores of 256 queries at a time."""
+    (_, H, T, _), (G, L) = query.shape, keys.shape[1:3]
+    mixed = []
+    for first in range(0, T, 256):
+        own = query[:, :, first:first + 256]
+        grouped = own.reshape(len(own), G, -1, own.shape[-1])  # queries of a key head as rows of one product
+        scores = softcap((grouped @ keys.transpose(-1, -2)).float() * scale, cap).view(len(own), H, own.shape[2], L)
+        if isinstance(mask, str):
+            last = torch.arange(L - T + first, L - T + first + own.shape[2], device=query.device)
+            scores = scores.masked_fill(torch.arange(L, device=query.device) > last[:, None], -torch.inf)
+        elif mask is not None:
+            scores = scores.masked_fill(~mask[first:first + 256], -torch.inf)
+        shares = torch.softmax(scores, dim=-1).to(values.dtype).view(len(own), G, -1, L)
+        mixed.append((shares @ values).view(own.shape))
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:

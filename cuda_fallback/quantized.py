@@ -191,6 +191,31 @@ class QuantizedMatrix:
         return self.chunk if self.kernels else plane.shape[1]
 
 
+@dataclass(frozen=True)
+class QuantizedStack:
+    """`count` low-bit matrices [N, K], rows on rows in one."""
+
+    count: int
+    matrix: QuantizedMatrix
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(count, N, K)."""
+        rows, K = self.matrix.shape
+        return self.count, rows // self.count, K
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and biases."""
+        return self.matrix.nbytes
+
+    def dequantize(self, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The matrices of these numbers, int64 [n], as [n, N, K]."""
+        _, N, K = self.shape
+        rows = chosen[:, None] * N + torch.arange(N, device=chosen.device)
+        return self.matrix.dequantize(rows.view(-1), dtype).view(-1, N, K)
+
+
 def _layout(width: int, columns: int, group_size: int, kernels: ModuleType | None) -> tuple[int, int]:
     """(P, C) of the low plane."""
     if kernels is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -11,6 +14,7 @@ from mlx_llama.core.system import machine
 
 NAME = "cuda"
 LOAD_OPTIONS = LoadOptions(NAME)
+SURVIVES_FORK = False  # a forked process lacks torch's threads, and CUDA's contexts
 
 
 def has_gpu() -> bool:
@@ -85,6 +89,11 @@ def read_all(*tokens: torch.Tensor) -> list[int]:
     return [token for arrival in arrivals for token in arrival.tokens.flatten().tolist()]
 
 
+def count_each(numbers: torch.Tensor, count: int) -> list[int]:
+    """How often each of 0 .. count - 1 occurs in int64 [n]. Waits for the device: for prompts alone."""
+    return torch.bincount(numbers, minlength=count).tolist()
+
+
 def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a host array to the device; to a GPU through pinned memory, since other copies wait for queued kernels."""
     tensor = torch.as_tensor(array)
@@ -140,4 +149,9 @@ def bandwidth(device: torch.device) -> float | None:
 
 def primitives(*arrays: torch.Tensor) -> int | None:
     """Count the operations in the graph of `arrays`, without evaluating it; None: there is no graph."""
+    return None
+
+
+def measure_kernels(threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None:
+    """Measure candidates for the kernels of decoding; None: torch and Triton choose their own."""
     return None

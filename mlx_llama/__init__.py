@@ -3,7 +3,10 @@
     from mlx_llama import load
 
     llm = load("DIR_OR_HUB_ID")
-    print(llm.generate("Once upon", max_tokens=40))
+    print(llm.ask("Why is the sky blue?"))                 # a question, by the model's chat template
+    chat = llm.chat()                                      # a conversation
+    print(chat.send("Hello!"))
+    print(llm.generate("Once upon", max_tokens=40))        # a text to continue
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
         ConfigError,
         ContextError,
         LlamaError,
+        NumericalError,
         OptionsError,
         OutOfMemoryError,
         SessionError,
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["load", "LLM", "Session", "Stream", "Completion", "LlamaError", "BackendError", "CheckpointError", "ConfigError",
-           "ContextError", "OptionsError", "OutOfMemoryError", "SessionError", "TemplateError", "TokenizerError", "TraceError"]
+           "ContextError", "NumericalError", "OptionsError", "OutOfMemoryError", "SessionError", "TemplateError", "TokenizerError", "TraceError"]
 
 _HOMES = {"load": "generation.llm", "LLM": "generation.llm", "Completion": "generation.completion",
           "Session": "generation.session", "Stream": "generation.session"}

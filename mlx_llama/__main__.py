@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import signal
 import sys
 
 COMMANDS = {
@@ -32,14 +34,26 @@ def main(arguments: list[str] | None = None) -> int:
         print(overview())
         return 0
     if name not in COMMANDS:
-        print(f"error: there is no command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
-    from . import cli
+        import difflib
 
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        remedy = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        print(f"error: there is no command {name!r}: {remedy}", file=sys.stderr)
+        return 2
     door = f"mlx_llama.{name}"
     if importlib.util.find_spec(door).submodule_search_locations is not None:  # a package
         door += ".__main__"
-    return cli.run(importlib.import_module(door).main, arguments[1:])
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        # An import would print a traceback, or swallow the interrupt.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        from . import cli
+
+        run = importlib.import_module(door).main
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return cli.run(run, arguments[1:])
 
 
 if __name__ == "__main__":

@@ -1,20 +1,26 @@
 """Shared by every door: errors in one line, exit codes, robust standard streams, progress bars.
 
-Exit codes: 0 done, 2 a user error (one line on stderr), 130 interrupted, 1 anything else.
+Exit codes: 0 done, 2 a user error (one line on stderr), 130 interrupted, 143 terminated, 1 anything else.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from .core.errors import LlamaError, spelled_as_flags
 from .core.system import progress
+from .core.system.launch import find_launch
+from .core.text.controls import shorten, show_controls
+
+MOST_TEXT = 1 << 28  # characters of a file
 
 
 def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> int:
@@ -33,6 +39,11 @@ def _run(main: Callable[[list[str]], int | None], arguments: list[str]) -> int:
         say("error: standard output is closed: open it to receive the answer")
         return 2
     try:
+        if find_launch() is not None:
+            from .core.backends.following import follow_leader
+
+            if follow_leader():
+                return 0
         return main(arguments) or 0
     except LlamaError as error:
         if "--debug" in arguments:
@@ -54,9 +65,27 @@ def _run(main: Callable[[list[str]], int | None], arguments: list[str]) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line for the user on stderr, apart from the answer."""
+    """Print a line for the user on stderr, apart from the answer, without control characters; an error in one short line."""
     if sys.stderr is not None:
-        print(" ".join(text.split("\n")) if text.startswith("error: ") else text, file=sys.stderr, flush=True)
+        text = shorten(" ".join(text.split("\n")), 4000) if text.startswith("error: ") else text
+        print(show_controls(text), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def clean_up_when_terminated() -> Iterator[None]:
+    """Have SIGTERM end the work inside as an exception would, so that it removes what it has half written; exit code 143."""
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # another must not interrupt the removal
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # called from Python: signals are the caller's
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 class Bar:
@@ -73,7 +102,7 @@ class Bar:
         self._stack = ExitStack()
         self._show: Callable[[int], Any] | None = None
         self._due = time.monotonic() + self.patience
-        if sys.stderr is not None and sys.stderr.isatty():
+        if progress.moves_cursor(sys.stderr):
             self._stack.enter_context(progress.reported(self._report))
         return self
 
@@ -100,14 +129,17 @@ class Bar:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or of standard input for "-". Raises LlamaError if it is unreadable or not UTF-8."""
+    """The text of a file, or of standard input for "-". Raises LlamaError if it is unreadable, too long or not UTF-8."""
     try:
         if path == "-":
             if sys.stdin is None:
                 raise LlamaError("standard input is closed: there is no text to read")
             return sys.stdin.buffer.read().decode("utf-8-sig")
         with open(os.path.expanduser(path), encoding="utf-8") as file:
-            return file.read()
+            text = file.read(MOST_TEXT + 1)  # a device may never end
+        if len(text) > MOST_TEXT:
+            raise LlamaError(f"{path}: is longer than {MOST_TEXT} characters: name a shorter text")
+        return text
     except UnicodeDecodeError as error:
         name = "standard input" if path == "-" else path
         raise LlamaError(f"{name}: is not UTF-8 (byte {error.start}: {error.reason}): convert it, for example with "

@@ -5,12 +5,18 @@ Exit codes: 0 the model runs here, 1 an error prevents it, 2 the command line is
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: interrupted, they would end in a traceback
+    import sys
+
+    from mlx_llama.__main__ import main as run
+
+    sys.exit(run(["doctor", *sys.argv[1:]]))
+
 import json
 import sys
 from typing import TYPE_CHECKING
 
-from . import cli
-from .core.backends.load_options import LoadOptions
+from .core.backends.load_options import LoadOptions, default_threads
 from .core.errors import OptionsError
 from .core.generation import options
 
@@ -24,14 +30,18 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 def parser() -> options.Parser:
     """The command line."""
     result = options.Parser(prog="python -m mlx_llama.doctor", description=__doc__.splitlines()[0], allow_abbrev=False)
-    result.add_argument("model", metavar="MODEL", nargs="?", default=None,
-                        help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
-                             "id:file.gguf (default: the small guide model in this package)")
+    model = result.add_mutually_exclusive_group()
+    model.add_argument("model", metavar="MODEL", nargs="?", default=None,
+                       help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
+                            "id:file.gguf (default: the small guide model in this package)")
+    model.add_argument("--model", metavar="MODEL", dest="named", default=None, help="the same, as in the other commands")
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
                         help="positions that the context is to hold (default: the model's limit, or as many as fit)")
     options.add_cache_bits_flag(result)
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    result.add_argument("--clear-cache", action="store_true",
+                        help="remove compiled code and packed weights from the cache folder, and do nothing else")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     return result
 
@@ -39,13 +49,22 @@ def parser() -> options.Parser:
 def main(arguments: list[str]) -> int:
     """Run the door; returns the exit code. Raises LlamaError for a bad command line."""
     given = parser().parse_args(arguments)
+    name = given.model if given.named is None else given.named
     if given.ctx_size is not None and not (given.ctx_size.isascii() and given.ctx_size.isdigit()):
         raise OptionsError(f"--ctx-size {given.ctx_size!r:.40}: must be a whole number")
+    if given.clear_cache:
+        if name is not None:
+            raise OptionsError("--clear-cache: removes all models' files; leave the model out")
+        from .core.proofs.diagnosis import format_bytes
+        from .core.system import cache_folder
+
+        print(f"removed {format_bytes(cache_folder.clear())} from {cache_folder.cache_folder()}")
+        return 0
     cache_bits = LoadOptions("").check(cache_bits=given.cache_bits).get("cache_bits")
 
     from .core.proofs.doctor import diagnose
 
-    found = diagnose(given.model, given.revision, given.ctx_size, cache_bits)
+    found = diagnose(name, given.revision, given.ctx_size, cache_bits)
     if given.json:
         print(json.dumps(found.facts(), indent=2))
     elif sys.stdout.isatty():
@@ -75,6 +94,10 @@ def report(found: Diagnosis) -> list[tuple[str, str]]:
     gpu = f", {here['gpu']['name']}" if "gpu" in here else ""
     lines.append((f"  {here['system']} {here['machine']}, Python {here['python']}, {here['physical_cores']} physical "
                   f"cores, {format_bytes(here['free_memory_bytes'])} of free memory{gpu}", ""))
+    if "cache" in here:
+        cache = here["cache"]
+        lines.append((f"  cache {cache['folder']}: {format_bytes(cache['nbytes'])} in {cache['files']} files, at most "
+                      f"{format_bytes(cache['limit_bytes'])}", ""))
     title("backends")
     for one in found.backends:
         lines.append((_backend(one, one.name == found.auto), "" if one.available else "dim"))
@@ -84,7 +107,7 @@ def report(found: Diagnosis) -> list[tuple[str, str]]:
     lines += [(f"  {line}", "") for line in [*_model(found), *_text(found)]]
     if found.fits:
         title("runs")
-        lines += [(f"  {_fit(fit)}", "") for fit in found.fits]
+        lines += [(f"  {_fit(fit, _threads(found, fit))}", "") for fit in found.fits]
     if found.findings:
         title("findings")
         for level in _STYLES:
@@ -115,7 +138,9 @@ def _model(found: Diagnosis) -> list[str]:
     lines = [
         f"{m['architecture']}, {_count(m['parameters'])} parameters: {m['layers']} layers, width {m['hidden_size']}, "
         f"{m['heads']} heads and {m['key_value_heads']} key-value heads of {m['head_dim']}, feed-forward "
-        f"{m['intermediate_size']}, vocabulary {m['vocab_size']}",
+        f"{m['intermediate_size']}"
+        + (f" of {m['experts']} experts, {m['experts_per_token']} for a token" if m["experts"] else "")
+        + f", vocabulary {m['vocab_size']}",
         f"context {m['context_length']}"
         + (f", stretched to {m['longest_context']}" if m["longest_context"] > m["context_length"] else "")
         + (f", sliding window {m['sliding_window']}" if m["sliding_window"] else "")
@@ -124,7 +149,7 @@ def _model(found: Diagnosis) -> list[str]:
         + f"; embedding and head are {'one matrix' if m['tied_embeddings'] else 'two matrices'}",
     ]
     nbytes = {name.replace("_", " "): format_bytes(size) for name, size in m["cache_bytes_per_token"].items()}
-    lines.append(f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in 16, "
+    lines.append(f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in 16 (--cache-bits 16), "
                  f"{nbytes['8 bits']} in 8 (--cache-bits 8)")
     if found.groups:
         lines.append(f"weights {format_bytes(m['nbytes'])}")
@@ -149,14 +174,22 @@ def _text(found: Diagnosis) -> list[str]:
     return lines
 
 
-def _fit(fit: Fit) -> str:
+def _threads(found: Diagnosis, fit: Fit) -> str:
+    """The threads that the cpu backend would run, in words; "" for other backends and without compiled kernels."""
+    if fit.backend != "cpu" or not any(one.name == "cpu" and one.kernels for one in found.backends):
+        return ""
+    threads = default_threads(found.model["nbytes"], found.machine["physical_cores"])
+    return f" on {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _fit(fit: Fit, threads: str) -> str:
     from .core.proofs.diagnosis import format_bytes
 
     how = f", low-bit weights times {fit.low_bit}" if fit.low_bit else ""
     held = "longest context unknown" if fit.longest_context is None else (
         f"room for {fit.longest_context} positions of one conversation, {fit.tokens} of many")
     fits = {True: "fits", False: "does not fit", None: "fits if memory suffices"}[fit.fits]
-    return (f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{how}; weights {format_bytes(fit.weights_bytes)}, "
+    return (f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{how}{threads}; weights {format_bytes(fit.weights_bytes)}, "
             f"cache {format_bytes(fit.cache_bytes_per_token)} per token"
             f"{f' in {fit.cache_bits} bits' if fit.cache_bits else ''}, {held}")
 
@@ -166,7 +199,3 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.2f} {word}"
     return str(number)
-
-
-if __name__ == "__main__":
-    sys.exit(cli.run(main))

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: interrupted, they would end in a traceback
+    import sys
+
+    from mlx_llama.__main__ import main as run
+
+    sys.exit(run(["generate", *sys.argv[1:]]))
+
 import argparse
 import json
 import os
@@ -12,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from . import cli
 from .core.errors import OptionsError
 from .core.generation import options
+from .core.text.controls import show_controls
 
 if TYPE_CHECKING:
-    from .core.generation.completion import Completion
     from .core.generation.llm import LLM
 
 Prompt = str | list[dict[str, str]]
@@ -100,9 +107,10 @@ def run_prompt(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
     for notice in stream.completion.notices:
         cli.say(f"({notice})")
     code = 0
+    show = show_controls if sys.stdout.isatty() else str  # a model's text must not command the terminal
     try:
         for piece in stream:
-            print(json.dumps({"text": piece}) if given.jsonl else piece, end="\n" if given.jsonl else "", flush=True)
+            print(json.dumps({"text": piece}) if given.jsonl else show(piece), end="\n" if given.jsonl else "", flush=True)
     except KeyboardInterrupt:
         stream.close()
         code = 130
@@ -110,25 +118,13 @@ def run_prompt(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
         print(json.dumps({"receipt": stream.completion.receipt()}), flush=True)
     elif sys.stdout.isatty():
         print()
-    if not given.jsonl:
-        show_logprobs(llm, stream.completion)
+    if not given.jsonl and llm.tokenizer is not None and (logprobs := stream.completion.describe_logprobs(llm.tokenizer)):
+        cli.say(logprobs)
     if given.stats:
         cli.say(stream.completion.summary())
     if given.prompt_cache is not None:
         llm.save_cache(given.prompt_cache)
     return code
-
-
-def show_logprobs(llm: LLM, completion: Completion) -> None:
-    """Print each token, its log-probability and those of the likeliest, a line each, on stderr. Without any: nothing."""
-    def name(token: int) -> str:
-        piece = llm.tokenizer.piece(token)
-        return repr(piece.data.decode("utf-8", "backslashreplace")) if piece else f"<{token}>"
-
-    for token in completion.tokens:
-        if token.logprobs is not None:
-            top = ", ".join(f"{name(other)} {value:.4f}" for other, value in token.logprobs.top)
-            cli.say(f"{name(token)} {token.logprobs.logprob:.4f}" + (f"  of {top}" if top else ""))
 
 
 # A batch
@@ -179,7 +175,3 @@ def _report_failures(failed: int, output: str) -> int:
         return 0
     cli.say(f"error: {failed} request{'s' if failed > 1 else ''} failed: see the field error in {output}")
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(cli.run(main))

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: interrupted, they would end in a traceback
+    import sys
+
+    from mlx_llama.__main__ import main as run
+
+    sys.exit(run(["quantize", *sys.argv[1:]]))
+
 import sys
 
 from . import cli
@@ -17,11 +24,15 @@ def parser() -> options.Parser:
     result.add_argument("source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide")
     result.add_argument("out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write")
     result.add_argument("--bits", "--q-bits", default=None, metavar="{2,3,4,5,6,8}",
-                        help="bits per weight (default: 4)")
+                        help="bits per weight (default: 4; a quantised GGUF file keeps its own)")
     result.add_argument("--group-size", "--q-group-size", default=None, metavar="{32,64,128}",
-                        help="weights that share a scale (default: 64)")
-    result.add_argument("--format", default="mlx", metavar="{mlx,gguf:Q4_0,gguf:Q8_0}",
-                        help="mlx: a folder, for mlx_lm too; gguf: a file, for llama.cpp too (default: mlx)")
+                        help="weights that share a scale (default: 64; a quantised GGUF file keeps its own)")
+    result.add_argument("--format", default="mlx", metavar="{mlx,gguf:TYPE}",
+                        help="mlx: a folder, for mlx_lm too; gguf: a file, for llama.cpp too, of TYPE Q4_0, IQ4_XS, Q4_K_M, "
+                             "Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32 (default: mlx)")
+    result.add_argument("--merge", default=None, metavar="FOLDER[=SCALE]",
+                        help="add a LoRA adapter to the matrices, as PEFT and mlx_lm write them, perhaps times SCALE; without "
+                             "--bits and --format a full-width model keeps its width")
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     return result
@@ -32,15 +43,25 @@ def main(arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
     scheme = parse_scheme(given.format, given.bits, given.group_size)
     if given.format == "mlx" and given.out.endswith(".gguf"):
-        raise OptionsError(f"{given.out}: --format mlx writes a folder; for a GGUF file add --format gguf:Q4_0 or gguf:Q8_0")
+        raise OptionsError(f"{given.out}: --format mlx writes a folder; for a GGUF file add --format gguf:Q4_K_M or gguf:Q8_0")
 
     from .core.files import gguf_export, quantize
-    from .core.files.checkpoint import open_checkpoint
+    from .core.files.checkpoint import merge_adapter, open_checkpoint
+    from .core.files.quantized import AffineWeight
 
-    checkpoint = open_checkpoint(given.source, given.revision)
-    with cli.Bar("quantising"):
+    checkpoint = open_checkpoint(given.source, given.revision, [given.merge] if given.merge is not None else ())
+    is_low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
+    if checkpoint.adapters:
+        (adapter,) = checkpoint.adapters
+        checkpoint = merge_adapter(checkpoint)
+        again = ", which were dequantised and are rounded again" if is_low_bit else ""
+        cli.say(f"(merging {adapter.name} into {len(adapter.pairs)} matrices{again})")
+        if given.format == "mlx" and given.bits is given.group_size is None and not is_low_bit:
+            scheme = None, 64  # the base's width
+    keeps = given.bits is given.group_size is None and is_low_bit and checkpoint.gguf_metadata is not None
+    with cli.clean_up_when_terminated(), cli.Bar("quantising"):
         if given.format == "mlx":
-            written = quantize.write_mlx(checkpoint, given.out, *scheme)
+            written = quantize.write_mlx(checkpoint, given.out, *scheme, keep=keeps)
         else:
             written = gguf_export.write_gguf(checkpoint, given.out, *scheme)
     for notice in written.notices:
@@ -71,7 +92,3 @@ def parse_scheme(format: str, bits: str | None, group_size: str | None) -> tuple
             raise OptionsError(f"{flag} {value!r:.40}: MLX has {', '.join(map(str, allowed))}")
         chosen.append(default if value is None else int(value))
     return tuple(chosen)
-
-
-if __name__ == "__main__":
-    sys.exit(cli.run(main))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 # Set before the imports below: tests do not use the network.
@@ -38,6 +39,23 @@ def guide_q8(tmp_path_factory) -> Path:
     from mlx_llama.core.files.gguf_export import write_gguf
 
     return write_gguf(open_checkpoint(), tmp_path_factory.mktemp("guide") / "guide-q8_0.gguf", "Q8_0").path
+
+
+@pytest.fixture
+def full_disk():
+    """full_disk(nbytes): a context in which writing a file beyond `nbytes` fails, as on a full disk."""
+    resource = pytest.importorskip("resource", reason="this system limits no file sizes")
+
+    @contextmanager
+    def limit(nbytes: int):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))  # Python ignores the signal
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit
 
 
 def pytest_terminal_summary(terminalreporter):

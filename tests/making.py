@@ -193,7 +193,8 @@ def config_fields(**fields: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    kinds = {"MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+    kinds = {"MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
+             "MixtralForCausalLM": "mixtral", "Qwen3MoeForCausalLM": "qwen3_moe"}
     architectures = fields.get("architectures")
     config["model_type"] = kinds.get(architectures[0], "llama") if isinstance(architectures, list) and architectures else "llama"
     return config | fields

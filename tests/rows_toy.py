@@ -72,7 +72,7 @@ class ToyCache(Positions):
 
 
 class ToyModel:
-    config, dtype, cache_bits, notices, verify_width = CONFIG, "float32", None, (), 16
+    config, dtype, cache_bits, notices, verify_width, prefill_width, adapters = CONFIG, "float32", None, (), 16, 1 << 16, ()
 
     def __init__(self):
         self.calls: list[tuple] = []  # (shape of the tokens, first positions, rows)

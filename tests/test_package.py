@@ -36,6 +36,7 @@ def test_help_shows_them():
     for name in NAMES - {"load"}:
         assert f"\n    class {name}" in shown, name
     assert "\n    load(model:" in shown and "Load a model." in shown and "generate(self, prompt:" in shown
+    assert shown.index("llm.ask(") < shown.index("llm.generate(") and shown.index("ask(self, question") < shown.index("generate(self, prompt")
 
 
 SNIPPET = """
@@ -51,6 +52,8 @@ for piece in llm.stream("Once", speculate="prompt"):
     print(piece + "!")
 done: list[str] = [one.text for one in llm.batch(["a", [1, 2]], max_tokens=3)]
 seconds: float = llm.generate("x").tokens[0].seconds
+answer: str = llm.ask("Why?", system="Be brief.", stop_token_ids=[5], on_progress=lambda done, total: print(done / total)).text
+llm.generate("x", logits_processor=lambda tokens, logits: logits * 0.5)
 
 
 async def show() -> None:
@@ -58,7 +61,7 @@ async def show() -> None:
         print(piece + "!")
 """
 SLIPS = ['llm.generate("x", max_tokenz=3)', 'llm.stream("x", temperature="hot")', 'llm.chat(sytem="x")',
-         'chat.send("x", speculate="maybe")', 'load("x", ctx=5)']
+         'chat.send("x", speculate="maybe")', 'load("x", ctx=5)', 'llm.ask(5)', 'llm.ask("x", logits_processor=5)']
 
 
 @pytest.mark.slow

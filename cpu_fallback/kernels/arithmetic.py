@@ -6,18 +6,21 @@ position was decoded or part of a prompt. Addresses and counts are i64; program.
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterator
+
 import numpy as np
 from llvmlite import ir
 
-from mlx_llama.core.files.quantized import GGUF_FORMATS
-
 from ..pages import CACHE_GROUP, PAGE, PageLayout
 from . import layouts
-from .emit import LANES, Function, Module, Value, Variable, f16, f32, f32s, i8, i16, i32, i32s, i64, vector
-from .layouts import GROUP, PLANES, ActivationLayout, FloatLayout, LowBitLayout
+from .emit import LANES, Function, Module, Value, Variable, bf16, f16, f32, f32s, i8, i16, i32, i32s, i64, vector
+from .layouts import FIELDS, GROUP, ActivationLayout, FloatLayout, LowBitLayout
 from .target import Target
 
-PANELS_AT_ONCE = 4  # of float weights for one token; independent sums hide the latency of fma
+CHAIN = 4  # dependent integer products of one token
+PANELS_AT_ONCE = 4  # at most; of float weights for one token
 
 PRODUCT = {"weights": i64, "x": i64, "out": i64, "out_stride": i64, "blocks": i64, "bias": i64, "accumulate": i64}
 
@@ -26,8 +29,10 @@ def panels_at_once(target: Target, layout: layouts.Layout, tokens: int) -> int:
     """Consecutive panels that a product multiplies together, a divisor of PANELS_AT_ONCE."""
     if not isinstance(layout, FloatLayout):
         return 1
-    sums = 16 if target.wide else 4  # that the registers hold beside the weights
-    return max(1, min(PANELS_AT_ONCE, sums // tokens))
+    # Independent sums hide the latency of fma; the registers hold `sums` beside the weights. Each panel is a stream from memory,
+    # and two of them are read faster than four.
+    sums, most = (16, 2) if target.wide else (4, PANELS_AT_ONCE)
+    return max(1, min(most, sums // tokens))
 
 
 def product_name(layout: layouts.Layout, x_layout: ActivationLayout, tokens: int, panels: int = 1) -> str:
@@ -46,7 +51,7 @@ def product(module: Module, target: Target, layout: layouts.Layout, x_layout: Ac
         return module.known[name]
     f = Function(module, name, PRODUCT, public=public)
     if isinstance(layout, FloatLayout):
-        sums = _float_sums(f, layout, tokens, panels)
+        sums = (_float_sums if x_layout == layouts.FLOAT else _bfloat16_sums)(f, target, layout, tokens, panels)
     elif x_layout.name == "float":
         sums = _dequantised_sums(f, target, layout, tokens)
     else:
@@ -68,17 +73,17 @@ def _zeros(f: Function, count: int) -> list[Variable]:
     return [Variable(f, f.zero(f32s)) for _ in range(count)]
 
 
-def _load_wide(f: Function, dtype: str, address: Value, offset: Value | int) -> Value:
-    """Load 16 numbers of `dtype` as float32."""
+def _load_wide(f: Function, dtype: str, address: Value, offset: Value | int, lanes: int = LANES) -> Value:
+    """Load numbers of `dtype` as float32."""
     if dtype == "float32":
-        return f.load(f32s, address, offset, 4)
+        return f.load(vector(f32, lanes), address, offset, 4)
     if dtype == "float16":
-        return f.load(vector(f16), address, offset, 2).widen_half()
+        return f.load(vector(f16, lanes), address, offset, 2).widen_half()
     # bfloat16: the upper half of a float32
-    return (f.load(vector(i16), address, offset, 2).zero_extend(i32s) << 16).bitcast(f32s)
+    return (f.load(vector(i16, lanes), address, offset, 2).zero_extend(vector(i32, lanes)) << 16).bitcast(vector(f32, lanes))
 
 
-def _float_sums(f: Function, layout: FloatLayout, tokens: int, panels: int) -> list[Variable]:
+def _float_sums(f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int) -> list[Variable]:
     unroll, width = 8, layouts.WIDTHS[layout.dtype] * layouts.ROWS
     sums = _zeros(f, tokens * panels)
     steps = f.blocks * (GROUP // unroll)
@@ -88,6 +93,10 @@ def _float_sums(f: Function, layout: FloatLayout, tokens: int, panels: int) -> l
         if tokens > 1:
             for panel in range(panels):  # of the next panels
                 f.prefetch(weights + panel_bytes * (panels + panel), unroll * width)
+        else:
+            for panel in range(panels):
+                for level, distance in target.prefetch:
+                    f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
         for u in range(unroll):
             for panel in range(panels):
                 w = _load_wide(f, layout.dtype, weights + panel_bytes * panel if panel else weights, u * width)
@@ -97,38 +106,61 @@ def _float_sums(f: Function, layout: FloatLayout, tokens: int, panels: int) -> l
     return sums
 
 
-class _Codes:
-    """Codes of one group, by chunk k: int32 [16 rows], byte e of a lane is the code of input 4 k + e."""
+def _bfloat16_sums(f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int) -> list[Variable]:
+    """As _float_sums, with activations in bfloat16: two products an instruction, subnormal numbers are zero."""
+    unroll, width, pairs = 8, 2 * layouts.ROWS, vector(bf16, 32)
+    sums = _zeros(f, tokens * panels)
+    panel_bytes = f.blocks * layout.block_bytes
+    with f.loop(f.blocks * (GROUP // unroll)) as i:
+        weights, x = f.weights + i * (unroll * width), f.x + i * (unroll * 2 * tokens)
+        for panel in range(panels):
+            if tokens > 1:
+                f.prefetch(weights + panel_bytes * (panels + panel), unroll * width)
+            else:
+                for level, distance in target.prefetch:
+                    f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
+        for u in range(0, unroll, 2):
+            for panel in range(panels):
+                two = f.load(vector(i16, 32), weights + panel_bytes * panel if panel else weights, u * width, 2)
+                w = two.shuffle([16 * half + row for row in range(16) for half in range(2)]).bitcast(pairs)
+                for t in range(tokens):
+                    one = sums[panel * tokens + t]
+                    both = f.load(i32, x, 4 * (u // 2 * tokens + t), 4).splat().bitcast(pairs)
+                    one.set(f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", f32s, one.get(), w, both))
+    return sums
 
-    def __init__(self, f: Function, bits: int, address: Value, gfni: bool):
-        self.f, self.bits, self.address, self.gfni = f, bits, address, gfni
+
+class _Codes:
+    """Codes of one group, by chunk k: int32 [rows], byte e of a lane is the code of input 4 k + e."""
+
+    def __init__(self, f: Function, bits: int, address: Value, gfni: bool, rows: range):
+        self.f, self.bits, self.address, self.gfni, self.rows = f, bits, address, gfni, rows
         self.loaded: dict[int, Value] = {}
 
     def chunk(self, k: int) -> Value:
-        f, result, first = self.f, None, 0
-        for width, shift in PLANES[self.bits]:
-            at = first + k % width
+        result = None
+        for at, lowest, width, place in FIELDS[self.bits][k]:
             if at not in self.loaded:
-                self.loaded[at] = f.load(i32s, self.address, 64 * at, 64)
+                self.loaded[at] = self.f.load(vector(i32, len(self.rows)), self.address, 64 * at + 4 * self.rows.start,
+                                              4 * len(self.rows))
             part = self.loaded[at]
             if width < 8:
-                part = _field(f, self.gfni, part, k // width * width - shift, (1 << width) - 1 << shift)
+                part = _field(self.f, self.gfni, part, lowest - place, (1 << width) - 1 << place)
             result = part if result is None else result | part
-            first += width
         return result
 
     def order(self) -> list[int]:
         """Chunk numbers, grouped by the vector that holds them."""
-        width = PLANES[self.bits][-1][0]
-        return [k for first in range(width) for k in range(first, 8, width)]
+        return sorted(range(8), key=lambda k: FIELDS[self.bits][k][-1][0])
 
 
-def _codes(f: Function, target: Target, layout: LowBitLayout, block: Value, group: Value | int, tokens: int) -> _Codes:
+def codes_of(f: Function, target: Target, layout: LowBitLayout, block: Value, group: Value | int, tokens: int,
+           rows: range = range(LANES)) -> _Codes:
     """Codes of a block's group."""
     # One or two tokens wait for memory, with fewer instructions for less. More wait for the units of products, where Zen 4
     # also executes gfni, unlike shifts.
     gfni = target.gfni and tokens <= 2
-    return _Codes(f, layout.bits, block + (group * layout.group_bytes + layout.offsets["codes"]), gfni)
+    return _Codes(f, layout.bits, block + (group * layout.group_bytes + layout.offsets["codes"]), gfni, rows)
 
 
 def _field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int) -> Value:
@@ -144,24 +176,44 @@ def _field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int) -> Valu
     return shifted & mask * 0x01010101
 
 
-class _Scales:
-    """Scales and biases of one block: outer * inner with two levels, else inner alone."""
+def unpack_subs(f: Function, layout: LowBitLayout, block: Value) -> Value:
+    """Address of a block's sub scales, then biases, [scale groups][16 rows] bytes: in the block, or unpacked on the stack."""
+    if not layout.packs_subs:
+        return block + layout.offsets["scales"]
+    out, mask = f.allocate_stack(4 * LANES * 4), 0x3F3F3F3F
+    words = [f.load(i32s, block, layout.offsets["subs"] + 4 * LANES * i, 4 * LANES) for i in range(3)]
+    last = words[0] >> 6 & 0x03030303 | words[1] >> 4 & 0x0C0C0C0C | words[2] >> 2 & 0x30303030
+    for i, word in enumerate((*(word & mask for word in words), last)):
+        f.store(word, out, 4 * LANES * i, 4 * LANES)
+    return out
 
-    def __init__(self, f: Function, layout: LowBitLayout, block: Value):
-        self.f, self.layout, self.block = f, layout, block
+
+class Scales:
+    """Scales and biases of some rows of one block: outer * inner with two levels, else inner alone.
+
+    subs: unpack_subs of the block, without which a block of two levels has outer scales alone.
+    """
+
+    def __init__(self, f: Function, layout: LowBitLayout, block: Value, rows: range = range(LANES), subs: Value | None = None):
+        self.f, self.layout, self.block, self.rows, self.subs = f, layout, block, rows, subs
+
+    def _load(self, offset: Value | int) -> Value:
+        dtype = self.layout.scale_dtype
+        return _load_wide(self.f, dtype, self.block, offset + layouts.WIDTHS[dtype] * self.rows.start, len(self.rows))
 
     def outer(self, part: str) -> Value:
-        """The 16 rows' super "scales" or "biases" of the block."""
-        return _load_wide(self.f, self.layout.scale_dtype, self.block, self.layout.offsets[f"super_{part}"])
+        """The rows' super "scales" or "biases" of the block."""
+        return self._load(self.layout.offsets[f"super_{part}"])
 
     def inner(self, part: str, group: Value | int) -> Value:
-        """The 16 rows' "scales" or "biases" of a scale group, without the super level."""
-        f, layout = self.f, self.layout
+        """The rows' "scales" or "biases" of a scale group, without the super level."""
+        f, layout, count = self.f, self.layout, len(self.rows)
         if not layout.two_level:
-            width = layouts.WIDTHS[layout.scale_dtype] * LANES
-            return _load_wide(f, layout.scale_dtype, self.block, group * width + layout.offsets[part])
-        sub = f.load(vector(i8), self.block, group * LANES + layout.offsets[part], 16)
-        return (sub.sign_extend(i32s) if part == "scales" else sub.zero_extend(i32s)).to_float()
+            return self._load(group * (layouts.WIDTHS[layout.scale_dtype] * LANES) + layout.offsets[part])
+        first = self.rows.start + (0 if part == "scales" else layout.scale_groups * LANES)
+        sub = f.load(vector(i8, count), self.subs, group * LANES + first, count)
+        wide = vector(i32, count)
+        return (sub.sign_extend(wide) if part == "scales" else sub.zero_extend(wide)).to_float()
 
     def __call__(self, part: str, group: Value | int) -> Value:
         """The product of both levels."""
@@ -169,7 +221,7 @@ class _Scales:
         return self.outer(part) * inner if self.layout.two_level else inner
 
 
-def _scale_group(layout: LowBitLayout, group: Value | int, half: int) -> Value | int:
+def scale_group_of(layout: LowBitLayout, group: Value | int, half: int) -> Value | int:
     """The scale group of half a group (16 inputs)."""
     if layout.group_size == 16:
         return group * 2 + half
@@ -189,7 +241,11 @@ def dot_offset(target: Target, layout: LowBitLayout) -> int:
 def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: ActivationLayout,
                   tokens: int) -> list[Variable]:
     """Integer products within a group; float32 sums over a span, whose activations share a scale, and over the row."""
-    sums = _zeros(f, tokens)
+    # NEON multiplies a quarter of the rows at a time, whose sums for a tile its registers hold.
+    quarters = 4 if target.dot == "sdot" else 1
+    parts = [range(first, first + LANES // quarters) for first in range(0, LANES, LANES // quarters)]
+    zero = f.zero(vector(f32, LANES // quarters))
+    sums = [[Variable(f, zero) for _ in range(tokens)] for _ in parts]
     halves = 2 if layout.group_size == 16 else 1
     flip, offset = flips_codes(target, layout), dot_offset(target, layout)
     if offset and offset != x_layout.offset:
@@ -199,11 +255,11 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: A
     factor_outer = layout.two_level and not layout.has_biases
     with f.loop((f.blocks + (per_span - 1)) // per_span) as span:
         first, record = f.weights + span * (per_span * layout.block_bytes), f.x + span * x_layout.record(tokens)
-        inner = _zeros(f, tokens)
+        inner = [[Variable(f, zero) for _ in range(tokens)] for _ in parts]
 
-        def add_group(block: Value, g: Value, span_group: Value) -> None:
-            """g: the group's number in its block; span_group: in the span."""
-            codes, scales = _codes(f, target, layout, block, g, tokens), _Scales(f, layout, block)
+        def add_group(block: Value, subs: Value, g: Value, span_group: Value, rows: range, inner: list[Variable]) -> None:
+            """g: the group's number in its block; span_group: in the span; inner: the rows' sums by token."""
+            codes, scales = codes_of(f, target, layout, block, g, tokens, rows), Scales(f, layout, block, rows, subs)
             for half in range(halves):
                 order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)
                 chunks = [(k, codes.chunk(k) ^ -0x7F7F7F80 if flip else codes.chunk(k)) for k in order]
@@ -211,10 +267,10 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: A
                 def load_sums(part: str, type_: ir.Type) -> list[Value]:
                     part = part if halves == 1 else part.replace("sum", "half_sums")
                     at = record + span_group * (4 * halves * tokens) + x_layout.at(part, tokens)
-                    return [f.load(type_, at, 4 * (half * tokens + t), 4).splat() for t in range(tokens)]
+                    return [f.load(type_, at, 4 * (half * tokens + t), 4).splat(len(rows)) for t in range(tokens)]
 
-                starts = load_sums("offset_sum", i32) if offset else [f.zero(i32s)] * tokens
-                scale_group = _scale_group(layout, g, half)
+                starts = load_sums("offset_sum", i32) if offset else [f.zero(vector(i32, len(rows)))] * tokens
+                scale_group = scale_group_of(layout, g, half)
                 scale = scales.inner("scales", scale_group) if factor_outer else scales("scales", scale_group)
                 products = _products(f, target, x_layout, record + span_group * x_layout.codes(tokens), chunks, starts)
                 for one, product in zip(inner, products):
@@ -226,32 +282,48 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: A
 
         with f.loop((f.blocks - span * per_span).minimum(per_span)) as i:
             block = first + i * layout.block_bytes
+            _prefetch(f, target, block, layout.offsets["codes"], layout, tokens)
+            subs = unpack_subs(f, layout, block)
             with f.loop(layout.groups) as g:  # a loop: in unrolled code LLVM would reorder the reads
-                _prefetch(f, target, block + g * layout.group_bytes, layout, tokens)
-                add_group(block, g, i * layout.groups + g)
-        outer = _Scales(f, layout, first).outer("scales") if factor_outer else None
-        for t in range(tokens):
-            scale = f.load(f32, record, x_layout.at("scale", tokens) + 4 * t, 4).splat()
-            sums[t].set(f.fma(inner[t].get(), scale if outer is None else scale * outer, sums[t].get()))
-    return sums
+                codes = block + (g * layout.group_bytes + layout.offsets["codes"])
+                _prefetch(f, target, codes, layout.group_bytes, layout, tokens)
+                for rows, ones in zip(parts, inner):
+                    add_group(block, subs, g, i * layout.groups + g, rows, ones)
+        for rows, ones, totals in zip(parts, inner, sums):
+            outer = Scales(f, layout, first, rows).outer("scales") if factor_outer else None
+            for t in range(tokens):
+                scale = f.load(f32, record, x_layout.at("scale", tokens) + 4 * t, 4).splat(len(rows))
+                totals[t].set(f.fma(ones[t].get(), scale if outer is None else scale * outer, totals[t].get()))
+    if quarters == 1:
+        return sums[0]
+    return [Variable(f, _concatenate([totals[t].get() for totals in sums])) for t in range(tokens)]
 
 
-def _prefetch(f: Function, target: Target, group: Value, layout: LowBitLayout, tokens: int) -> None:
-    """Prefetch codes that lie ahead of a group's."""
+def _concatenate(parts: list[Value]) -> Value:
+    """One vector of all lanes of 1, 2 or 4 vectors."""
+    while len(parts) > 1:
+        lanes = list(range(2 * parts[0].type.count))
+        parts = [low.shuffle(lanes, high) for low, high in zip(parts[::2], parts[1::2])]
+    return parts[0]
+
+
+def _prefetch(f: Function, target: Target, address: Value, nbytes: int, layout: LowBitLayout, tokens: int) -> None:
+    """Prefetch weights that lie ahead of those at `address`."""
     if tokens > 2 and target.tile_prefetch_bytes:
-        f.prefetch(group + target.tile_prefetch_bytes, layout.group_bytes, level=1)
+        f.prefetch(address + target.tile_prefetch_bytes, nbytes, level=1)
     elif tokens == target.tile and not target.tile_prefetch_bytes:
-        f.prefetch(group + f.blocks * layout.block_bytes, layout.group_bytes)  # of the next panel
-    elif target.prefetch_bytes:
-        f.prefetch(group + target.prefetch_bytes, layout.group_bytes)
+        f.prefetch(address + f.blocks * layout.block_bytes, nbytes)  # of the next panel
+    elif tokens <= 2:
+        for level, distance in target.prefetch:
+            f.prefetch(address + distance, nbytes, level)
 
 
 def _products(f: Function, target: Target, x_layout: ActivationLayout, x: Value, chunks: list[tuple[int, Value]],
               starts: list[Value]) -> list[Value]:
-    """For each token int32 [16 rows]: its start plus the sum over chunks (number, codes) of code * activation code.
+    """For each token int32 [rows]: its start plus the sum over chunks (number, codes) of code * activation code.
 
-    The order of integer sums is free. One token takes one chain of sums: fewer instructions let the core look further ahead
-    while it waits for memory. Several tokens take one chain per plane, for parallelism.
+    The order of integer sums is free. One token takes chains of at most CHAIN sums, which a core overlaps; several tokens take
+    one chain per plane.
     """
     tokens = len(starts)
     if target.dot == "madd":
@@ -262,35 +334,38 @@ def _products(f: Function, target: Target, x_layout: ActivationLayout, x: Value,
                 products = [total + _multiply_pairs(f, codes, pair) for total, pair in zip(products, pairs)]
         return products
 
+    def load_code(index: int) -> Value:
+        """Four codes of x in all lanes."""
+        if target.dot == "sdot":  # takes them from one lane of a register
+            return f.load(vector(i32, 4), x, 16 * (index // 4), 4).shuffle([index % 4] * 4)
+        return f.load(i32, x, 4 * index, 4).splat()
+
     def add(totals: list[Value], plane: int, chunks: list[tuple[int, Value]]) -> list[Value]:
         for k, chunk in chunks:
-            at = 4 * tokens * (8 * plane + k)
-            totals = [_dot(f, target, total, chunk, f.load(i32, x, at + 4 * t, 4).splat()) for t, total in enumerate(totals)]
+            at = tokens * (8 * plane + k)
+            totals = [dot(f, target, total, chunk, load_code(at + t)) for t, total in enumerate(totals)]
         return totals
 
     if x_layout.name == "int8":
         return add(starts, 0, chunks)
+    zero = f.zero(starts[0].type)
     if tokens == 1:
-        high = add([f.zero(i32s)], 0, chunks)[0] << 8
-        return add([high + starts[0]], 1, chunks)
-    high, low = [f.zero(i32s)] * tokens, starts
+        totals = []
+        for plane, start in enumerate((zero, starts[0])):
+            chains = [add([zero if at else start], plane, chunks[at:at + CHAIN])[0] for at in range(0, len(chunks), CHAIN)]
+            totals.append(functools.reduce(operator.add, chains))
+        return [(totals[0] << 8) + totals[1]]
+    high, low = [zero] * tokens, starts
     for chunk in chunks:
         high, low = add(high, 0, [chunk]), add(low, 1, [chunk])
     return [(top << 8) + bottom for top, bottom in zip(high, low)]
 
 
-def _dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Value:
+def dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Value:
     """Add to each lane the four products of unsigned (NEON: signed) codes with signed bytes of x."""
-    bytes_ = vector(i8, 64)
-    if target.dot == "vnni":
-        return f.intrinsic("llvm.x86.avx512.vpdpbusd.512", i32s, sums, codes.bitcast(bytes_), x.bitcast(bytes_))
-    quarters = []
-    for q in range(4):
-        lanes, quarter = list(range(4 * q, 4 * q + 4)), list(range(16 * q, 16 * q + 16))
-        quarters.append(f.intrinsic("llvm.aarch64.neon.sdot.v4i32.v16i8", vector(i32, 4), sums.shuffle(lanes),
-                                    codes.bitcast(bytes_).shuffle(quarter), x.bitcast(bytes_).shuffle(quarter)))
-    low, high = (quarters[i].shuffle(list(range(8)), quarters[i + 1]) for i in (0, 2))
-    return low.shuffle(list(range(16)), high)
+    bytes_ = vector(i8, 4 * sums.type.count)
+    name = "llvm.x86.avx512.vpdpbusd.512" if target.dot == "vnni" else "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    return f.intrinsic(name, sums.type, sums, codes.bitcast(bytes_), x.bitcast(bytes_))
 
 
 def _multiply_pairs(f: Function, codes: Value, x: Value) -> Value:
@@ -304,29 +379,35 @@ def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens:
     """Products with float32 activations: dequantise every weight as the file format defines."""
     sums = _zeros(f, tokens)
     group_bytes = layouts.FLOAT.codes(tokens)
-    with f.loop(f.blocks) as i, f.loop(layout.groups) as group:
-        block, x = f.weights + i * layout.block_bytes, f.x + (i * layout.groups + group) * group_bytes
-        codes, scales = _codes(f, target, layout, block, group, tokens), _Scales(f, layout, block)
-        for half in range(2):
-            if half == 0 or layout.group_size == 16:
-                scale = scales("scales", _scale_group(layout, group, half))
-                bias = scales("biases", _scale_group(layout, group, half)) if layout.has_biases else None
-            for k in range(4 * half, 4 * half + 4):
-                chunk = codes.chunk(k)
-                for e in range(4):
-                    code = (chunk >> 8 * e if e else chunk) & 255
-                    if layout.offset:
-                        code = code - layout.offset
-                    weight = code.to_float() * scale
-                    if bias is not None:
-                        weight = weight + bias
-                    for t in range(tokens):
-                        one = f.load(f32, x, 4 * ((4 * k + e) * tokens + t), 4).splat()
-                        sums[t].set(f.fma(weight, one, sums[t].get()))
+    with f.loop(f.blocks) as i:
+        block = f.weights + i * layout.block_bytes
+        subs = unpack_subs(f, layout, block)
+        with f.loop(layout.groups) as group:
+            x = f.x + (i * layout.groups + group) * group_bytes
+            codes, scales = codes_of(f, target, layout, block, group, tokens), Scales(f, layout, block, subs=subs)
+            for half in range(2):
+                if half == 0 or layout.group_size == 16:
+                    scale = scales("scales", scale_group_of(layout, group, half))
+                    bias = scales("biases", scale_group_of(layout, group, half)) if layout.has_biases else None
+                for k in range(4 * half, 4 * half + 4):
+                    for e, weight in enumerate(dequantise(codes.chunk(k), layout, scale, bias)):
+                        for t in range(tokens):
+                            one = f.load(f32, x, 4 * ((4 * k + e) * tokens + t), 4).splat()
+                            sums[t].set(f.fma(weight, one, sums[t].get()))
     return sums
 
 
-def _exp(f: Function, x: Value) -> Value:
+def dequantise(chunk: Value, layout: LowBitLayout, scale: Value, bias: Value | None) -> Iterator[Value]:
+    """Weights float32 [rows] of the four inputs of a chunk of codes."""
+    for e in range(4):
+        code = (chunk >> 8 * e if e else chunk) & 255
+        if layout.offset:
+            code = code - layout.offset
+        weight = code.to_float() * scale
+        yield weight if bias is None else weight + bias
+
+
+def exp(f: Function, x: Value) -> Value:
     """exp of 16 numbers within 2 ulps, by Cephes' polynomial (Moshier, expf.c)."""
     real = lambda number: f.constant(f32s, float(np.float32(number)))  # noqa: E731
     x = f.smaller(f.larger(x, -87.0), 88.0)
@@ -370,11 +451,11 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, 
                 value = value * f.factor.splat() * f.load(f32s, f.b, at, 4)
             elif source == "silu":
                 negative = f.constant(f32s, -0.0) - value
-                value = value / (_exp(f, negative) + 1.0) * f.load(f32s, f.b, at, 4)
+                value = value / (exp(f, negative) + 1.0) * f.load(f32s, f.b, at, 4)
             elif source == "gelu_tanh":  # a (1 + tanh(u)) / 2 = a / (1 + exp(-2 u))
                 cubic = value * value * value * float(np.float32(0.044715))
                 negative = (value + cubic) * float(np.float32(-1.5957691216))
-                value = value / (_exp(f, negative) + 1.0) * f.load(f32s, f.b, at, 4)
+                value = value / (exp(f, negative) + 1.0) * f.load(f32s, f.b, at, 4)
             x.append(value)
         return x
 
@@ -387,6 +468,14 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, 
                     continue
                 for e in range(LANES):
                     f.store(value.extract_lane(e), out + slot * 4, 4 * tokens * (LANES * half + e), 4)
+        return f.finish()
+    if x_layout.name == "bfloat16":
+        with f.loop(f.groups) as i:
+            out = f.out + i * x_layout.codes(tokens) + slot * 4
+            for half, value in enumerate(load_values(i)):
+                pairs = _round_to_bfloat16(f, value).bitcast(vector(i32, LANES // 2))
+                for pair in range(LANES // 2):
+                    f.store(pairs.extract_lane(pair), out, 4 * tokens * (LANES // 2 * half + pair), 4)
         return f.finish()
     scratch = f.allocate_stack(4 * GROUP * layouts.SPAN)
     with f.loop(f.groups // layouts.SPAN) as span:
@@ -405,6 +494,13 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, 
             _quantise(f, x_layout, x, inverse, f.out + span * record, i, slot, tokens)
         f.store(scale, f.out + span * record + slot * 4, x_layout.at("scale", tokens), 4)
     return f.finish()
+
+
+def _round_to_bfloat16(f: Function, x: Value) -> Value:
+    """Upper halves of float32, rounded to nearest, ties to even: int16 [16]."""
+    bits = x.bitcast(i32s)
+    rounded = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
+    return x.compare("==", x).select(rounded, 0x7FC0).truncate(vector(i16))
 
 
 def _quantise(f: Function, x_layout: ActivationLayout, x: list[Value], inverse: Value, record: Value, group: Value,
@@ -473,6 +569,23 @@ def adjust(module: Module, public: bool = False) -> Function:
     return f.finish()
 
 
+def softcap(module: Module, public: bool = False) -> Function:
+    """x = cap * tanh(x / cap) in place. x: float32 [32 groups]."""
+    name = "softcap"
+    if name in module.known:
+        return module.known[name]
+    f = Function(module, name, {"x": i64, "groups": i64, "cap": f32}, public=public)
+    with f.loop(f.groups * (GROUP // LANES)) as i:
+        at = i * (4 * LANES)
+        f.store(_softcap(f, f.load(f32s, f.x, at, 4), f.cap.splat()), f.x, at, 4)
+    return f.finish()
+
+
+def _softcap(f: Function, x: Value, cap: Value) -> Value:
+    """cap * tanh(x / cap) of 16 numbers."""
+    return cap - cap * 2.0 / (exp(f, x * 2.0 / cap) + 1.0)
+
+
 def rotate(module: Module, head_dim: int, public: bool = False) -> Function:
     """Rotary embedding of one head in place, pairs (i, i + D/2). x: float32 [D]; cosine, sine: [D/2]."""
     name = f"rotate_{head_dim}"
@@ -495,25 +608,25 @@ def rotate(module: Module, head_dim: int, public: bool = False) -> Function:
     return f.finish()
 
 
-def norm_head(module: Module, head_dim: int, public: bool = False) -> Function:
-    """RMS norm of one head in place. x, weight: float32 [D]."""
-    name = f"norm_head_{head_dim}"
+def norm_head(module: Module, public: bool = False) -> Function:
+    """RMS norm of one head in place. x, weight: float32 [width]."""
+    name = "norm_head"
     if name in module.known:
         return module.known[name]
-    f = Function(module, name, {"x": i64, "weight": i64, "eps": f32}, public=public)
-    vectorised = head_dim // LANES * LANES
-    sums, rest = f.zero(f32s), Variable(f, f.constant(f32, 0.0))
-    for d in range(0, vectorised, LANES):
-        value = f.load(f32s, f.x, 4 * d, 4)
-        sums = f.fma(value, value, sums)
-    with f.loop(head_dim, vectorised) as d:
+    f = Function(module, name, {"x": i64, "weight": i64, "width": i64, "eps": f32}, public=public)
+    vectorised = f.width // LANES * LANES
+    sums, rest = Variable(f, f.zero(f32s)), Variable(f, f.constant(f32, 0.0))
+    with f.loop(vectorised, 0, LANES) as d:
+        value = f.load(f32s, f.x, d * 4, 4)
+        sums.set(f.fma(value, value, sums.get()))
+    with f.loop(f.width, vectorised) as d:
         value = f.load(f32, f.x, d * 4, 4)
         rest.set(rest.get() + value * value)
-    mean = (f.reduce_sum(sums) + rest.get()) / float(head_dim)
+    mean = (f.reduce_sum(sums.get()) + rest.get()) / f.width.truncate(i32).to_float()
     scale = f.constant(f32, 1.0) / f.math("sqrt", mean + f.eps)
-    for d in range(0, vectorised, LANES):
-        f.store(f.load(f32s, f.x, 4 * d, 4) * scale.splat() * f.load(f32s, f.weight, 4 * d, 4), f.x, 4 * d, 4)
-    with f.loop(head_dim, vectorised) as d:
+    with f.loop(vectorised, 0, LANES) as d:
+        f.store(f.load(f32s, f.x, d * 4, 4) * scale.splat() * f.load(f32s, f.weight, d * 4, 4), f.x, d * 4, 4)
+    with f.loop(f.width, vectorised) as d:
         f.store(f.load(f32, f.x, d * 4, 4) * scale * f.load(f32, f.weight, d * 4, 4), f.x, d * 4, 4)
     return f.finish()
 
@@ -524,7 +637,7 @@ def page_layout(head_dim: int, cache_bits: int | None) -> PageLayout:
 
 
 def store(module: Module, head_dim: int, cache_bits: int | None, public: bool = False) -> Function:
-    """Store one head's row of a key or value in a page. x: float32 [D]; out: float32 [D].
+    """Store one head's row of a key or value in a page. x: float32 [D]; out: float32 [D], with cache_bits 16 float16.
 
     cache_bits 8: out: int8 codes [D]; scales: float16, one per CACHE_GROUP, the largest magnitude / 127, as pages.quantise.
     """
@@ -538,6 +651,10 @@ def store(module: Module, head_dim: int, cache_bits: int | None, public: bool = 
             f.store(f.load(f32s, f.x, 4 * d, 4), f.out, 4 * d, 4)
         with f.loop(head_dim, vectorised) as d:
             f.store(f.load(f32, f.x, d * 4, 4), f.out, d * 4, 4)
+        return f.finish()
+    if cache_bits == 16:
+        for d in range(0, head_dim, LANES):  # a page has room for whole vectors
+            f.store(_load_part(f, f.x, d, head_dim).narrow_half(), f.out, 2 * d, 2)
         return f.finish()
     for group, first in enumerate(range(0, head_dim, CACHE_GROUP)):
         x = [_load_part(f, f.x, d, head_dim) for d in range(first, min(first + CACHE_GROUP, head_dim), LANES)]
@@ -574,16 +691,18 @@ HEADS_AT_ONCE = 4
 PIECE = 64  # dimensions of a head summed in registers together
 
 
-def attend(module: Module, head_dim: int, cache_bits: int | None = None, public: bool = False) -> Function:
+def attend(module: Module, head_dim: int, cache_bits: int | None = None, public: bool = False,
+           cap: float | None = None) -> Function:
     """softmax(scale q k^T) v of one token and one key head, for the `heads` query heads that share it.
 
     query, out: float32 [heads][D] (out may be padded to whole vectors); pages: the addresses of the row's pages, int64;
-    keys, values: offsets of the head's rows in a page, float32 or int8 [PAGE][D padded with zeros to whole vectors];
+    keys, values: offsets of the head's rows in a page, float32, float16 or int8 [PAGE][D padded with zeros to whole vectors];
     key_scales, value_scales: likewise, float16 [PAGE][groups], for int8; first, end: the visible positions; scores: scratch,
     scores_bytes apart for each head, 4 bytes per position from first's block of 16 to end's; next_pages, next_keys, next_first,
     next_end: of the attention that follows, to prefetch its keys, 0: all of them are in a cache.
 
-    Codes are widened once for all heads, 16 keys or a page of values at a time, which stay in the L1 cache.
+    cap: softcap of the scores, None for none. Narrow numbers are widened once for all heads, 16 keys or a page of values at a
+    time, which stay in the L1 cache.
     """
     name = f"attend_{head_dim}_{cache_bits}"
     if name in module.known:
@@ -591,7 +710,7 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
     layout = page_layout(head_dim, cache_bits)
     row_bytes, scale_bytes = layout.row_bytes, 2 * layout.groups
     chunks = -(-head_dim // LANES)
-    score = _score_block(module, head_dim)
+    score = _score_block(module, head_dim, cap)
     mixers = {count: _mix(module, head_dim, count) for count in (HEADS_AT_ONCE, 1)}
     widen = _widen_rows(module, layout) if cache_bits else None
     f = Function(module, name, ATTEND, public=public)
@@ -634,7 +753,7 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
         sums = Variable(f, f.zero(f32s))
         with f.loop(blocks) as b:
             value = f.load(f32s, row, b * (4 * LANES), 4)
-            value = value.compare(">", -2e38).select(_exp(f, value - largest), 0.0)
+            value = value.compare(">", -2e38).select(exp(f, value - largest), 0.0)
             f.store(value, row, b * (4 * LANES), 4)
             sums.set(sums.get() + value)
         share = (f.constant(f32, 1.0) / f.reduce_sum(sums.get())).splat()
@@ -667,11 +786,14 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
 
 
 def _widen_rows(module: Module, layout: PageLayout) -> Function:
-    """out = codes times scales of `count` rows of a page, float32 [count][width]; the products are exact."""
-    f = Function(module, f"widen_rows_{layout.head_dim}", {"codes": i64, "scales": i64, "count": i64, "out": i64})
+    """`count` rows of a page as float32 [count][width], exactly: float16 numbers, or codes times scales."""
+    f = Function(module, f"widen_rows_{layout.head_dim}_{layout.bits}", {"codes": i64, "scales": i64, "count": i64, "out": i64})
     per_group = CACHE_GROUP // LANES
     with f.loop(f.count) as i:
         codes, scales, out = f.codes + i * layout.row_bytes, f.scales + i * (2 * layout.groups), f.out + i * (4 * layout.width)
+        if layout.bits == 16:
+            for d in range(0, layout.width, LANES):
+                f.store(_load_wide(f, "float16", codes, 2 * d), out, 4 * d, 4)
         for group in range(layout.groups):
             scale = f.load(f16, scales, 2 * group, 2).widen_half().splat()
             for c in range(per_group * group, min(per_group * (group + 1), layout.width // LANES)):
@@ -680,7 +802,7 @@ def _widen_rows(module: Module, layout: PageLayout) -> Function:
     return f.finish()
 
 
-def _score_block(module: Module, head_dim: int) -> Function:
+def _score_block(module: Module, head_dim: int, cap: float | None = None) -> Function:
     """Scores of one head against 16 rows of keys; -3e38 outside first .. end."""
     name = f"score_block_{head_dim}"
     if name in module.known:
@@ -704,6 +826,8 @@ def _score_block(module: Module, head_dim: int) -> Function:
             sums = [one.shuffle(lanes, two) + one.shuffle([lane + size for lane in lanes], two)
                     for one, two in zip(sums[::2], sums[1::2])]
     scores = sums[0] * f.scale.splat()
+    if cap:
+        scores = _softcap(f, scores, f.constant(f32s, float(np.float32(cap))))
     lanes = f.position.truncate(i32).splat() + f.constant(i32s, list(range(LANES)))
     outside = f.constant(f32s, -3e38)
     scores = lanes.compare("<", f.end.truncate(i32).splat()).select(scores, outside)
@@ -752,115 +876,3 @@ def _mix(module: Module, head_dim: int, heads: int) -> dict[int, Function]:
                         f.store(value.extract_lane(e), at, 4 * e, 4)
         pieces[piece] = f.finish()
     return pieces
-
-
-FILL = {"rows": i64, "panels": i64, "blocks": i64, "out": i64, "panel_bytes": i64}
-
-
-def fill_name(layout: layouts.Layout, format: str = "") -> str:
-    return f"fill_{layout.name}_{format}" if format else f"fill_{layout.name}"
-
-
-def fill_from_codes(module: Module, layout: LowBitLayout) -> Function:
-    """Fill the codes of `panels` panels from codes, one per byte. rows: int64 [panels][16], addresses of rows of codes."""
-    if (name := fill_name(layout)) in module.known:
-        return module.known[name]
-    f = Function(module, name, FILL, public=True)
-    with f.loop(f.panels) as p, f.loop(f.blocks) as b, f.loop(layout.groups) as g:
-        at = b * layout.block + g * GROUP
-        chunks = [_gather(f, f.rows + p * (8 * LANES), at + 4 * k) for k in range(8)]
-        out = f.out + p * f.panel_bytes + b * layout.block_bytes + g * layout.group_bytes + layout.offsets["codes"]
-        _store_group(f, layout.bits, chunks, out)
-    return f.finish()
-
-
-def fill_from_blocks(module: Module, layout: LowBitLayout, name: str) -> Function:
-    """Fill the codes of `panels` panels from GGUF blocks of format `name`. rows: int64 [panels][16], addresses of rows.
-
-    Rows must be whole blocks of the layout, and the format's codes need no table.
-    """
-    if fill_name(layout, name) in module.known:
-        return module.known[fill_name(layout, name)]
-    file = GGUF_FORMATS[name]
-    f = Function(module, fill_name(layout, name), FILL, public=True)
-    per_block = layout.block // file.block_size
-    groups = file.block_size // GROUP
-    with f.loop(f.panels) as p, f.loop(f.blocks) as b, f.loop(per_block) as i:
-        rows, at = f.rows + p * (8 * LANES), (b * per_block + i) * file.nbytes
-        out = (f.out + p * f.panel_bytes + b * layout.block_bytes + i * (groups * layout.group_bytes)
-               + layout.offsets["codes"])
-        words: dict[int, Value] = {}
-
-        def load_word(offset: int) -> Value:
-            if offset not in words:
-                words[offset] = _gather(f, rows, at + offset)
-            return words[offset]
-
-        for g in range(groups):
-            chunks = []
-            for c in range(GROUP * g, GROUP * (g + 1), 4):
-                chunk = None
-                for field in file.fields:
-                    if field.run == 0:
-                        # spread four bits to the lowest bits of four bytes
-                        bits = (load_word(field.first + c // 32 * 4) >> c % 32) & 15
-                        part = (bits * 0x00204081) & 0x01010101
-                    else:
-                        per_run = field.run * 8 // field.width
-                        byte = field.first + c // per_run * field.run + c % field.run
-                        part = (load_word(byte) >> c % per_run // field.run * field.width)
-                        if field.width < 8:
-                            part = part & ((1 << field.width) - 1) * 0x01010101
-                    part = part << field.at if field.at else part
-                    chunk = part if chunk is None else chunk | part
-                chunks.append(chunk ^ (0x01010101 * file.flip - (1 << 32)) if file.flip else chunk)
-            _store_group(f, layout.bits, chunks, out + g * layout.group_bytes)
-    return f.finish()
-
-
-def _gather(f: Function, rows: Value, offset: Value) -> Value:
-    """Load four bytes of each of 16 rows, int32 [16]. rows: address of their addresses."""
-    lanes = f.zero(i32s)
-    for r in range(LANES):
-        lanes = lanes.insert_lane(r, f.load(i32, f.load(i64, rows, 8 * r, 8), offset))
-    return lanes
-
-
-def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> None:
-    """Store eight chunks of codes as bit planes (layouts.PLANES)."""
-    at = 0
-    for width, shift in PLANES[bits]:
-        for v in range(width):
-            packed = None
-            for k in range(v, 8, width):
-                part = chunks[k] >> shift if shift else chunks[k]
-                part = part & ((1 << width) - 1) * 0x01010101 if width < 8 else part
-                part = part << k // width * width if k >= width else part
-                packed = part if packed is None else packed | part
-            f.store(packed, out, 64 * (at + v), 64)
-        at += width
-
-
-def fill_from_floats(module: Module, layout: FloatLayout) -> Function:
-    """Fill panels from rows of numbers. rows: int64 [panels][16], addresses of rows."""
-    if (name := fill_name(layout)) in module.known:
-        return module.known[name]
-    f = Function(module, name, FILL, public=True)
-    width = layouts.WIDTHS[layout.dtype]
-    # 4 bytes at a time: one float32 or two 16-bit numbers
-    with f.loop(f.panels) as p, f.loop(f.blocks * (GROUP * width // 4)) as word:
-        lanes = _gather(f, f.rows + p * (8 * LANES), word * 4)
-        out = f.out + p * f.panel_bytes + word * (4 * LANES)
-        if width == 4:
-            f.store(lanes, out, 0, 64)
-        else:
-            f.store(lanes.truncate(vector(i16)), out, 0, 32)
-            f.store((lanes >> 16).truncate(vector(i16)), out, 32, 32)
-    return f.finish()
-
-
-def fill(module: Module, layout: layouts.Layout, format: str) -> Function:
-    """Write the function that fills panels from rows of a GGUF format ("": numbers, or codes one per byte)."""
-    if isinstance(layout, FloatLayout):
-        return fill_from_floats(module, layout)
-    return fill_from_blocks(module, layout, format) if format else fill_from_codes(module, layout)

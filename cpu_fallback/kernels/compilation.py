@@ -45,7 +45,7 @@ class Compilation:
     """Options of a compiled model.
 
     threads: number that run its programs; activation_bits: 8, 16 or 32, against low-bit weights; cache_bits: 8 for int8
-    keys and values, None for float32.
+    keys and values, 16 for float16, None for float32.
     """
 
     target: Target

@@ -15,6 +15,18 @@ LANES = 16  # float32 or int32 lanes of a vector: rows of a panel, positions of 
 
 i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 f16, f32 = ir.HalfType(), ir.FloatType()
+
+
+class _BFloatType(ir.HalfType):
+    """bfloat16, which llvmlite lacks, to pass vectors to intrinsics; no constants."""
+
+    intrinsic_name = "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+bf16 = _BFloatType()
 void, pointer = ir.VoidType(), ir.PointerType()
 
 
@@ -112,7 +124,7 @@ class Value:
 
     def to_float(self) -> Value:
         """Convert int32 to float32, rounding to nearest."""
-        return self._cast("sitofp", f32s if isinstance(self.type, ir.VectorType) else f32)
+        return self._cast("sitofp", vector(f32, self.type.count) if isinstance(self.type, ir.VectorType) else f32)
 
     def to_int(self) -> Value:
         """Convert float32 to int32, rounding towards zero."""
@@ -123,8 +135,8 @@ class Value:
         return self._cast("fpext", vector(f32, self.type.count) if isinstance(self.type, ir.VectorType) else f32)
 
     def narrow_half(self) -> Value:
-        """Convert a float32 number to float16, rounding to nearest."""
-        return self._cast("fptrunc", f16)
+        """Convert float32 to float16, rounding to nearest."""
+        return self._cast("fptrunc", vector(f16, self.type.count) if isinstance(self.type, ir.VectorType) else f16)
 
     def _cast(self, name: str, type_: ir.Type) -> Value:
         return Value(self.function, getattr(self.function.builder, name)(self.raw, type_))
@@ -209,9 +221,9 @@ class Function:
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 
     def prefetch(self, address: Value, nbytes: int, level: int = 2) -> None:
-        """Prefetch cache lines into the cache of this level, 1 or 2."""
+        """Prefetch cache lines into the cache of this level, 1 or 2; 0: into the first, for one use, past the others."""
         name = "llvm.prefetch.p0"
-        flags = [i32(0), i32(4 - level), i32(1)]  # to read, locality, data
+        flags = [i32(0), i32(4 - level if level else 0), i32(1)]  # to read, locality, data
         declared = self.module.globals.get(name) or ir.Function(
             self.module, ir.FunctionType(void, [pointer, i32, i32, i32]), name)
         for line in range(0, nbytes, 64):
@@ -226,6 +238,11 @@ class Function:
         raws = [self.raw(value, type_) for value, type_ in zip(arguments, function.ir.function_type.args, strict=True)]
         return Value(self, self.builder.call(function.ir, raws))
 
+    def call_address(self, address: Value, types: list[ir.Type], *arguments: Value) -> None:
+        """Call the function at an address, which returns nothing."""
+        callee = self.builder.inttoptr(address.raw, ir.FunctionType(void, types).as_pointer())
+        self.builder.call(callee, [value.raw for value in arguments])
+
     def intrinsic(self, name: str, result: ir.Type, *arguments: Value) -> Value:
         """Call an LLVM intrinsic or an external function."""
         declared = self.module.globals.get(name)
@@ -236,7 +253,7 @@ class Function:
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c of float32 vectors, rounded once."""
-        return self.intrinsic("llvm.fma.v16f32", f32s, a, b, c)
+        return self.intrinsic(f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
 
     def math(self, name: str, *arguments: Value) -> Value:
         """Call llvm.<name> on float32 vectors or numbers: sqrt, fabs, rint."""
@@ -331,6 +348,11 @@ class Function:
 
     def atomic_store(self, address: Value, value: Value | int) -> None:
         self.builder.atomic_rmw("xchg", self._pointer(address), self.raw(value, i64), "acq_rel")
+
+    def compare_exchange(self, address: Value, expected: int, value: int) -> Value:
+        """Store `value` in an i64 that is `expected`; returns whether it was, i32 1 or 0."""
+        pair = self.builder.cmpxchg(self._pointer(address), i64(expected), i64(value), "acq_rel", "acquire")
+        return Value(self, self.builder.zext(self.builder.extract_value(pair, 1), i32))
 
     def switch(self, number: Value, cases: list[Callable[[], None]]) -> None:
         """Run the code that cases[number] writes; none for other numbers."""

@@ -18,12 +18,21 @@ import numpy as np
 ROWS = 16  # of a panel, one per lane of a vector
 GROUP = 32  # inputs of a group
 SPAN = 8  # groups whose activations share a scale, from a row's start; a multiple of every layout's block
+SUBS = 12  # bytes of a row's sub scales and biases in 6 bits
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}  # bytes of a number
 
-# Bit planes of codes by bits per code: (width, position of its lowest bit in the code). A plane of width w takes w vectors
-# of 64 bytes per group; chunk k (inputs 4 k .. 4 k + 3, one byte each in a 32-bit lane) is in vector k % w, shifted left by
-# (k // w) * w. The plane of the highest bits comes first.
-PLANES = {2: ((2, 0),), 3: ((1, 2), (2, 0)), 4: ((4, 0),), 5: ((1, 4), (4, 0)), 6: ((2, 4), (4, 0)), 8: ((8, 0),)}
+# Codes of a group take `bits` vectors of 64 bytes without gaps. By bits per code, the fields of each chunk k (inputs 4 k .. 4 k + 3,
+# one byte each in a 32-bit lane): (vector, lowest bit in its bytes, width, lowest bit in the code). With 6 bits the first
+# six chunks take the low bits of a vector each, and two more the bits that these leave.
+Field = tuple[int, int, int, int]
+FIELDS: dict[int, tuple[tuple[Field, ...], ...]] = {
+    2: tuple(((k % 2, k // 2 * 2, 2, 0),) for k in range(8)),
+    3: tuple(((0, k, 1, 2), (1 + k % 2, k // 2 * 2, 2, 0)) for k in range(8)),
+    4: tuple(((k % 4, k // 4 * 4, 4, 0),) for k in range(8)),
+    5: tuple(((0, k, 1, 4), (1 + k % 4, k // 4 * 4, 4, 0)) for k in range(8)),
+    6: (*(((k, 0, 6, 0),) for k in range(6)), *(tuple((first + i, 6, 2, 2 * i) for i in range(3)) for first in (0, 3))),
+    8: tuple(((k, 0, 8, 0),) for k in range(8)),
+}
 
 
 @dataclass(frozen=True)
@@ -60,8 +69,10 @@ class LowBitLayout:
         super bias   the same, if has_biases
         sub scales   [scale groups][16 rows] int8
         sub biases   [scale groups][16 rows] uint8, if has_biases
+        or, with biases and groups of 32, both in 6 bits: 3 vectors [4 groups][16 rows], whose low 6 bits are the scales of groups
+        0 .. 3, those of groups 4 .. 7, the biases of groups 0 .. 3; their upper 2 bits: the biases of groups 4 .. 7, lowest first
     and then
-        codes        groups x bits x [16 rows] x 4 bytes, see PLANES
+        codes        groups x bits x [16 rows] x 4 bytes, see FIELDS
     """
 
     bits: int
@@ -92,6 +103,15 @@ class LowBitLayout:
         return self.block // self.group_size
 
     @property
+    def packs_subs(self) -> bool:
+        """Sub scales and biases take 6 bits, as in the file."""
+        return self.two_level and self.has_biases and self.group_size == GROUP
+
+    def width(self, part: str) -> int:
+        """Bytes of a number of this part of a block, a scale or bias."""
+        return 1 if self.two_level and not part.startswith("super") else WIDTHS[self.scale_dtype]
+
+    @property
     def group_bytes(self) -> int:
         """Bytes of one group's codes."""
         return self.bits * ROWS * 4
@@ -99,10 +119,9 @@ class LowBitLayout:
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Byte offset of each part of a block."""
-        width = WIDTHS[self.scale_dtype]
         kinds = ("scales", "biases")[:1 + self.has_biases]
-        sizes = {f"super_{kind}": width for kind in kinds} if self.two_level else {}
-        sizes |= {kind: self.scale_groups * (1 if self.two_level else width) for kind in kinds}
+        sizes = {f"super_{kind}": self.width(f"super_{kind}") for kind in kinds} if self.two_level else {}
+        sizes |= {"subs": SUBS} if self.packs_subs else {kind: self.scale_groups * self.width(kind) for kind in kinds}
         at, parts = 0, {}
         for part, size in sizes.items():
             parts[part] = at
@@ -124,6 +143,7 @@ class ActivationLayout:
     """Activations of T tokens, a record for each span.
 
     "float": float32 [256 inputs][T].
+    "bfloat16": [128 pairs of inputs][T][2], for products with bfloat16 weights.
     "int8x2", "int8", "int16": codes of the 8 groups, x = scale * code; then int32 offset_sum [8][T] and offset_half_sums
     [8][2][T] (sums of a group's codes, and of its first and last 16, times -offset), float32 sum [8][T] and half_sums
     [8][2][T] (the plain sums), float32 scale [T], padded to 256 T bytes. The codes of a group:
@@ -136,13 +156,18 @@ class ActivationLayout:
     limit: int = 0  # the largest code
     offset: int = 0  # of the weights to be multiplied; 0: none
 
+    @property
+    def is_integer(self) -> bool:
+        """Codes and scales, for low-bit weights."""
+        return self.name not in ("float", "bfloat16")
+
     def record(self, tokens: int) -> int:
         """Bytes of a span's record."""
-        return SPAN * self.codes(tokens) + (0 if self.name == "float" else 256 * tokens)
+        return SPAN * self.codes(tokens) + (256 * tokens if self.is_integer else 0)
 
     def codes(self, tokens: int) -> int:
         """Bytes of a group's codes."""
-        return {"float": 128, "int8x2": 64, "int16": 64, "int8": 32}[self.name] * tokens
+        return {"float": 128, "bfloat16": 64, "int8x2": 64, "int16": 64, "int8": 32}[self.name] * tokens
 
     def at(self, part: str, tokens: int) -> int:
         """Byte offset of a part in a record."""
@@ -150,7 +175,7 @@ class ActivationLayout:
 
 
 _PARTS = {"offset_sum": 0, "offset_half_sums": 1, "sum": 3, "half_sums": 4, "scale": 6}
-FLOAT = ActivationLayout("float")
+FLOAT, BFLOAT16 = ActivationLayout("float"), ActivationLayout("bfloat16")
 
 
 def activation_layout(activation_bits: int, dot: str, offset: int = 0) -> ActivationLayout:
@@ -171,6 +196,9 @@ def unpack(layout: ActivationLayout, records: np.ndarray, columns: int, slots: i
         x = rows.view(np.float32).reshape(blocks, spans, SPAN * GROUP, slots).transpose(0, 3, 1, 2)
         return x.reshape(-1, columns)[:tokens].copy()
     raw = np.ascontiguousarray(rows[:, :, :SPAN * layout.codes(slots)])
+    if layout.name == "bfloat16":
+        x = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(blocks, spans, -1, slots, 2)
+        return x.transpose(0, 3, 1, 2, 4).reshape(-1, columns)[:tokens].copy()
     if layout.name == "int16":
         codes = raw.view(np.int16).reshape(blocks, spans, SPAN, 8, slots, 4)[..., [0, 2, 1, 3]].astype(np.int32)
     else:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
 from .. import ops
-from .arithmetic import PANELS_AT_ONCE
+from .arithmetic import panels_at_once
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
 from .panels import Panels
-from .program import Code, Program, float_bits, pack_kind, product_kind, split_tokens
+from .program import Code, Program, experts_kind, float_bits, gather_kind, pack_kind, product_kind, split_tokens
 from .workspace import WIDTH, Buffer, Workspace, pad
 
 NO_WINDOW = 1 << 60
@@ -72,8 +72,8 @@ class Gated(Symbol):
 class Product(Symbol):
     """Matrices times packed activations.
 
-    first: the first operation, of packing; operations: one per matrix; parts: (column, rows) of each; marks: names of probes
-    to mark after `place`.
+    first: the first operation, of packing; operations: one per matrix; parts: (column, rows) of each; additions: (operation,
+    column) of products that add to it; marks: names of probes to mark after `place`.
     """
 
     first: int
@@ -82,6 +82,12 @@ class Product(Symbol):
     buffer: Buffer | None = None
     accumulates: bool = False
     marks: list[str] = field(default_factory=list)
+    additions: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def last(self) -> int:
+        """The last operation."""
+        return max([self.operations[-1], *(operation for operation, _ in self.additions)])
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
         """Direct the product to `buffer`, or accumulate it there. Raises ValueError if it does not fit or has a buffer."""
@@ -94,18 +100,21 @@ class Product(Symbol):
         for operation, (at, _) in zip(self.operations, self.parts):
             self.trace.program.amend(operation, out=buffer.address + 4 * at, out_bytes=buffer.row_bytes,
                                      accumulate=int(accumulate))
+        for operation, at in self.additions:
+            self.trace.program.amend(operation, out=buffer.address + 4 * at, out_bytes=buffer.row_bytes)
         for name in self.marks:
             self.trace.probe(name, self)
 
 
 @dataclass(eq=False)
 class Adjusted(Symbol):
-    """A product times `factor`, behind a norm if there is a weight; computed where it is read."""
+    """A product times `factor`, behind a norm if there is a weight, within `cap`; computed where it is read."""
 
     product: Product
     weight: Buffer | None = None
     eps: float = 0.0
     factor: float = 1.0
+    cap: float = 0.0
     rows: Rows | None = None
     marks: list[str] = field(default_factory=list)
 
@@ -121,6 +130,13 @@ class Adjusted(Symbol):
         if not len(source.array):
             raise ValueError("the workspace has no buffer for outputs that are normed or scaled: no layer says that it does so")
         self.product.place(source)
+        if self.cap:
+            self.trace.program.add("softcap", 1, per_token=True, target=source.address, target_bytes=source.row_bytes,
+                                   groups=buffer.array.shape[1] // GROUP, cap=float_bits(self.cap))
+            self.rows = Rows(self.trace, buffer, 0, self.product.parts[0][1])
+            for name in self.marks:
+                self.trace.probe(name, self)
+            return
         self.trace.program.add(
             "adjust", 1, per_token=True, delta=source.address, delta_bytes=source.row_bytes,
             weight=self.weight.address if self.weight else 0, factor=float_bits(self.factor), target=buffer.address,
@@ -159,10 +175,11 @@ class Segment:
 
 
 class View:
-    """Stand-in for cache.View while layers.py is traced. count: 1 for a decoded token, more for a prompt."""
+    """Stand-in for cache.View while layers.py is traced. count: 1 for a decoded token, more for a prompt. adapters: numbers of
+    those that the program's rows may have."""
 
-    def __init__(self, trace: Trace, count: int):
-        self.trace, self.count = trace, count
+    def __init__(self, trace: Trace, count: int, adapters: tuple[int, ...] = ()):
+        self.trace, self.count, self.adapters = trace, count, adapters
 
     def new_keys(self, layer: int) -> Rows:
         """The stored keys, in the buffer where they were rotated."""
@@ -202,7 +219,7 @@ class Trace:
         elif isinstance(symbol, (Normed, Adjusted)) or symbol.buffer is None:
             symbol.marks.append(name)
         else:
-            (at, rows), last = symbol.parts[0], symbol.operations[-1] + 1
+            (at, rows), last = symbol.parts[0], symbol.last + 1
             first, zeroed = (symbol.operations[0], symbol.buffer) if symbol.accumulates else (last, None)
             self._marks.append(Mark(name, first, last, Rows(self, symbol.buffer, at, rows).read, zeroed))
 
@@ -259,14 +276,15 @@ class Trace:
             at += pad(heads * spec.head_dim, ROWS)
         return tuple(found)
 
-    def pack(self, x: Symbol, layouts: list[ActivationLayout]) -> Buffer:
-        """Append packing of x in each layout; returns the buffer that it reads."""
+    def pack(self, x: Symbol, layouts: list[ActivationLayout], of_experts: bool = False) -> Buffer:
+        """Append packing of x in each layout; returns the buffer that it reads. of_experts: in the order of their tiles."""
         w, b, b_bytes = self.workspace, None, 0
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight
-            x.packed = len(self.program), layouts[0]
-            for name in x.marks:
-                self.probe(name, x)
+            if x.packed is None and not of_experts:
+                x.packed = len(self.program), layouts[0]
+                for name in x.marks:
+                    self.probe(name, x)
         elif isinstance(x, Gated):
             source, a, b, b_bytes = x.activation, w.gate, w.up, w.up.row_bytes
         else:
@@ -276,12 +294,18 @@ class Trace:
             raise ValueError(f"rows of {a.array.shape} and {b and b.array.shape} are not multiples of {WIDTH}")
         part = max(8, pad(-(-groups // 8), 8))  # at most eight parts, since each repeats a norm's sum of squares
         width, eps = (self.config.hidden_size, x.eps) if source == "norm" else (1, self.config.rms_norm_eps)
+        kind, parts, routed = pack_kind, -(-groups // part), {}
+        if of_experts:
+            r, used = w.routing, self.config.num_experts_per_tok
+            kind, parts = gather_kind, parts * used
+            routed = {"tiles": r.tiles.address, "order": r.order.address, "used": used,
+                      "is_sorted": int(isinstance(x, Gated))}
         for layout in layouts:
             self.program.add(
-                pack_kind(layout, source), -(-groups // part), per_token=True, wait=layout is layouts[-1],
+                kind(layout, source), parts, per_token=True, wait=layout is layouts[-1],
                 a=a.address, a_bytes=a.row_bytes, b=b.address if b else a.address, b_bytes=b_bytes, groups=groups, part=part,
                 x=w.activations[layout].address, x_bytes=groups // SPAN * layout.record(1),
-                width=float_bits(width), eps=float_bits(eps), scratch=w.scratch.address)
+                width=float_bits(width), eps=float_bits(eps), scratch=w.scratch.address, **routed)
         return a
 
     def multiply(self, x: Symbol, panels: tuple[Panels, ...], bias: np.ndarray | None) -> Product:
@@ -300,6 +324,59 @@ class Trace:
             raise ValueError(f"a bias of {len(bias)} does not fit matrices of {row} rows")
         return product
 
+    def mix_experts(self, x: Symbol, scores: Product, gate: tuple[Panels, ...], up: tuple[Panels, ...],
+                    down: tuple[Panels, ...], spec: ExpertsSpec, activation: str) -> Product:
+        """Append the choice of experts, and their MLPs of x; returns the sum of their outputs."""
+        w, r = self.workspace, self.workspace.routing
+        scores.place(r.scores)
+        self.program.add(
+            "route", 1, scores=r.scores.address, scores_bytes=r.scores.row_bytes, experts=spec.count, used=spec.used,
+            normalises=int(spec.normalises), chosen=r.chosen.address, shares=r.shares.address, counts=r.counts.address,
+            tiles=r.tiles.address, order=r.order.address, rows=r.row_of.address)
+        layouts = [self.code.recipe.activation_layout(stack[0].plan.layout) for stack in (gate, up, down)]
+        packed = self.pack(x, list(dict.fromkeys(layouts[:2])), of_experts=True)
+        self._multiply_experts(gate, packed, w.gate, wait=False)
+        self._multiply_experts(up, packed, w.up)
+        packed = self.pack(Gated(self, activation), layouts[2:], of_experts=True)
+        self._multiply_experts(down, packed, r.outputs)
+        width = self.config.hidden_size
+        operation = self.program.add(
+            "combine", 1, per_token=True, outputs=r.outputs.address, outputs_bytes=r.outputs.row_bytes,
+            rows=r.row_of.address, shares=r.shares.address, used=spec.used, vectors=pad(width, ROWS) // ROWS, out=0,
+            out_bytes=0, accumulate=0)
+        return Product(self, scores.first, [operation], [(0, width)])
+
+    def _multiply_experts(self, stack: tuple[Panels, ...], packed: Buffer, out: Buffer, wait: bool = True) -> None:
+        plan, used = stack[0].plan, self.config.num_experts_per_tok
+        layout, columns = self.code.recipe.activation_layout(plan.layout), packed.array.shape[1]
+        if plan.columns > columns or plan.panels * ROWS > out.array.shape[1]:
+            raise ValueError(f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}, outputs of "
+                             f"{out.array.shape[1]}")
+        addresses = Buffer(len(stack), dtype=np.int64)
+        addresses.array[:] = [matrix.address for matrix in stack]
+        self.vectors.append(addresses)
+        part = min(max(1, (1 << 17) // plan.panel_bytes), -(-plan.panels * used // (2 * self.threads)), plan.panels)
+        part = pad(part, panels_at_once(self.code.recipe.target, plan.layout, 1))
+        self.program.add(
+            experts_kind(plan.layout), used * -(-plan.panels // part), per_token=True, wait=wait, weights=addresses.address,
+            panel_bytes=plan.panel_bytes, panels=plan.panels, part=part, blocks=plan.blocks,
+            x=self.workspace.activations[layout].address, x_bytes=columns // WIDTH * layout.record(1), out=out.address,
+            out_bytes=out.row_bytes, tiles=self.workspace.routing.tiles.address)
+
+    def add_low_rank(self, product: Product, x: Symbol, a: Panels, b: tuple[Panels, ...], adapter: int) -> None:
+        """Append (x @ a.T) @ b.T, which `product` adds to itself in rows with this adapter. b: for each part of the product."""
+        w, layout = self.workspace, self.code.recipe.activation_layout(a.plan.layout)
+        inner = self._multiply_one(a, self.pack(x, [layout]), None, wait=True)
+        self.program.amend(inner, out=w.low_rank.address, out_bytes=w.low_rank.row_bytes)
+        width = pad(a.plan.rows, GROUP)
+        self.program.add("select", 1, per_token=True, target=w.low_rank.address, target_bytes=w.low_rank.row_bytes,
+                         groups=width // GROUP, adapter=adapter)
+        packed = self.pack(Rows(self, w.low_rank, 0, width), [layout])
+        for part, (at, _) in zip(b, product.parts, strict=True):
+            operation = self._multiply_one(part, packed, None, wait=part is b[-1])
+            self.program.amend(operation, accumulate=1)
+            product.additions.append((operation, at))
+
     def _multiply_one(self, matrix: Panels, packed: Buffer, bias: np.ndarray | None, wait: bool) -> int:
         plan, layout = matrix.plan, self.code.recipe.activation_layout(matrix.plan.layout)
         columns = packed.array.shape[1]
@@ -307,8 +384,7 @@ class Trace:
             raise ValueError(f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}")
         portion = max(1, (1 << 16 if self.decode else 1 << 17) // plan.panel_bytes)
         portion = min(portion, max(1, plan.panels // (2 * self.threads)))
-        if layout.name == "float":
-            portion = pad(portion, PANELS_AT_ONCE)
+        portion = pad(portion, panels_at_once(self.code.recipe.target, plan.layout, 1))
         return self.program.add(
             product_kind(plan.layout), plan.panels, portion, wait=wait, weights=matrix.address,
             panel_bytes=plan.panel_bytes, blocks=plan.blocks, x=self.workspace.activations[layout].address,
@@ -349,6 +425,11 @@ def _(x: Symbol, factor: float) -> Symbol:
     return adjusted
 
 
+@ops.softcap.register
+def _(x: Product, cap: float) -> Adjusted:
+    return Adjusted(x.trace, x, cap=cap)
+
+
 @ops.add_rms_norm.register
 def _(x: Rows, delta: Product | Adjusted | None, weight: np.ndarray, eps: float) -> tuple[Rows, Normed]:
     return ops.add(x, delta), Normed(x.trace, x.trace.copy_vector(weight), eps)
@@ -359,14 +440,34 @@ def _(x: Symbol, weight: Panels | tuple[Panels, ...], bias: np.ndarray | None = 
     return x.trace.multiply(x, weight if isinstance(weight, tuple) else (weight,), bias)
 
 
+@ops.adapt.register
+def _(product: Product, x: Symbol, adapters: ops.Adapters, view: View) -> Product:
+    for number in view.adapters:
+        if number in adapters:
+            product.trace.add_low_rank(product, x, *adapters[number], number)
+    return product
+
+
 @ops.gated_linear.register
 def _(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None, activation: str = "silu") -> Gated:
-    product, w = x.trace.multiply(x, weight, bias), x.trace.workspace
-    for operation, (_, rows), buffer in zip(product.operations, product.parts, (w.gate, w.up), strict=True):
+    return ops.gate(x.trace.multiply(x, weight, bias), activation)
+
+
+@ops.gate.register
+def _(gate_up: Product, activation: str) -> Gated:
+    trace, w = gate_up.trace, gate_up.trace.workspace
+    for operation, (at, rows), buffer in zip(gate_up.operations, gate_up.parts, (w.gate, w.up), strict=True):
         if pad(rows, ROWS) > buffer.array.shape[1]:
             raise ValueError(f"a product of {rows} columns does not fit a buffer {buffer.array.shape}")
-        x.trace.program.amend(operation, out=buffer.address, out_bytes=buffer.row_bytes)
-    return Gated(x.trace, activation)
+        for each in (operation, *(addition for addition, column in gate_up.additions if column == at)):
+            trace.program.amend(each, out=buffer.address, out_bytes=buffer.row_bytes)
+    return Gated(trace, activation)
+
+
+@ops.experts.register
+def _(x: Symbol, scores: Product, gate: tuple[Panels, ...], up: tuple[Panels, ...], down: tuple[Panels, ...],
+      spec: ExpertsSpec, activation: str = "silu") -> Product:
+    return x.trace.mix_experts(x, scores, gate, up, down, spec, activation)
 
 
 @ops.norm_heads.register
@@ -374,8 +475,9 @@ def _(heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: La
     trace = heads.trace
     query, key, _ = _place_heads(heads, spec)
     trace.program.add(
-        "norm_heads", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
-        key_heads=spec.key_value_heads, keys_at=4 * key.at, query_weight=trace.copy_vector(query_weight).address,
+        "norm_heads", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
+        heads=query.width // len(query_weight), key_heads=key.width // len(key_weight), query_width=len(query_weight),
+        key_width=len(key_weight), keys_at=4 * key.at, query_weight=trace.copy_vector(query_weight).address,
         key_weight=trace.copy_vector(key_weight).address, eps=float_bits(spec.eps))
     return query
 
@@ -389,8 +491,10 @@ def _(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
 def _(heads: Symbol, view: View, spec: LayerSpec) -> Rows:
     query, key, value = _place_heads(heads, spec)
     heads.trace.program.add(
-        "rotate", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
+        "rotate", spec.key_value_heads, portion=1 if heads.trace.decode else spec.key_value_heads, per_token=True,
+        qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
         key_heads=spec.key_value_heads, keys_at=4 * key.at, values_at=4 * value.at, rotates=int(spec.rotates),
+        table_at=4 * spec.angles.start, query_table_at=4 * spec.query_angles.start,
         **_page_offsets(heads.trace, spec))
     return query
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -13,7 +15,8 @@ from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from ..pages import HUGE_PAGE, map_huge
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout
 
-_SLAB = 1 << 19  # weights per job; they fit a core's L2 cache
+ADAPTER = FloatLayout("float32")  # of the matrices of low-rank adapters
+_SLAB = 1 << 21  # weights per job
 
 
 class Arena:
@@ -36,6 +39,25 @@ class Arena:
         if self._used > len(self.bytes) + self.ALIGN - 1:
             raise MemoryError(f"the arena of {len(self.bytes)} bytes has no room for {nbytes} more")
         return start
+
+
+class SmallArena(Arena):
+    """One allocation of a few pages, where huge ones would be wasted."""
+
+    def __init__(self, nbytes: int):
+        memory = np.zeros(nbytes + self.ALIGN, np.uint8)
+        skip = -memory.ctypes.data % self.ALIGN
+        self.bytes = memory[skip:skip + nbytes]
+        self.address, self._used = self.bytes.ctypes.data, nbytes
+
+
+class MappedArena(Arena):
+    """Panels in the first `nbytes` of a mapped file. They cannot be written."""
+
+    def __init__(self, mapped: mmap.mmap, nbytes: int):
+        self._map, self._used = mapped, 0
+        self.bytes = np.frombuffer(mapped, np.uint8)[:nbytes]
+        self.address = self.bytes.ctypes.data
 
 
 @dataclass(frozen=True)
@@ -66,9 +88,16 @@ class Plan:
     @property
     def source(self) -> str:
         """The GGUF format whose blocks the kernel unpacks; "" if it takes numbers, or codes one per byte."""
-        if not isinstance(self.tensor, GGUFWeight) or self.tensor.layout.table or self.tensor.shape[1] != self.columns:
-            return ""
-        return self.tensor.format
+        whole = isinstance(self.tensor, GGUFWeight) and self.tensor.shape[1] == self.columns
+        return self.tensor.format if whole else ""
+
+    @property
+    def direct(self) -> np.ndarray | None:
+        """The file's rows, [N, columns], if the kernel reads them; None if they are unpacked or padded before."""
+        if self.source:
+            return self.tensor.blocks
+        whole = isinstance(self.tensor, Tensor) and self.tensor.shape[1] == self.columns
+        return self.tensor.stored if whole else None
 
     @property
     def panel_bytes(self) -> int:
@@ -101,10 +130,25 @@ class Panels:
         """Bytes of the panels."""
         return self.plan.nbytes
 
+    def slabs(self) -> list[Slab]:
+        """Split the matrix for several threads."""
+        count, step = self.plan.panels, max(1, _SLAB // (self.plan.columns * ROWS))
+        return [Slab(self, first, min(first + step, count)) for first in range(0, count, step)]
+
     def array(self) -> np.ndarray:
         """View the bytes, uint8 [panels, blocks, block bytes]."""
         plan = self.plan
         return self.arena.bytes[self.start:self.start + plan.nbytes].reshape(plan.panels, plan.blocks, -1)
+
+
+def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
+    """Pack float32 values [N, K] in an arena of their own. kernel: fills ADAPTER's layout."""
+    tensor = Tensor("an adapter", ADAPTER.dtype, values.shape, np.ascontiguousarray(values))
+    plan = Plan(tensor, ADAPTER)
+    packed = Panels(plan, SmallArena(plan.nbytes), 0)
+    for slab in packed.slabs():
+        slab.fill(kernel)
+    return packed
 
 
 def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
@@ -115,55 +159,78 @@ def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
                         tensor.scale_dtype)
 
 
-def fill(panels: Panels, kernel: Callable[[int, int, int, int, int], None],
-         submit: Callable[[Callable[[int, int], None], int, int], object]) -> list:
-    """Split the filling of `panels` into jobs: submit(work, first panel, last panel + 1) for each slab.
-
-    kernel: the compiled arithmetic.fill for the plan's layout and source. Returns the results of `submit`.
-    """
-    plan = panels.plan
-    step = max(1, _SLAB // (plan.columns * ROWS))
-
-    def work(first: int, last: int) -> None:
-        fill_slab(panels, kernel, first, last)
-
-    return [submit(work, first, min(first + step, plan.panels)) for first in range(0, plan.panels, step)]
+Kernel = Callable[[int, int, int, int, int], None]  # filling.fill, compiled for a plan's layout and source
 
 
-def fill_slab(panels: Panels, kernel: Callable[[int, int, int, int, int], None], first: int, last: int) -> None:
-    """Fill panels first .. last - 1. Raises ValueError for rows that the kernel cannot read."""
-    plan, tensor = panels.plan, panels.plan.tensor
-    if not 0 <= first < last <= plan.panels or panels.start + plan.nbytes > len(panels.arena.bytes):
-        raise ValueError(f"{tensor.name}: panels {first} to {last} of {plan.panels} are not all in the arena")
-    start, stop = ROWS * first, min(ROWS * last, plan.rows)
-    scaling = None
-    if plan.source:
-        scaling = tensor.scaling(start, stop)
-        rows = tensor.blocks
-        numbers = np.arange(start, stop) if tensor.order is None else tensor.order[start:stop]
-        # Pad the last panel with any row's codes: their scales are zero.
-        numbers = np.concatenate([numbers, np.full(ROWS * (last - first) - len(numbers), numbers[-1])])
-    else:
-        if isinstance(tensor, Tensor):
-            rows = tensor.bits[start:stop]
+@dataclass(frozen=True)
+class Slab:
+    """Panels first .. last - 1 of a matrix, filled at once by one thread."""
+
+    matrix: Panels
+    first: int
+    last: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        tensor, (start, stop) = self.matrix.plan.tensor, self._rows
+        return tensor.nbytes // tensor.shape[0] * (stop - start)
+
+    @property
+    def _rows(self) -> tuple[int, int]:
+        """(first, last + 1) of the matrix's rows, without those that pad the last panel."""
+        return ROWS * self.first, min(ROWS * self.last, self.matrix.plan.rows)
+
+    @cached_property
+    def file_rows(self) -> tuple[int, int]:
+        """(first, last + 1) of the file's rows that hold the matrix's."""
+        start, stop = self._rows
+        if (order := self.matrix.plan.tensor.order) is None:
+            return start, stop
+        return int(order[start:stop].min()), int(order[start:stop].max()) + 1
+
+    def read_ahead(self) -> None:
+        """Have the system read the file in the background."""
+        self.matrix.plan.tensor.read_ahead(*self.file_rows)
+
+    def fill(self, kernel: Kernel) -> None:
+        """Fill the panels from the file, and let the file's pages go.
+
+        Raises ValueError for rows that the kernel cannot read, CheckpointError for a file that was truncated meanwhile.
+        """
+        matrix, plan, tensor, (start, stop) = self.matrix, self.matrix.plan, self.matrix.plan.tensor, self._rows
+        if not 0 <= self.first < self.last <= plan.panels or matrix.start + plan.nbytes > len(matrix.arena.bytes):
+            raise ValueError(f"{tensor.name}: panels {self.first} to {self.last} of {plan.panels} are not all in the arena")
+        if tensor.order is not None and not 0 <= self.file_rows[0] < self.file_rows[1] <= plan.rows:
+            raise ValueError(f"{tensor.name}: the row order refers to rows outside its {plan.rows}")
+        tensor.read(*self.file_rows)
+        scaling = None
+        if plan.direct is not None:
+            rows = plan.direct
+            numbers = np.arange(start, stop) if tensor.order is None else tensor.order[start:stop]
+        elif isinstance(tensor, Tensor):
+            rows = tensor.stored[start:stop] if tensor.order is None else tensor.stored[tensor.order[start:stop]]
         else:
             scaling = tensor.rows(start, stop)
             rows = scaling.codes
-        rows = _pad_to(rows, ROWS * (last - first), plan.columns)
-        numbers = np.arange(len(rows))
-    # Columns of a row as the kernel reads it: numbers, codes, or bytes of the file's blocks.
-    width = WIDTHS[plan.layout.dtype] if isinstance(plan.layout, FloatLayout) else 1
-    count = plan.columns // tensor.layout.block_size * tensor.layout.nbytes if plan.source else plan.columns
-    if rows.itemsize != width or rows.strides[1] != width or rows.shape[1] != count:
-        raise ValueError(f"{tensor.name}: {plan.layout.name} panels cannot be filled from {rows.dtype} rows of "
-                         f"{rows.shape}, {rows.strides} bytes apart")
-    if numbers.shape != (ROWS * (last - first),) or numbers.min() < 0 or numbers.max() >= len(rows):
-        raise ValueError(f"{tensor.name}: the row order refers to rows outside its {len(rows)}")
-    addresses = rows.ctypes.data + numbers * rows.strides[0]
-    kernel(addresses.ctypes.data, last - first, plan.blocks, panels.address + first * plan.panel_bytes, plan.panel_bytes)
-    if scaling is not None:
-        for part, values, dtype in _scales(plan.layout, scaling):
-            _store_scales(panels, first, last, part, values, dtype)
+        if plan.direct is None:
+            rows = _pad_to(rows, stop - start, plan.columns)
+            numbers = np.arange(stop - start)
+        # Columns of a row as the kernel reads it: numbers, codes, or bytes of the file's blocks.
+        width = WIDTHS[plan.layout.dtype] if isinstance(plan.layout, FloatLayout) else 1
+        count = plan.columns // tensor.layout.block_size * tensor.layout.nbytes if plan.source else plan.columns
+        if rows.itemsize != width or rows.shape[1] != count or rows.strides[1] != width:
+            raise ValueError(f"{tensor.name}: {plan.layout.name} panels cannot be filled from {rows.dtype} rows of "
+                             f"{rows.shape}, {rows.strides} bytes apart")
+        padding = np.zeros(count * width, np.uint8)  # zero rows have zero scales
+        addresses = np.full(ROWS * (self.last - self.first), padding.ctypes.data)
+        addresses[:stop - start] = rows.ctypes.data + numbers * rows.strides[0]
+        kernel(addresses.ctypes.data, self.last - self.first, plan.blocks,
+               matrix.address + self.first * plan.panel_bytes, plan.panel_bytes)
+        if scaling is not None:
+            for part, values, dtype in _scales(plan.layout, scaling):
+                _store_scales(matrix, self.first, self.last, part, values, dtype)
+        tensor.release(*self.file_rows)
 
 
 def _scales(layout: LowBitLayout, rows) -> Iterable[tuple[str, np.ndarray, str]]:

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from llvmlite import ir
 
 from ..pages import PAGE
-from . import arithmetic, layouts
-from .emit import Function, Module, Value, Variable, f32, i32, i64, void
-from .layouts import GROUP, ActivationLayout, FloatLayout, Layout
+from . import arithmetic, embedding, filling, layouts, routing, team, unpacked
+from .emit import LANES, Function, Module, Value, Variable, f32, f32s, i64
+from .layouts import GROUP, ActivationLayout, FloatLayout, Layout, LowBitLayout
 from .target import Compiled, Target, compile_module
 
 WORDS = 32  # of a record
@@ -33,14 +34,31 @@ _OPERANDS = {
     # items: tokens. delta (times weight, after the norm, if there is a weight) times factor -> target (+ target)
     "adjust": ("delta", "delta_bytes", "weight", "factor", "target", "target_bytes", "accumulate", "groups", "width", "eps",
                "scratch"),
+    # items: tokens. target within cap, in place
+    "softcap": ("target", "target_bytes", "groups", "cap"),
+    # items: tokens. target is zero unless the token's row has the adapter of this number
+    "select": ("target", "target_bytes", "groups", "adapter"),
     # items: parts of a token's groups, by tile, part, token. a (times b, after the norm or the activation) -> records at x
     "pack": ("a", "a_bytes", "b", "b_bytes", "groups", "part", "x", "x_bytes", "width", "eps", "scratch"),
-    # items: tokens. RMS norm of every head of query and key, in place
-    "norm_heads": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "query_weight", "key_weight", "eps"),
-    # items: tokens. Rotate queries and keys in place if `rotates`, store keys and values into pages of their row.
-    # page_keys, page_values, key_scales, value_scales: offsets in a page
+    # items: tokens. RMS norm of every head of query and key, in place; a norm of all heads sees one head of their width
+    "norm_heads": ("qkv", "qkv_bytes", "heads", "key_heads", "query_width", "key_width", "keys_at", "query_weight",
+                   "key_weight", "eps"),
+    # items: key heads of tokens. Rotate queries and keys in place if `rotates`, store keys and values into pages of their row.
+    # page_keys, page_values, key_scales, value_scales: offsets in a page; table_at, query_table_at: of the layer's angles in a table's row
     "rotate": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "values_at", "page_keys", "page_values", "key_scales",
-               "value_scales", "rotates"),
+               "value_scales", "rotates", "table_at", "query_table_at"),
+    # items: one. scores -> chosen experts of each token, their shares, tiles of their rows
+    "route": ("scores", "scores_bytes", "experts", "used", "normalises", "chosen", "shares", "counts", "tiles", "order",
+              "rows"),
+    # items: parts of the groups of each tile, for as many tiles as there may be. As "pack"; rows of a are tokens, or if it
+    # is_sorted the tiles' own
+    "gather": ("a", "a_bytes", "b", "b_bytes", "groups", "part", "x", "x_bytes", "width", "eps", "scratch", "tiles", "order",
+               "used", "is_sorted"),
+    # items: parts of the panels for each tile, for as many as there may be. out[row] = panels of its expert times x[row];
+    # weights: address of the addresses of all experts' panels
+    "experts": ("weights", "panel_bytes", "panels", "part", "blocks", "x", "x_bytes", "out", "out_bytes", "tiles"),
+    # items: tokens. outputs times shares, summed -> out (+ out)
+    "combine": ("outputs", "outputs_bytes", "rows", "shares", "used", "vectors", "out", "out_bytes", "accumulate"),
     # items: key heads of tokens
     "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", "page_keys", "page_values", "key_scales",
                "value_scales", "window", "scale"),
@@ -49,20 +67,22 @@ _FIELDS = {kind: {name: index for index, name in enumerate(_COMMON + operands)} 
 # places: address of the first token's record of PLACE.
 CONTEXT = {name: index for index, name in enumerate((
     "tokens", "first_row", "places", "scores", "scores_bytes", "scores_head_bytes", "sync"))}
-# A token's position in its row; addresses of the row's page table, of the position's cosines and of its sines.
-PLACE = {name: index for index, name in enumerate(("position", "pages", "cosine", "sine"))}
+# A token's position in its row; addresses of the row's page table, of the position's cosines and of its sines; the number of
+# the row's adapter.
+PLACE = {name: index for index, name in enumerate(("position", "pages", "cosine", "sine", "adapter"))}
 
 _OPERATION = {"op": i64, "lo": i64, "hi": i64, "thread": i64, "context": i64}
-SPINS = 2000  # polls of a barrier, some 20 us, before a thread yields the processor
 
 
 @dataclass(frozen=True)
 class Recipe:
     """All that the machine code depends on.
 
-    sources: the weights' layouts and the file formats that they are filled from (arithmetic.fill); activation_bits: of
-    activations against low-bit weights; activation: of the gate, as LayerSpec has it; cache_bits: 8 for int8 keys and
-    values, None for float32.
+    sources: the weights' layouts and the file formats that they are filled from (filling.fill); activation_bits: of
+    activations against low-bit weights, 8 with bfloat16 weights: bfloat16 too, where the target multiplies it; activation: of
+    the gate, as LayerSpec has it; cache_bits: 8 for int8 keys and values, 16 for float16, None for float32; rotary_dim: of a
+    head, None for all of it; softcap: of attention's scores; has_experts: a router chooses MLPs; embedding: as one of `sources`,
+    None: its rows are not looked up by machine code.
     """
 
     target: Target
@@ -71,9 +91,15 @@ class Recipe:
     head_dim: int
     activation: str = "silu"
     cache_bits: int | None = None
+    rotary_dim: int | None = None
+    softcap: float | None = None
+    has_experts: bool = False
+    embedding: tuple[LowBitLayout, str] | None = None
 
     def activation_layout(self, layout: Layout) -> ActivationLayout:
         """The layout of activations for a layout of weights; without an offset, that of other weights if possible."""
+        if isinstance(layout, FloatLayout) and layout.dtype == "bfloat16" and self.activation_bits == 8 and self.target.bf16:
+            return layouts.BFLOAT16
         if isinstance(layout, FloatLayout) or self.activation_bits == 32:
             return layouts.FLOAT
         low_bit = [layout, *(other for other in self.layouts if not isinstance(other, FloatLayout))]
@@ -89,10 +115,20 @@ class Recipe:
         """Layouts of activations for all weights."""
         return tuple(dict.fromkeys(self.activation_layout(layout) for layout in self.layouts))
 
+    @property
+    def rounds_to_bfloat16(self) -> bool:
+        """Some products take activations in bfloat16."""
+        return layouts.BFLOAT16 in self.activations
+
 
 def tiles(target: Target, x_layout: ActivationLayout) -> tuple[int, ...]:
     """Tokens of each tile of activations, smallest first; the last is the full one."""
-    return target.tiles(low_bit=x_layout.name != "float")
+    return target.tiles(low_bit=x_layout.is_integer)
+
+
+def expert_tiles(target: Target) -> tuple[int, ...]:
+    """Rows of each tile of an expert, smallest first: powers of two that products with low-bit and float weights have."""
+    return tuple(size for size in target.tiles(low_bit=True) if size in target.tiles(low_bit=False) and size in (1, 2, 4, 8))
 
 
 def split_tokens(target: Target, x_layout: ActivationLayout, tokens: int) -> list[tuple[int, int, int]]:
@@ -104,16 +140,31 @@ def split_tokens(target: Target, x_layout: ActivationLayout, tokens: int) -> lis
 
 
 class Code:
-    """The machine code for a recipe. kinds: numbers of the operations by name; run: the interpreter; fill: by source."""
+    """The machine code for a recipe. kinds: numbers of the operations by name; run: the interpreter; run_clocked: the same,
+    which also reads a clock (_write_interpreter); start, serve: for a team; embed: embedding.embed or None;
+    fill: by source; checksum: of panels."""
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
         self.kinds = {name: index for index, (name, _) in enumerate(_operations(recipe))}
-        fills = {source: arithmetic.fill_name(*source) for source in recipe.sources}
-        self.compiled: Compiled = compile_module(recipe.target, repr(recipe), ["run", *fills.values()],
-                                                 lambda: write_module(recipe))
-        self.run = self.compiled.function("run", len(_RUN))
-        self.fill = {source: self.compiled.function(name, len(arithmetic.FILL)) for source, name in fills.items()}
+        fills = {source: filling.fill_name(*source) for source in recipe.sources}
+        public = ["run", "run_clocked", "start", "serve", "checksum", *fills.values()]
+        if recipe.embedding:
+            public.append(embedding.embed_name(*recipe.embedding))
+        self.compiled: Compiled = compile_module(recipe.target, repr(recipe), public, lambda: write_module(recipe))
+        self.run, self.run_clocked = (self.compiled.function(name, len(team.WALK)) for name in ("run", "run_clocked"))
+        self.start, self.serve = self.compiled.function("start", 2), self.compiled.function("serve", 3)
+        self.embed = self.compiled.function(public[-1], len(embedding.EMBED)) if recipe.embedding else None
+        self.checksum = self.compiled.function("checksum", len(filling.CHECKSUM))
+        self.fill = {source: self.compiled.function(name, len(filling.FILL)) for source, name in fills.items()}
+
+
+def experts_kind(layout: Layout) -> str:
+    return f"experts {layout.name}"
+
+
+def gather_kind(x_layout: ActivationLayout, source: str) -> str:
+    return f"gather {source} {x_layout.name} {x_layout.offset}"
 
 
 def product_kind(layout: Layout) -> str:
@@ -170,27 +221,38 @@ class Program:
         """Write the records; no operations can follow. Raises ValueError for a product without an output."""
         names = {number: name for name, number in self.code.kinds.items()}
         for record in self._records:
-            if names[record[0]].startswith("product") and not record[_FIELDS["product"]["out"]]:
+            kind = names[record[0]].split()[0]
+            if kind in ("product", "combine") and not record[_FIELDS[kind]["out"]]:
                 raise ValueError("a product has no output buffer")
         count = len(self._records)
         self.records = np.zeros((count, WORDS), np.int64)
         for row, record in zip(self.records, self._records):
             for index, value in record.items():
                 row[index] = value
+        self._address = self.records.ctypes.data
         self._counters = np.zeros((count, self.threads, 8), np.int64)  # one cache line for each thread's share
         self.records[:, _COMMON.index("counters")] = self._counters.ctypes.data + self._counters[0].nbytes * np.arange(count)
         return self
 
-    def prepare(self, context: np.ndarray) -> None:
-        """Reset the counters before a run. context: int64 [words of CONTEXT]. Raises ValueError."""
+    def prepare(self, context: np.ndarray) -> team.Call:
+        """Reset the counters before a run; returns the call of the interpreter. context: int64 [words of CONTEXT]. Raises
+        ValueError."""
+        return self.call(context, 0, len(self))
+
+    def call(self, context: np.ndarray, first: int, last: int) -> team.Call:
+        """As `prepare`, for operations first .. last - 1."""
         if self.records is None or context.shape != (len(CONTEXT),) or context.dtype != np.int64:
             raise ValueError(f"a run needs a finished program and a context int64 [{len(CONTEXT)}], "
                              f"not {context.dtype} {context.shape}")
         self._counters.fill(0)
+        return (self.code.compiled.address["run"], self._address + first * 8 * WORDS, last - first, context.ctypes.data, 0, 0)
 
-    def walk(self, context: np.ndarray, thread: int) -> None:
-        """Take part in a run as thread number `thread`; returns when all operations are done."""
-        self.code.run(self.records.ctypes.data, len(self.records), thread, self.threads, context.ctypes.data)
+    def describe(self) -> list[tuple[str, dict[str, int]]]:
+        """(kind, its fields and operands by name) of each operation."""
+        names = {number: name for name, number in self.code.kinds.items()}
+        fields = {kind: _FIELDS[kind.split()[0]] for kind in self.code.kinds}
+        return [(kind, {name: record[at] for name, at in fields[kind].items()})
+                for record, kind in ((record, names[record[0]]) for record in self._records)]
 
     def part(self, first: int, last: int) -> Part:
         """Select operations first .. last - 1 for a run of their own."""
@@ -205,14 +267,12 @@ class Part:
     first: int
     last: int
 
-    def prepare(self, context: np.ndarray) -> None:
-        """As Program.prepare."""
-        self.program.prepare(context)
+    def __len__(self) -> int:
+        return self.last - self.first
 
-    def walk(self, context: np.ndarray, thread: int) -> None:
-        """As Program.walk."""
-        records, code = self.program.records[self.first:self.last], self.program.code
-        code.run(records.ctypes.data, len(records), thread, self.program.threads, context.ctypes.data)
+    def prepare(self, context: np.ndarray) -> team.Call:
+        """As Program.prepare."""
+        return self.program.call(context, self.first, self.last)
 
 
 # ---- machine code
@@ -258,10 +318,20 @@ def _operations(recipe: Recipe) -> list[tuple[str, Writer]]:
     for x_layout in recipe.activations:
         for source in ("norm", "plain", recipe.activation):
             found.append((pack_kind(x_layout, source), _pack_writer(x_layout, source, tiles(target, x_layout))))
+    if recipe.has_experts:
+        sizes = expert_tiles(target)
+        for layout in recipe.layouts:
+            found.append((experts_kind(layout), _experts_writer(target, layout, recipe.activation_layout(layout), sizes)))
+        for x_layout in recipe.activations:
+            for source in ("norm", "plain", recipe.activation):
+                found.append((gather_kind(x_layout, source), _gather_writer(x_layout, source)))
+        found += [("route", _route_writer(sizes)), ("combine", _write_combine)]
     found.append(("adjust", _write_adjust))
-    found.append(("norm_heads", _norm_heads_writer(recipe.head_dim)))
-    found.append(("rotate", _rotate_writer(recipe.head_dim, recipe.cache_bits)))
-    found.append(("attend", _attend_writer(recipe.head_dim, recipe.cache_bits)))
+    found.append(("softcap", _write_softcap))
+    found.append(("select", _write_select))
+    found.append(("norm_heads", _write_norm_heads))
+    found.append(("rotate", _rotate_writer(recipe.head_dim, recipe.cache_bits, recipe.rotary_dim)))
+    found.append(("attend", _attend_writer(recipe.head_dim, recipe.cache_bits, recipe.softcap)))
     return found
 
 
@@ -279,9 +349,8 @@ def _product_writer(target: Target, layout: Layout, x_layout: ActivationLayout) 
         x, x_bytes, bias, accumulate = o.x, o.x_bytes, o.bias, o.accumulate
         has_bias = bias.compare("!=", 0)
 
-        def multiply(size: int, token: Value) -> None:
-            """Multiply the panels lo .. hi - 1 with the tile that starts at `token`."""
-            start = f.lo
+        def multiply(size: int, token: Value, start: Value) -> None:
+            """Multiply the panels start .. hi - 1 with the tile that starts at `token`."""
             for at_once, kernel in kernels[size].items():
                 end = start + (f.hi - start) // at_once * at_once
                 with f.loop(end, start, at_once) as p:
@@ -294,12 +363,20 @@ def _product_writer(target: Target, layout: Layout, x_layout: ActivationLayout) 
         *smaller, full = sizes
         largest = smaller[-1] if smaller else 0
         count = (tokens + (full - 1 - largest)) // full  # the rest takes a full tile only if no smaller one holds it
+        first = Variable(f, f.lo)  # panel to multiply tile by tile
+        if unpacked.applies(target, layout, x_layout):
+            kernel = unpacked.product(module, target, layout, x_layout, unpacked.PANELS)
+            with f.if_then(count.compare(">=", unpacked.MIN_TILES)):
+                first.set(f.lo + (f.hi - f.lo) // unpacked.PANELS * unpacked.PANELS)
+                with f.loop(first.get(), f.lo, unpacked.PANELS) as p:
+                    f.call(kernel, weights + p * panel_bytes, panel_bytes, blocks, x, x_bytes * full, count,
+                           out + p * (4 * layouts.ROWS), out_bytes, has_bias.select(bias + p * (4 * layouts.ROWS), 0), accumulate)
         with f.loop(count) as tile:
-            multiply(full, tile * full)
+            multiply(full, tile * full, first.get())
         rest = tokens - count * full
         for below, size in zip((0, *smaller), smaller):
             with f.if_then(rest.compare(">", below) & rest.compare("<=", size)):
-                multiply(size, count * full)
+                multiply(size, count * full, f.lo)
         return f.finish()
 
     return write
@@ -342,6 +419,104 @@ def _pack_writer(x_layout: ActivationLayout, source: str, sizes: tuple[int, ...]
     return write
 
 
+def _route_writer(sizes: tuple[int, ...]) -> Writer:
+    def write(module: Module, name: str) -> Function:
+        choose, sort = routing.choose(module), routing.sort(module, sizes)
+        o = _Operation(module, name)
+        f = o.f
+        tokens = o.context("tokens")
+        with f.loop(f.hi, f.lo):
+            f.call(choose, o.scores, o.scores_bytes, tokens, o.experts, o.used, o.normalises, o.chosen, o.shares)
+            f.call(sort, o.chosen, tokens * o.used, o.experts, o.counts, o.tiles, o.order, o.rows)
+        return f.finish()
+
+    return write
+
+
+class _Tile:
+    """A tile's record. number: from 0."""
+
+    def __init__(self, o: _Operation, number: Value):
+        self._f, self._record = o.f, o.tiles + (number + 1) * (8 * len(routing.TILE))
+
+    def __getattr__(self, name: str) -> Value:
+        return _load_word(self._f, self._record, routing.TILE[name])
+
+
+def _gather_writer(x_layout: ActivationLayout, source: str) -> Writer:
+    def write(module: Module, name: str) -> Function:
+        packs = [arithmetic.pack(module, x_layout, source, single) for single in (True, False)]
+        squares = arithmetic.sum_of_squares(module)
+        o = _Operation(module, name)
+        f = o.f
+        part, groups = o.part, o.groups
+        parts = (groups + part - 1) // part
+        tiles, is_sorted = _load_word(f, o.tiles, 0), o.is_sorted.compare("!=", 0)
+        with f.loop(f.hi.minimum(tiles * parts), f.lo) as item:
+            tile, start = _Tile(o, item // parts), item % parts * part
+            first, slots = tile.row, tile.slots
+            at = start * (4 * GROUP)
+            out = o.x + first * o.x_bytes + start // layouts.SPAN * (slots * x_layout.record(1))
+            with f.loop(tile.count) as slot:
+                row = is_sorted.select(first + slot, _load_word(f, o.order + (first + slot) * 8, 0) // o.used)
+                a, b = o.a + row * o.a_bytes, o.b + row * o.b_bytes
+                factor = f.constant(f32, 1.0)
+                if source == "norm":
+                    scratch = o.scratch + f.thread * 64
+                    f.call(squares, a, groups, scratch)
+                    width, eps = o.load_float("width"), o.load_float("eps")
+                    factor = f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch, 0, 4) / width + eps)
+                with f.if_else(slots.compare("==", 1)) as branches:
+                    for branch, pack in zip(branches, packs):
+                        with branch:
+                            f.call(pack, a + at, b + at, factor, (groups - start).minimum(part), out, slot, slots)
+        return f.finish()
+
+    return write
+
+
+def _experts_writer(target: Target, layout: Layout, x_layout: ActivationLayout, sizes: tuple[int, ...]) -> Writer:
+    def write(module: Module, name: str) -> Function:
+        counts = {size: dict.fromkeys((arithmetic.panels_at_once(target, layout, size), 1)) for size in sizes}
+        kernels = {size: {count: arithmetic.product(module, target, layout, x_layout, size, count) for count in counts[size]}
+                   for size in sizes}
+        o = _Operation(module, name)
+        f = o.f
+        panels, part, panel_bytes, blocks, out_bytes = o.panels, o.part, o.panel_bytes, o.blocks, o.out_bytes
+        parts = (panels + part - 1) // part
+        tiles, zero = _load_word(f, o.tiles, 0), f.constant(i64, 0)
+        with f.loop(f.hi.minimum(tiles * parts), f.lo) as item:
+            tile, start = _Tile(o, item // parts), item % parts * part
+            end = (start + part).minimum(panels)
+            slots, row = tile.slots, tile.row
+            weights = _load_word(f, o.weights + tile.expert * 8, 0)
+            x, out = o.x + row * o.x_bytes, o.out + row * out_bytes
+            for size in sizes:
+                with f.if_then(slots.compare("==", size)):
+                    first = start
+                    for at_once, kernel in kernels[size].items():
+                        last = first + (end - first) // at_once * at_once
+                        with f.loop(last, first, at_once) as p:
+                            f.call(kernel, weights + p * panel_bytes, x, out + p * (4 * layouts.ROWS), out_bytes, blocks,
+                                   zero, 0)
+                        first = last
+        return f.finish()
+
+    return write
+
+
+def _write_combine(module: Module, name: str) -> Function:
+    combine = routing.combine(module)
+    o = _Operation(module, name)
+    f = o.f
+    outputs, outputs_bytes, used, vectors, accumulate = o.outputs, o.outputs_bytes, o.used, o.vectors, o.accumulate
+    with f.loop(f.hi, f.lo) as token:
+        at = token * used
+        f.call(combine, outputs, outputs_bytes, o.rows + at * 8, o.shares + at * 4, used, vectors,
+               o.out + token * o.out_bytes, accumulate)
+    return f.finish()
+
+
 def _write_adjust(module: Module, name: str) -> Function:
     adjust, squares = arithmetic.adjust(module), arithmetic.sum_of_squares(module)
     o = _Operation(module, name)
@@ -359,53 +534,74 @@ def _write_adjust(module: Module, name: str) -> Function:
     return f.finish()
 
 
-def _norm_heads_writer(head_dim: int) -> Writer:
-    def write(module: Module, name: str) -> Function:
-        norm = arithmetic.norm_head(module, head_dim)
-        o = _Operation(module, name)
-        f = o.f
-        eps = o.load_float("eps")
-        with f.loop(f.hi, f.lo) as token:
-            row = o.qkv + token * o.qkv_bytes
-            for first, count, weight in ((row, o.heads, o.query_weight), (row + o.keys_at, o.key_heads, o.key_weight)):
-                with f.loop(count) as h:
-                    f.call(norm, first + h * (4 * head_dim), weight, eps)
-        return f.finish()
-
-    return write
+def _write_softcap(module: Module, name: str) -> Function:
+    softcap = arithmetic.softcap(module)
+    o = _Operation(module, name)
+    f = o.f
+    target, target_bytes, groups, cap = o.target, o.target_bytes, o.groups, o.load_float("cap")
+    with f.loop(f.hi, f.lo) as token:
+        f.call(softcap, target + token * target_bytes, groups, cap)
+    return f.finish()
 
 
-def _rotate_writer(head_dim: int, cache_bits: int | None) -> Writer:
+def _write_select(module: Module, name: str) -> Function:
+    o = _Operation(module, name)
+    f = o.f
+    target, target_bytes, groups, adapter = o.target, o.target_bytes, o.groups, o.adapter
+    with f.loop(f.hi, f.lo) as token:
+        with f.if_then(o.place(token)["adapter"].compare("!=", adapter)):
+            with f.loop(groups * (GROUP // LANES)) as i:
+                f.store(f.zero(f32s), target + token * target_bytes, i * (4 * LANES), 4)
+    return f.finish()
+
+
+def _write_norm_heads(module: Module, name: str) -> Function:
+    norm = arithmetic.norm_head(module)
+    o = _Operation(module, name)
+    f = o.f
+    eps = o.load_float("eps")
+    queries, keys = (o.heads, o.query_width, o.query_weight), (o.key_heads, o.key_width, o.key_weight)
+    keys_at = o.keys_at
+    with f.loop(f.hi, f.lo) as token:
+        row = o.qkv + token * o.qkv_bytes
+        for first, (count, width, weight) in ((row, queries), (row + keys_at, keys)):
+            with f.loop(count) as h:
+                f.call(norm, first + h * width * 4, weight, width, eps)
+    return f.finish()
+
+
+def _rotate_writer(head_dim: int, cache_bits: int | None, rotary_dim: int | None) -> Writer:
     layout = arithmetic.page_layout(head_dim, cache_bits)
 
     def write(module: Module, name: str) -> Function:
-        rotate, store = arithmetic.rotate(module, head_dim), arithmetic.store(module, head_dim, cache_bits)
+        rotate, store = arithmetic.rotate(module, rotary_dim or head_dim), arithmetic.store(module, head_dim, cache_bits)
         o = _Operation(module, name)
         f = o.f
-        with f.loop(f.hi, f.lo) as token:
+        table_at, query_table_at = o.table_at, o.query_table_at
+        heads, key_heads, rotates = o.heads, o.key_heads, o.rotates.compare("!=", 0)
+        shared = heads // key_heads
+        with f.loop(f.hi, f.lo) as item:
+            token, h = item // key_heads, item % key_heads
             row, place = o.qkv + token * o.qkv_bytes, o.place(token)
             cosine, sine, position = place["cosine"], place["sine"], place["position"]
-            rotates = o.rotates.compare("!=", 0)
-            with f.if_then(rotates), f.loop(o.heads) as h:
-                f.call(rotate, row + h * (4 * head_dim), cosine, sine)
-            page, slot = f.load(i64, place["pages"], position // PAGE * 8, 8), position % PAGE
-            with f.loop(o.key_heads) as h:
-                key = row + o.keys_at + h * (4 * head_dim)
-                with f.if_then(rotates):
-                    f.call(rotate, key, cosine, sine)
-                value, at = row + o.values_at + h * (4 * head_dim), h * PAGE + slot
-                for source, numbers, scales in ((key, o.page_keys, o.key_scales), (value, o.page_values, o.value_scales)):
-                    f.call(store, source, page + numbers + at * layout.row_bytes, page + scales + at * (2 * layout.groups))
+            key, value = (row + start + h * (4 * head_dim) for start in (o.keys_at, o.values_at))
+            with f.if_then(rotates):
+                with f.loop(shared) as query:
+                    f.call(rotate, row + (h * shared + query) * (4 * head_dim), cosine + query_table_at, sine + query_table_at)
+                f.call(rotate, key, cosine + table_at, sine + table_at)
+            page, at = f.load(i64, place["pages"], position // PAGE * 8, 8), h * PAGE + position % PAGE
+            for source, numbers, scales in ((key, o.page_keys, o.key_scales), (value, o.page_values, o.value_scales)):
+                f.call(store, source, page + numbers + at * layout.row_bytes, page + scales + at * (2 * layout.groups))
         return f.finish()
 
     return write
 
 
-def _attend_writer(head_dim: int, cache_bits: int | None) -> Writer:
+def _attend_writer(head_dim: int, cache_bits: int | None, cap: float | None) -> Writer:
     layout = arithmetic.page_layout(head_dim, cache_bits)
 
     def write(module: Module, name: str) -> Function:
-        attend = arithmetic.attend(module, head_dim, cache_bits)
+        attend = arithmetic.attend(module, head_dim, cache_bits, cap=cap)
         o = _Operation(module, name)
         f = o.f
         key_heads, shared, window = o.key_heads, o.shared, o.window
@@ -437,7 +633,11 @@ def _attend_writer(head_dim: int, cache_bits: int | None) -> Writer:
 
 
 def _barrier(module: Module) -> Function:
-    """Wait for all threads. sync: two i64 on cache lines of their own, the number of arrivals and the round."""
+    """Wait for all threads. sync: two i64 on cache lines of their own, the number of arrivals and the round.
+
+    On weakly ordered processors (Arm) an operation sees all stores before the barrier: each arrival releases its thread's and
+    acquires those of the arrivals before it, and the last one's new round, which the others acquire, releases all.
+    """
     f = Function(module, "barrier", {"sync": i64, "threads": i64})
     round_at = f.sync + 64
     before = f.atomic_load(round_at)
@@ -447,40 +647,48 @@ def _barrier(module: Module) -> Function:
             f.atomic_store(f.sync, 0)
             f.atomic_add(round_at, 1)
         with others:
-            spins = Variable(f, f.constant(i64, 0))
+            polls = Variable(f, f.constant(i64, 0))
             with f.forever() as break_if:
                 break_if(f.atomic_load(round_at).compare("!=", before))
-                with f.if_else(spins.get().compare("<", SPINS)) as (spin, yield_):
-                    with spin:
-                        _pause(f)
-                        spins.set(spins.get() + 1)
-                    with yield_:
-                        f.intrinsic("mlx_llama_yield", i32)
+                team.wait(f, polls)
     return f.finish()
 
 
-def _pause(f: Function) -> None:
-    """Hint to the processor that this loop spins."""
+def _read_clock(f: Function) -> Value:
+    """Ticks of the processor's constant clock, which profile.py calibrates."""
     if "aarch64" in f.module.triple or "arm64" in f.module.triple:
-        f.intrinsic("llvm.aarch64.hint", void, f.constant(i32, 1))
-    else:
-        f.intrinsic("llvm.x86.sse2.pause", void)
-
-
-_RUN = {"program": i64, "count": i64, "thread": i64, "threads": i64, "context": i64}
+        name = f.module.add_metadata([ir.MetaDataString(f.module, "cntvct_el0")])
+        kind, intrinsic = ir.FunctionType(i64, [ir.MetaDataType()]), "llvm.read_volatile_register.i64"
+        read = f.module.globals.get(intrinsic) or ir.Function(f.module, kind, intrinsic)
+        return Value(f, f.builder.call(read, [name]))
+    return f.intrinsic("llvm.readcyclecounter", i64)
 
 
 def write_module(recipe: Recipe) -> Module:
-    """Write the LLVM code for a recipe: fill functions, operations, and the interpreter `run`."""
+    """Write the LLVM code for a recipe: fill functions, operations, interpreters, and what hands them to a team."""
     module = Module()
     module.triple = recipe.target.triple
     for source in recipe.sources:
-        arithmetic.fill(module, *source)
+        filling.fill(module, *source)
+    filling.checksum(module)
+    if recipe.embedding:
+        embedding.embed(module, recipe.target, *recipe.embedding)
     operations = [write(module, name) for name, write in _operations(recipe)]
     barrier = _barrier(module)
-    f = Function(module, "run", _RUN, public=True)
+    _write_interpreter(module, "run", operations, barrier, clocked=False)
+    _write_interpreter(module, "run_clocked", operations, barrier, clocked=True)
+    team.write(module)
+    return module
+
+
+def _write_interpreter(module: Module, name: str, operations: list[Function], barrier: Function, clocked: bool) -> None:
+    """Write the function that executes a program's records. clocked: to `times`, the address of int64 [1 + 2 count], it
+    writes the clock at the start and, for each record, after its items and after its barrier."""
+    f = Function(module, name, team.WALK, public=True)
     sync, tokens = (_load_word(f, f.context, CONTEXT[name]) for name in ("sync", "tokens"))
     at = {name: index for index, name in enumerate(_COMMON)}
+    if clocked:
+        f.store(_read_clock(f), f.times, 0, 8)
     with f.loop(f.count) as i:
         op = f.program + i * (8 * WORDS)
         items = _load_word(f, op, at["items"])
@@ -496,10 +704,13 @@ def write_module(recipe: Recipe) -> Module:
                 hi = (lo + portion).minimum(end)
                 f.switch(kind, [lambda operation=operation: f.call(operation, op, lo, hi, f.thread, f.context)
                                 for operation in operations])
+        if clocked:
+            f.store(_read_clock(f), f.times, i * 16 + 8, 8)
         with f.if_then(_load_word(f, op, at["wait"]).compare("!=", 0)):
             f.call(barrier, sync, f.threads)
+        if clocked:
+            f.store(_read_clock(f), f.times, i * 16 + 16, 8)
     f.finish()
-    return module
 
 
 def float_bits(number: float) -> int:

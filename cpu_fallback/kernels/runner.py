@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,41 +17,95 @@ from mlx_llama.core.models.config import LlamaConfig
 
 from .. import cache, ops
 from ..pages import PAGE
+from .layouts import ROWS
 from .lowering import Mark, Segment, Tokens, Trace, View
-from .program import CONTEXT, Code
+from .program import CONTEXT, Code, expert_tiles
 from .team import Team
-from .workspace import CHUNK, HEAD_CHUNK, Workspace, pad
+from .workspace import CHUNK, HEAD_CHUNK, Buffer, Workspace, pad
+
+PART_WORK = 1e10  # multiplications and additions between two looks at interrupts, about a tenth of a second on few cores
+
+KEPT = 16  # sets of adapters whose programs are kept
 
 Probes = dict[str, list[np.ndarray]]  # each probe's values, chunk by chunk
 
 
-class Runner:
-    """A lowered forward. Thread-safe: a lock serialises runs.
+class Programs(NamedTuple):
+    """A forward lowered three times: for a decoded token (decode), for a prompt with logits of its last position (prompt,
+    last), and for a prompt with logits of all positions (body, head). vectors: that they point to."""
 
-    forward(tokens, view, all_positions, probe): the model's `_compute`. It is traced three times: for a decoded token, for a
-    prompt with logits of its last position, and for a prompt with logits of all positions.
+    decode: Segment
+    prompt: Segment
+    last: Segment
+    body: Segment
+    head: Segment
+    vectors: list[Buffer]
+
+
+class Runner:
+    """A lowered forward. Thread-safe: a lock serialises runs. A forked process starts new threads.
+
+    forward(tokens, view, all_positions, probe): the model's `_compute`, lowered for rows without adapters, and for each set of
+    adapters that meet in a call. rank: of the adapters, see Workspace.
     """
 
-    def __init__(self, forward: Callable, config: LlamaConfig, code: Code, threads: int):
-        self.config, self.code, self.team = config, code, Team(threads)
-        self.workspace = Workspace(config, code.recipe.activations, threads, code.recipe.cache_bits)
+    width = CHUNK  # prompt tokens per run
+
+    def __init__(self, forward: Callable, config: LlamaConfig, code: Code, threads: int, rank: int = 0):
+        self.config, self.code, self.threads, self.team = config, code, threads, Team(code, threads)
+        self.workspace = Workspace(config, code.recipe.activations, threads, code.recipe.cache_bits,
+                                   expert_tiles(code.recipe.target)[-1], rank)
         self.context = np.zeros(len(CONTEXT), np.int64)
         self._set("sync", self.workspace.sync.address)
         self._set("places", self.workspace.places.address)
         self._lock = threading.Lock()  # guards workspace and context
-        self._vectors, self._embedding, self._embedding_factor = [], None, 1.0
+        self._process = os.getpid()
+        self._embedding, self._embedding_factor = None, 1.0
+        used = config.num_experts_per_tok / config.num_experts if config.num_experts else 1
+        self._work = 2 * sum(math.prod(shape) * (used if ".experts." in name else 1)
+                             for name, shape in config.tensor_shapes().items() if ".layers." in name)
+
+        self._forward = forward
+        self._adapted: OrderedDict[tuple[int, ...], Programs] = OrderedDict()  # by numbers of adapters, the last used last
+        self._base = self._lower(())
+        self.decode, self.prompt, self.last, self.body, self.head, _ = self._base
+        self._table, self._table_rows = self._find_table(), np.zeros(ROWS, np.int64)
+
+    def _lower(self, adapters: tuple[int, ...]) -> Programs:
+        """The programs for rows with these adapters or none."""
+        vectors: list[Buffer] = []
 
         def lower(tokens: int, all_positions: bool) -> list[Segment]:
-            trace = Trace(config, code, self.workspace, threads, decode=tokens == 1)
+            trace = Trace(self.config, self.code, self.workspace, self.threads, decode=tokens == 1)
             probe = trace.probe if tokens == 1 or all_positions else None
-            logits = forward(Tokens(trace), View(trace, tokens), all_positions, probe)
-            self._vectors += trace.vectors
+            logits = self._forward(Tokens(trace), View(trace, tokens, adapters), all_positions, probe)
+            vectors.extend(trace.vectors)
             self._embedding, self._embedding_factor = trace.embedding, trace.embedding_factor
             return trace.finish(logits, separate_head=all_positions)
 
-        (self.decode,) = lower(1, False)
-        self.prompt, self.last = lower(2, False)
-        self.body, self.head = lower(2, True)
+        return Programs(*lower(1, False), *lower(2, False), *lower(2, True), vectors)
+
+    def _find_programs(self, numbers: Iterable[int]) -> Programs:
+        """The programs for rows with these adapters, lowered at their first use; 0 for none."""
+        adapters = tuple(sorted({number for number in numbers if number}))
+        if not adapters:
+            return self._base
+        if adapters not in self._adapted:
+            self._adapted[adapters] = self._lower(adapters)
+            if len(self._adapted) > KEPT:
+                self._adapted.popitem(last=False)
+        self._adapted.move_to_end(adapters)
+        return self._adapted[adapters]
+
+    def _find_table(self) -> tuple[int, int, int] | None:
+        """(blocks of a row, bytes of a row, address) of the embedding in the file; None: NumPy looks it up."""
+        if self.code.embed is None:
+            return None
+        weight = self._embedding.weight
+        rows = weight.blocks
+        if weight.order is not None or rows.strides[1] != 1:
+            raise ValueError(f"{weight.name}: machine code cannot look up rows in another order or {rows.strides} bytes apart")
+        return weight.shape[1] // self.code.recipe.embedding[0].block, rows.strides[0], rows.ctypes.data
 
     def _set(self, name: str, value: int) -> None:
         self.context[CONTEXT[name]] = value
@@ -58,37 +116,42 @@ class Runner:
         `view`. Single tokens of several rows run together, prompts one after another. probe: as in model.forward. Raises
         ContextError for another model's cache, ValueError for arrays that the machine code cannot take."""
         self._check(tokens, view)
-        # Reference the arrays: another thread that resets the cache meanwhile must not free their memory.
-        keep = (self, view.pages, view.page_tables, view.tables)
         batch, count = tokens.shape
         results = np.empty((batch, count, self.config.vocab_size), np.float32) if all_positions else np.empty(
             (batch, self.config.vocab_size), np.float32)
         runs: list[Probes] = []
+        if self._process != os.getpid():
+            self._start_over()
         with self._lock:
-            self.team.settle()
             scores = self.workspace.reserve_scores(pad(max(span.end for span in view.spans), GROWTH))
             for name, value in zip(("scores", "scores_bytes", "scores_head_bytes"), scores):
                 self._set(name, value)
             if count == 1 and batch > 1:
                 runs.append({})
-                logits = results.reshape(batch, -1)
+                logits, programs = results.reshape(batch, -1), self._find_programs(view.adapters)
                 for begin in range(0, batch, CHUNK):
                     rows = range(begin, min(begin + CHUNK, batch))
                     self._place(view, [(row, 0) for row in rows])
-                    self._run_chunk(self.embed(tokens[begin:rows.stop, 0]), logits[begin:rows.stop], True,
-                                    runs[0] if probe else None, keep)
+                    self._run_chunk(programs, tokens[begin:rows.stop, 0], logits[begin:rows.stop], True,
+                                    runs[0] if probe else None)
             else:
                 for b in range(batch):
                     runs.append({})
+                    programs = self._find_programs(view.adapters[b:b + 1])
                     for begin in range(0, count, CHUNK):
                         end = min(begin + CHUNK, count)
                         self._place(view, [(b, token) for token in range(begin, end)])
                         out = results[b, begin:end] if all_positions else results[b:b + 1] if end == count else None
-                        self._run_chunk(self.embed(tokens[b, begin:end]), out, all_positions, runs[b] if probe else None, keep)
+                        self._run_chunk(programs, tokens[b, begin:end], out, all_positions, runs[b] if probe else None)
         for name in runs[0] if probe else ():
             parts = [np.concatenate(found[name], axis=found[name][0].ndim - 2) for found in runs]  # [.., tokens, width]
             probe(name, np.stack(parts) if len(parts) == batch else np.moveaxis(parts[0], -2, 0)[..., None, :])
         return results
+
+    def _start_over(self) -> None:
+        """Renew all that threads leave behind in the process that was forked: themselves, a lock, an unfinished barrier."""
+        self._process, self._lock, self.team = os.getpid(), threading.Lock(), Team(self.code, self.threads)
+        self.workspace.sync.array.fill(0)
 
     def _check(self, tokens: np.ndarray, view: cache.View) -> None:
         """Refuse a view that the machine code cannot take: see forward."""
@@ -102,10 +165,11 @@ class Runner:
             room = PAGE * min(len(pages), len(table))
             if span.count != count or span.end > room:
                 raise ValueError(f"{count} positions from {span.start} on do not fit {room} positions of pages")
+        width = c.table_width
         for table in view.tables:
-            if table.shape != (batch, count, c.head_dim // 2) or table.dtype != np.float32 or not table.flags.c_contiguous:
+            if table.shape != (batch, count, width) or table.dtype != np.float32 or not table.flags.c_contiguous:
                 raise ValueError(f"a rope table {table.dtype} {table.shape}, "
-                                 f"not float32 {(batch, count, c.head_dim // 2)} in C order")
+                                 f"not float32 {(batch, count, width)} in C order")
 
     def _place(self, view: cache.View, tokens: list[tuple[int, int]]) -> None:
         """Tell the machine code where the cache has each of `tokens`, (sequence, number in it)."""
@@ -115,62 +179,79 @@ class Runner:
         if len(tokens) == 1:
             ((b, t),) = tokens
             at = 4 * width * (b * count + t)
-            places[0] = view.spans[b].start + t, view.page_tables[b][1], cosine + at, sine + at
+            places[0] = view.spans[b].start + t, view.page_tables[b][1], cosine + at, sine + at, view.adapters[b]
             return
         places[:len(tokens)] = [
             (view.spans[b].start + t, view.page_tables[b][1], cosine + 4 * width * (b * count + t),
-             sine + 4 * width * (b * count + t)) for b, t in tokens]
+             sine + 4 * width * (b * count + t), view.adapters[b]) for b, t in tokens]
 
-    def embed(self, tokens: np.ndarray) -> np.ndarray:
-        """Look up the embedding: float32 [T, E]."""
-        rows = ops.embed(tokens, self._embedding)
+    def embed(self, tokens: np.ndarray) -> None:
+        """Write the embeddings of up to CHUNK tokens, int32 [T], to the stream."""
+        stream, width = self.workspace.hidden, self.config.hidden_size
+        rows = stream.array[:len(tokens), :width]
+        if self._table is None:
+            rows[...] = ops.embed(tokens[None], self._embedding)[0]
+        elif len(tokens) == 1:
+            self._embed_rows(int(tokens[0]), 1, 0)
+        else:
+            for first in range(0, len(tokens), ROWS):
+                part = tokens[first:first + ROWS]
+                self._embed_rows(np.resize(part, ROWS).astype(np.int64), len(part), first)
         if self._embedding_factor != 1:
-            rows = ops.scale(rows, self._embedding_factor)
-        if rows.shape != (*tokens.shape, self.config.hidden_size):
-            raise ValueError(f"embeddings {rows.shape}, not {(*tokens.shape, self.config.hidden_size)}")
-        return rows
+            rows *= np.float32(self._embedding_factor)
 
-    def _run_chunk(self, rows: np.ndarray, out: np.ndarray | None, all_positions: bool, probes: Probes | None,
-                   keep: tuple[object, ...]) -> None:
-        """Run up to CHUNK tokens, whose places are set. rows: their embeddings [T, E]; out: receives their logits, or None."""
-        tokens, w, vocab = len(rows), self.workspace, self.config.vocab_size
+    def _embed_rows(self, tokens: np.ndarray | int, count: int, first: int) -> None:
+        """Look up `count` tokens, of [16] or one for all, and write their rows from row `first` of the stream on."""
+        blocks, row_bytes, start = self._table
+        self._table_rows[:] = start + row_bytes * tokens
+        stream = self.workspace.hidden
+        self.code.embed(self._table_rows.ctypes.data, count, blocks, stream.address + first * stream.row_bytes, stream.row_bytes)
+
+    def _run_chunk(self, programs: Programs, ids: np.ndarray, out: np.ndarray | None, all_positions: bool,
+                   probes: Probes | None) -> None:
+        """Run up to CHUNK tokens, int32 [T], whose places are set. out: receives their logits, or None."""
+        tokens, w, vocab = len(ids), self.workspace, self.config.vocab_size
         self._set("first_row", 0)
-        w.hidden.array[:tokens, :rows.shape[1]] = rows
-        w.hidden.array[:tokens, rows.shape[1]:] = 0  # an earlier run's infinity may have left NaN in the padding
+        self.embed(ids)
+        w.hidden.array[:tokens, self.config.hidden_size:] = 0  # an earlier run's infinity may have left NaN in the padding
         if tokens == 1 and out is not None:
-            self._run(self.decode, 1, probes, keep)
+            self._run(programs.decode, 1, probes)
             out[0] = w.logits.array[0, :vocab]
             return
         if not all_positions and probes is None:
-            self._run(self.prompt, tokens, None, keep)
+            # An interrupt waits for the operations that were begun: run a prompt in parts.
+            self._run(programs.prompt, tokens, None, parts=math.ceil(tokens * self._work / PART_WORK))
             if out is not None:
-                for buffer in (*self.last.moves, w.places):
+                for buffer in (*programs.last.moves, w.places):
                     buffer.array[0] = buffer.array[tokens - 1]
-                self._run(self.last, 1, None, keep)
+                self._run(programs.last, 1, None)
                 out[0] = w.logits.array[0, :vocab]
             return
-        self._run(self.body, tokens, probes, keep)
+        self._run(programs.body, tokens, probes)
         for first in range(0, tokens, HEAD_CHUNK):
             size = min(HEAD_CHUNK, tokens - first)
             self._set("first_row", first)
-            self._run(self.head, size, probes, keep)
+            self._run(programs.head, size, probes)
             if all_positions:
                 out[first:first + size] = w.logits.array[:size, :vocab]
             elif out is not None and first + size == tokens:
                 out[0] = w.logits.array[size - 1, :vocab]
 
-    def _run(self, segment: Segment, tokens: int, probes: Probes | None, keep: tuple[object, ...]) -> None:
+    def _run(self, segment: Segment, tokens: int, probes: Probes | None, parts: int = 1) -> None:
         self._set("tokens", tokens)
         program = segment.program
         if probes is None:
-            self.team.run(program, self.context, keep)
+            parts = max(1, min(len(program), parts))
+            bounds = [len(program) * part // parts for part in range(parts + 1)]
+            for first, last in zip(bounds, bounds[1:]):
+                self.team.run(program.part(first, last) if parts > 1 else program, self.context)
             return
         done = 0
 
         def advance(to: int) -> None:
             nonlocal done
             if to > done:
-                self.team.run(program.part(done, to), self.context, keep)
+                self.team.run(program.part(done, to), self.context)
                 done = to
 
         for mark in segment.marks:

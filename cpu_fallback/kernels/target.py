@@ -1,10 +1,14 @@
-"""Instruction sets of this machine, and machine code for them: compiled once, cached on disk, verified before use."""
+"""Instruction sets of this machine, and machine code for them: compiled once, cached on disk, verified before use.
+
+What is cached is loaded without LLVM.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import hashlib
+import json
 import os
 import platform
 import struct
@@ -13,11 +17,18 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import llvmlite
-import llvmlite.binding as llvm
-from llvmlite import ir
-from platformdirs import user_cache_path
+
+from mlx_llama.core.system.cache_folder import cache_folder, is_private
+from mlx_llama.core.system.files import open_file
+
+from .image import Image
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
+    from llvmlite import ir
 
 NAMES = ("avx512-vnni", "avx512", "avx2", "neon")
 _VNNI = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "f16c", "fma")
@@ -29,6 +40,70 @@ _FEATURES = {  # required by each target, in LLVM's terms
 }
 _BASE = {"avx512-vnni": "x86-64-v4", "avx512": "x86-64-v4", "avx2": "x86-64-v3", "neon": "generic"}
 _MAGIC = b"mlx_llama compiled 1\n"
+_CODE_LIMIT = 1 << 26  # bytes of a cached file
+
+# Software prefetches of weights for one or two tokens, by processor (LLVM's name) and target; the results do not depend on
+# them. python -m mlx_llama.bench --kernels measures candidates and --save writes the winner here.
+PREFETCHES = Path(__file__).with_name("prefetches.json")
+Prefetch = tuple[tuple[int, int], ...]
+# Lines of /proc/cpuinfo that tell one processor from another, on x86-64 and ARM
+_IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "CPU implementer", "CPU architecture",
+             "CPU variant", "CPU part", "CPU revision", "Features")
+
+
+@dataclass(frozen=True)
+class Host:
+    """This machine in LLVM's terms. features: that it has."""
+
+    cpu: str
+    features: tuple[str, ...]
+    missing: tuple[str, ...]
+    triple: str
+
+    @property
+    def flags(self) -> str:
+        """All features, for a target machine."""
+        signs = dict.fromkeys(self.features, "+") | dict.fromkeys(self.missing, "-")
+        return ",".join(signs[name] + name for name in sorted(signs))
+
+
+@functools.cache
+def find_host() -> Host:
+    """Ask LLVM, or the cache for what LLVM said on a machine with the same /proc/cpuinfo."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            text = file.read(1 << 16).split("\n\n")[0]
+    except (OSError, ValueError):
+        return _ask_host()
+    facts = [line for line in text.splitlines() if line.split("\t")[0].strip() in _IDENTITY]
+    digest = hashlib.sha256("\n".join(["host", llvmlite.__version__, platform.machine(), *facts]).encode()).digest()
+    folder = cache_folder()
+    file = folder and folder / f"{digest.hex()[:32]}.o"
+    if file and (known := _read(file, digest)):
+        cpu, features, missing, triple = json.loads(known)
+        return Host(cpu, tuple(features), tuple(missing), triple)
+    host = _ask_host()
+    if file:
+        _write(file, digest, json.dumps([host.cpu, host.features, host.missing, host.triple]).encode())
+    return host
+
+
+def _ask_host() -> Host:
+    import llvmlite.binding as llvm
+
+    try:
+        has = llvm.get_host_cpu_features()
+    except RuntimeError:  # a system where LLVM cannot tell
+        has = {}
+    names = {on: tuple(sorted(name for name, value in has.items() if value == on)) for on in (True, False)}
+    return Host(llvm.get_host_cpu_name(), names[True], names[False], llvm.get_default_triple())
+
+
+def find_prefetch(processor: str, name: str) -> tuple[Prefetch, bool]:
+    """The prefetches of a target on a processor, and whether they were measured there (else those of "any")."""
+    table = json.loads(PREFETCHES.read_text())
+    measured = name in table.get(processor, {})
+    return tuple((level, distance) for level, distance in table[processor if measured else "any"][name]), measured
 
 
 @dataclass(frozen=True)
@@ -37,9 +112,10 @@ class Target:
 
     dot: instruction that sums four products of 8-bit codes and activations into 32 bits: "vnni" (vpdpbusd), "sdot" (NEON),
     "madd" (16-bit multiply and pair-add). tile: prompt tokens per pass over low-bit weights; float_tile: per pass over float
-    weights; both are limited by the registers. prefetch_bytes: distance of the software prefetch of low-bit weights for one
-    or two tokens, 0 where the hardware prefetcher suffices; tile_prefetch_bytes: for more, into the first level, 0: a full
-    tile prefetches the next panel. gfni: one instruction shifts bits within bytes.
+    weights; both are limited by the registers. prefetch: (level of the cache, or 0 for one use, bytes ahead) of each software
+    prefetch of weights for one or two tokens, none where the hardware prefetcher suffices; tile_prefetch_bytes: distance for
+    more tokens, into the first level, 0: a full tile prefetches the next panel. gfni: one instruction shifts bits within
+    bytes; bf16: one sums two products of bfloat16 numbers into float32.
     """
 
     name: str
@@ -49,9 +125,10 @@ class Target:
     dot: str
     tile: int
     float_tile: int
-    prefetch_bytes: int = 0
+    prefetch: Prefetch = ()
     tile_prefetch_bytes: int = 0
     gfni: bool = False
+    bf16: bool = False
 
     @property
     def wide(self) -> bool:
@@ -64,6 +141,8 @@ class Target:
         return (*(tokens for tokens in (1, 2, 4, 8) if tokens < full), full)
 
     def machine(self) -> llvm.TargetMachine:
+        import llvmlite.binding as llvm
+
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
         return llvm.Target.from_triple(self.triple).create_target_machine(
@@ -77,25 +156,26 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> Tar
     features = ",".join(f"+{feature}" for feature in _FEATURES[name])
     cpu = _BASE[name]
     if host and name == _best():
-        cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+        cpu, features = find_host().cpu, find_host().flags
     elif name == "avx512":
         features += ",-avx512vnni"
     dot = {"avx512-vnni": "vnni", "neon": "sdot"}.get(name, "madd")
     tile, float_tile = (8, 16) if wide else (4, 6) if name == "avx2" else (4, 4)
-    gfni = wide and "+gfni" in features.split(",")
-    return Target(name, triple or llvm.get_default_triple(), cpu, features, dot, tile, float_tile,
-                  4096 if dot == "madd" else 0, 4096 if dot == "vnni" else 0, gfni)
+    gfni, bf16 = (wide and f"+{name}" in features.split(",") for name in ("gfni", "avx512bf16"))
+    prefetch, _ = find_prefetch(find_host().cpu if host else "any", name)
+    return Target(name, triple or find_host().triple, cpu, features, dot, tile, float_tile, prefetch,
+                  4096 if dot == "vnni" else 0, gfni, bf16)
 
 
 def available() -> list[str]:
     """Names of the targets that this machine can execute, best first."""
-    has = llvm.get_host_cpu_features()
+    has = find_host().features
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
-        return [name for name in NAMES[:3] if all(has.get(feature) for feature in _FEATURES[name])]
+        return [name for name in NAMES[:3] if set(_FEATURES[name]) <= set(has)]
     if machine in ("arm64", "aarch64"):
         # LLVM lists the features on Linux alone; every Apple processor has the dot product.
-        return ["neon"] if sys.platform == "darwin" or has.get("dotprod") or has.get("asimddp") else []
+        return ["neon"] if sys.platform == "darwin" or "dotprod" in has or "asimddp" in has else []
     return []
 
 
@@ -105,15 +185,16 @@ def _best() -> str | None:
 
 
 class Compiled:
-    """Loaded machine code. address: of each public function by name. Must outlive every call."""
+    """Loaded machine code. owner: of its memory. address: of each public function by name."""
 
-    def __init__(self, engine: llvm.ExecutionEngine, names: list[str]):
-        self._engine = engine
-        self.address = {name: engine.get_function_address(name) for name in names}
+    def __init__(self, owner: object, address: dict[str, int]):
+        self._owner, self.address = owner, address
 
     def function(self, name: str, parameters: int) -> Callable[..., None]:
         """A callable of `parameters` integers; it releases the GIL."""
-        return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * parameters)(self.address[name])
+        call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * parameters)(self.address[name])
+        call.code = self  # must outlive every call
+        return call
 
 
 def compile_module(for_target: Target, key: str, names: list[str], write: Callable[[], ir.Module]) -> Compiled:
@@ -123,23 +204,40 @@ def compile_module(for_target: Target, key: str, names: list[str], write: Callab
     functions.
     """
     digest = _digest(for_target, key)
-    folder = _cache_folder()
+    folder = cache_folder()
     file = folder and folder / f"{digest.hex()[:32]}.o"
     code = _read(file, digest) if file else None
     if code is None:
         code = emit_object_code(for_target, write())
         if file:
             _write(file, digest, code)
-    llvm.add_symbol("mlx_llama_yield", ctypes.cast(_yield_function(), ctypes.c_void_p).value)
+    return _load(for_target, code, names)
+
+
+def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
+    """Load an object file, by LLVM where it is not of Linux on x86-64 or where the system refuses executable memory."""
+    externals = {"mlx_llama_yield": ctypes.cast(_yield_function(), ctypes.c_void_p).value}
+    if sys.platform == "linux":
+        try:
+            image = Image(code, externals)
+            return Compiled(image, {name: image.address[name] for name in names})
+        except (ValueError, OSError, struct.error):
+            pass
+    import llvmlite.binding as llvm
+
+    for name, address in externals.items():
+        llvm.add_symbol(name, address)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{for_target.triple}"'),
                                         for_target.machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    return Compiled(engine, names)
+    return Compiled(engine, {name: engine.get_function_address(name) for name in names})
 
 
 def optimise(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """Run LLVM's passes; returns the module and the machine to emit it for. Inlining and vectorising are done by hand."""
+    import llvmlite.binding as llvm
+
     module.triple = for_target.triple
     machine = for_target.machine()
     parsed = llvm.parse_assembly(str(module))
@@ -184,30 +282,20 @@ def _hash_sources() -> bytes:
 
 
 def _digest(for_target: Target, key: str) -> bytes:
-    compiler = f"{llvmlite.__version__} {llvm.llvm_version_info} {for_target} {key}"
+    compiler = f"{llvmlite.__version__} {for_target} {key}"
     return hashlib.sha256(_hash_sources() + compiler.encode()).digest()
-
-
-def _cache_folder() -> Path | None:
-    """MLX_LLAMA_CACHE, else the system's folder for caches; None if there is neither."""
-    if given := os.environ.get("MLX_LLAMA_CACHE"):
-        return Path(given)
-    try:
-        return user_cache_path("mlx_llama", appauthor=False)
-    except RuntimeError:
-        return None
 
 
 def _read(file: Path, digest: bytes) -> bytes | None:
     """The code in a cache file, or None unless it is complete, owned by this user and of this digest."""
     try:
-        with open(file, "rb") as stream:
-            owner = os.fstat(stream.fileno())
+        with open_file(file) as stream:
+            status = os.fstat(stream.fileno())
+            if not is_private(status) or status.st_size > _CODE_LIMIT:
+                return None
             content = stream.read()
     except OSError:
         return None
-    if hasattr(os, "getuid") and (owner.st_uid != os.getuid() or owner.st_mode & 0o022):
-        return None  # another user may have written it
     head = len(_MAGIC) + 32 + 32 + 8
     if len(content) < head or not content.startswith(_MAGIC):
         return None

@@ -1,99 +1,184 @@
-"""A thread pool that runs one program on all threads."""
+"""Threads that run one program together, and the machine code that hands it to them.
+
+Between two runs a follower polls for the next one, first spinning, then yielding its core, since waking a sleeping thread
+costs a decoded token some tenths of a millisecond. After LINGER polls it sleeps.
+"""
 
 from __future__ import annotations
 
-import queue
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+
+from .emit import Function, Module, Value, Variable, i32, i64, void
+
+SPINS = 2000  # polls, some 20 us, before a thread that waits yields the processor
+LINGER = 4000  # polls that yield, some milliseconds on an idle core, before a thread that waits for a run sleeps
+JOIN = 1000  # polls that yield, for a thread that wakes
+
+# The function that runs a program on one thread, of machine code.
+WALK = {"program": i64, "count": i64, "thread": i64, "threads": i64, "context": i64, "times": i64}
+Call = tuple[int, int, int, int, int, int]  # see _CALL
+
+# A box: the call, whether it ran, and on cache lines of their own each follower's state. times: address of thread 0's
+# int64 [times_bytes / 8], 0: none.
+_CALL = ("walk", "program", "count", "context", "times", "times_bytes")
+_RAN = len(_CALL)
+_LINE = 8  # words
+_ASLEEP, _READY, _CLAIMED, _RUN = range(4)
+_START, _SERVE = {"box": i64, "threads": i64}, {"box": i64, "thread": i64, "threads": i64}
 
 
 class Walkable(Protocol):
     """Work for a team: program.Program or a part of one."""
 
-    def prepare(self, context: np.ndarray) -> None:
-        """Called once before each run, on the caller's thread."""
+    def prepare(self, context: np.ndarray) -> Call:
+        """Called once before each run, on the caller's thread; returns the call that each thread makes."""
 
-    def walk(self, context: np.ndarray, thread: int) -> None:
-        """Called once per thread; returns when all threads' work is done."""
+
+class Machine(Protocol):
+    """Compiled functions of `write`."""
+
+    start: Callable[[int, int], None]
+    serve: Callable[[int, int, int], None]
 
 
 class Team:
-    """Threads that sleep between runs. The caller serialises runs.
+    """Threads that sleep unless they ran lately; the caller's is number 0. The caller serialises runs.
 
-    The caller's thread takes no part in a run of several threads. An interrupt (Ctrl-C) reaches Python's main thread alone,
-    and the others would wait forever for a thread that left. With threads=1 the caller's thread runs the program.
+    A run is one call of machine code, so that an interrupt (Ctrl-C) is raised before or after it, never amid.
     """
 
-    def __init__(self, threads: int):
+    def __init__(self, machine: Machine, threads: int):
         self.threads = threads
-        self._job: Job | None = None
-        if threads > 1:
-            self._jobs: queue.SimpleQueue = queue.SimpleQueue()
-            followers = [queue.SimpleQueue() for _ in range(threads - 1)]
-            done: queue.SimpleQueue = queue.SimpleQueue()
-            threading.Thread(target=_lead, args=(self._jobs, followers, done), daemon=True).start()
-            for number, jobs in enumerate(followers, 1):
-                threading.Thread(target=_follow, args=(jobs, done, number), daemon=True).start()
-            weakref.finalize(self, self._jobs.put, None)  # ends the threads
+        self._machine, self._box = machine, _make_box(threads)
+        self._address = self._box.ctypes.data
+        self._events = [threading.Event() for _ in range(threads - 1)]
+        ending: list[bool] = []
+        for number, event in enumerate(self._events, 1):
+            arguments = (machine.serve, self._box, number, threads, event, ending)
+            threading.Thread(target=_follow, args=arguments, daemon=True).start()
+        weakref.finalize(self, _end, self._events, ending)
 
-    def run(self, program: Walkable, context: np.ndarray, *keep: object) -> None:
-        """Run the program; return when it is done, then raise any interrupt.
+    def run(self, program: Walkable, context: np.ndarray) -> None:
+        """Run the program; return when it is done."""
+        box = self._box
+        box[:_RAN] = program.prepare(context)
+        box[_RAN] = 0
+        while not box[_RAN]:
+            for number, event in enumerate(self._events, 1):
+                if box[_LINE * number] == _ASLEEP:
+                    event.set()
+            self._machine.start(self._address, self.threads)
 
-        keep: owners of the memory that the context points to, referenced until then.
-        """
-        program.prepare(context)
-        if self.threads == 1:
-            program.walk(context, 0)
+
+def _make_box(threads: int) -> np.ndarray:
+    words = np.zeros(_LINE * (threads + 1), np.int64)
+    skip = -words.ctypes.data // 8 % _LINE
+    return words[skip:skip + _LINE * threads]
+
+
+def _follow(serve: Callable, box: np.ndarray, number: int, threads: int, event: threading.Event, ending: list[bool]) -> None:
+    while True:
+        event.wait()
+        event.clear()
+        if ending:
             return
-        job = self._job = Job(program, context, keep)
-        interrupt: BaseException | None = None
-        while not job.finished:
-            try:
-                self._jobs.put(job)  # repeated after an interrupt, which may precede the first put; a job begins once
-                job.wake.get()
-            except BaseException as caught:
-                interrupt = caught
-        self._job = None
-        if interrupt is not None:
-            raise interrupt
-
-    def settle(self) -> None:
-        """Cancel or await a run abandoned after several interrupts, before its memory is reused."""
-        while (job := self._job) is not None and not job.finished and not job.begin.acquire(blocking=False):
-            job.wake.get()
-        self._job = None
+        serve(box.ctypes.data, number, threads)
 
 
-class Job:
-    """One run. begin: locked once, by the thread that begins or cancels it. wake: receives an item at the end."""
-
-    def __init__(self, program: Walkable, context: np.ndarray, keep: tuple[object, ...]):
-        self.program, self.context, self.keep = program, context, keep
-        self.begin = threading.Lock()
-        self.finished = False
-        self.wake: queue.SimpleQueue = queue.SimpleQueue()
+def _end(events: list[threading.Event], ending: list[bool]) -> None:
+    ending.append(True)
+    for event in events:
+        event.set()
 
 
-def _lead(jobs: queue.SimpleQueue, followers: list[queue.SimpleQueue], done: queue.SimpleQueue) -> None:
-    while (job := jobs.get()) is not None:
-        if job.begin.acquire(blocking=False):
-            for follower in followers:
-                follower.put(job)
-            job.program.walk(job.context, 0)
-            for _ in followers:
-                done.get()
-            job.finished = True
-            job.wake.put(None)
-        del job  # release its memory while asleep
-    for follower in followers:
-        follower.put(None)
+# ---- machine code
 
 
-def _follow(jobs: queue.SimpleQueue, done: queue.SimpleQueue, number: int) -> None:
-    while (job := jobs.get()) is not None:
-        job.program.walk(job.context, number)
-        del job
-        done.put(None)
+def write(module: Module) -> None:
+    """Write `start` and `serve`."""
+    _write_start(module)
+    _write_serve(module)
+
+
+def _write_start(module: Module) -> None:
+    """Run the box's call on all threads if each follower is ready or becomes so within JOIN polls; else do nothing."""
+    f = Function(module, "start", _START, public=True)
+    claimed = Variable(f, f.constant(i64, 1))
+    with f.loop(f.threads, 1) as number:
+        polls = Variable(f, f.constant(i64, 0))
+        with f.forever() as break_if:
+            is_ready = f.compare_exchange(_state(f, number), _READY, _CLAIMED)
+            break_if(is_ready.compare("==", 1))
+            break_if(polls.get().compare(">=", SPINS + JOIN))
+            wait(f, polls)
+        claimed.set((polls.get().compare("<", SPINS + JOIN)).select(claimed.get() + 1, claimed.get()))
+    with f.if_else(claimed.get().compare("==", f.threads)) as (all_, some):
+        with all_:
+            with f.loop(f.threads, 1) as number:
+                f.atomic_store(_state(f, number), _RUN)
+            _walk(f, f.constant(i64, 0))
+            with f.loop(f.threads, 1) as number:
+                polls = Variable(f, f.constant(i64, 0))
+                with f.forever() as break_if:
+                    break_if(f.atomic_load(_state(f, number)).compare("!=", _RUN))
+                    wait(f, polls)
+            f.store(f.constant(i64, 1), f.box, 8 * _RAN, 8)
+        with some:
+            with f.loop(f.threads, 1) as number:
+                f.compare_exchange(_state(f, number), _CLAIMED, _READY)
+    f.finish()
+
+
+def _write_serve(module: Module) -> None:
+    """Take part in runs as a follower until none came for LINGER polls."""
+    f = Function(module, "serve", _SERVE, public=True)
+    state = _state(f, f.thread)
+    f.atomic_store(state, _READY)
+    polls = Variable(f, f.constant(i64, 0))
+    with f.forever() as break_if:
+        with f.if_else(f.atomic_load(state).compare("==", _RUN)) as (run, other):
+            with run:
+                _walk(f, f.thread)
+                f.atomic_store(state, _READY)
+                polls.set(f.constant(i64, 0))
+            with other:
+                wait(f, polls)
+        is_asleep = Variable(f, f.constant(i32, 0))
+        with f.if_then(polls.get().compare(">=", SPINS + LINGER)):
+            is_asleep.set(f.compare_exchange(state, _READY, _ASLEEP))
+        break_if(is_asleep.get().compare("==", 1))
+    f.finish()
+
+
+def _state(f: Function, number: Value) -> Value:
+    """Address of a follower's state."""
+    return f.box + number * (8 * _LINE)
+
+
+def _walk(f: Function, thread: Value) -> None:
+    """Make the box's call as a thread."""
+    walk, program, count, context, times, times_bytes = (f.load(i64, f.box, 8 * index, 8) for index in range(len(_CALL)))
+    f.call_address(walk, list(WALK.values()), program, count, thread, f.threads, context, times + thread * times_bytes)
+
+
+def wait(f: Function, polls: Variable) -> None:
+    """Pass the time between two polls and count them: SPINS spin, then the processor is yielded."""
+    with f.if_else(polls.get().compare("<", SPINS)) as (spin, yield_):
+        with spin:
+            _pause(f)
+        with yield_:
+            f.intrinsic("mlx_llama_yield", i32)
+    polls.set(polls.get() + 1)
+
+
+def _pause(f: Function) -> None:
+    """Hint to the processor that this loop spins."""
+    if "aarch64" in f.module.triple or "arm64" in f.module.triple:
+        f.intrinsic("llvm.aarch64.hint", void, f.constant(i32, 1))
+    else:
+        f.intrinsic("llvm.x86.sse2.pause", void)

@@ -9,6 +9,7 @@ from mlx_llama.core.models.spec import LayerSpec
 
 from ..pages import PageLayout
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout
+from .routing import TILE, most_rows
 
 CHUNK = 288  # prompt tokens per run; whole tiles on every target
 HEAD_CHUNK = 48  # tokens whose logits are computed at once; whole tiles on every target
@@ -35,27 +36,51 @@ class Buffer:
         return self.array.strides[0]
 
 
+class Routing:
+    """Buffers of a mixture of experts for CHUNK tokens (routing.py). rows: of tiles, at most.
+
+    scores: of the router; outputs: of the experts, by row.
+    """
+
+    def __init__(self, config: LlamaConfig, full: int):
+        """full: rows of a whole tile."""
+        experts, assignments = config.num_experts, CHUNK * config.num_experts_per_tok
+        self.rows = most_rows(assignments, experts, full)
+        self.scores = Buffer(CHUNK, pad(experts, WIDTH))
+        self.chosen, self.row_of, self.counts, self.order = (
+            Buffer(size, dtype=np.int64) for size in (assignments, assignments, experts, self.rows))
+        self.shares = Buffer(assignments)
+        self.tiles = Buffer(1 + assignments, len(TILE), dtype=np.int64)
+        self.outputs = Buffer(self.rows, pad(config.hidden_size, WIDTH))
+
+
 class Workspace:
     """Buffers for CHUNK tokens of one model.
 
     hidden: the stream; qkv: queries, keys and values; mixed: attention's output before its projection; gate, up: the MLP's;
     logits: of HEAD_CHUNK tokens; activations: packed inputs of the next product, by layout; places: where the cache has
-    each token (program.PLACE); pages: the cache's layout.
+    each token (program.PLACE); pages: the cache's layout; routing: of experts, None without; low_rank: an adapter's inner
+    products.
     """
 
     def __init__(self, config: LlamaConfig, layouts: tuple[ActivationLayout, ...], threads: int,
-                 cache_bits: int | None = None):
+                 cache_bits: int | None = None, expert_rows: int = 1, rank: int = 0):
+        """expert_rows: of an expert's whole tile. rank: most rows of an adapter's first matrix, 0 without adapters."""
         c = config
+        self.routing = Routing(config, expert_rows) if c.num_experts else None
+        rows = self.routing.rows if self.routing else CHUNK
         self.pages = PageLayout.of(config, cache_bits)
-        self.places = Buffer(CHUNK, 4, dtype=np.int64)
+        self.places = Buffer(CHUNK, 5, dtype=np.int64)
         heads, key_heads = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         self.hidden = Buffer(CHUNK, pad(c.hidden_size, WIDTH))
         self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))
         self.mixed = Buffer(CHUNK, pad(heads, WIDTH))
-        self.gate, self.up = (Buffer(CHUNK, pad(c.intermediate_size, WIDTH)) for _ in range(2))
+        self.gate, self.up = (Buffer(rows, pad(c.mlp_size, WIDTH)) for _ in range(2))
         self.logits = Buffer(HEAD_CHUNK, pad(c.vocab_size, GROUP))
-        widest = max(pad(width, WIDTH) for width in (c.hidden_size, heads, c.intermediate_size))
-        self.activations = {layout: Buffer(CHUNK * widest // WIDTH * layout.record(1), dtype=np.uint8) for layout in layouts}
+        self.low_rank = Buffer(CHUNK if rank else 0, pad(rank, WIDTH))
+        widest = max(pad(width, WIDTH) for width in (c.hidden_size, heads, c.mlp_size, rank))
+        spans = max(rows, CHUNK) * widest // WIDTH
+        self.activations = {layout: Buffer(spans * layout.record(1), dtype=np.uint8) for layout in layouts}
         # Outputs of attention and MLP on their way to the stream, where the model norms or scales them.
         self.delta = Buffer(CHUNK if any(map(_is_adjusted, c.layers)) else 0, pad(c.hidden_size, WIDTH))
         self.scratch = Buffer(threads, 16)

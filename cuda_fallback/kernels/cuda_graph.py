@@ -27,6 +27,7 @@ from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView, Span
 
 from ..cache import Cache
+from ..ranks import Vocabulary
 from ..sampling import SamplingBatch
 from . import first_line
 from .draw import Kind, choose, gumbel_table, mask, pack_logprobs, process
@@ -71,16 +72,18 @@ class Step:
     """A step of a bucket of rows with one kind of sampling, or the forward alone.
 
     view: with the state that its graphs read. parts: its work in order, or their graphs' replays; masks come between two.
-    logits: [B, 1, V], of a forward that is a part. packed: int32 [B, C], tokens with log-probabilities.
+    logits: [B, 1, V], of a forward that is a part. drawn: int32 [B, 1], tokens, or [B, C] with log-probabilities.
+    vocabulary: over several processes, each of which has the logits of a share.
     """
 
-    def __init__(self, compute: Callable[..., torch.Tensor], view: StateView, draws: bool = True):
-        self.compute, self.view, self.draws = compute, view, draws
+    def __init__(self, compute: Callable[..., torch.Tensor], view: StateView, draws: bool = True,
+                 vocabulary: Vocabulary | None = None):
+        self.compute, self.view, self.draws, self.vocabulary = compute, view, draws, vocabulary
         self.parts: list[Callable[[], None]] = [self.work]
         if view.kind.has_masks or not draws:
             self.parts = [self.forward, self.draw] if draws else [self.forward]
         self.logits: torch.Tensor | None = None
-        self.packed: torch.Tensor | None = None
+        self.drawn: torch.Tensor | None = None
         self.is_tried = self.is_captured = False
 
     def run(self, masks: Masks | None = None) -> None:
@@ -104,14 +107,17 @@ class Step:
     def draw(self) -> None:
         """Draw the next tokens from the logits and advance the view's state, uncaptured."""
         view, kind, logits = self.view, self.view.kind, self.logits[:, -1].float()
+        shares = self.vocabulary if self.vocabulary and self.vocabulary.has_best(kind) else None
+        if self.vocabulary and not shares:
+            logits = self.vocabulary.gather(logits)
         recent = view.recent(kind.window) if kind.window else None
         scores = process(kind, view.values, mask(logits, view.masks) if kind.has_masks else logits, recent)
         if kind.is_random:
             table = gumbel_table(scores.device)
-            scores = view.kernels.add_noise(scores, table, view.next_positions, view.values.words)
-        tokens = choose(scores)
-        if kind.logprobs is not None:
-            self.packed = pack_logprobs(tokens, logits, kind.logprobs)
+            first = shares.first if shares else 0
+            scores = view.kernels.add_noise(scores, table, view.next_positions, view.values.words, first)
+        tokens = shares.choose(scores) if shares else choose(scores)
+        self.drawn = tokens if kind.logprobs is None else pack_logprobs(tokens, logits, kind.logprobs)
         view.advance(tokens)
 
 
@@ -123,25 +129,29 @@ class _Ready:
     cache: weakref.ref[Cache]
     versions: tuple[int, ...]
     spans: tuple[Span, ...]
+    adapters: tuple[int, ...]
     tokens: torch.Tensor
     sampling: SamplingBatch
 
     def is_for(self, cache: Cache, spans: tuple[Span, ...], tokens: object, sampling: SamplingBatch, kind: Kind) -> bool:
         is_same = isinstance(tokens, torch.Tensor) and tokens.device == self.tokens.device and self.tokens.is_set_to(tokens)
         return (is_same and self.cache() is cache and self.spans == spans and self.versions == tuple(cache.versions[span.row] for span in spans)
-                and self.step.view.kind == kind and (self.sampling is sampling or self.sampling.options == sampling.options))
+                and self.adapters == tuple(cache.adapters[span.row] for span in spans) and self.step.view.kind == kind and (self.sampling is sampling or self.sampling.options == sampling.options))
 
 
 class Runner:
     """Runs tokens as rows through a model's forward by kernels, as graphs.
 
     compute: (tokens, view, all_positions, probe) -> logits, the model's forward. build_view: (rows, kind) -> StateView of
-    its config and device. capture: None to run every step uncaptured. notices: about the captures so far.
+    its config and device. capture: None to run every step uncaptured. vocabulary: of `Step`. notices: about the captures so
+    far.
     """
 
     def __init__(self, compute: Callable[..., torch.Tensor], build_view: Callable[[int, Kind], StateView],
-                 device: torch.device, capture: Callable[[Callable[[], None]], Callable[[], None]] | None):
+                 device: torch.device, capture: Callable[[Callable[[], None]], Callable[[], None]] | None,
+                 vocabulary: Vocabulary | None = None):
         self.compute, self.build_view, self.device, self.capture = compute, build_view, device, capture
+        self.vocabulary = vocabulary
         self.notices: tuple[str, ...] = ()
         self._steps: OrderedDict[tuple, Step] = OrderedDict()  # by rows and kind of sampling (None), the last used last
         self._lock = threading.Lock()
@@ -211,16 +221,15 @@ class Runner:
             step.view.point(cache, tokens, spans, sampling)
         step.run(masks)
         _count_writes(cache, spans)
-        if kind.logprobs is not None:
-            drawn = step.packed[:len(spans)].clone()
-        elif len(spans) == 1:  # the row's own tokens keep it
+        if len(spans) == 1 and kind.logprobs is None:  # the row's own tokens keep it
             (span,) = spans
             drawn = cache._storage[span.row].tokens[span.end:span.end + 1].view(1, 1)
         else:
-            drawn = step.view.tokens[:len(spans)].int()
+            drawn = step.drawn[:len(spans)].clone()
         following = tuple(Span(span.row, span.end, 1) for span in spans)
         versions = tuple(cache.versions[span.row] for span in spans)
-        self._ready = _Ready(step, weakref.ref(cache), versions, following, drawn[:, :1], sampling)
+        adapters = tuple(cache.adapters[span.row] for span in spans)
+        self._ready = _Ready(step, weakref.ref(cache), versions, following, adapters, drawn[:, :1], sampling)
         return drawn
 
     def _follow_streams(self) -> None:
@@ -237,7 +246,7 @@ class Runner:
         bucket = 1 << (rows - 1).bit_length()
         key = bucket, kind
         if key not in self._steps:
-            self._steps[key] = Step(self.compute, self.build_view(bucket, kind or Kind()), kind is not None)
+            self._steps[key] = Step(self.compute, self.build_view(bucket, kind or Kind()), kind is not None, self.vocabulary)
         self._steps.move_to_end(key)
         while len(self._steps) > KEPT:
             self._steps.popitem(last=False)

@@ -8,7 +8,7 @@ would have alone. Each function's test is its plain twin:
     norm_heads     ops.norm_heads                   rotate, gate               ops.rope, ops.swiglu
     store_rotated  ops.rope_and_store               attend                     ops.attend
     recent         Cache.recent                     add_noise                  sampling.gumbel added to the scores
-    read_keys      View.new_keys
+    read_keys      View.new_keys                    adapt                      ops.adapt
 
 All sums are made in float32, in an order that depends on the sizes and the row's position alone: the same bits in every run,
 in every company and at every capacity of the cache.
@@ -26,12 +26,12 @@ from mlx_llama.core.models.config import LlamaConfig
 
 from . import draw, packed, state as fields
 from .state import new_state, pack_row
-from .storage import Storage
+from .storage import Storage, stored_dtype
 
 _STRIDE = tl.constexpr(fields.MAX_ROWS)
-_POSITION, _NEXT, _TOKEN, _ALLOCATED, _TOKENS, _NUMBERS, _SCALES, _COSINES, _SINES = map(tl.constexpr, (
+_POSITION, _NEXT, _TOKEN, _ALLOCATED, _TOKENS, _NUMBERS, _SCALES, _COSINES, _SINES, _ADAPTER = map(tl.constexpr, (
     fields.POSITION, fields.NEXT, fields.TOKEN, fields.ALLOCATED, fields.TOKENS, fields.NUMBERS, fields.SCALES,
-    fields.COSINES, fields.SINES))
+    fields.COSINES, fields.SINES, fields.ADAPTER))
 _SEED_LOW, _SEED_HIGH, _IS_RANDOM = map(tl.constexpr, (draw.SEED_LOW, draw.SEED_HIGH, draw.IS_RANDOM))
 
 _SAMPLES = 4  # most rows of x that a program of `multiply` takes
@@ -39,6 +39,7 @@ _ROWS = 2  # of a matrix, of one program of `multiply`: small programs fill the 
 _COLUMNS = 1024  # that a program multiplies at a time: each of its threads loads 16 bytes of each row
 _PIECES = 64  # programs that share the positions of one key head
 _TILE = 16384  # bytes of keys that a program of `attend` takes at a time; in flight are a few, in shared memory
+_ADAPTED = 8  # rows of an adapter's first matrix, of one program of `adapt`
 _BLOCK = 1024  # elements of one program of the kernels that take element by element
 
 
@@ -98,12 +99,12 @@ def _norm_heads(heads, query_weight, key_weight, out, eps, H, G, D: tl.constexpr
 
 
 @triton.jit
-def _multiply(x, w, bias, out, M, N, K: tl.constexpr, ACTIVATION: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
-              COLUMNS: tl.constexpr):
+def _multiply(x, w, bias, chosen, out, M, N, K: tl.constexpr, SHARED: tl.constexpr, ACTIVATION: tl.constexpr,
+              TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """out[m, n] = w[n] @ x[m] + bias[n]; with ACTIVATION: of w[n] @ x[m], times w[N + n] @ x[m]. x: [M, K].
 
     A program multiplies TILE rows of x with each weight that it loads. Threads share the columns alone, so that TILE does
-    not change the order of a sum.
+    not change the order of a sum. chosen: int64 [M], for w[chosen[m] * N + n] @ x[m // SHARED], with a TILE of 1; or None.
     """
     GATED: tl.constexpr = ACTIVATION != ""
     tiles = tl.cdiv(M, TILE)  # neighbouring programs read the same rows of w
@@ -111,6 +112,9 @@ def _multiply(x, w, bias, out, M, N, K: tl.constexpr, ACTIVATION: tl.constexpr, 
     n = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS))[None, :]
     row = tl.minimum(n, N - 1).to(tl.int64)[:, :, None]
     sample = tl.minimum(m, M - 1)[:, :, None]
+    if chosen is not None:
+        row += tl.load(chosen + sample) * N
+    sample = sample // SHARED
     total = tl.zeros((TILE, ROWS, COLUMNS), tl.float32)
     other = tl.zeros((TILE, ROWS, COLUMNS), tl.float32)
     for start in range(0, K, COLUMNS):
@@ -130,6 +134,49 @@ def _multiply(x, w, bias, out, M, N, K: tl.constexpr, ACTIVATION: tl.constexpr, 
             up += tl.load(bias + N + n, mask=n < N, other=0).to(tl.float32)
         result = _activate(result, ACTIVATION) * up
     tl.store(out + m * N + n, result.to(out.dtype.element_ty), mask=(m < M) & (n < N))
+
+
+@triton.jit
+def _combine(outputs, shares, out, E, USED: tl.constexpr, BLOCK: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for place in range(USED):
+        row = tl.load(outputs + (t * USED + place) * E + e, mask=e < E, other=0).to(tl.float32)
+        total += row * tl.load(shares + t * USED + place)
+    tl.store(out + t * E + e, total.to(out.dtype.element_ty), mask=e < E)
+
+
+@triton.jit
+def _shrink(state, x, a, out, R, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """out[row, r] = a[adapter of the row, r] @ x[row], float32; nothing in a row without an adapter. R: a multiple of ROWS."""
+    row = tl.program_id(1).to(tl.int64)
+    adapter = _field(state, _ADAPTER, row)
+    if adapter != 0:
+        r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for start in range(0, K, COLUMNS):
+            k = start + tl.arange(0, COLUMNS)
+            value = tl.load(x + row * K + k, mask=k < K, other=0).to(tl.float32)
+            place = (adapter * R + r)[:, None] * K + k[None, :]
+            total += tl.load(a + place, mask=k[None, :] < K, other=0).to(tl.float32) * value[None, :]
+        tl.store(out + row * R + r, tl.sum(total, axis=1))
+
+
+@triton.jit
+def _expand(state, inner, b, product, N, R: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """product[row, n] += b[adapter of the row, n] @ inner[row]; nothing in a row without an adapter."""
+    row = tl.program_id(1).to(tl.int64)
+    adapter = _field(state, _ADAPTER, row)
+    if adapter != 0:
+        n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        r = tl.arange(0, COLUMNS)
+        inside = (n < N)[:, None] & (r < R)[None, :]
+        value = tl.load(inner + row * R + r, mask=r < R, other=0)
+        place = (adapter * N + n)[:, None] * R + r[None, :]
+        total = tl.sum(tl.load(b + place, mask=inside, other=0).to(tl.float32) * value[None, :], axis=1)
+        before = tl.load(product + row * N + n, mask=n < N, other=0).to(tl.float32)
+        tl.store(product + row * N + n, (before + total).to(product.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
@@ -156,10 +203,10 @@ def _head_address(state, layer, part, head, position, row, like, G, WIDTH: tl.co
 
 
 @triton.jit
-def _store_codes(state, layer, source, table, codes, scales, part, g, row, position, G, HALF: tl.constexpr,
-                 ROTATES: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def _store_codes(state, layer, source, table, codes, scales, part, g, row, position, G, D: tl.constexpr,
+                 HALF: tl.constexpr, STRIDE: tl.constexpr, OFFSET: tl.constexpr, ROTATES: tl.constexpr, BLOCK: tl.constexpr,
+                 GROUP: tl.constexpr):
     """Store one head of keys (part 0), rotated, or values (1) as cache.quantize does."""
-    D: tl.constexpr = 2 * HALF
     GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
     group = tl.arange(0, BLOCK)[:, None]
     d = group * GROUP + tl.arange(0, GROUP)[None, :]
@@ -167,10 +214,10 @@ def _store_codes(state, layer, source, table, codes, scales, part, g, row, posit
     value = tl.load(source + d, mask=inside, other=0)
     if ROTATES:
         if part == 0:
-            angle = position * HALF + tl.where(d < HALF, d, d - HALF)
-            cosine = tl.load(_address(state, _COSINES, row, table) + angle, mask=inside, other=0)
-            sine = tl.load(_address(state, _SINES, row, table) + angle, mask=inside, other=0)
-            other = tl.load(source + tl.where(d < HALF, d + HALF, d - HALF), mask=inside, other=0).to(tl.float32)
+            angle, turns = position * STRIDE + OFFSET + tl.where(d < HALF, d, d - HALF), d < 2 * HALF
+            cosine = tl.load(_address(state, _COSINES, row, table) + angle, mask=turns, other=1)
+            sine = tl.load(_address(state, _SINES, row, table) + angle, mask=turns, other=0)
+            other = tl.load(source + tl.where(d < HALF, d + HALF, d - HALF), mask=turns, other=0).to(tl.float32)
             other = tl.where(d < HALF, -other, other)
             value = (value.to(tl.float32) * cosine + other * sine).to(value.dtype)
     wide = value.to(tl.float32)
@@ -186,35 +233,46 @@ def _store_codes(state, layer, source, table, codes, scales, part, g, row, posit
 
 
 @triton.jit(do_not_specialize=["layer"])
-def _store_rotated(state, layer, heads, query, table, codes, scales, H, G, HALF: tl.constexpr, BLOCK: tl.constexpr,
-                   ROTATES: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr):
-    """One head of a row. codes, scales: tensors of the stored types; scales None: numbers are stored as they are."""
+def _store_rotated(state, layer, heads, query, table, codes, scales, H, G, D: tl.constexpr, HALF: tl.constexpr,
+                   STRIDE: tl.constexpr, OFFSET: tl.constexpr, QUERY: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, ROTATES: tl.constexpr,
+                   BLOCKS: tl.constexpr, GROUP: tl.constexpr):
+    """One head of a row. codes, scales: tensors of the stored types; scales None: numbers are stored as they are.
+
+    HALF pairs are rotated, by numbers from OFFSET (queries: QUERY) on of a position's STRIDE angles; REST: a block for the other dimensions.
+    """
     h, row = tl.program_id(0), tl.program_id(1)
     position = _field(state, _POSITION, row)
-    source = heads + (row * (H + 2 * G) + h) * 2 * HALF
+    source = heads + (row * (H + 2 * G) + h) * D
     d = tl.arange(0, BLOCK)
     inside = d < HALF
     first = tl.load(source + d, mask=inside, other=0)
     second = tl.load(source + HALF + d, mask=inside, other=0)
     if ROTATES:
         if h < H + G:
-            cosine = tl.load(_address(state, _COSINES, row, table) + position * HALF + d, mask=inside, other=0)
-            sine = tl.load(_address(state, _SINES, row, table) + position * HALF + d, mask=inside, other=0)
+            angle = position * STRIDE + tl.where(h < H, QUERY, OFFSET) + d
+            cosine = tl.load(_address(state, _COSINES, row, table) + angle, mask=inside, other=0)
+            sine = tl.load(_address(state, _SINES, row, table) + angle, mask=inside, other=0)
             one, two = first.to(tl.float32), second.to(tl.float32)
             first = (one * cosine - two * sine).to(first.dtype)
             second = (two * cosine + one * sine).to(first.dtype)
+    rest = 2 * HALF + tl.arange(0, REST)
     if h < H:
-        target = query + (row * H + h) * 2 * HALF
+        target = query + (row * H + h) * D
         tl.store(target + d, first, mask=inside)
         tl.store(target + HALF + d, second, mask=inside)
+        if D > 2 * HALF:
+            tl.store(target + rest, tl.load(source + rest, mask=rest < D, other=0), mask=rest < D)
     else:
         part, g = (h - H) // G, (h - H) % G
         if scales is None:
-            target = _head_address(state, layer, part, g, position, row, codes, G, 2 * HALF, _NUMBERS)
+            target = _head_address(state, layer, part, g, position, row, codes, G, D, _NUMBERS)
             tl.store(target + d, first, mask=inside)
             tl.store(target + HALF + d, second, mask=inside)
+            if D > 2 * HALF:
+                tl.store(target + rest, tl.load(source + rest, mask=rest < D, other=0), mask=rest < D)
         else:
-            _store_codes(state, layer, source, table, codes, scales, part, g, row, position, G, HALF, ROTATES, BLOCKS, GROUP)
+            _store_codes(state, layer, source, table, codes, scales, part, g, row, position, G, D, HALF, STRIDE, OFFSET, ROTATES,
+                         BLOCKS, GROUP)
 
 
 @triton.jit
@@ -229,11 +287,12 @@ def _share(state, row, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["layer"])
-def _attend(state, layer, query, codes, scales, sums, tops, parts, factor, window, G, R: tl.constexpr, D: tl.constexpr,
-            ROWS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr):
+def _attend(state, layer, query, codes, scales, sums, tops, parts, factor, window, cap, G, R: tl.constexpr,
+            D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, KEYS: tl.constexpr,
+            GROUP: tl.constexpr):
     """One key head's R query heads over one piece of a row's positions: softmax's top, sum and weighted values.
 
-    codes, scales: tensors of the stored types; scales None: codes are numbers of query's type.
+    codes, scales: tensors of the stored types; scales None: codes are numbers. cap: of the scores, or None.
     """
     g, piece, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, end, share = _share(state, row, window, PIECES, KEYS)
@@ -259,8 +318,11 @@ def _attend(state, layer, query, codes, scales, sums, tops, parts, factor, windo
             key = tl.load(keys + column[None, :] * D + d[:, None], mask=there, other=0)
             if scales is not None:
                 by = tl.load(key_scales + column[None, :] * GROUPS + d[:, None] // GROUP, mask=there, other=0)
-                key = (key.to(tl.float32) * by.to(tl.float32)).to(asked.dtype)
+                key = key.to(tl.float32) * by.to(tl.float32)
+            key = key.to(asked.dtype)
             score = tl.dot(asked, key, input_precision="ieee") * factor
+            if cap is not None:
+                score = cap - 2 * cap / (tl.exp(2 * score / cap) + 1)  # cap * tanh(score / cap)
             score = tl.where(seen[None, :], score, float("-inf"))
             higher = tl.maximum(top, tl.max(score, axis=1))
             weight = tl.exp(score - higher[:, None])
@@ -269,7 +331,8 @@ def _attend(state, layer, query, codes, scales, sums, tops, parts, factor, windo
             value = tl.load(values + column[:, None] * D + d[None, :], mask=there, other=0)
             if scales is not None:
                 by = tl.load(value_scales + column[:, None] * GROUPS + d[None, :] // GROUP, mask=there, other=0)
-                value = (value.to(tl.float32) * by.to(tl.float32)).to(asked.dtype)
+                value = value.to(tl.float32) * by.to(tl.float32)
+            value = value.to(asked.dtype)
             total = total * kept + tl.sum(weight, axis=1)
             mixed = mixed * kept[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
             top = higher
@@ -327,7 +390,7 @@ def _four_rounds(x0, x1, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: t
 
 
 @triton.jit
-def _add_noise(position, words, scores, table, out, V, PARITY: tl.constexpr, SHIFT: tl.constexpr, OFFSET: tl.constexpr,
+def _add_noise(position, words, scores, table, out, V, first, PARITY: tl.constexpr, SHIFT: tl.constexpr, OFFSET: tl.constexpr,
                BLOCK: tl.constexpr):
     """core.rng's noise of the token at a row's position, see its threefry2x32; none for a row that is not random."""
     row = tl.program_id(1)
@@ -335,7 +398,7 @@ def _add_noise(position, words, scores, table, out, V, PARITY: tl.constexpr, SHI
     low = _field(words, _SEED_LOW, row).to(tl.uint32)
     high = _field(words, _SEED_HIGH, row).to(tl.uint32)
     third = low ^ high ^ PARITY
-    x0 = i.to(tl.uint32) + low
+    x0 = (i + first).to(tl.uint32) + low
     x1 = tl.zeros((BLOCK,), tl.uint32) + (tl.load(position + row).to(tl.uint32) + high)
     for group in tl.static_range(5):
         if group % 2 == 0:
@@ -373,7 +436,8 @@ def _advance(state, tokens, like):
     there = _field(state, _TOKENS, row) != 0  # a row that pads the batch stays where it is
     position, following = _field(state, _NEXT, row), tl.load(tokens + row)
     tl.store(_address(state, _TOKENS, row, like) + position, following, mask=there)
-    tl.store(state + _TOKEN * _STRIDE + row, following.to(tl.int64), mask=there)
+    # -1, of logits that are not finite, is for the host: the next step runs ahead, and reads a row of the embedding.
+    tl.store(state + _TOKEN * _STRIDE + row, tl.maximum(following, 0).to(tl.int64), mask=there)
     tl.store(state + _NEXT * _STRIDE + row, position + 1, mask=there)
     tl.store(state + _POSITION * _STRIDE + row, position, mask=there)
 
@@ -418,6 +482,20 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = 
     return _product(x, weight, bias, len(weight), "")
 
 
+def multiply_chosen(x: torch.Tensor, stack: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Products of each row with some matrices of a stack. stack: [X, N, K]; chosen: int64 [T, used]; x: [T, K], each row for
+    all of its matrices, or [T used, K]. Returns [T used, N] in x's dtype."""
+    return _product(x, stack.view(-1, stack.shape[-1]), None, stack.shape[1], "", chosen.contiguous())
+
+
+def combine(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Sum each token's rows times their shares. outputs: [T used, E]; shares: float32 [T, used]; returns [T, E]."""
+    (T, used), E = shares.shape, outputs.shape[1]
+    out = torch.empty((T, E), dtype=outputs.dtype, device=outputs.device)
+    packed.run(_combine, (T, triton.cdiv(E, _BLOCK)), outputs, shares.contiguous(), out, E, used, _BLOCK, num_warps=4)
+    return out
+
+
 def multiply_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
                    activation: str = "silu") -> torch.Tensor:
     """activation(gate) * up, rounded once. x: [..., K]; weight: [2 F, K], the gate's rows first; activation: "silu" or
@@ -425,15 +503,32 @@ def multiply_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return _product(x, weight, bias, len(weight) // 2, activation)
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int, activation: str) -> torch.Tensor:
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int, activation: str,
+             chosen: torch.Tensor | None = None) -> torch.Tensor:
     K = weight.shape[1]
     rows, columns = _ROWS // 2 if activation else _ROWS, min(_COLUMNS, max(32, triton.next_power_of_2(K)))
-    x, M = x.contiguous(), x.numel() // K
-    tile = min(_SAMPLES, triton.next_power_of_2(M))
-    out = torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)
-    packed.run(_multiply, (triton.cdiv(M, tile) * triton.cdiv(N, rows),), x, weight, bias, out, M, N, K, activation, tile, rows,
-               columns, num_warps=max(1, columns // 256))
+    x, weight, M = x.contiguous(), weight.contiguous(), x.numel() // K  # a mapped share has strides
+    shared, shape = 1, x.shape[:-1]
+    if chosen is not None:
+        shared, M, shape = chosen.numel() // M, chosen.numel(), (chosen.numel(),)
+    tile = min(_SAMPLES, triton.next_power_of_2(M)) if chosen is None else 1
+    out = torch.empty((*shape, N), dtype=x.dtype, device=x.device)
+    packed.run(_multiply, (triton.cdiv(M, tile) * triton.cdiv(N, rows),), x, weight, bias, chosen, out, M, N, K, shared,
+               activation, tile, rows, columns, num_warps=max(1, columns // 256))
     return out
+
+
+def adapt(state: torch.Tensor, product: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """product + (x @ a.T) @ b.T, by each row's adapter, the inner product in float32. product: [B, 1, N], contiguous, which
+    it changes; x: [B, 1, K]; a: [adapters, R, K], R a multiple of 8; b: [adapters, N, R]."""
+    (_, R, K), (B, _, N) = a.shape, product.shape
+    x, product = x.contiguous(), product.contiguous()
+    inner = torch.empty((B, R), dtype=torch.float32, device=x.device)
+    columns, width = min(_COLUMNS, max(32, triton.next_power_of_2(K))), triton.next_power_of_2(R)
+    packed.run(_shrink, (R // _ADAPTED, B), state, x, a, inner, R, K, _ADAPTED, columns, num_warps=4)
+    rows = max(1, 4096 // width)
+    packed.run(_expand, (triton.cdiv(N, rows), B), state, inner, b, product, N, R, rows, width, num_warps=4)
+    return product
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
@@ -447,37 +542,39 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
 
 
 def store_rotated(state: torch.Tensor, layer: int, heads: torch.Tensor, H: int, G: int, D: int,
-                  rotates: bool = True, bits: int | None = None) -> torch.Tensor:
+                  rotates: bool = True, bits: int | None = None, half: int | None = None, offset: int = 0, query_offset: int = 0,
+                  stride: int | None = None) -> torch.Tensor:
     """Rotate queries and keys for each row's position, store keys and values there. heads: [B, .., (H + 2 G) D]: queries,
-    keys, values of one position; rotates: False to store them as they are; bits: of what is stored, 8 or None for heads'
-    type; returns the queries [B, H, 1, D]."""
-    B = len(heads)
+    keys, values of one position; rotates: False to store them as they are; bits: of what is stored, as in
+    stored_dtype; half: pairs that are rotated, None for D / 2, by the angles from `offset` (queries: `query_offset`) on of a table's rows of
+    `stride`, None for `half`; returns the queries [B, H, 1, D]."""
+    B, half = len(heads), half or D // 2
     query = torch.empty((B, H, 1, D), dtype=heads.dtype, device=heads.device)
     table = torch.empty(0, dtype=torch.float32, device=heads.device)
-    packed.run(_store_rotated, (H + 2 * G, B), state, layer, heads.contiguous(), query, table, *_stored(heads, bits), H, G,
-               D // 2, triton.next_power_of_2(D // 2), rotates, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)),
+    packed.run(_store_rotated, (H + 2 * G, B), state, layer, heads.contiguous(), query, table, *_stored(heads, bits), H, G, D,
+               half, stride or half, offset, query_offset, triton.next_power_of_2(half), triton.next_power_of_2(max(1, D - 2 * half)), rotates,
+               triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)),
                CACHE_GROUP, num_warps=1)
     return query
 
 
 def _stored(like: torch.Tensor, bits: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Tensors of the types in which a cache of `bits` holds keys and values, and their scales."""
-    if bits is None:
-        return like, None
-    return torch.empty(0, dtype=torch.int8, device=like.device), torch.empty(0, dtype=torch.float16, device=like.device)
+    """Tensors of the types in which a cache of `bits` holds keys and values, and their scales. like: of the activations."""
+    scales = torch.empty(0, dtype=torch.float16, device=like.device) if bits == 8 else None
+    return torch.empty(0, dtype=stored_dtype(like.dtype, bits), device=like.device), scales
 
 
 def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window: int | None, scale: float,
-           bits: int | None = None) -> torch.Tensor:
+           bits: int | None = None, cap: float | None = None) -> torch.Tensor:
     """Attention of the token at each row's position to what the row holds up to it. query: [B, H, 1, D]; bits: as in
-    `store_rotated`; returns [B, 1, H D]."""
+    `store_rotated`; cap: softcap of the scores; returns [B, 1, H D]."""
     B, H, _, D = query.shape
     width = max(16, triton.next_power_of_2(D))  # the least that tl.dot takes
     keys = keys_at_a_time(D, query.itemsize)
     sums, tops = torch.empty((2, B, H, _PIECES), dtype=torch.float32, device=query.device)
     parts = torch.empty((B, H, _PIECES, D), dtype=torch.float32, device=query.device)
     out = torch.empty((B, 1, H * D), dtype=query.dtype, device=query.device)
-    packed.run(_attend, (G, _PIECES, B), state, layer, query, *_stored(query, bits), sums, tops, parts, scale, window or 0, G,
+    packed.run(_attend, (G, _PIECES, B), state, layer, query, *_stored(query, bits), sums, tops, parts, scale, window or 0, cap, G,
                H // G, D, max(16, triton.next_power_of_2(H // G)), width, _PIECES, keys, CACHE_GROUP, num_warps=4)
     packed.run(_join, (H, B), state, sums, tops, parts, out, window or 0, H, D, width, _PIECES, keys, num_warps=4)
     return out
@@ -505,14 +602,15 @@ def recent(state: torch.Tensor, B: int, window: int) -> torch.Tensor:
     return out
 
 
-def add_noise(scores: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+def add_noise(scores: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, words: torch.Tensor,
+              first: int = 0) -> torch.Tensor:
     """scores plus core.rng's Gumbel noise for the tokens at `positions`, in rows that are random.
 
     scores: float32 [B, V]; table: its gumbel_table on the device; positions: int64 [B]; words: sampling's, lines of
-    MAX_ROWS. Returns float32 [B, V].
+    MAX_ROWS; first: id of the first token. Returns float32 [B, V].
     """
     (B, V), out = scores.shape, torch.empty_like(scores)
-    packed.run(_add_noise, (triton.cdiv(V, _BLOCK), B), positions, words, scores, table, out, V, rng.PARITY, rng.TABLE_SHIFT,
+    packed.run(_add_noise, (triton.cdiv(V, _BLOCK), B), positions, words, scores, table, out, V, first, rng.PARITY, rng.TABLE_SHIFT,
                rng.TABLE_OFFSET, _BLOCK, num_warps=4)
     return out
 

@@ -179,15 +179,16 @@ def process(kind: Kind, values: Values, scores: torch.Tensor, recent: torch.Tens
 
 
 def choose(scores: torch.Tensor) -> torch.Tensor:
-    """The index of the largest score of each row, int32 [B, 1]."""
-    return torch.argmax(scores, dim=-1, keepdim=True).int()
+    """The index of the largest score of each row, int32 [B, 1]; -1 if it is not finite. NaN counts as the largest."""
+    best, tokens = scores.max(dim=-1, keepdim=True)
+    return torch.where(best.abs() < math.inf, tokens.int(), -1)
 
 
 def pack_logprobs(tokens: torch.Tensor, logits: torch.Tensor, count: int) -> torch.Tensor:
     """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2 count]."""
     values = torch.log_softmax(logits.float(), dim=-1)
     top, ids = torch.sort(values, dim=-1, descending=True, stable=True)
-    chosen, top = values.gather(1, tokens.long()), top[:, :count].contiguous()
+    chosen, top = values.gather(1, tokens.long().clamp(min=0)), top[:, :count].contiguous()
     return torch.cat([tokens, chosen.view(torch.int32), ids[:, :count].int(), top.view(torch.int32)], dim=1)
 
 

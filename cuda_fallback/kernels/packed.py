@@ -40,10 +40,14 @@ def _scaling(values, supers, row, group, inside, GROUPS: tl.constexpr, GROUP: tl
 
 
 @triton.jit
-def _multiply(x, low, high, scales, biases, super_scales, super_biases, out, M, N, K: tl.constexpr, LOW: tl.constexpr,
-              HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr, DIGITS: tl.constexpr,
-              CHUNK: tl.constexpr, SAMPLES: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, PART: tl.constexpr):
-    """out[part, m, n] = x[m] @ w[n] over PART words of each row. x: [M, K]; out: [parts, M, N]."""
+def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, out, M, N, K: tl.constexpr,
+              SHARED: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr,
+              SUPER: tl.constexpr, DIGITS: tl.constexpr, CHUNK: tl.constexpr, SAMPLES: tl.constexpr, ROWS: tl.constexpr,
+              UNITS: tl.constexpr, PART: tl.constexpr):
+    """out[part, m, n] = x[m] @ w[n] over PART words of each row. x: [M, K]; out: [parts, M, N].
+
+    chosen: int64 [M], for x[m // SHARED] @ w[chosen[m] * N + n], with SAMPLES of 1; or None.
+    """
     WORDS: tl.constexpr = K // DIGITS  # of a row
     tiles = tl.cdiv(M, SAMPLES)  # neighbouring programs read the same rows of w
     m = (tl.program_id(0) % tiles * SAMPLES + tl.arange(0, SAMPLES))[:, None]
@@ -51,6 +55,9 @@ def _multiply(x, low, high, scales, biases, super_scales, super_biases, out, M, 
     part = tl.program_id(1)
     sample = tl.minimum(m, M - 1)[:, :, None]
     row = tl.minimum(n, N - 1).to(tl.int64)[:, :, None]
+    if chosen is not None:
+        row += tl.load(chosen + sample) * N
+    sample = sample // SHARED
     total = tl.zeros((SAMPLES, ROWS, UNITS), tl.float32)
     for start in range(part * PART, tl.minimum(part * PART + PART, WORDS), UNITS):
         unit = (start + tl.arange(0, UNITS))[None, None, :]
@@ -132,7 +139,19 @@ def try_out(device: torch.device) -> None:
 
 def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
     """x @ w.T from the packed codes, products and sums in float32. x: [M, K]; returns [M, N] in x's dtype."""
-    (M, _), (N, K) = x.shape, matrix.shape
+    return _launch(matrix, x, None, len(x), matrix.shape[0])
+
+
+def multiply_chosen(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor, count: int) -> torch.Tensor:
+    """Products of each row with some of a stack's `count` matrices [N, K], which are rows on rows in `matrix`.
+
+    chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]. Returns [T used, N] in x's dtype.
+    """
+    return _launch(matrix, x, chosen.contiguous(), chosen.numel(), matrix.shape[0] // count)
+
+
+def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | None, M: int, N: int) -> torch.Tensor:
+    K, shared = matrix.shape[1], M // len(x)
     words = K // matrix.digits
     warps = _WARPS
     while warps > 1 and words < _UNITS * warps:
@@ -143,10 +162,11 @@ def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
     parts = triton.cdiv(words, part)
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
-    samples = min(_SAMPLES, triton.next_power_of_2(M))
+    samples = min(_SAMPLES, triton.next_power_of_2(M)) if chosen is None else 1
     rows = _ROWS if samples == 1 else _ROWS // 2  # the sums of a program's rows of x are as many registers
-    run(_multiply, (triton.cdiv(M, samples) * triton.cdiv(N, rows), parts), x.contiguous(), *_parts(matrix), sums, M, N, K,
-        *_constants(matrix), SAMPLES=samples, ROWS=rows, UNITS=units, PART=part, num_warps=warps, enable_fp_fusion=True)
+    run(_multiply, (triton.cdiv(M, samples) * triton.cdiv(N, rows), parts), x.contiguous(), chosen, *_parts(matrix), sums,
+        M, N, K, shared, *_constants(matrix), SAMPLES=samples, ROWS=rows, UNITS=units, PART=part, num_warps=warps,
+        enable_fp_fusion=True)
     if parts > 1:
         run(_add_parts, (triton.cdiv(M * N, _COLUMNS),), sums, out, parts, M * N, _COLUMNS, num_warps=4)
     return out

@@ -14,14 +14,14 @@ from mlx_llama.core.models.config import LlamaConfig
 from ..cache import Cache
 from ..sampling import SamplingBatch
 from .draw import Kind, Values, pack
-from .storage import Storage
+from .storage import Storage, stored_dtype
 
 MAX_ROWS = 32  # of one step
 
 # Fields of the state, each a line of MAX_ROWS int64: the token's position and the one after it, the token, positions that
 # the row's storage has room for, and addresses: of its tokens (0: a row that pads the batch), of its keys and values, of
-# their scales, and of the tables. The words of sampling follow.
-POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, WORDS = range(10)
+# their scales, and of the tables; the number of its adapter, 0 for none. The words of sampling follow.
+POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, ADAPTER, WORDS = range(11)
 
 
 def new_state(words: int = 0) -> np.ndarray:
@@ -30,8 +30,8 @@ def new_state(words: int = 0) -> np.ndarray:
 
 
 def pack_row(state: np.ndarray, i: int, position: int, storage: Storage, tables: tuple[torch.Tensor, torch.Tensor],
-             token: int = 0, allocated: int | None = None) -> None:
-    """Make row i of a state on the host stand for `token` at `position` of a storage.
+             token: int = 0, allocated: int | None = None, adapter: int = 0) -> None:
+    """Make row i of a state on the host stand for `token` at `position` of a storage, by the adapter of this number.
 
     allocated: positions of the storage; 0 for one that holds one head's numbers, which all writes of all heads share.
     """
@@ -39,7 +39,7 @@ def pack_row(state: np.ndarray, i: int, position: int, storage: Storage, tables:
     allocated = len(storage.tokens) - 1 if allocated is None else allocated
     state[:WORDS, i] = (position, position + 1, token, allocated, 0 if is_scratch else storage.tokens.data_ptr(),
                         storage.numbers.data_ptr(), 0 if storage.scales is None else storage.scales.data_ptr(),
-                        tables[0].data_ptr(), tables[1].data_ptr())
+                        tables[0].data_ptr(), tables[1].data_ptr(), adapter)
 
 
 class StateView:
@@ -57,11 +57,12 @@ class StateView:
                  bits: int | None = None, kind: Kind = Kind()):
         self.config, self.dtype, self.kernels, self.rows, self.bits, self.kind = config, dtype, kernels, rows, bits, kind
         self.state = torch.zeros((WORDS + kind.words, MAX_ROWS), dtype=torch.int64, device=device)
+        self.table_width = config.table_width  # of a position's cosines
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)
         self.next_positions = self.state[NEXT, :rows]
         self.values = Values(self.state[WORDS:, :rows])
-        numbers = torch.zeros(config.head_dim, dtype=torch.int8 if bits else dtype, device=device)
-        scales = torch.zeros(-(-config.head_dim // CACHE_GROUP), dtype=torch.float16, device=device) if bits else None
+        numbers = torch.zeros(config.head_dim, dtype=stored_dtype(dtype, bits), device=device)
+        scales = torch.zeros(-(-config.head_dim // CACHE_GROUP), dtype=torch.float16, device=device) if bits == 8 else None
         words = -(-config.vocab_size // 32)
         self.masks = torch.full((rows, words), -1, dtype=torch.int32, device=device) if kind.has_masks else None
         self._scratch = Storage(numbers, numbers, scales)  # of rows that pad the batch
@@ -72,14 +73,15 @@ class StateView:
         on_device = isinstance(tokens, torch.Tensor)
         state = new_state(self.kind.words)
         for i, span in enumerate(spans):
-            pack_row(state, i, span.start, cache._storage[span.row], cache.tables, 0 if on_device else int(tokens[i][0]))
+            pack_row(state, i, span.start, cache._storage[span.row], cache.tables, 0 if on_device else int(tokens[i][0]),
+                     adapter=cache.adapters[span.row])
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables, allocated=0)
         if sampling is not None:
             pack(sampling.options, self.kind, state[WORDS:])
         _upload(state, self.state)
         if on_device:
-            self.tokens[:len(spans)].copy_(tokens)
+            self.tokens[:len(spans)].copy_(tokens.clamp(min=0))  # see `advance`
         self.kernels.note(self.state, self.rows)
 
     def allow(self, masks: np.ndarray) -> None:

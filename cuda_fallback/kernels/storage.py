@@ -16,7 +16,7 @@ class Storage:
     """One row's tokens, keys and values.
 
     tokens: int32 [allocated + 1]: the step at the last position stores the next token there. numbers: keys and values,
-    [layers, 2, G, allocated, D], in the activations' dtype or as int8 codes. scales: of the codes, float16
+    [layers, 2, G, allocated, D], of stored_dtype. scales: of the codes, float16
     [layers, 2, G, allocated, groups]; None for numbers.
     """
 
@@ -27,12 +27,12 @@ class Storage:
     @classmethod
     def allocate(cls, config: LlamaConfig, allocated: int, dtype: torch.dtype, bits: int | None,
                  device: torch.device) -> Storage:
-        """Zeros. bits: 8 for codes, None for numbers in `dtype`."""
+        """Zeros. dtype: of the activations; bits: as in stored_dtype."""
         c = config
         shape = (c.num_hidden_layers, 2, c.num_key_value_heads, allocated)
-        numbers = torch.zeros((*shape, c.head_dim), dtype=torch.int8 if bits else dtype, device=device)
+        numbers = torch.zeros((*shape, c.head_dim), dtype=stored_dtype(dtype, bits), device=device)
         groups = -(-c.head_dim // CACHE_GROUP)
-        scales = torch.zeros((*shape, groups), dtype=torch.float16, device=device) if bits else None
+        scales = torch.zeros((*shape, groups), dtype=torch.float16, device=device) if bits == 8 else None
         return cls(torch.zeros(allocated + 1, dtype=torch.int32, device=device), numbers, scales)
 
     @cached_property
@@ -61,9 +61,18 @@ class Storage:
             self.numbers[target], self.scales[target] = quantize(new[0])
 
     def read(self, layers: int | slice, part: int, start: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-        """Keys (part 0) or values (1) of positions `start` .. `end` - 1: [..., G, end - start, D]; numbers: a view of them."""
+        """Keys (part 0) or values (1) of positions `start` .. `end` - 1: [..., G, end - start, D]; numbers of `dtype`: a
+        view of them."""
         source = (layers, part, slice(None), slice(start, end))
-        return self.numbers[source] if self.scales is None else dequantize(self.numbers[source], self.scales[source], dtype)
+        if self.scales is None:
+            return self.numbers[source].to(dtype)
+        return dequantize(self.numbers[source], self.scales[source], dtype)
+
+
+def stored_dtype(dtype: torch.dtype, bits: int | None) -> torch.dtype:
+    """Of the numbers of a cache. dtype: of the activations. bits: 8 for codes, 16 for numbers of two bytes, float16 for
+    float32 activations; None for `dtype`."""
+    return torch.int8 if bits == 8 else torch.float16 if bits == 16 and dtype == torch.float32 else dtype
 
 
 def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

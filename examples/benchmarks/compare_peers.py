@@ -1,9 +1,11 @@
 """Compare mlx_llama and its peers in alternating runs over the same files: the cpu backend and llama.cpp over a GGUF
-file, the mlx backend and mlx-lm, the cuda backend and transformers over a checkpoint folder.
+file (its llama-bench if that is on the search path, else llama-cpp-python), the mlx backend and mlx-lm, the cuda backend and
+transformers over a checkpoint folder.
 
     pip install -e ".[peers]"
     python examples/benchmarks/make_random_gguf.py tinyllama /tmp/models Q4_0
-    python examples/benchmarks/compare_peers.py /tmp/models/tinyllama-Q4_0.gguf --depth 4000 --accuracy
+    python examples/benchmarks/compare_peers.py /tmp/models/tinyllama-Q4_0.gguf --accuracy
+    python examples/benchmarks/compare_peers.py /tmp/models/tinyllama-Q4_0.gguf --depth 4000 --cache-bits 8 --busy 1
     pip install -e ".[test]"
     python examples/benchmarks/compare_peers.py                        # a random checkpoint of 22 layers, made for the run
     python examples/benchmarks/compare_peers.py FOLDER --device gpu
@@ -12,17 +14,21 @@ Decoding is bound by memory bandwidth, which varies between minutes on a shared 
 process of its own, and the two answer in turn, one asleep while the other works. A probe measures the bandwidth before
 and after each answer. Ratios are of neighbouring answers, by state of the memory where it has two. Both programs run
 greedily from the same tokens; llama.cpp, torch and the cpu backend on the same number of threads; peers with their
-defaults. llama.cpp's logits stay in its memory. peers_checkpoint.py has the programs for folders.
+defaults. llama.cpp's logits stay in its memory. Both warm up untimed. llama-bench is a new process for each answer, decodes
+given tokens and samples none, where mlx_llama's time includes sampling and its scheduler; it runs with flash attention or
+without, whichever it is faster with. A share of the bandwidth counts
+the file's weights but the embedding, and the program's own keys and values up to the depth. peers_gguf.py has the programs
+for GGUF files, peers_checkpoint.py those for folders.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib.util
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,160 +38,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers_checkpoint import CHUNK, PAIRS, PROGRAMS, Engined, agreement, pairs_here, prompt_tokens
+from peers_checkpoint import PAIRS, PROGRAMS, agreement, pairs_here, prompt_tokens
+from peers_gguf import CACHE_BITS, LLAMA_BENCH, Busy, LlamaBench, Ours, Peer, reference_logits, token_bytes
 from peers_rows import MlxLmRows, OursRows
 
 NAMES = {"ours": "mlx_llama", "peer": "llama.cpp"}
+DEEP_RUNS = 3  # of each program in turn: llama-bench computes the depth anew in each process
 STEADY = 1.25  # largest ratio of bandwidths within one state of the memory
-
-
-class Ours(Engined):
-    """mlx_llama's cpu backend. threads, bits: None for the defaults."""
-
-    def __init__(self, path: str, capacity: int, threads: int, bits: int | None):
-        from mlx_llama import load
-
-        self.llm = load(path, backend="cpu", threads=threads, activation_bits=bits)
-        super().__init__(self.llm.backend, self.llm.model, capacity)
-
-    def logits(self, count: int, file: str) -> None:
-        """Save the logits [T, V] after each token of a prompt."""
-        np.save(file, self.llm.logits(prompt_tokens(count, self.vocabulary)))
-
-
-class Peer:
-    """llama.cpp through llama-cpp-python's C interface; Python adds microseconds to a token."""
-
-    def __init__(self, path: str, capacity: int, threads: int, bits: int | None):
-        import llama_cpp
-
-        self.api = llama_cpp
-        self.silent = llama_cpp.llama_log_callback(lambda level, text, data: None)  # keep a reference; C has none
-        llama_cpp.llama_log_set(self.silent, None)
-        llama_cpp.llama_backend_init()
-        settings = llama_cpp.llama_model_default_params()
-        settings.n_gpu_layers = 0
-        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
-        if not self.model:
-            sys.exit(f"error: {path}: llama.cpp does not load this file")
-        settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch = capacity, CHUNK, CHUNK
-        settings.n_threads = settings.n_threads_batch = threads
-        self.context = llama_cpp.llama_init_from_model(self.model, settings)
-        if not self.context:
-            sys.exit(f"error: {path}: llama.cpp has no room for a context of {capacity}")
-        self.memory = llama_cpp.llama_get_memory(self.context)
-        self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
-        self.greedy = llama_cpp.llama_sampler_init_greedy()
-        self.length = 0
-
-    def _trim(self, length: int) -> None:
-        self.api.llama_memory_seq_rm(self.memory, 0, length, -1)
-        self.length = length
-
-    def _append(self, tokens: list[int]) -> None:
-        for start in range(0, len(tokens), CHUNK):
-            part = tokens[start:start + CHUNK]
-            ids = (ctypes.c_int32 * len(part))(*part)  # the batch points to it
-            if self.api.llama_decode(self.context, self.api.llama_batch_get_one(ids, len(part))) != 0:
-                sys.exit("error: llama_decode failed")
-            self.length += len(part)
-
-    def _next(self) -> int:
-        return self.api.llama_sampler_sample(self.greedy, self.context, -1)
-
-    def prompt(self, count: int) -> float:
-        """Seconds for a prompt of `count` tokens and the first token after it."""
-        tokens = prompt_tokens(count, self.vocabulary)
-        self._trim(0)
-        started = time.perf_counter()
-        self._append(tokens)
-        self._next()
-        return time.perf_counter() - started
-
-    def decode(self, depth: int, count: int) -> float:
-        """Seconds for `count` tokens decoded after `depth` + 1 others."""
-        tokens = prompt_tokens(depth + 1, self.vocabulary)
-        self._trim(min(depth, self.length))
-        self._append(tokens[self.length:])
-        token, started = self._next(), time.perf_counter()
-        for _ in range(count):
-            self._append([token])
-            token = self._next()
-        seconds = time.perf_counter() - started
-        self._trim(depth)
-        return seconds
-
-    def logits(self, count: int, file: str) -> None:
-        """Save the logits [T, V] after each token of a prompt."""
-        self._trim(0)
-        batch = self.api.llama_batch_init(count, 0, 1)
-        batch.n_tokens = count
-        for i, token in enumerate(prompt_tokens(count, self.vocabulary)):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = token, i, 1, 0, 1
-        if self.api.llama_decode(self.context, batch) != 0:
-            sys.exit("error: llama_decode failed")
-        rows = [self.api.llama_get_logits_ith(self.context, i) for i in range(count)]
-        np.save(file, np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in rows]))
-        self.api.llama_batch_free(batch)
-        self._trim(0)
-
-
-def reference_logits(path: str | os.PathLike, tokens: list[int]) -> np.ndarray:
-    """Logits float64 [T, V] after each of `tokens`: the judge of both programs. Plain Llama files only.
-
-    All arithmetic is float64, on weights that gguf dequantises, a block of rows at a time.
-    """
-    import gguf
-
-    reader = gguf.GGUFReader(path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-
-    def field(name: str) -> Any:
-        return reader.fields[f"llama.{name}"].contents()
-
-    def vector(name: str) -> np.ndarray:
-        return gguf.dequantize(tensors[name].data, tensors[name].tensor_type).astype(np.float64)
-
-    def product(x: np.ndarray, name: str) -> np.ndarray:
-        data, kind = tensors[name].data, tensors[name].tensor_type
-        blocks = [x @ gguf.dequantize(data[i:i + 1024], kind).astype(np.float64).T for i in range(0, len(data), 1024)]
-        bias = name.removesuffix("weight") + "bias"
-        return np.concatenate(blocks, axis=1) + (vector(bias) if bias in tensors else 0.0)
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + field("attention.layer_norm_rms_epsilon")) * vector(name)
-
-    def rotate(x: np.ndarray) -> np.ndarray:  # x [T, H, D]; neighbours are a pair, as in llama.cpp's files
-        pairs = x.reshape(*x.shape[:2], -1, 2)
-        rotated = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angles)[:, None, :]
-        return np.stack([rotated.real, rotated.imag], axis=-1).reshape(x.shape)
-
-    embedding, count = tensors["token_embd.weight"], len(tokens)
-    heads, groups = field("attention.head_count"), field("attention.head_count_kv")
-    head_dim = field("attention.key_length") if "llama.attention.key_length" in reader.fields \
-        else field("embedding_length") // heads
-    frequencies = field("rope.freq_base") ** (-np.arange(0, head_dim, 2) / head_dim)
-    if "rope_freqs.weight" in tensors:
-        frequencies = frequencies / vector("rope_freqs.weight")
-    angles = np.arange(count)[:, None] * frequencies  # [T, D / 2]
-    x = gguf.dequantize(embedding.data[tokens], embedding.tensor_type).astype(np.float64)
-    for i in range(field("block_count")):
-        block = f"blk.{i}."
-        y = norm(x, f"{block}attn_norm.weight")
-        query, key, value = (product(y, f"{block}attn_{part}.weight").reshape(count, -1, head_dim) for part in "qkv")
-        query, key = rotate(query), rotate(key)
-        key, value = (np.repeat(part, heads // groups, axis=1) for part in (key, value))
-        scores = np.einsum("thd,shd->hts", query, key) / math.sqrt(head_dim)
-        scores[:, np.triu(np.ones((count, count), bool), 1)] = -np.inf
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        x = x + product(np.einsum("hts,shd->thd", weights, value).reshape(count, -1), f"{block}attn_output.weight")
-        y = norm(x, f"{block}ffn_norm.weight")
-        gate = product(y, f"{block}ffn_gate.weight")
-        x = x + product(gate / (1.0 + np.exp(-gate)) * product(y, f"{block}ffn_up.weight"), f"{block}ffn_down.weight")
-    head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
-    return product(norm(x, "output_norm.weight"), head)
 
 
 def peak_memory() -> int:
@@ -220,8 +79,14 @@ class Program:
         self.label = f"{name} on {path}"
         self._answer()  # loaded
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """The answer to one request. Exits if the process has ended."""
+    def warm(self, method: str, *arguments: Any) -> None:
+        """Answer a request untimed: page faults, cold caches."""
+        self.ask(method, *arguments)
+
+    def ask(self, method: str, *arguments: Any, repeat: int = 1) -> Any:
+        """The answer to one request, of several the median. Exits if the process has ended."""
+        if repeat > 1:
+            return statistics.median(self.ask(method, *arguments) for _ in range(repeat))
         self.process.stdin.write(json.dumps([method, arguments]) + "\n")
         self.process.stdin.flush()
         return self._answer()
@@ -282,35 +147,53 @@ class Comparison:
 
 
 def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
-    """All pairs of one file, by figure: rates in tokens per second, start in seconds, peak in bytes per byte of file."""
-    size = os.path.getsize(path)
-    capacity = max(given.depth, given.prompt) + given.generate + 2
+    """All pairs of one file, by figure: rates in tokens per second, start in seconds, peak in bytes per byte of file.
+
+    The peer of the rates is llama-bench if given.llama_bench names it, else llama-cpp-python, the one of all others.
+    """
+    size, setting = os.path.getsize(path), [given.activation_bits, given.cache_bits, given.flash_attn]
+    capacity = max(*given.depth, given.prompt) + given.generate + 2
     figures: dict[str, Any] = {"file": os.path.basename(path), "bytes": size}
 
-    def programs(capacity: int) -> dict[str, Program]:
-        return {name: Program(name, path, capacity, given.threads, given.activation_bits if name == "ours" else None)
-                for name in NAMES}
+    def program(name: str, capacity: int) -> Program:
+        return Program(name, path, capacity, given.threads, setting)
 
-    both = programs(capacity)
+    if given.llama_bench:
+        figures["names"] = NAMES | {"peer": LLAMA_BENCH}
+    both: dict[str, Any] = {"ours": program("ours", capacity)}
+    both["peer"] = (LlamaBench(given.llama_bench, path, given.threads, *setting[1:]) if given.llama_bench
+                    else program("peer", capacity))
     with both["ours"], both["peer"]:
+        weights, numbers = token_bytes(path)
+        position = {"ours": both["ours"].ask("position_bytes"), "peer": numbers * CACHE_BITS[given.cache_bits] / 8}
+
+        def decode(depth: int, repeat: int = 1) -> list[dict[str, Any]]:
+            pairs = rates(both, given.rounds, comparison, given.generate, "decode", depth, given.generate, repeat=repeat)
+            for pair in pairs:
+                before, between, after = pair["bandwidth"]
+                for name, probes in {"ours": (before, between), "peer": (between, after)}.items():
+                    nbytes = weights + position[name] * (depth + given.generate / 2)
+                    pair[f"{name}_share"] = pair[name] * nbytes / statistics.harmonic_mean(probes)
+            return pairs
+
         figures["prompt"] = rates(both, given.rounds, comparison, given.prompt, "prompt", given.prompt)
-        decoded = (given.rounds, comparison, given.generate, "decode")
-        figures["decode"] = rates(both, *decoded, given.prompt, given.generate)
-        if given.depth:
-            figures["deep"] = rates(both, *decoded, given.depth, given.generate)
-        if given.accuracy:
-            figures["error"] = [errors(path, both, given.accuracy)]
+        figures["decode"] = decode(given.prompt)
+        for depth in filter(None, given.depth):
+            figures[f"deep {depth}"] = decode(depth, DEEP_RUNS)
+    if given.accuracy:
+        count = given.accuracy
+        with program("ours", count + 2) as ours, program("peer", count + 2) as peer:
+            figures["error"] = [errors(path, {"ours": ours, "peer": peer}, count)]
     if given.starts:
         peaks: dict[str, list[float]] = {name: [] for name in NAMES}
 
         def start(name: str) -> float:
             started = time.perf_counter()
-            with Program(name, path, given.prompt + given.generate + 2, given.threads,
-                         given.activation_bits if name == "ours" else None) as program:
-                program.ask("prompt", given.prompt)
+            with program(name, given.prompt + given.generate + 2) as one:
+                one.ask("prompt", given.prompt)
                 seconds = time.perf_counter() - started
-                program.ask("decode", given.prompt, given.generate)
-                peaks[name].append(program.ask("peak") / size)
+                one.ask("decode", given.prompt, given.generate)
+                peaks[name].append(one.ask("peak") / size)
             return seconds
 
         figures["start"] = comparison.alternate({name: lambda name=name: start(name) for name in NAMES}, given.starts)
@@ -318,18 +201,18 @@ def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dic
     return figures
 
 
-def rates(asked: dict[str, Program], rounds: int, comparison: Comparison, count: int, method: str,
-          *arguments: int) -> list[dict[str, Any]]:
-    """Pairs of rates: `count` divided by a method's seconds."""
-    for program in asked.values():  # untimed: page faults, cold caches
-        program.ask(method, *arguments)
-    return comparison.alternate({name: lambda program=program: count / program.ask(method, *arguments)
+def rates(asked: dict[str, Any], rounds: int, comparison: Comparison, count: int, method: str, *arguments: int,
+          repeat: int = 1) -> list[dict[str, Any]]:
+    """Pairs of rates: `count` divided by a method's seconds, the median of `repeat`. asked: Programs, or a LlamaBench."""
+    for program in asked.values():
+        program.warm(method, *arguments)
+    return comparison.alternate({name: lambda program=program: count / program.ask(method, *arguments, repeat=repeat)
                                  for name, program in asked.items()}, rounds)
 
 
 def measure_folder(path: str, framework: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
     """All pairs of one checkpoint and framework, by figure, as `measure`; build and host in microseconds."""
-    capacity = max(given.depth, given.prompt) + given.generate + 3
+    capacity = max(*given.depth, given.prompt) + given.generate + 3
     size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
     name = os.path.basename(os.path.abspath(path))
     figures: dict[str, Any] = {"file": name, "bytes": size, "names": PAIRS[framework][0]}
@@ -340,8 +223,8 @@ def measure_folder(path: str, framework: str, given: argparse.Namespace, compari
         figures["prompt"] = rates(both, given.rounds, comparison, given.prompt, "prompt", given.prompt)
         decoded = (given.rounds, comparison, given.generate, "decode")
         figures["decode"] = rates(both, *decoded, given.prompt, given.generate)
-        if given.depth:
-            figures["deep"] = rates(both, *decoded, given.depth, given.generate)
+        for depth in filter(None, given.depth):
+            figures[f"deep {depth}"] = rates(both, *decoded, depth, given.generate)
         figures["same_tokens"] = agreement(*(program.ask("tokens", given.prompt, given.generate)
                                              for program in both.values()))
         if framework == "mlx":
@@ -390,7 +273,8 @@ def summary(pairs: list[dict[str, Any]], low: float = 0.0, high: float = math.in
     pairs = [pair for pair in pairs if all(low <= bandwidth <= high for bandwidth in pair.get("bandwidth", ()))]
     if not pairs:
         return None
-    result = {name: statistics.median(pair[name] for pair in pairs) for name in NAMES}
+    names = [name for name in (*NAMES, *(f"{name}_share" for name in NAMES)) if name in pairs[0]]
+    result = {name: statistics.median(pair[name] for pair in pairs) for name in names}
     result["ratio"] = statistics.median(pair["ours"] / pair["peer"] for pair in pairs)
     probes = [bandwidth for pair in pairs for bandwidth in pair.get("bandwidth", ())]
     return result | {"bandwidth": statistics.median(probes) if probes else 0.0, "pairs": len(pairs)}
@@ -399,27 +283,32 @@ def summary(pairs: list[dict[str, Any]], low: float = 0.0, high: float = math.in
 def report(figures: dict[str, Any], given: argparse.Namespace, states: dict[str, tuple[float, float]]) -> str:
     """One file's figures as a table."""
     rows = {"decode": f"decode after {given.prompt}, tokens/s", "prompt": f"prompt of {given.prompt}, tokens/s",
-            "deep": f"decode after {given.depth}, tokens/s", "start": f"start to 1st token of {given.prompt}, s",
+            **{f"deep {depth}": f"decode after {depth}, tokens/s" for depth in given.depth},
+            "start": f"start to 1st token of {given.prompt}, s",
             "peak": "peak memory / file", "error": "relative error of logits", "build": "build a step, us",
             "host": "build and launch, CPU us", "primitives": "primitives per step"}
     names = figures.get("names", NAMES)
     bits = "" if given.activation_bits is None else f", activations of {given.activation_bits} bits"
-    how = figures.get("about") or f"{given.threads} threads each{bits}"
+    bits += "" if given.cache_bits is None else f", keys and values of {given.cache_bits} bits"
+    busy = f", beside {given.busy} busy process{'es' if given.busy > 1 else ''}" if given.busy else ""
+    how = (figures.get("about") or f"{given.threads} threads each{bits}") + busy
     wide = max(10, *(len(name) + 2 for name in names.values()))
     lines = [f"{figures['file']}: {figures['bytes'] / 1e9:.2f} GB, {how}",
-             f"{'':30}{names['ours']:>{wide}}{names['peer']:>{wide}}{'ratio':>9}{'GB/s':>6}{'pairs':>6}"]
+             f"{'':30}{names['ours']:>{wide}}{names['peer']:>{wide}}{'ratio':>9}{'GB/s':>6}{'pairs':>6}"
+             f"{'share of GB/s' if 'ours_share' in figures['decode'][0] else '':>16}"]
 
     def line(title: str, found: dict[str, float]) -> str:
         digits = ".1e" if title == rows["error"] else ".2f" if found["peer"] < 20 else ".1f"
         bandwidth = f"{found['bandwidth'] / 1e9:6.0f}" if found["bandwidth"] else " " * 6
         both = "".join(f"{found[name]:{wide}{digits}}" for name in NAMES)
-        return f"{title:30}{both}{found['ratio']:8.3g}x{bandwidth}{found['pairs']:6}"
+        shares = " / ".join(f"{found[f'{name}_share']:.0%}" for name in NAMES) if "ours_share" in found else ""
+        return f"{title:30}{both}{found['ratio']:8.3g}x{bandwidth}{found['pairs']:6}{shares:>16}".rstrip()
 
     for key, title in rows.items():
         if key not in figures:
             continue
         lines.append(line(title, summary(figures[key])))
-        if len(states) > 1 and key in ("decode", "prompt", "deep"):
+        if len(states) > 1 and (key in ("decode", "prompt") or key.startswith("deep")):
             for state, between in states.items():
                 if found := summary(figures[key], *between):
                     lines.append(line(f"  memory {state}", found))
@@ -450,7 +339,17 @@ def parser() -> argparse.ArgumentParser:
                         help="pairs per figure (default: 7, and 3 of the random checkpoint)")
     result.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: 128)")
     result.add_argument("--generate", type=int, default=32, help="tokens decoded per answer (default: 32)")
-    result.add_argument("--depth", type=int, default=0, help="decode at this depth too, such as 4000")
+    result.add_argument("--depth", type=int, nargs="+", default=[0], metavar="N",
+                        help="decode at these depths too, such as 4000")
+    result.add_argument("--cache-bits", type=int, choices=[bits for bits in CACHE_BITS if bits],
+                        help="of keys and values in both programs; for GGUF files (default: the programs' own)")
+    result.add_argument("--llama-bench", metavar="PATH", default=None,
+                        help=f"llama.cpp's program as the peer of GGUF files (default: {LLAMA_BENCH} on the search path, "
+                        "without one llama-cpp-python; none: llama-cpp-python)")
+    result.add_argument("--flash-attn", action=argparse.BooleanOptionalAction, default=None,
+                        help="of llama.cpp (default: the faster with llama-bench, llama-cpp-python's own choice; on with "
+                        "--cache-bits 8, which needs it)")
+    result.add_argument("--busy", type=int, default=0, metavar="N", help="run N processes beside both that never pause")
     result.add_argument("--starts", type=int, default=3, metavar="N",
                         help="pairs of fresh processes for start and peak memory; 0 leaves them out (default: 3)")
     result.add_argument("--accuracy", type=int, nargs="?", const=16, default=0, metavar="TOKENS",
@@ -459,6 +358,23 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--json", action="store_true", help="print every pair as JSON")
     result.add_argument("--serve", help=argparse.SUPPRESS)
     return result
+
+
+def find_peers(given: argparse.Namespace) -> None:
+    """Set given.llama_bench to the program's path, or None for llama-cpp-python. Leaves out figures whose package is
+    missing, with a line on stderr. Exits if there is no peer."""
+    asked, given.llama_bench = given.llama_bench, None
+    if asked != "none":
+        given.llama_bench = shutil.which(asked or LLAMA_BENCH)
+        if asked and not given.llama_bench:
+            sys.exit(f"error: {asked}: there is no such program: build {LLAMA_BENCH} from llama.cpp's sources, or leave out "
+                     "--llama-bench")
+    needs = {"llama_cpp": given.starts or given.accuracy or not given.llama_bench, "gguf": given.accuracy}
+    for package in (name for name, needed in needs.items() if needed and importlib.util.find_spec(name) is None):
+        if given.accuracy or not given.llama_bench:
+            sys.exit(f'error: {package} is not installed: pip install -e ".[peers]"')
+        print('left out: start and peak memory (llama_cpp is not installed: pip install -e ".[peers]")', file=sys.stderr)
+        given.starts = 0
 
 
 def main(arguments: list[str]) -> int:
@@ -471,13 +387,17 @@ def main(arguments: list[str]) -> int:
         given.rounds = 7 if given.files else 3
     if not 1 <= given.rows <= 32:
         arguments_parser.error("--rows must be between 1 and 32")
-    if min(given.threads, given.rounds, given.prompt, given.generate) < 1 or min(given.depth, given.starts) < 0:
+    if min(given.threads, given.rounds, given.prompt, given.generate) < 1 or min(*given.depth, given.starts, given.busy) < 0:
         arguments_parser.error("--threads, --rounds, --prompt and --generate must be at least 1, no number negative")
     folders = [path for path in given.files if os.path.isdir(path)]
     files = [path for path in given.files if path not in folders]
-    for package in ("llama_cpp", "gguf") if files else ():
-        if importlib.util.find_spec(package) is None:
-            sys.exit(f'error: {package} is not installed: pip install -e ".[peers]"')
+    if given.cache_bits == 8 and given.flash_attn is False:
+        arguments_parser.error("--cache-bits 8 needs flash attention in llama.cpp: leave out --no-flash-attn")
+    given.flash_attn = True if given.cache_bits == 8 else given.flash_attn
+    if folders and given.cache_bits:
+        arguments_parser.error("--cache-bits is for GGUF files: leave it out, or the folders")
+    if files:
+        find_peers(given)
     for path in files:
         if not os.path.isfile(path):
             sys.exit(f"error: {path}: there is no such file")
@@ -488,8 +408,8 @@ def main(arguments: list[str]) -> int:
             print(reason, file=sys.stderr, flush=True)
         if not frameworks:
             sys.exit("error: no peer is installed: pip install mlx-lm transformers")
-    comparison, results = Comparison(), []
-    with tempfile.TemporaryDirectory() as made:
+    with Busy(given.busy), tempfile.TemporaryDirectory() as made:
+        comparison, results = Comparison(), []
         if not given.files:
             from make_random_checkpoint import write
 
@@ -511,8 +431,9 @@ def main(arguments: list[str]) -> int:
                 if isinstance(pairs, list):
                     found = {state: summary(pairs, *between) for state, between in states.items()}
                     result[key] = {"all": summary(pairs), "states": found, "pairs": pairs}
-        print(json.dumps({"threads": given.threads, "activation_bits": given.activation_bits, "prompt": given.prompt,
-                          "generate": given.generate, "depth": given.depth, "results": results}, indent=1))
+        facts = {name: getattr(given, name) for name in (
+            "threads", "activation_bits", "cache_bits", "prompt", "generate", "depth", "busy")}
+        print(json.dumps(facts | {"results": results}, indent=1))
     else:
         print("\n\n".join(report(result, given, states) for result in results))
     return 0

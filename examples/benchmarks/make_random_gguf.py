@@ -15,17 +15,21 @@ import ctypes
 import itertools
 import string
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import make_random_checkpoint
 import numpy as np
 from make_random_checkpoint import SHAPES, random_tensors
 
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.models.config import LlamaConfig
 
 PLAIN = ("F32", "F16", "BF16")
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS")
-CONTEXT = 8192  # smallest context length, for measurements at depth
+CONTEXT = 8192  # default of the smallest context length, for measurements at depth
 
 
 def vocabulary(size: int) -> tuple[list[str], list[float], list[int]]:
@@ -89,11 +93,19 @@ def write(path: Path, raw: dict[str, Any], kind: str, seed: int, frequency_facto
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_ti_data_to_file()
-    for _, values in random_tensors(config, seed):
+    for _, values in random_tensors(config.tensor_shapes(), seed):
         file.write_tensor_data(gguf.quantize(values, matrix) if values.ndim == 2 else values)
     if frequency_factors is not None:
         file.write_tensor_data(frequency_factors)
     file.close()
+
+
+def write_family(path: Path, shape: str, kind: str, seed: int) -> None:
+    """Write a model of another family than Llama as F32, F16 or BF16, by way of a folder, which takes as much again."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        make_random_checkpoint.write(Path(folder), shape, {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[kind], seed)
+        path.unlink(missing_ok=True)
+        write_gguf(open_checkpoint(folder), path, kind)
 
 
 def quantise(source: Path, target: Path, kind: str, threads: int = 0) -> None:
@@ -119,7 +131,11 @@ def main() -> None:
     parser.add_argument("types", nargs="*", default=["F16"], metavar="type",
                         help=f"{', '.join(PLAIN + QUANTISED)} or all (default: F16)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--context", type=int, default=CONTEXT, metavar="TOKENS",
+                        help=f"least context length in the file, for measurements at depth (default: {CONTEXT})")
     given = parser.parse_args()
+    if not 1 <= given.context < 1 << 31:
+        parser.error(f"--context {given.context}: must be 1 to {(1 << 31) - 1}")
     kinds = list(PLAIN + QUANTISED) if given.types == ["all"] else given.types
     unknown = [kind for kind in kinds if kind not in PLAIN + QUANTISED]
     if unknown:
@@ -134,17 +150,25 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     raw = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2,
            **SHAPES[given.shape]}
-    raw["max_position_embeddings"] = max(CONTEXT, raw["max_position_embeddings"])
+    raw["max_position_embeddings"] = max(given.context, raw["max_position_embeddings"])
+    is_family = "model_type" in SHAPES[given.shape]
     paths = {kind: given.folder / f"{given.shape}-{kind}.gguf" for kind in kinds}
+
+    def write_plain(path: Path, kind: str) -> None:
+        if is_family:
+            write_family(path, given.shape, kind, given.seed)
+        else:
+            write(path, raw, kind, given.seed)
+
     for kind in set(kinds) & set(PLAIN):
-        write(paths[kind], raw, kind, given.seed)
+        write_plain(paths[kind], kind)
         print(f"wrote {paths[kind]}", flush=True)
     quantised = [kind for kind in kinds if kind not in PLAIN]
     if quantised:
         source = given.folder / f"{given.shape}-F16.gguf"
         if "F16" not in kinds:
-            source = source.with_suffix(".source")
-            write(source, raw, "F16", given.seed)
+            source = source.with_suffix(".source.gguf")
+            write_plain(source, "F16")
         for kind in quantised:
             quantise(source, paths[kind], kind)
             print(f"wrote {paths[kind]}", flush=True)

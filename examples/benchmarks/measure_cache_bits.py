@@ -1,10 +1,10 @@
-"""Measure what keys and values in 8 bits cost in accuracy, against the same model at full width.
+"""Measure what keys and values in 16 and 8 bits cost in accuracy, against the same model at full width.
 
     python examples/benchmarks/measure_cache_bits.py [--backend cpu] [--held-out] [FILE ...]
 
 FILE ...: checkpoints, by default the guide. Printed: relative RMS of the logits of the last 32 of 96 random tokens;
---held-out: the guide's perplexity of questions kept out of its training, each with its answer, at both widths.
-llama.cpp's q8_0 cache is measured on the same tokens for GGUF files where llama-cpp-python is installed.
+--held-out: the guide's perplexity of questions kept out of its training, each with its answer, at all widths.
+llama.cpp's q8_0 cache is measured on the same tokens, against its f16 one, for GGUF files where llama-cpp-python is installed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import mlx_llama
 from mlx_llama.core.proofs.perplexity import measure_perplexity
 
 TOKENS, SCORED = 96, 32
+BITS = (16, 8)
 GGML_F16, GGML_Q8_0 = 1, 8  # ggml's types
 
 
@@ -53,20 +54,21 @@ def measure_peer(path: str) -> float | None:
 
 def measure_held_out(backend: str) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-    from guide_data import facts, talk
+    from guide_data import talk
 
     nll: dict[int | None, float] = {}
-    for bits in (None, 8):
+    for bits in (None, *BITS):
         llm, total, count = load(None, backend, bits), 0.0, 0
         for fact, question in talk.HELD_OUT.values():
-            answer = fact.answer if fact else facts.SCOPE_ANSWERS[0]
+            answer = fact.answer if fact else talk.SCOPE_ANSWER
             messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             tokens = llm.encode(messages)[:-1]  # without the token that opens another answer
             part = measure_perplexity(llm, tokens, max(2, len(tokens)), 1)
             total, count = total + part.nll * part.count, count + part.count
         nll[bits] = total / count
         print(f"held-out text, {bits or 'full'} bits: perplexity {math.exp(nll[bits]):.4f} of {count} tokens")
-    print(f"difference {100 * (math.exp(nll[8] - nll[None]) - 1):+.3f} %")
+    for bits in BITS:
+        print(f"difference in {bits} bits {100 * (math.exp(nll[bits] - nll[None]) - 1):+.4f} %")
 
 
 def main() -> None:
@@ -76,14 +78,16 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true")
     args = parser.parse_args()
     for path in args.files or [None]:
-        found = []
-        for bits in (None, 8):
+        logits = {}
+        for bits in (None, *BITS):
             llm = load(path, args.backend, bits)
-            found.append(llm.logits(draw_tokens(llm.model.config.vocab_size))[-SCORED:])
+            logits[bits] = llm.logits(draw_tokens(llm.model.config.vocab_size))[-SCORED:]
             del llm
+        found = {bits: relative_rms(logits[bits], logits[None]) for bits in BITS}
         peer = measure_peer(path) if path and path.endswith(".gguf") else None
         beside = f"; llama.cpp's q8_0 cache {peer:.2e}" if peer is not None else ""
-        print(f"{path or 'guide'}: relative RMS {relative_rms(found[1], found[0]):.2e}{beside}", flush=True)
+        errors = ", ".join(f"{bits} bits {error:.2e}" for bits, error in found.items())
+        print(f"{path or 'guide'}: relative RMS {errors}{beside}", flush=True)
     if args.held_out:
         measure_held_out(args.backend)
 

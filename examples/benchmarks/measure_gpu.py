@@ -10,7 +10,9 @@ turn. Decoding reads every weight once per token: its rate is a share of the byt
 reads and writes. A prompt takes 2 operations per weight and token: its rate is a share of a large bfloat16 product's. Rows
 are sequences that are decoded together: their rate is that of all tokens, and the weights are read once per step. "ours
 invariant" computes prompts by the kernels of decoded tokens (batch_invariant): the same bits with any chunks, and slower.
-A part that fails prints its reason in one line, the others go on, and the exit code is 1. Ctrl-C shows the results so far.
+Where there are two GPUs, torchrun splits a model over them, which must give the tokens of one process (on CPUs with
+--processes 2). A part that fails prints its reason in one line, the others go on, and the exit code is 1. Ctrl-C shows the
+results so far.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ import numpy as np
 if importlib.util.find_spec("mlx_llama") is None:  # run from a repository that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from make_random_checkpoint import SHAPES
+from make_random_checkpoint import SHAPES, write
 
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
@@ -369,7 +371,8 @@ class Ours(Program):
             from cuda_fallback.kernels import find_kernels
 
             extra = (find_kernels(self.device).packed,)
-        matrix = quantized.QuantizedMatrix.pack([weight], chosen, self.device, *extra)
+        pack = quantized.pack if self.name == "mlx" else quantized.QuantizedMatrix.pack
+        matrix = pack([weight], chosen, self.device, *extra)
         dense, rng, errors = judge.float32().astype(np.float64), np.random.default_rng(2), []
         for count in (1, 5, 40):
             x = self._array(rng.standard_normal((count, dense.shape[1]), np.float32), chosen)
@@ -863,6 +866,32 @@ def serve(name: str, side: str, device: str) -> None:
 # The command: asks the workers, keeps to the time, shows the results
 
 
+def serve_processes(folder: str, name: str, device: str, count: str) -> None:
+    """Decode `count` greedy tokens with the model in `folder`, in one process or in each of a launcher's, and print a JSON
+    object: tokens at float32, and tokens per second at the stored width."""
+    from mlx_llama.core.backends.following import follow_leader
+
+    if follow_leader():
+        return
+    from mlx_llama.core.backends.selection import select
+    from mlx_llama.core.files.checkpoint import open_checkpoint
+    from mlx_llama.core.generation.options import resolve
+    from mlx_llama.core.generation.request import Request
+    from mlx_llama.core.generation.scheduler import Scheduler
+
+    backend, checkpoint, found = select(name, device), open_checkpoint(folder), {}
+    for dtype in ("float32", "auto"):
+        scheduler = Scheduler(backend, backend.load(checkpoint, dtype), None, frozenset(), 512)
+        options = resolve({"temperature": 0.0, "max_tokens": int(count), "seed": 0})
+        for _ in range(3):  # compile, capture, replay
+            handle = scheduler.submit(Request(prompt_tokens(64, checkpoint.config.vocab_size), options, wants_text=False))
+            tokens = [int(token) for token in handle.tokens()]
+        found |= {"tokens": tokens} if dtype == "float32" else {"rate": handle.completion.decode_tps}
+        del scheduler
+        gc.collect()
+    print(json.dumps(found))
+
+
 class PartError(Exception):
     """A part that failed: its reason in one line, and the worker's traceback if there is one."""
 
@@ -985,7 +1014,7 @@ class Measurement:
         self.result: dict[str, Any] = {
             "device": given.device, "shapes": given.shapes, "depth": DEPTH, "machine": {}, "bounds": {}, "checks": [],
             "kernel_rates": {}, "batches": [],
-            "rows": [], "left_out": [], "failed": [], "interrupted": False, "seconds": 0.0}
+            "rows": [], "processes": [], "left_out": [], "failed": [], "interrupted": False, "seconds": 0.0}
 
     def run(self) -> None:
         there = [name for name in self.backends if self._is_there(name)]
@@ -1037,6 +1066,8 @@ class Measurement:
              lambda slot: self.products(name, slot)),
             (1, f"{name} logits", lambda slot: self.logits(name, slot)),
             (1, f"{name} tokens", lambda slot: self.tokens(name, slot))]
+        if name == "cuda" and self.given.processes != 1:
+            parts.append((2, f"{name} processes", lambda slot: self.processes(name, slot)))
         if name == "cuda" and self.given.device == "gpu":
             parts.insert(1, (2, f"{name} kernels", lambda slot: self.kernels(name, slot)))
         for shape in self.given.shapes:
@@ -1161,6 +1192,40 @@ class Measurement:
             self.check(name, "same tokens", found)
         if refused:
             self.leave_out(f"{name} compiled step", refused)
+
+    def processes(self, name: str, slot: Slot) -> None:
+        """A model over several processes, a GPU each: the same tokens as in one, and the rate of both."""
+        size, label = self.given.processes, f"{name} processes"
+        if self.given.device == "gpu":
+            import torch
+
+            there = torch.cuda.device_count()
+            if there < (size or 2):
+                return self.leave_out(label, f"there is {there} GPU, and each process needs one")
+        size = size or 2
+        shape = next((one for one in ("1.1b", "tiny") if one in self.given.shapes), "tiny")
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder), NAMES[shape], "float32", 0)
+            run = [str(Path(__file__).resolve()), "--processes-worker", folder, name, self.given.device, str(self.given.generate)]
+            starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+            answers = [self._run_processes([*prefix, *run], slot) for prefix in ([sys.executable], starter)]
+        alone, together = answers
+        self.check(name, "same tokens", [{"name": f"{size} processes", "ok": alone["tokens"] == together["tokens"]}])
+        self.result["processes"].append({"backend": name, "shape": shape, "size": size, "rate": together["rate"],
+                                         "alone": alone["rate"]})
+
+    def _run_processes(self, command: list[str], slot: Slot) -> dict[str, Any]:
+        """The JSON object that a command prints. Raises PartError."""
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            out, errors = process.communicate(timeout=max(1, slot.hard_left))
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its processes
+            process.wait(30)
+            raise NoTime("no time left") from None
+        if process.returncode:
+            raise PartError((errors.strip().splitlines() or ["no reason given"])[-1], errors)
+        return json.loads(out.strip().splitlines()[-1])
 
     # Speed
 
@@ -1424,6 +1489,8 @@ def table(result: dict[str, Any]) -> str:
         found = [one for one in result["batches"] if (one["backend"], one["shape"], one["form"], one["side"]) == key]
         rates = (f"{one['batch']}: {one['rate']:.0f} ({one['bytes_rate'] / 1e9:.0f})" for one in found)
         lines += textwrap.wrap(f"{' '.join(key)}, rows: tokens/s of all (GB/s read): " + ", ".join(rates), COLUMNS)
+    lines += [f"{one['backend']} {one['shape']} float32 weights: {one['size']} processes decode {one['rate']:.1f} tokens/s, one "
+              f"{one['alone']:.1f}" for one in result["processes"]]
     lines += [f"left out: {one['part']}: {one['reason']}" for one in result["left_out"]]
     last = f"{result['seconds']:.0f} s" + (", interrupted" if result["interrupted"] else "")
     if len(lines) > LINES - 1:
@@ -1461,10 +1528,13 @@ def main() -> int:
                         help="some of cuda, mlx; a named one must be installed (default: all that are)")
     parser.add_argument("--prompt", type=positive(int), help="tokens of the long prompt (default: 2048, on CPUs 128)")
     parser.add_argument("--generate", type=positive(int), help="tokens to decode (default: 128, on CPUs 32)")
+    parser.add_argument("--processes", type=positive(int),
+                        help="torch processes of one model, a GPU each; 1: none of it (default: 2 where there are as many GPUs)")
     parser.add_argument("--minutes", type=positive(float), default=8.0, help="for the whole command (default: 8)")
     parser.add_argument("--json", action="store_true", help="print all results as one JSON object")
     given = parser.parse_args()
     on_gpu = given.device == "gpu"
+    given.processes = given.processes or (None if on_gpu else 1)
     given.prompt = max(2, given.prompt or (2048 if on_gpu else 128))
     given.generate = given.generate or (128 if on_gpu else 32)
     measurement = Measurement(given, given.backends or list(PACKAGES), given.backends is not None)
@@ -1489,5 +1559,7 @@ def main() -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         serve(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--processes-worker"]:
+        serve_processes(*sys.argv[2:])
     else:
         sys.exit(main())

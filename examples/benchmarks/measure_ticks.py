@@ -54,7 +54,7 @@ class StubCache(Positions):
 class StubModel:
     """The next tokens come from a list."""
 
-    verify_width, notices, dtype, cache_bits = 8, (), "float32", None
+    verify_width, prefill_width, notices, dtype, cache_bits, adapters = 8, 1 << 16, (), "float32", None, ()
 
     def __init__(self, config, rows: int):
         self.config = config

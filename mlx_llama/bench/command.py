@@ -7,11 +7,13 @@ that decoding reached. A prompt reuses each weight for all its tokens, so arithm
 
 Several lengths or depths make a table with llama-bench's row names: pp512 is a prompt of 512 tokens, tg32 @ d1024 are
 32 tokens decoded after 1024 others. With --rows the table is llama-batched-bench's: B prompts of PP tokens and TG tokens
-decoded after each, one step for all rows.
+decoded after each, one step for all rows. With --profile it is the time of each operation of a decoded token, and with -p
+of a prompt (profile.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 
@@ -22,12 +24,13 @@ from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.llm import context_size
+from mlx_llama.core.generation.llm import context_size, one_adapter
 
 from . import plot, report
 from .batch import Batch, measure_batches
 from .host import measure_host
 from .measure import Case, load, measure, measure_rows
+from .profile import measure_profiles
 
 MOST_ROWS = 512
 PLOT_DEPTHS = 9
@@ -55,6 +58,14 @@ def parser() -> options.Parser:
     result.add_argument("--host", action="store_true",
                         help="measure the host's time per token (with --rows: per step of the most rows), and on mlx the "
                              "primitives of a step's graph")
+    result.add_argument("--profile", action="store_true",
+                        help="show time, bytes and bandwidth of each operation of a decoded token (of --rows rows at --depth), "
+                             "and with --prompt-tokens of a prompt")
+    result.add_argument("--kernels", action="store_true",
+                        help="measure candidates for the kernels that decode, on the cpu backend, for all formats; no model is "
+                             "loaded")
+    result.add_argument("--save", action="store_true",
+                        help="with --kernels: enter the best for this processor in the package's table")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     options.add_model_flags(result)
     return result
@@ -101,7 +112,9 @@ def main(arguments: list[str]) -> int:
     row_counts = None if given.rows is None else parse_numbers("--rows", given.rows, 1, 1)
     if row_counts and max(row_counts) > MOST_ROWS:
         raise OptionsError(f"--rows {max(row_counts)}: must be at most {MOST_ROWS}")
-    if row_counts and depths is not None:
+    if given.profile:
+        _check_profile(given, row_counts)
+    elif row_counts and depths is not None:
         raise OptionsError("--depth and --rows contradict each other: name the depth of all rows with --prompt-tokens")
     [repetitions, *more] = parse_numbers("--repetitions", given.repetitions, 3, 1)
     if more:
@@ -109,17 +122,26 @@ def main(arguments: list[str]) -> int:
     if given.json and given.output not in (None, "json"):
         raise OptionsError(f"--json and --output {given.output} contradict each other: leave one of them out")
     output = "json" if given.json else given.output or "text"
+    if given.kernels:
+        return _run_kernels(given, output)
+    if given.save:
+        raise OptionsError("--save is for --kernels: leave it out")
     if given.plot is not None:
         plot.check(given.plot)
     backend = select(given.backend, given.device)
+    if given.profile and backend.name != "cpu":
+        given.compile = False  # the operations of a traced or captured step cannot be told apart
     load_options = backend.load_options(given.dtype, given.threads, given.activation_bits, given.compile, given.cache_bits,
                                         given.batch_invariant)
-    checkpoint = open_checkpoint(given.model, given.revision)
+    checkpoint = open_checkpoint(given.model, given.revision, one_adapter(given.adapter))
     context = context_size(checkpoint, given.ctx_size)
     is_single = (row_counts is None and len(prompts) == len(generates) == 1 and depths in (None, [0]) and not given.plot
-                 and output in ("text", "json"))
+                 and output in ("text", "json") and not given.profile)
+    if given.profile and given.prompt_tokens is None:
+        prompts = []
+    are_batches = row_counts is not None and not given.profile
     cases: list[Case] | list[Batch] = plan(prompts, generates, depths, context if given.plot else None)
-    if row_counts:
+    if are_batches:
         cases = [Batch(prompt, generate, rows) for prompt in prompts for generate in generates for rows in row_counts]
     asked = [(case.name, case.positions) for case in cases]
     if is_single:
@@ -129,17 +151,24 @@ def main(arguments: list[str]) -> int:
             remedy = "" if given.ctx_size is None else ", or raise --ctx-size"
             raise ContextError(
                 f"{name} needs {positions} positions and the context of {checkpoint.name} has {context}: "
-                f"lower --prompt-tokens{', --generate-tokens or --depth' if not row_counts else ' or --generate-tokens'}"
+                f"lower --prompt-tokens{' or --generate-tokens' if are_batches else ', --generate-tokens or --depth'}"
                 f"{remedy}")
     loaded = load(checkpoint, backend, given.dtype, **load_options)
     host = {"host": measure_host(loaded, context, max(row_counts or [1]))} if given.host else {}
+    is_watched = sys.stderr is not None and sys.stderr.isatty()
+    advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
+    if given.profile:
+        found = measure_profiles(loaded, cases, row_counts or [1], repetitions, advance)
+        figures = loaded.facts() | {"repetitions": repetitions, "peak_memory_bytes": loaded.peak_memory(),
+                                    "profiles": [one.figures() for one in found]}
+        print(report.profiles(figures, output))
+        return 0
     if is_single:
         figures = measure(loaded, prompts[0], generates[0], repetitions) | host
         print(report.as_json(figures) if output == "json" else report.single(figures))
         return 0
-    is_watched = sys.stderr is not None and sys.stderr.isatty()
     measure_cases, draw = (measure_batches, plot.draw_throughput) if row_counts else (measure_rows, plot.draw)
-    rows = measure_cases(loaded, cases, repetitions, lambda name: cli.say(f"measuring {name}") if is_watched else None)
+    rows = measure_cases(loaded, cases, repetitions, advance)
     figures = loaded.facts() | {"repetitions": repetitions, "peak_memory_bytes": loaded.peak_memory(),
                                 "rows": [row.figures() for row in rows]} | host
     print(report.table(figures, output))
@@ -147,3 +176,35 @@ def main(arguments: list[str]) -> int:
         draw(figures, rows, given.plot)
         cli.say(f"wrote {given.plot}")
     return 0
+
+
+def _run_kernels(given: argparse.Namespace, output: str) -> int:
+    """Measure candidates for the kernels of decoding; returns the exit code. Raises OptionsError, BackendError."""
+    for flag in ("profile", "host", "plot", "rows", "depth", "model", "adapter", "prompt_tokens", "generate_tokens"):
+        if getattr(given, flag):
+            raise OptionsError(f"--kernels and --{flag.replace('_', '-')} contradict each other: leave one of them out")
+    if output not in ("text", "json"):
+        raise OptionsError(f"--kernels and --output {output} contradict each other: choose text or json")
+    backend = select(given.backend or "cpu", given.device)
+    threads = backend.load_options(given.dtype, given.threads, None, None, None, None).get("threads")
+    is_watched = sys.stderr is not None and sys.stderr.isatty()
+    advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
+    try:
+        figures = backend.runtime.measure_kernels(threads, given.save, advance)
+    except OSError as error:
+        raise OptionsError(f"--save: {error.filename}: {error.strerror}: leave it out, or install the package where you may "
+                           "write") from None
+    if figures is None:
+        raise OptionsError(f"--kernels measures the cpu backend's kernels, and {backend.name} chooses its own: use --backend cpu")
+    print(report.as_json(figures) if output == "json" else report.kernels(figures))
+    return 0
+
+
+def _check_profile(given: argparse.Namespace, row_counts: list[int] | None) -> None:
+    """Raise OptionsError for flags that --profile cannot honour."""
+    for flag, is_given in {"--plot": given.plot is not None, "--host": given.host, "--compile": given.compile}.items():
+        if is_given:
+            raise OptionsError(f"--profile and {flag} contradict each other: leave one of them out")
+    if row_counts and given.prompt_tokens is not None:
+        raise OptionsError("--profile and --rows take no --prompt-tokens, since prompts run one after the other: name the "
+                           "depth of all rows with --depth")

@@ -49,7 +49,8 @@ class HostMemory:
 
 
 def bytes_per_token(checkpoint: Checkpoint, model: Model, position: int, width: int | None = None) -> int:
-    """Bytes that decoding the token at `position` reads: every matrix, one row of the embedding, keys and values.
+    """Bytes that decoding the token at `position` reads: every matrix, of experts those that a token uses, one row of the
+    embedding, keys and values.
 
     Low-bit weights count their bytes in the file. width: bytes per value of the other tensors on a backend that
     converts them while loading; None: as in the file.
@@ -59,7 +60,10 @@ def bytes_per_token(checkpoint: Checkpoint, model: Model, position: int, width: 
         plain = isinstance(tensor, Tensor) and width is not None
         nbytes = math.prod(tensor.shape) * width if plain else tensor.nbytes
         looked_up = name == "model.embed_tokens.weight" and not c.tie_word_embeddings
+        if ".experts." in name:
+            nbytes = nbytes * c.num_experts_per_tok / c.num_experts
         needed += nbytes // c.vocab_size if looked_up else nbytes
+    needed = round(needed)
     return needed + position * model.make_cache(1).position_nbytes
 
 

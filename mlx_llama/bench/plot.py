@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.system.files import write_file
 
 from .batch import BatchRow
 from .measure import Row
@@ -104,7 +106,9 @@ def _canvas(figures: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _save(figure: Any, file: str) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, format=Path(file).suffix[1:].lower())
     try:
-        figure.savefig(os.path.expanduser(file))
+        write_file(os.path.expanduser(file), picture.getvalue())
     except OSError as error:
         raise OptionsError(f"--plot {file}: cannot be written: {error.strerror}") from None

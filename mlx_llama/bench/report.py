@@ -12,6 +12,8 @@ ROW = ("test", "n_prompt", "n_gen", "n_depth", "tps", "tps_min", "tps_max", "sec
 FACTS = ("model", "backend", "device", "dtype", "cache_bits", "stored", "weights_bytes", "load_seconds", "repetitions",
          "peak_memory_bytes")
 BATCH = ("pp", "tg", "pl", "n_kv", "t_pp", "speed_pp", "t_tg", "speed_tg", "t", "speed", "speed_tg_min", "speed_tg_max")
+PROFILE = ("operation", "calls", "us", "share", "waiting_us", "nbytes", "bytes_per_second", "bandwidth_share",
+           "flops_per_second")
 HOST = ("rows", "step_us", "launch_us", "thread_us", "primitives")
 
 
@@ -40,6 +42,13 @@ def single(figures: dict[str, Any]) -> str:
 def table(figures: dict[str, Any], kind: str) -> str:
     """The rows `figures["rows"]` and their common facts, in one of FORMATS."""
     return {"text": _text, "md": _markdown, "csv": _csv, "json": as_json}[kind](figures)
+
+
+def profiles(figures: dict[str, Any], kind: str) -> str:
+    """The profiles `figures["profiles"]` (profile.Profiled) and their common facts, in one of FORMATS."""
+    if kind == "json":
+        return as_json(figures)
+    return (_profiles_csv if kind == "csv" else _profiles_tables)(figures, kind)
 
 
 def as_json(figures: dict[str, Any]) -> str:
@@ -109,4 +118,68 @@ def _csv(f: dict[str, Any]) -> str:
     host = {"host_" + name: f["host"][name] for name in HOST} if "host" in f else {}
     for row in f["rows"]:
         writer.writerow(f | row | host | {"notices": "; ".join(f["notices"])})
+    return text.getvalue().rstrip("\n")
+
+
+def kernels(f: dict[str, Any]) -> str:
+    """Candidates for the kernels of decoding: GB/s of each format's product with each, as text."""
+    def name(candidate: list[list[int]]) -> str:
+        return " + ".join(f"{f'L{level}' if level else 'once'} {distance}" for level, distance in candidate) or "none"
+
+    cells = [("GB/s by prefetch", *map(name, f["candidates"])),
+             *((formats, *(f"{rate / 1e9:.1f}" for rate in rates)) for formats, rates in f["formats"].items()),
+             ("all", *(f"{rate / 1e9:.1f}" for rate in f["mean"]))]
+    chosen, best = f["candidates"][f["chosen"]], f["candidates"][f["best"]]
+    origin = "measured on it" if f["is_measured"] else "not measured on it before"
+    lines = [f"products of one token on {f['processor']}, {f['target']}, {f['threads']} threads; prefetch: cache level, or for one use, and bytes ahead",
+             *_align(cells, "text"), f"in use: {name(chosen)} ({origin}); best here: {name(best)}"]
+    if f["saved"]:
+        lines.append(f"wrote {f['saved']}")
+    return "\n".join(lines)
+
+
+def _profiles_tables(f: dict[str, Any], kind: str) -> str:
+    blocks, apart = [_title(f)], "\n" if kind == "text" else "\n\n"
+    for one in f["profiles"]:
+        is_prompt = one["n_prompt"] > 0
+        what = "a prompt" if is_prompt else "a token" if one["n_rows"] == 1 else f"a step of {one['n_rows']} rows"
+        title = (f"{one['test']}: {what} takes {one['us'] / 1e3:.2f} ms and reads {one['nbytes'] / 1e9:.3f} GB at "
+                 f"{one['bytes_per_second'] / 1e9:.1f} GB/s, {one['bandwidth_share']:.0%} of the measured "
+                 f"{one['bandwidth'] / 1e9:.1f}")
+        rate = "Gflop/s" if is_prompt else "GB/s"
+        cells = [("operation", "calls", "us", "share", "waiting", "MB", rate, "bandwidth"), *(
+            (line["operation"], _number(line.get("calls"), ".0f"), f"{line['us']:.0f}", f"{line['share']:.1%}",
+             _number(line.get("waiting_us"), ".0f"), _number(line.get("nbytes"), ".1f", 1e6),
+             _number(line.get("flops_per_second" if is_prompt else "bytes_per_second"), ".1f", 1e9),
+             _number(line.get("bandwidth_share"), ".0%")) for line in (*one["operations"], *one["between"]))]
+        told = [] if one["slower_us"] is None else [
+            f"waiting, in the above: {one['slower_us']:.0f} us for slower threads, {one['barriers_us']:.0f} us for barriers"]
+        blocks.append(apart.join([title, "\n".join(_align(cells, kind)), *told, one["note"]]))
+    how = f"the repetition of the median time, of {f['repetitions']}"
+    return "\n\n".join([*blocks, apart.join([how, *_remarks(f)])])
+
+
+def _number(value: float | None, form: str, unit: float = 1.0) -> str:
+    """A figure, or "" where there is none."""
+    return "" if value is None else format(value / unit, form)
+
+
+def _align(cells: list[tuple[str, ...]], kind: str) -> list[str]:
+    """Lines of a table: the first column to the left, the others to the right."""
+    if kind == "md":
+        ruled = [cells[0], ("---", *("---:",) * (len(cells[0]) - 1)), *cells[1:]]
+        return ["| " + " | ".join(row) + " |" for row in ruled]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return ["  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]).rstrip()
+            for row in cells]
+
+
+def _profiles_csv(f: dict[str, Any], kind: str) -> str:
+    text = io.StringIO()
+    case = ("test", "n_prompt", "n_gen", "n_depth", "n_rows", "bandwidth")
+    writer = csv.DictWriter(text, [*FACTS, *case, *PROFILE, "notices"], lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for one in f["profiles"]:
+        for line in (*one["operations"], *one["between"]):
+            writer.writerow(f | {name: one[name] for name in case} | line | {"notices": "; ".join(f["notices"])})
     return text.getvalue().rstrip("\n")

@@ -19,8 +19,9 @@ from mlx_llama.core.generation.session_file import FORMAT
 
 KEYS = """\
 Enter sends; Alt-Enter, or a backslash at the end of a line, begins a new line.
-Ctrl-C stops an answer, or clears the line; Ctrl-D leaves. Tab completes, Up and
-Ctrl-R search the history. // sends a text that begins with /."""
+Ctrl-C stops an answer, or clears the line; Ctrl-D leaves.
+Tab completes, Up and Ctrl-R search the history.
+// sends a text that begins with /."""
 
 
 class CommandError(LlamaError):
@@ -32,7 +33,33 @@ class Leave(Exception):
 
 
 CACHE_FLAG = "--cache"
-Outcome = str | Stream  # a message to print, or an answer to show
+SHORT = 60  # characters of a message that is quoted in another one
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The last question, for the user to edit."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A model to load, which the conversation goes on with."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Recall:
+    """A message to print, and the last exchange of a conversation that was held before."""
+
+    message: str
+    question: str
+    answer: str
+
+
+Outcome = str | Stream | Draft | Switch | Recall  # a message to print, an answer to show, or work for the dialogue
 
 
 @dataclass(frozen=True)
@@ -52,6 +79,7 @@ def is_command(text: str) -> bool:
 def run(session: Session, line: str) -> Outcome:
     """Run the command in `line`. Raises LlamaError, with nothing changed, and Leave."""
     name, argument = split(line)
+    name = OTHER_NAMES.get(name, name)
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists them; // begins a text with a slash"
@@ -78,19 +106,54 @@ def option_name(text: str) -> str:
 
 def option_value(session: Session, name: str) -> str:
     """The option's value in force, in the form that /set takes."""
-    value = getattr(session.resolve().options, name)
+    options = session.resolve().options
+    value = getattr(options, name)
     if name == "seed" and "seed" not in session.options:
         return "random"
+    if name == "speculate":
+        return session.engine.choose_speculation(options)[0]
+    if value is None:
+        return "none"
+    if name == "schema":
+        return value.text
     if name == "stop":
         return " ".join(shlex.quote(_escape(text)) for text in value)
     if name == "logit_bias":
         return " ".join(f"{token}={bias:g}" for token, bias in value.items())
+    if name == "stop_token_ids":
+        return ",".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _help(session: Session, argument: str) -> str:
     usages = {f"/{name} {command.argument}": command.help for name, command in COMMANDS.items()}
     return "\n".join([*(f"  {usage:<23} {help}" for usage, help in usages.items()), "", KEYS])
+
+
+def _continue(session: Session, argument: str) -> Stream:
+    return session.resume()
+
+
+def _undo(session: Session, argument: str) -> str:
+    question = session.undo()[0]["content"]
+    left = f"{len(session.messages)} messages left" if session.messages else "the conversation is empty"
+    return f"(took back {shorten(question)!r} and its answer; {left})"
+
+
+def _edit(session: Session, argument: str) -> Outcome:
+    return session.edit(argument) if argument else Draft(session.last_question)
+
+
+def _model(session: Session, argument: str) -> Outcome:
+    if argument:
+        return Switch(os.path.expanduser(unquote(argument)))
+    return f"model: {session.model}, on {session.engine.backend.name} ({session.engine.backend.device_name})"
+
+
+def shorten(text: str) -> str:
+    """The first line of `text`, cut to SHORT characters."""
+    line = text.strip().partition("\n")[0][:SHORT]
+    return line if line == text.strip() else line + "..."
 
 
 def _clear(session: Session, argument: str) -> str:
@@ -100,7 +163,7 @@ def _clear(session: Session, argument: str) -> str:
 
 def _regen(session: Session, argument: str) -> Stream:
     stream = session.regenerate()
-    if session.resolve().options.temperature == 0 or "seed" in session.options:
+    if session.is_repeating:
         stream.completion.notices.append("these options give the same answer again: see /set temperature and /set seed")
     return stream
 
@@ -120,11 +183,9 @@ def _set(session: Session, argument: str) -> str:
     name = option_name(typed)
     if name not in FIELDS:
         session.resolve(**{name: ""})  # raises, and suggests a name
-    if rest and rest[0] == "default":
+    if rest and (rest[0] == "default" or rest[0] == "random" and name == "seed" or rest[0] == "none" and name in NULLABLE):
         session.options.pop(name, None)
     elif rest:
-        if name == "logprobs":
-            raise OptionsError("option logprobs: a conversation does not show them: ask mlx_llama.generate")
         chosen = session.resolve(**{name: _parse_value(name, rest[0])})
         session.options[name] = getattr(chosen.options, name)
     origin = session.resolve().origins[name]
@@ -163,12 +224,13 @@ def _is_saved_session(path: str) -> bool:
     return isinstance(content, dict) and content.get("format") == FORMAT
 
 
-def _load(session: Session, argument: str) -> str:
+def _load(session: Session, argument: str) -> Outcome:
     path = _require_file(file_path(argument))
     notices = session.load(path)
     rest = [f"{len(session.messages)} messages", *(["a system prompt"] if session.system else []),
             *(f"{name} = {option_value(session, name)}" for name in session.options)]
-    return "\n".join([f"(loaded {', '.join(rest)})", *(f"({notice})" for notice in notices)])
+    message = "\n".join([f"(loaded {', '.join(rest)})", *(f"({notice})" for notice in notices)])
+    return Recall(message, session.last_question, session.messages[-1]["content"]) if session.messages else message
 
 
 def _stats(session: Session, argument: str) -> str:
@@ -195,11 +257,15 @@ def _exit(session: Session, argument: str) -> Outcome:
 
 def file_path(text: str) -> str:
     """The absolute path in `text`; removes quotes and expands ~. Raises CommandError."""
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        text = text[1:-1]
+    text = unquote(text)
     if not text or "\0" in text:
         raise CommandError(f"{text!r} is not the name of a file")
     return os.path.abspath(os.path.expanduser(text))
+
+
+def unquote(text: str) -> str:
+    """`text` without a pair of quotes around it."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def _require_file(path: str) -> str:
@@ -209,15 +275,23 @@ def _require_file(path: str) -> str:
     return path
 
 
+# Options that are off unless they are set. "none" is a value of its own of speculate.
+NULLABLE = {name for name, field in FIELDS.items() if field.default is None} - {"seed", "speculate"}
+
 COMMANDS = {
     "help": Command(_help, "", "this list"),
-    "clear": Command(_clear, "", "begin a new conversation; system prompt and options stay"),
+    "continue": Command(_continue, "", "go on with an answer that was cut or stopped"),
     "regen": Command(_regen, "", "answer the last message again"),
+    "edit": Command(_edit, "[TEXT]", "change the last message, and answer it anew"),
+    "undo": Command(_undo, "", "take back the last message and its answer"),
+    "clear": Command(_clear, "", "begin a new conversation; system prompt and options stay"),
     "system": Command(_system, "[TEXT]", "show the system prompt, or set it; none: remove it"),
     "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
+    "model": Command(_model, "[NAME]", "show the model, or load another one and keep the conversation"),
     "save": Command(_save, "FILE [--cache]", "save the conversation; --cache: with its keys and values"),
     "load": Command(_load, "FILE", "continue a saved conversation, from its cache if it was saved"),
     "stats": Command(_stats, "", "speed, reuse and evaluations per token; use of the context"),
     "read": Command(_read, "FILE", "send the text of a file as a message"),
-    "exit": Command(_exit, "", "leave"),
+    "exit": Command(_exit, "", "leave, as do /bye and /quit"),
 }
+OTHER_NAMES = {"bye": "exit", "quit": "exit", "?": "help"}

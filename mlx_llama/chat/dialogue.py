@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from mlx_llama import cli
 from mlx_llama.core.errors import LlamaError
@@ -14,6 +17,11 @@ from mlx_llama.core.generation.session import Session, Stream
 
 from . import commands
 from .view import Plain, View
+
+if TYPE_CHECKING:
+    from mlx_llama.core.generation.llm import LLM
+
+PROGRESS_SECONDS = 0.25  # between two looks at the progress of a prompt
 
 
 class Interrupt:
@@ -42,14 +50,52 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-class Chat:
-    """Takes the user's lines and shows the answers of a session."""
+class Progress:
+    """Tells a view the progress of a prompt, from a thread of its own, until the first piece is there."""
 
-    def __init__(self, session: Session, view: Callable[[], View] = Plain, stats: bool = False, debug: bool = False):
+    def __init__(self, stream: Stream, view: View):
+        self._stream, self._view = stream, view
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Draw no more."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(PROGRESS_SECONDS):
+            done, total = self._stream.progress
+            if total:
+                self._view.wait(done, total)
+
+
+class Chat:
+    """Takes the user's lines and shows the answers of a session.
+
+    load: loads a model by its name, for /model; None: it is fixed. say: prints a line for the user. edit: lets the user
+    change a text, None for one that stays; None where there is no editor. recall: shows a question and its answer, None:
+    not here.
+    """
+
+    def __init__(self, session: Session, view: Callable[[], View] = Plain, stats: bool = False, debug: bool = False,
+                 load: Callable[[str], LLM] | None = None):
         self.session = session
         self.view = view
         self.stats = stats
         self.debug = debug
+        self.load = load
+        self.has_switched = False  # /model chose another model
+        self.say: Callable[[str], None] = cli.say
+        self.edit: Callable[[str], str | None] | None = None
+        self.recall: Callable[[str, str], None] | None = None
 
     def take(self, text: str) -> None:
         """Handle a message or a command. Raises LlamaError, with the conversation unchanged, and commands.Leave."""
@@ -59,34 +105,70 @@ class Chat:
         else:
             outcome = self.session.stream(text.removeprefix("/") if text.startswith("//") else text)
         if isinstance(outcome, str):
-            cli.say(outcome)
+            self.say(outcome)
+        elif isinstance(outcome, commands.Recall):
+            self.say(outcome.message)
+            if self.recall:
+                self.recall(outcome.question, outcome.answer)
+        elif isinstance(outcome, commands.Draft):
+            self._edit(outcome.text)
+        elif isinstance(outcome, commands.Switch):
+            self._switch(outcome.name)
         else:
             self.show(outcome)
+
+    def _edit(self, text: str) -> None:
+        if self.edit is None:
+            raise commands.CommandError("/edit needs the new text after it here: /edit TEXT")
+        edited = self.edit(text)
+        if edited is None:
+            self.say("(the message stays as it was)")
+        else:
+            self.show(self.session.edit(edited))
+
+    def _switch(self, name: str) -> None:
+        """Load a model and go on with it. Both are in memory until it is loaded; whatever fails keeps the old one."""
+        if self.load is None:
+            raise commands.CommandError("/model: this chat keeps its model")
+        try:
+            llm = self.load(name)
+        except KeyboardInterrupt:
+            self.say(f"(stopped: the model is still {self.session.model})")
+            raise
+        session = llm.chat(self.session.system, **self.session.options)
+        session.messages, self.session, self.has_switched = self.session.messages, session, True
+        gc.collect()  # the old model is part of cycles, and its memory should be free now
+        self.say(f"{describe_model(llm)}\n({len(session.messages)} messages are kept)")
 
     def show(self, stream: Stream) -> None:
         """Show an answer as it comes. Ctrl-C keeps the shown text in the conversation and raises KeyboardInterrupt."""
         completion = stream.completion
         for notice in completion.notices:
-            cli.say(f"({notice})")
+            self.say(f"({notice})")
         is_stopped = False
         try:
             with Interrupt() as interrupt, self.view() as view:
+                view.begin(completion.text)
                 try:
-                    for piece in stream:
-                        interrupt.is_immediate = False
-                        view.push(piece)
-                        if interrupt.is_asked:
-                            raise KeyboardInterrupt
+                    with Progress(stream, view) as progress:
+                        for piece in stream:
+                            interrupt.is_immediate = False
+                            progress.stop()
+                            view.push(piece)
+                            if interrupt.is_asked:
+                                raise KeyboardInterrupt
                 finally:
                     interrupt.is_ending = True
                     stream.close()
         except KeyboardInterrupt:
             is_stopped = True
+        if logprobs := completion.describe_logprobs(self.session.tokenizer):
+            self.say(logprobs)
         for remark in describe_end(completion, self.session.engine):
-            cli.say(f"({remark})")
+            self.say(f"({remark})")
         if self.stats:
-            cli.say(completion.summary())
-        if is_stopped:
+            self.say(completion.summary())
+        if is_stopped or interrupt.is_asked:  # Ctrl-C during the last step stopped nothing
             raise KeyboardInterrupt
 
     def complain(self, error: Exception, place: str = "") -> None:
@@ -94,7 +176,14 @@ class Chat:
         if self.debug:
             traceback.print_exception(error)
         unexpected = "" if isinstance(error, LlamaError) else f"{type(error).__name__} (--debug shows the traceback): "
-        cli.say(f"error: {place}{unexpected}{error}")
+        self.say(f"error: {place}{unexpected}{error}")
+
+
+def describe_model(llm: LLM) -> str:
+    """Model, backend and context in a line."""
+    width = llm.backend.runtime.dtype_name(llm.model.dtype)
+    return (f"{llm.checkpoint.name} on {llm.backend.name} ({llm.backend.device_name}, {width}), "
+            f"context {llm.engine.context} tokens")
 
 
 def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:
@@ -102,9 +191,10 @@ def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:
     if completion.finish_reason == "interrupted":
         yield "stopped"
     elif completion.finish_reason == "length":
-        yield f"cut off after {len(completion.tokens)} tokens: /set max_tokens allows more"
+        yield f"cut off after {len(completion.tokens)} tokens: /continue goes on, /set max_tokens allows more"
     elif completion.finish_reason == "context":
-        yield (f"cut off because the context of {engine.context} tokens is full: /clear begins a new conversation"
+        yield (f"cut off because the context of {engine.context} tokens is full: /continue goes on without the oldest "
+               "messages, /clear begins a new conversation"
                f"{engine.suggest_context()}")
     elif not completion.text:
         yield "the model ended its answer without a text"

@@ -6,17 +6,21 @@ So an answer may be longer than the screen, and no printed text is overwritten o
 from __future__ import annotations
 
 import re
+import threading
 import time
+from typing import Any
 
 from markdown_it import MarkdownIt
 from rich import markdown
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
+from rich.control import Control, ControlType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from .view import CONTROLS
+from mlx_llama.core.text.controls import show_controls
+
+from .view import describe_progress, wraps_anew
 
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
 _FENCE = re.compile(r"((?:\s*(?:[-*+]|\d{1,9}[.)])\s+)*\s*)(`{3,}(?=[^`]*$)|~{3,})")
@@ -120,7 +124,7 @@ class Rendered:
     """Markdown for the terminal, without control characters. `tail`: only the last lines that fit the screen."""
 
     def __init__(self, text: str, gap: bool = False, tail: bool = False):
-        self.text = text.translate(CONTROLS)
+        self.text = show_controls(text)
         self.gap = gap
         self.tail = tail
 
@@ -155,7 +159,7 @@ class Rendered:
 
 def _trim(line: list[Segment]) -> list[Segment]:
     """Remove control characters, and padding at the end unless it has a background colour."""
-    line = [Segment(text.translate(CONTROLS), style) for text, style, control in line if not control]
+    line = [Segment(show_controls(text), style) for text, style, control in line if not control]
     while line and not (line[-1].style and line[-1].style.bgcolor):
         text, style, _ = line.pop()
         if text := text.rstrip():
@@ -168,6 +172,45 @@ def _count_letters(text: str) -> int:
     return sum(map(str.isalpha, text))
 
 
+class Frame:
+    """Lines below the printed text, erased and drawn anew."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self._widths: list[int] = []  # cells of each line that is on the screen
+        self._wraps = wraps_anew()
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Frame:
+        self._lock.acquire()
+        self.console.__enter__()  # one write, no flicker
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.console.__exit__(None, None, None)
+        self._lock.release()
+
+    def draw(self, content: Rendered | Text) -> None:
+        """Draw `content` in place of the lines that are there."""
+        with self:
+            self.erase()
+            lines = self.console.render_lines(content, pad=False) if content else []
+            self._widths = [Segment.get_line_length(line) for line in lines]
+            for line in lines:
+                self.console.print(*(Text(text, style or "") for text, style, _ in line), sep="", overflow="ignore", no_wrap=True, crop=False)
+
+    def erase(self) -> None:
+        """Erase the lines, in as many rows as a terminal of the present width wraps them into."""
+        width = max(1, self.console.width)
+        rows = sum(max(1, -(-cells // width)) if self._wraps else 1 for cells in self._widths)
+        self._widths = []
+        codes: list[Any] = [ControlType.CARRIAGE_RETURN]
+        for _ in range(min(rows, self.console.height - 1)):
+            codes += [(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)]
+        if rows:
+            self.console.control(Control(*codes))
+
+
 class MarkdownView:
     """An answer as rendered Markdown."""
 
@@ -176,30 +219,40 @@ class MarkdownView:
         self.blocks = Blocks()
         self.gap = False  # a block was printed: separate the next one
         self.due = 0.0  # time of the next frame
-        self.live = Live(Text("…", style="dim"), console=console, auto_refresh=False, transient=True,
-                         redirect_stdout=False, redirect_stderr=False)
+        self.frame = Frame(console)
 
     def __enter__(self) -> MarkdownView:
-        self.live.start(refresh=True)
+        self.console.show_cursor(False)
+        self.frame.draw(Text("…", style="dim"))
         return self
+
+    def begin(self, text: str) -> None:
+        """Draw the last block of `text` again, which the pieces go on from."""
+        self.blocks.push(text)
+        if self.blocks.rest.strip():
+            self.frame.draw(self._draw(self.blocks.rest))
+
+    def wait(self, done: int, total: int) -> None:
+        if not self.blocks.rest.strip():
+            self.frame.draw(Text(describe_progress(done, total), style="dim"))
 
     def push(self, piece: str) -> None:
         if finished := self.blocks.push(piece):
-            with self.console:  # one write, no flicker
-                self.live.update(Text(""), refresh=True)
+            with self.frame as frame:
+                frame.erase()
                 for block in finished:
                     self._print(block)
         now = time.monotonic()
         if now >= self.due:
-            self.live.update(self._draw(self.blocks.rest), refresh=True)
+            self.frame.draw(self._draw(self.blocks.rest))
             # A long block takes long to draw; spend at most a quarter of the time on drawing.
             self.due = now + max(1 / _FRAMES_PER_SECOND, 4 * (time.monotonic() - now))
 
     def __exit__(self, *error: object) -> None:
-        with self.console:
-            self.live.update(Text(""))
-            self.live.stop()
+        with self.frame as frame:
+            frame.erase()
             self._print(self.blocks.rest)
+        self.console.show_cursor(True)
 
     def _draw(self, text: str) -> Rendered | Text:
         return Rendered(text, self.gap, tail=True) if text.strip() else Text("")

@@ -1,13 +1,13 @@
-"""python -m mlx_llama.chat: talk with a model. A REPL in a terminal; from a pipe a script of one message per line."""
+"""python -m mlx_llama.chat: talk with a model. A REPL in a terminal, where /help lists the commands; from a pipe a script of one
+message or command per line."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mlx_llama import cli
-from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import options
 
 from .view import Plain
@@ -36,38 +36,55 @@ def main(arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
     wanted = options.given_flags(given)
     options.validate(wanted)  # before loading the model
-    if "logprobs" in wanted:
-        raise OptionsError("--logprobs: a conversation does not show them: ask python -m mlx_llama.generate")
 
     from mlx_llama.core.generation.llm import load
 
-    from .dialogue import Chat
+    from .dialogue import Chat, describe_model
 
     is_typed = sys.stdin is not None and sys.stdin.isatty()
     screen = next((stream for stream in (sys.stderr, sys.stdout) if stream is not None and stream.isatty()), None)
     if is_typed and screen and given.model:
         cli.say(f"loading {given.model} ...")
-    with cli.Bar("loading"):
-        llm = load(**options.load_arguments(given))
-    chat = Chat(llm.chat(given.system_prompt, **wanted), stats=given.stats, debug=given.debug)
+
+    def load_model(**other: Any) -> LLM:
+        with cli.Bar("loading"):
+            return load(**options.load_arguments(given) | other)
+
+    def load_another(name: str) -> LLM:
+        # Revision, template, draft model and adapters are the first model's own; the other flags are the user's wishes.
+        return load_model(model=name, revision=None, template=None, draft_model=None, adapters=None)
+
+    llm = load_model()
+    chat = Chat(llm.chat(given.system_prompt, **wanted), stats=given.stats, debug=given.debug, load=load_another)
     if given.prompt_cache is not None and os.path.lexists(os.path.expanduser(given.prompt_cache)):
         cli.say(f"({llm.load_cache(given.prompt_cache)} tokens from {given.prompt_cache})")
-    code = _talk(chat, llm, is_typed, screen)
+    greeting = describe_model(llm)
+    del llm  # /model frees it
+    code = _talk(chat, greeting, is_typed, screen)
     if given.prompt_cache is not None and chat.session.messages:
-        llm.save_cache(given.prompt_cache)
+        _save_cache(chat, given.prompt_cache)
     return code
 
 
-def _talk(chat: Chat, llm: LLM, is_typed: bool, screen: TextIO | None) -> int:
+def _save_cache(chat: Chat, path: str) -> None:
+    """Save the keys and values. Not those of another model: the next start with these flags would refuse them."""
+    from mlx_llama.core.generation.cache_file import write_cache
+
+    session = chat.session
+    if chat.has_switched or session.identify_cache is None:
+        cli.say(f"({path} is not saved: /model chose another model)")
+    else:
+        write_cache(path, session.scheduler.export(None, session.adapter), session.identify_cache(session.adapter))
+
+
+def _talk(chat: Chat, greeting: str, is_typed: bool, screen: TextIO | None) -> int:
     """Hold the conversation in a terminal or from a pipe; returns the exit code."""
     from . import script
 
     if is_typed and screen:
         from . import terminal
 
-        width = llm.backend.runtime.dtype_name(llm.model.dtype)
-        cli.say(f"{llm.checkpoint.name} on {llm.backend.name} ({llm.backend.device_name}, {width}), "
-                f"context {llm.engine.context} tokens\n/help lists the commands, Ctrl-D leaves")
+        terminal.say(f"{greeting}\n/help lists the commands, Ctrl-D leaves")
         return terminal.talk(chat, screen)
     if sys.stdout.isatty():
         chat.view = lambda: Plain(clean=True)

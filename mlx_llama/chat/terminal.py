@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Protocol, TextIO
 
 from platformdirs import user_state_path
 from prompt_toolkit import PromptSession
@@ -18,31 +19,50 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.styles import Style
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from mlx_llama import cli
 from mlx_llama.core.generation.options import FIELDS
-from mlx_llama.core.generation.session import Session
+from mlx_llama.core.text.controls import show_controls
 
 from .commands import COMMANDS, Leave, option_name, option_value
 from .dialogue import Chat
 from .markdown import MarkdownView
-from .view import Plain, View
+from .view import Plain, View, is_dumb, wraps_anew
+
+PROMPT, EDIT = ">>> ", "edit> "
+# Words that leave other programs, or ask them for help, and the command that does it here.
+HABITS = {**dict.fromkeys(("exit", "exit()", "quit", "quit()", "bye", "q", ":q"), "exit"),
+          **dict.fromkeys(("help", "help()", "h", "?"), "help"), **dict.fromkeys(("clear", "reset", "r"), "clear")}
+
+
+class Prompt(Protocol):
+    """Asks for a text. Raises EOFError and KeyboardInterrupt."""
+
+    def prompt(self, message: Any, *, default: str = "") -> str: ...
 
 
 def talk(chat: Chat, screen: TextIO) -> int:
     """Ask and answer until the user leaves. Errors do not end the conversation."""
-    chat.view = _choose_view
-    prompt = make_prompt(chat.session, screen)
-    with _no_echo():
+    chat.view, chat.say = _choose_view, say
+    plain = is_dumb()
+    prompt = LinePrompt(screen) if plain else make_prompt(chat, screen)
+    chat.edit = lambda text: _edit(prompt, text)
+    chat.recall = lambda question, answer: _recall(chat, question, answer)
+    with contextlib.nullcontext() if plain else _no_echo():
         while True:
             try:
-                text = prompt.prompt().rstrip()
-                if text.strip():
+                text = prompt.prompt([("class:prompt", PROMPT)]).rstrip()
+                if text.lower() in HABITS:
+                    name = HABITS[text.lower()]
+                    chat.say(f"(/{name}: {COMMANDS[name].help}; a space before {text} sends it to the model)")
+                elif text.strip():
                     _take(chat, text)
                     print(file=screen, flush=True)
             except KeyboardInterrupt:
-                cli.say("(Ctrl-D leaves)")
+                chat.say("(Ctrl-D leaves)")
             except (EOFError, Leave):
                 return 0
 
@@ -58,21 +78,105 @@ def _take(chat: Chat, text: str) -> None:
         chat.complain(error)
 
 
+def _edit(prompt: Prompt, text: str) -> str | None:
+    """`text` as the user changed it; None if it is the same or nothing, or was left by Ctrl-C or Ctrl-D."""
+    try:
+        edited = prompt.prompt([("class:prompt", EDIT)], default=text).rstrip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+    return edited if edited.strip() and edited != text else None
+
+
+def _recall(chat: Chat, question: str, answer: str) -> None:
+    """Show an exchange as it stood on the screen; nothing of it on a standard output that is no terminal."""
+    chat.say(PROMPT + show_controls(question))
+    if not sys.stdout.isatty():
+        chat.say(show_controls(answer))
+        return
+    with chat.view() as view:
+        view.push(answer)
+
+
+def say(text: str) -> None:
+    """Print lines for the user on stderr; on a terminal wrapped between words, columns of a list kept."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        cli.say(text)
+        return
+    width = max(10, os.get_terminal_size(sys.stderr.fileno()).columns or 80)  # 0: unknown
+    cli.say("\n".join(part for line in text.split("\n") for part in wrap(line, width)))
+
+
+def wrap(line: str, width: int) -> list[str]:
+    """Cut a line between words, each part at most `width` cells; later parts of an indented line stand under its last column,
+    or behind the first one's indent where that is too narrow."""
+    if cell_len(line) <= width:
+        return [line]
+    margin = len(line) - len(line.lstrip())
+    columns = re.match(r" +\S.*?  +(?=\S)", line)
+    indent = len(columns[0]) if columns else margin
+    if indent > width // 2:
+        indent, line = margin + 2, " " * margin + re.sub("  +", "  ", line.strip())
+    console = Console(width=width)
+    first = Text(line).wrap(console, width)[0].plain
+    later = Text(line[len(first):].lstrip()).wrap(console, width - indent)
+    return [first.rstrip(), *(" " * indent + part.plain.rstrip() for part in later)]
+
+
+class LinePrompt:
+    """Reads lines where the terminal knows no escape sequences. A backslash at a line's end continues it."""
+
+    def __init__(self, screen: TextIO):
+        self.screen = screen
+
+    def prompt(self, message: Any, *, default: str = "") -> str:
+        """A text of the user. message: as prompt_toolkit takes it. default: shown, since it cannot be edited."""
+        if default:
+            say(f"(the message was: {default})")
+        lines: list[str] = []
+        while not lines or lines[-1].endswith("\\"):
+            lines = [line.removesuffix("\\") for line in lines]
+            print("... " if lines else "".join(text for _, text in message), end="", file=self.screen, flush=True)
+            line = sys.stdin.buffer.readline().decode("utf-8", "replace")
+            if not line:
+                raise EOFError
+            lines.append(line.rstrip("\r\n"))
+        return "\n".join(lines)
+
+
 def _choose_view() -> View:
     """Markdown where the terminal can draw it, else plain text."""
     terminal = sys.stdout.isatty()
-    if terminal and os.environ.get("TERM") not in (None, "dumb", "unknown") and not os.environ.get("NO_COLOR"):
+    if terminal and not is_dumb() and not os.environ.get("NO_COLOR"):
         return MarkdownView(Console(file=sys.stdout, highlight=False))
     return Plain(clean=terminal)
 
 
-def make_prompt(session: Session, screen: TextIO) -> PromptSession[str]:
+def make_prompt(chat: Chat, screen: TextIO) -> PromptSession[str]:
     """The line editor."""
-    return PromptSession(
-        [("class:prompt", ">>> ")], output=create_output(screen), history=History(history_path()), multiline=True,
-        prompt_continuation="... ", key_bindings=_bind_keys(), completer=CommandCompleter(session),
+    prompt: PromptSession[str] = PromptSession(
+        output=create_output(screen), history=History(history_path()), multiline=True,
+        prompt_continuation=lambda width, number, is_wrapped: "" if is_wrapped else "... ", key_bindings=_bind_keys(), completer=CommandCompleter(chat),
         complete_while_typing=True, reserve_space_for_menu=6, enable_suspend=True, enable_open_in_editor=True,
         style=Style.from_dict({"prompt": "bold ansigreen"}))
+    if wraps_anew():
+        _follow_wrapping(prompt)
+    return prompt
+
+
+def _follow_wrapping(prompt: PromptSession[str]) -> None:
+    """Erase the rows that a terminal made of the editor's when it became narrower; prompt_toolkit counts its own."""
+    app, renderer, erase = prompt.app, prompt.app.renderer, prompt.app.renderer.erase
+
+    def erase_wrapped(leave_alternate_screen: bool = True) -> None:
+        if shown := renderer.last_rendered_screen:
+            width = renderer.output.get_size().columns
+            cursor = shown.get_cursor_position(app.layout.current_window)
+            rows = [max((x + 1 for x, char in shown.data_buffer[y].items() if char.char.strip()), default=0)
+                    for y in range(cursor.y)]
+            renderer.output.cursor_up(sum((cells - 1) // width for cells in rows if cells) + max(0, cursor.x - 1) // width)
+        erase(leave_alternate_screen)
+
+    renderer.erase = erase_wrapped  # type: ignore[method-assign]
 
 
 def _bind_keys() -> KeyBindings:
@@ -117,10 +221,10 @@ def _bind_keys() -> KeyBindings:
 
 
 class CommandCompleter(Completer):
-    """Completes commands, options and values after /set, files after /save, /load and /read."""
+    """Completes commands, options and values after /set, files after /save, /load, /read and /model."""
 
-    def __init__(self, session: Session):
-        self.session = session
+    def __init__(self, chat: Chat):
+        self.chat = chat
         self.paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
@@ -130,22 +234,23 @@ class CommandCompleter(Completer):
             return
         name, space, rest = text[1:].partition(" ")
         if not space:
-            yield from _matching(name, {command: about.help for command, about in COMMANDS.items()})
+            # A space before the argument, so that the next Tab completes it.
+            yield from _matching(name, {command + " " * bool(about.argument): about.help for command, about in COMMANDS.items()})
         elif name == "set":
             option, space, value = rest.lstrip().partition(" ")
             if not space:
-                yield from _matching(option, {name: field.description for name, field in FIELDS.items()})
+                yield from _matching(option, {name + " ": field.description for name, field in FIELDS.items()})
             elif (option := option_name(option)) in FIELDS:
-                values = {option_value(self.session, option): "current value", "default": "reset the option"}
+                values = {option_value(self.chat.session, option): "current value", "default": "reset the option"}
                 yield from _matching(value, {word: about for word, about in values.items() if word})
-        elif COMMANDS.get(name) and COMMANDS[name].argument.startswith("FILE"):
+        elif COMMANDS.get(name) and COMMANDS[name].argument.startswith(("FILE", "[NAME")):
             yield from self.paths.get_completions(Document(rest.lstrip()), complete_event)
 
 
 def _matching(start: str, words: dict[str, str]) -> Iterator[Completion]:
     for word, about in words.items():
         if word.startswith(start):
-            yield Completion(word, start_position=-len(start), display_meta=about)
+            yield Completion(word, start_position=-len(start), display=word.rstrip(), display_meta=about)
 
 
 def history_path() -> Path:
@@ -153,7 +258,7 @@ def history_path() -> Path:
     try:
         return user_state_path("mlx_llama", appauthor=False) / "history"
     except RuntimeError as error:
-        cli.say(f"(the history is kept for this run only: {error})")
+        say(f"(the history is kept for this run only: {error})")
         return Path(os.devnull)
 
 
@@ -187,7 +292,7 @@ class History(FileHistory):
         except (OSError, UnicodeError) as error:
             if self.is_writable:
                 reason = getattr(error, "strerror", error)
-                cli.say(f"(the history is kept for this run only: {self.filename}: {reason})")
+                say(f"(the history is kept for this run only: {self.filename}: {reason})")
             self.is_writable = False
 
 

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from typing import Protocol
 
-# Control characters -> visible symbols: a model's text is data and must not command the terminal.
-CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+from mlx_llama import cli
+from mlx_llama.core.text.controls import show_controls
+
+NEWS_SECONDS = 5.0  # between lines about the progress of a prompt, where they cannot be redrawn
+
+
+def is_dumb() -> bool:
+    """True for a terminal that knows no escape sequences."""
+    return os.environ.get("TERM", "dumb" if os.name == "posix" else "") in ("dumb", "unknown")
+
+
+def wraps_anew() -> bool:
+    """True for a terminal that wraps the lines on the screen again when its width changes, as all but xterm do."""
+    return "XTERM_VERSION" not in os.environ or "TMUX" in os.environ
+
+
+def describe_progress(done: int, total: int) -> str:
+    """A remark on a prompt that is being processed."""
+    return f"reading the prompt: {done} of {total} tokens"
 
 
 class View(Protocol):
     """Shows an answer: entered before its first piece, left after its last."""
 
     def __enter__(self) -> View: ...
+    def begin(self, text: str) -> None: ...  # shown before, which the pieces go on from
+    def wait(self, done: int, total: int) -> None: ...  # tokens of the prompt so far, before the first piece
     def push(self, piece: str) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
@@ -24,12 +44,21 @@ class Plain:
     def __init__(self, clean: bool = False):
         self.clean = clean
         self.has_shown = False
+        self.due = time.monotonic() + NEWS_SECONDS  # time of the next line about the progress
 
     def __enter__(self) -> Plain:
         return self
 
+    def begin(self, text: str) -> None:
+        """The text before stands in the output already."""
+
+    def wait(self, done: int, total: int) -> None:
+        if self.clean and time.monotonic() >= self.due:
+            self.due = time.monotonic() + NEWS_SECONDS
+            cli.say(f"({describe_progress(done, total)})")
+
     def push(self, piece: str) -> None:
-        sys.stdout.write(piece.translate(CONTROLS) if self.clean else piece)
+        sys.stdout.write(show_controls(piece) if self.clean else piece)
         sys.stdout.flush()
         self.has_shown = True
 

@@ -15,8 +15,9 @@ from typing import NoReturn
 # Flags that are also parameters of Python functions
 PARAMETERS = ("model", "backend", "device", "dtype", "revision", "ctx_size", "template", "threads", "activation_bits",
               "compile", "draft_model", "prefill_step_size", "max_tokens", "stop", "stride", "bits", "group_size",
-              "cache_bits", "cache_memory", "max_rows", "batch_invariant")
-_FLAG = re.compile(rf"(?<![\w-])--(no-)?({'|'.join(PARAMETERS).replace('_', '-')})(?![\w-])"
+              "cache_bits", "cache_memory", "max_rows", "batch_invariant", "adapters")
+_PLURALS = {"adapter": "adapters"}  # of flags that are repeated
+_FLAG = re.compile(rf"(?<![\w-])--(no-)?({'|'.join((*PARAMETERS, *_PLURALS)).replace('_', '-')})(?![\w-])"
                    r"( (?:auto|mlx|cpu|cuda|gpu|float32|float16|bfloat16)\b)?")
 _as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)
 
@@ -36,7 +37,7 @@ def spell_parameters(text: str) -> str:
 
     def spell(found: re.Match[str]) -> str:
         no, name, value = found.groups()
-        name = name.replace("-", "_")
+        name = _PLURALS.get(name, name.replace("-", "_"))
         return f"{name}=False" if no else f"{name}={value.strip()!r}" if value else name
 
     return _FLAG.sub(spell, text)
@@ -83,6 +84,10 @@ class OutOfMemoryError(BackendError):
         has = "does not give that much memory" if free is None else f"has {free / 1e9:.2f} GB free"
         return cls(f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, quantise this one "
                    "(python -m mlx_llama.quantize), or close other programs")
+
+
+class NumericalError(LlamaError):
+    """The model's logits are not finite: a damaged weight, or activations that overflow their dtype."""
 
 
 class ContextError(LlamaError):

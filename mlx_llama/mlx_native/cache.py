@@ -12,6 +12,7 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
 from . import runtime
+from .kernels.pace import Pace
 from .kernels.rooms import Parts, Room, Rooms, make_angles, make_periods
 
 
@@ -20,8 +21,9 @@ class Cache(Rooms):
 
     def __init__(self, config: LlamaConfig, capacity: int, dtype: mx.Dtype = mx.float32,
                  device: mx.Device = mx.Device(mx.cpu), rows: int = 1, bits: int | None = None):
-        """bits: 8 to store keys and values as codes of a byte, None for `dtype`."""
+        """bits: 8 to store keys and values as codes of a byte, 16 in two bytes, None for `dtype`."""
         super().__init__(config, capacity, dtype, device, rows, bits)
+        self.pace: Pace | None = None  # of the model's long prompts
 
     def reset(self, row: int | None = None) -> None:
         """Drop a row's positions, None for all rows', and free their storage."""
@@ -123,13 +125,14 @@ class Cache(Rooms):
 class View(CallView):
     """One call on a cache: slices at positions that the host knows.
 
-    tables: of the new positions, as ops.rope takes them. flat: the stream x is [B, E], without an axis of positions.
+    tables: of the new positions, as ops.rope takes them. adapters: int32 [B], None where no row has one. flat: the stream x is [B, E], without an axis of positions.
     """
 
     flat = False
 
     def __init__(self, cache: Cache, tokens: mx.array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None):
         super().__init__(cache, *tokens.shape, index_pos, rows)
+        self.adapters = mx.array(self.adapters, mx.int32) if any(self.adapters) else None
         self.rooms = [cache.room_of(span.row, span.end) for span in self.spans]
         tables = [self._find_tables(span.start, span.end, room) for span, room in zip(self.spans, self.rooms)]
         self.tables = tables[0] if len(tables) == 1 else _stack_tables(tables)
@@ -139,6 +142,8 @@ class View(CallView):
 
     def append(self, layer: int, key: mx.array, value: mx.array) -> None:
         """Store new rows [B, G, T, D] of a layer."""
+        if self.count > 1 and self.cache.pace:
+            self.cache.pace(key, self.batch * self.count)
         for name, new in (("keys", key), ("values", value)):
             for part, packed in enumerate(self.cache.packing.pack(new)):
                 for i, (span, room) in enumerate(zip(self.spans, self.rooms)):

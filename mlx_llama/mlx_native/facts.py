@@ -16,6 +16,7 @@ from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
 
 DISTRIBUTIONS = ("mlx", "mlx-metal", "mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
+SUB_BITS = {"Q2_K": 4, "Q4_K": 8, "Q5_K": 8}  # bits for a sub scale, and for the sub bias beside it; other formats have none
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
@@ -24,7 +25,8 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     if platform.system() == "Darwin":
         if platform.machine() == "arm64":
             memory = _metal_memory()
-            return BackendFacts("mlx", True, "", packages, True, "the GPU, through Metal", (), memory, "an estimate")
+            return BackendFacts("mlx", True, "", packages, True, "the GPU, through Metal", (), memory, "an estimate",
+                                kernels="metal")
         return BackendFacts("mlx", True, "Metal needs Apple silicon", packages, False, "the CPU", (), free, "free")
     if not any(name.startswith("mlx-") for name in packages) and not _has_library():
         return BackendFacts("mlx", False, "backend 'mlx' lacks its library, which the package 'mlx' alone does not "
@@ -42,31 +44,45 @@ def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: B
     """The weights on this machine's device. stored: the checkpoint's dtype."""
     tensors, on_gpu = list(tensors), facts.gpu is not False
     operands = [product_dtype(weight, stored, on_gpu) for weight in tensors if isinstance(weight, AffineWeight)]
-    return WeightsPlan(stored, " or ".join(dict.fromkeys(operands)), weights_nbytes(tensors, stored, on_gpu))
+    nbytes = sum(tensor_nbytes(tensor, stored, on_gpu, facts.kernels is not None) for tensor in tensors)
+    return WeightsPlan(stored, " or ".join(dict.fromkeys(operands)), nbytes)
 
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
     """Bytes of all weights once packed. dtype: of the activations."""
-    total = 0
-    for weight in tensors:
-        count = math.prod(weight.shape)
-        if isinstance(weight, AffineWeight):
-            # codes, and one scale and one bias for each group
-            scalings = 2 * (count // weight.group_size) * ITEMSIZE[product_dtype(weight, dtype, on_gpu)]
-            total += count * weight.bits // 8 + scalings
-        else:
-            total += count * ITEMSIZE[dtype]
-    return total
+    return sum(tensor_nbytes(tensor, dtype, on_gpu) for tensor in tensors)
+
+
+def tensor_nbytes(weight: Tensor | AffineWeight, dtype: str, on_gpu: bool, has_kernel: bool = True) -> int:
+    """Bytes of a tensor once packed. dtype: of the activations. has_kernel: as in `keeps_levels`."""
+    count = math.prod(weight.shape)
+    if not isinstance(weight, AffineWeight):
+        return count * ITEMSIZE[dtype]
+    groups = count // weight.group_size
+    if keeps_levels(weight, on_gpu, has_kernel):
+        # a number for each group's sub scale and sub bias, and a float16 for each super scale and super bias
+        scalings = groups * (2 if SUB_BITS.get(weight.format) == 8 else 1) + count // 256 * 2 * (1 + weight.has_biases)
+    else:
+        scalings = 2 * groups * ITEMSIZE[product_dtype(weight, dtype, on_gpu)]
+    return count * weight.bits // 8 + scalings
+
+
+def keeps_levels(weight: AffineWeight, on_gpu: bool, has_kernel: bool = True) -> bool:
+    """True if a matrix keeps its two levels of scales, for the kernels of two_level.py.
+
+    MLX's own kernels want one scale and one bias for each group of 32, which would cost 0.4 to 1.4 bits per weight more.
+    has_kernel: the kernels run on that GPU. Experts are multiplied by MLX's own kernels, which choose matrices by number.
+    """
+    return on_gpu and has_kernel and weight.two_level and ".experts." not in weight.name
 
 
 def product_dtype(weight: AffineWeight, dtype: str, on_gpu: bool) -> str:
-    """The dtype of a low-bit matrix's scales and biases, in which it is multiplied. dtype: of the activations.
+    """The dtype that a low-bit matrix is multiplied in, that of its scales and biases. dtype: of the activations.
 
-    On a GPU it is the activations', if that holds the stored scales exactly: the kernels sum 16-bit operands in
-    float32. Else float32: a scale of two factors needs more than 11 bits, and on the CPU MLX sums 16-bit operands in
-    16 bits, 1e-2 off and 8 to 40 times slower.
+    On a GPU it is the activations', if that is the dtype of the stored scales: the kernels sum 16-bit operands in
+    float32. Else float32: on the CPU MLX sums 16-bit operands in 16 bits, 1e-2 off and 8 to 40 times slower.
     """
-    return dtype if on_gpu and weight.scale_dtype == dtype and not weight.two_level else "float32"
+    return dtype if on_gpu and weight.scale_dtype == dtype else "float32"
 
 
 def _has_library() -> bool:

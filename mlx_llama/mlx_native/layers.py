@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
 from . import ops
 from .cache import View
@@ -27,13 +27,15 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Linear:
-    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None."""
+    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None; adapters: that some rows add, or None."""
 
     weight: ops.Matrix | tuple[ops.Matrix, ...]
     bias: mx.array | None = None
+    adapters: ops.Adapters | None = None
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return ops.linear(x, self.weight, self.bias)
+    def __call__(self, x: mx.array, view: View) -> mx.array:
+        product = ops.linear(x, self.weight, self.bias)
+        return product if self.adapters is None else ops.adapt(product, x, self.adapters, view)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Attention:
     def __call__(self, x: mx.array, view: View, probe=None, last_only: bool = False) -> mx.array:
         """x: [B, T, E] or [B, E]. last_only: the output of the last position alone; all keys and values are stored."""
         spec, i = self.spec, self.spec.index
-        heads = self.qkv(x)
+        heads = self.qkv(x, view)
         if self.query_norm is not None:
             heads = ops.norm_heads(heads, self.query_norm.weight, self.key_norm.weight, spec)
         if probe:
@@ -74,7 +76,7 @@ class Attention:
             probe(f"{i}.key_rope", view.new_keys(i))
         if last_only:
             query = ops.last_position(query)
-        return self.out(ops.attend(query, view, spec))
+        return self.out(ops.attend(query, view, spec), view)
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,28 @@ class MLP:
     down: Linear
     activation: str = "silu"
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.down(ops.gated_linear(x, self.gate_up.weight, self.gate_up.bias, self.activation))
+    def __call__(self, x: mx.array, view: View) -> mx.array:
+        gate_up = self.gate_up
+        if gate_up.adapters is None:
+            gated = ops.gated_linear(x, gate_up.weight, gate_up.bias, self.activation)
+        else:
+            gated = ops.gate(gate_up(x, view), self.activation)
+        return self.down(gated, view)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of an MLP. router: [experts, E]; gate, up: [F, E] of each expert; down: [E, F]."""
+
+    spec: ExpertsSpec
+    router: Linear
+    gate: ops.Stack
+    up: ops.Stack
+    down: ops.Stack
+    activation: str = "silu"
+
+    def __call__(self, x: mx.array, view: View) -> mx.array:
+        return ops.experts(x, self.router(x, view), self.gate, self.up, self.down, self.spec, self.activation)
 
 
 @dataclass(frozen=True)
@@ -106,7 +128,7 @@ class Block:
     attention_norm: RMSNorm | Unnormed
     attention: Attention
     ffn_norm: RMSNorm | Unnormed
-    mlp: MLP
+    mlp: MLP | Experts
     post_attention_norm: RMSNorm | None = None
     post_ffn_norm: RMSNorm | None = None
 
@@ -127,7 +149,7 @@ class Block:
         x, ffn_normed = self.ffn_norm(x, self._adjust(attended, self.post_attention_norm))
         if probe:
             probe(f"{i}.ffn_norm", ffn_normed)
-        ffn = self.mlp(ffn_normed)
+        ffn = self.mlp(ffn_normed, view)
         if probe:
             probe(f"{i}.ffn", ffn)
         return x, self._adjust(ffn, self.post_ffn_norm)

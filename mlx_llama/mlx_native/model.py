@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 
 import mlx.core as mx
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import checked_tokens
+from mlx_llama.core.backends.profile import Profile, clock_ops
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
 
 from . import ops, runtime
 from .cache import Cache, View
-from .kernels.draw import draw
+from .kernels.draw import draw, sample
+from .kernels.pace import Pace
 from .kernels.rooms import Packing, Parts
 from .kernels.trace import Runner
 from .kernels.view import StepView
-from .layers import MLP, Attention, Block, Unnormed
+from .layers import MLP, Attention, Block, Experts, Unnormed
+from .ranks import Ranks, Vocabulary
 from .sampling import SamplingBatch
 from .weights import Weights
 
@@ -34,27 +40,34 @@ class Llama:
         """Take all weights from `weights`."""
         self.config, self.dtype, self.device, self.notices = config, dtype, device, notices
         self.cache_bits = cache_bits
+        self._vocabulary = weights.vocabulary  # None: the head computes all logits
+        self.adapters = tuple(adapter.name for adapter in weights.adapters)
         self.embedding = weights.embedding("model.embed_tokens")
         self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
         self.norm = weights.norm("model.norm")
         self.head = weights.linear(config.head_name)
         self._runner: Runner | None = None  # None: a decode step is a forward over one token
+        self._pace = Pace(config, device)
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu),
-             compile: bool | None = None, cache_bits: int | None = None) -> Llama:
+             compile: bool | None = None, cache_bits: int | None = None, ranks: Ranks | None = None) -> Llama:
         """Build the model; weights keep their stored width. compile: trace decode steps (None: on a GPU only). cache_bits:
-        of keys and values, 8 or None for the activations' width.
+        of keys and values, 8, 16 or None for the activations' width. ranks: processes that each load a share of the weights and
+        make the same calls; None for a model in this process alone.
 
         Raises BackendError where `compile` cannot be honoured, OutOfMemoryError.
         """
         config = checkpoint.config
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
         compile, reason = _decide_compile(config, device, compile)
-        model = cls(config, Weights(checkpoint, activations, device), activations, device,
-                    (f"decoding is not compiled: {reason}",) if reason else (), cache_bits)
+        weights = Weights(checkpoint, activations, device, ranks)
+        notices = (f"decoding is not compiled: {reason}",) if reason else ()
+        model = cls(weights.config, weights, activations, device, (*notices, *weights.notices), cache_bits)
+        low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
+        model._pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):
-            model._runner = Runner(model._advance, compile)
+            model._runner = Runner(model._advance, compile, model._vocabulary.sample if ranks else sample)
         return model
 
     @property
@@ -67,9 +80,27 @@ class Llama:
         """Positions that `verify` takes for little more than a step costs."""
         return 16  # an estimate, not measured on Metal
 
+    @property
+    def prefill_width(self) -> int:
+        """Most prompt tokens of a call that Ctrl-C does not wait long for."""
+        return self._pace.width
+
+    def profile(self) -> AbstractContextManager[Profile]:
+        """Clock the operations of all calls until the context ends. Evaluates after each, which breaks the lazy graph.
+
+        Raises BackendError for traced steps, whose operations cannot be told apart.
+        """
+        if self._runner and self._runner.compile:
+            raise BackendError("a traced step cannot be profiled by operation: load the model with --no-compile")
+        return clock_ops(self, ops, mx.eval, "an evaluation after each operation, which breaks the lazy graph: shares count, "
+                         "not sums. Keys and values are stored when attention reads them")
+
     def make_cache(self, capacity: int, rows: int = 1) -> Cache:
         """A fresh cache for `rows` sequences of at most `capacity` positions. Raises ContextError below 1."""
-        return Cache(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
+        cache = Cache(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
+        cache.pace = self._pace
+        cache.adapters = [min(1, len(self.adapters))] * rows
+        return cache
 
     def forward(self, tokens: mx.array, index_pos: int | Sequence[int], cache: Cache, *, rows: Sequence[int] | None = None,
                 all_positions: bool = False, probe=None) -> mx.array:
@@ -81,6 +112,17 @@ class Llama:
         positions. Raises ContextError when the call does not continue the cache or does not fit; the cache is then as it
         was.
         """
+        logits = self._forward(tokens, index_pos, cache, rows, all_positions, probe)
+        if self._vocabulary:
+            with mx.stream(self.device):
+                return self._vocabulary.gather(logits)
+        return logits
+
+    def _forward(self, tokens: mx.array, index_pos: int | Sequence[int], cache: Cache, rows: Sequence[int] | None,
+                 all_positions: bool, probe) -> mx.array:
+        """As `forward`; of several processes each has the logits of its share of the vocabulary."""
+        if probe and self._vocabulary:
+            probe = self._vocabulary.gather_probes(probe)
         with mx.stream(self.device):
             tokens = mx.array(checked_tokens(tokens, self.config.vocab_size))
             with cache.view(tokens, index_pos, rows) as view:
@@ -102,22 +144,24 @@ class Llama:
         x, normed = self.norm(x, delta)
         if probe:
             probe(f"{len(self.blocks) - 1}.block", x)
-        logits = self.head(normed)
+        logits = self.head(normed, view)
         if c.logits_multiplier != 1:
             logits = ops.scale(logits, c.logits_multiplier)
+        if c.logits_softcap:
+            logits = ops.softcap(logits, c.logits_softcap)
         if probe:
             probe("norm", normed)
             probe("logits", logits)
         return logits
 
     def _advance(self, window: int, packing: Packing, token: mx.array, position: mx.array, tokens: mx.array,
-                 keys: list[Parts], values: list[Parts], tables: tuple) -> tuple:
+                 keys: list[Parts], values: list[Parts], tables: tuple, adapters: mx.array | None) -> tuple:
         """Forward over `token` [S, 1], of arrays alone: mx.compile traces it. Arguments as in StepView.
 
         Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the tokens, keys and values
         with the step's own.
         """
-        view = StepView(token, position, tokens, keys, values, tables, packing)
+        view = StepView(token, position, tokens, keys, values, tables, packing, adapters)
         logits = self._compute(token.squeeze(1), view, all_positions=False)
         # Launching the logits launches the stored tokens too; unevaluated updates would grow the graph.
         (logits,) = mx.depends([logits], [view.tokens])
@@ -136,11 +180,23 @@ class Llama:
             tokens = checked_tokens(tokens, self.config.vocab_size)
             if self._runner and tokens.shape[1] == 1:
                 return self._runner.step(tokens, index_pos, cache, sampling, rows, masks)
-        logits = self.forward(tokens, index_pos, cache, rows=rows)
-        chosen = cache.select_rows(len(tokens), rows)
+        return self._draw(self._forward(tokens, index_pos, cache, rows, False, None), cache, sampling, rows, masks,
+                          self._vocabulary)
+
+    def sample(self, logits: mx.array, cache: Cache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
+               masks: Masks | None = None) -> mx.array:
+        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last positions, also NumPy's."""
+        return self._draw(logits, cache, sampling, rows, masks, None)
+
+    def _draw(self, logits: mx.array, cache: Cache, sampling: SamplingBatch, rows: Sequence[int] | None, masks: Masks | None,
+              vocabulary: Vocabulary | None) -> mx.array:
+        """As `sample`. vocabulary: of which the logits are this process's share, None for all."""
+        chosen = cache.select_rows(len(logits), rows)
         with mx.stream(self.device):
+            logits = logits if isinstance(logits, mx.array) else mx.array(logits)
             recent = cache.recent(sampling.window, chosen) if sampling.window else None
-        return sampling(logits, [cache.lengths[row] for row in chosen], recent, masks)
+            draw_rows = partial(vocabulary.draw_rows, sampling) if vocabulary else sampling
+            return draw_rows(logits, [cache.lengths[row] for row in chosen], recent, masks)
 
     def verify(self, tokens: mx.array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
                rows: Sequence[int] | None = None) -> mx.array:
@@ -164,7 +220,10 @@ class Llama:
 def _build_block(spec: LayerSpec, weights: Weights) -> Block:
     attention = Attention(spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
                           weights.norm(spec.key_norm))
-    mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
+    if one := spec.experts:
+        mlp = Experts(one, weights.linear(one.router), *map(weights.stack, (one.gate, one.up, one.down)), spec.activation)
+    else:
+        mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
     return Block(weights.norm(spec.attention_norm) or Unnormed(), attention, weights.norm(spec.ffn_norm) or Unnormed(), mlp,
                  weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm))
 

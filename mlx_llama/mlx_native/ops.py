@@ -10,19 +10,23 @@ import math
 import mlx.core as mx
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
-from mlx_llama.core.models.spec import LayerSpec
+from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
 from .cache import View
 from .dense import DenseMatrix
 from .kernels.rooms import Parts
-from .quantized import QuantizedMatrix
+from .quantized import LowBitMatrix, QuantizedStack
 
-Matrix = mx.array | DenseMatrix | QuantizedMatrix
+Matrix = mx.array | DenseMatrix | LowBitMatrix
+Stack = mx.array | QuantizedStack  # matrices [X, N, K] of all experts, by number
+
+SORT_FROM = 64  # products from which sorting the rows by expert pays, as in mlx_lm
+Adapters = tuple[mx.array, mx.array]  # a.T [1 + adapters, K, R] and b.T [1 + adapters, R, N] by number, zeros for none
 
 
-def embed(tokens: mx.array, weight: mx.array | QuantizedMatrix) -> mx.array:
+def embed(tokens: mx.array, weight: mx.array | LowBitMatrix) -> mx.array:
     """Rows of the embedding. tokens: int32 [B, T] or [B]; weight: [V, E]; returns [B, T, E] or [B, E]."""
-    return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else weight[tokens]
+    return weight.rows(tokens) if isinstance(weight, LowBitMatrix) else weight[tokens]
 
 
 def linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None) -> mx.array:
@@ -31,7 +35,7 @@ def linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | No
         weight = DenseMatrix(weight.T)
     if isinstance(weight, DenseMatrix):
         return weight.matmul(x, bias)
-    if isinstance(weight, QuantizedMatrix):
+    if isinstance(weight, LowBitMatrix):
         product = weight.matmul(x)
     else:
         product = mx.concatenate([linear(x, block) for block in weight], axis=-1)
@@ -44,8 +48,61 @@ def gated_linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.arra
 
     activation: "silu" or "gelu_tanh". Returns [..., F].
     """
-    gate_up = linear(x, weight, bias)
+    return gate(linear(x, weight, bias), activation)
+
+
+def gate(gate_up: mx.array, activation: str) -> mx.array:
+    """activation(gate) * up. gate_up: [..., 2 F], the gate first; returns [..., F]."""
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
+
+
+def experts(x: mx.array, scores: mx.array, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
+            activation: str = "silu") -> mx.array:
+    """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al. 2017).
+
+    x: [..., E]; scores: of the router, [..., experts]; gate, up: [F, E] of each expert, down: [E, F]. A token's shares are
+    the softmax of the scores, of all experts or, if the spec normalises them, of the chosen ones. Returns [..., E].
+    """
+    chosen, shares = choose_experts(scores.reshape(-1, spec.count), spec)
+    rows, is_sorted = x.reshape(-1, 1, 1, x.shape[-1]), chosen.size >= SORT_FROM
+    if is_sorted:
+        order = mx.argsort(chosen.reshape(-1))
+        rows, chosen = rows[order // spec.used, 0], chosen.reshape(-1)[order]
+    gate_up = mx.concatenate([_multiply_stack(rows, stack, chosen, is_sorted) for stack in (gate, up)], axis=-1)
+    hidden = swiglu(gate_up) if activation == "silu" else geglu(gate_up)
+    outputs = _multiply_stack(hidden, down, chosen, is_sorted)
+    if is_sorted:
+        outputs = outputs[mx.argsort(order)]
+    outputs = outputs.reshape(-1, spec.used, x.shape[-1])
+    return (outputs * shares[..., None]).sum(axis=-2).astype(x.dtype).reshape(x.shape)
+
+
+def choose_experts(scores: mx.array, spec: ExpertsSpec) -> tuple[mx.array, mx.array]:
+    """The `used` experts with the largest scores, uint32 [T, used], and their shares, float32. scores: [T, experts]."""
+    scores = scores.astype(mx.float32)
+    chosen = mx.argpartition(-scores, kth=spec.used - 1, axis=-1)[..., :spec.used]
+    if spec.normalises:
+        return chosen, mx.softmax(mx.take_along_axis(scores, chosen, axis=-1), axis=-1)
+    return chosen, mx.take_along_axis(mx.softmax(scores, axis=-1), chosen, axis=-1)
+
+
+def _multiply_stack(x: mx.array, stack: Stack, chosen: mx.array, is_sorted: bool) -> mx.array:
+    """x @ w.T with the matrices of these numbers. x: [..., M, K]; chosen: broadcast with the axes before M."""
+    if isinstance(stack, QuantizedStack):
+        return stack.matmul(x, chosen, is_sorted)
+    return mx.gather_mm(x, stack.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=is_sorted)
+
+
+def adapt(product: mx.array, x: mx.array, adapters: Adapters, view: View) -> mx.array:
+    """Add (x @ a.T) @ b.T to each row's product, by the row's adapter (LoRA, Hu et al. 2021).
+
+    product: [B, T, N] or [B, N]; x: [B, T, K] or [B, K]; view: with the number of each row's adapter, int32 [B], or None.
+    """
+    if view.adapters is None:
+        return product
+    down, up = (part[view.adapters] for part in adapters)
+    rows = x if x.ndim == 3 else x[:, None]
+    return product + (rows @ down @ up).reshape(product.shape)
 
 
 def add_rms_norm(x: mx.array, delta: mx.array | None, weight: mx.array, eps: float) -> tuple[mx.array, mx.array]:
@@ -64,12 +121,23 @@ def scale(x: mx.array, factor: float) -> mx.array:
     return x * factor
 
 
+def softcap(x: mx.array, cap: float) -> mx.array:
+    """cap * tanh(x / cap), which keeps x within cap (Gemma 2). x: any shape."""
+    return mx.tanh(x / cap) * cap
+
+
 def norm_heads(heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: LayerSpec) -> mx.array:
-    """RMS norm over each head of query and key (Qwen3). heads: [..., (H + 2 G) D]: queries, keys, values; weights: [D]."""
-    H, G = spec.heads, spec.key_value_heads
-    query, key, value = mx.split(heads.reshape(*heads.shape[:-1], H + 2 * G, spec.head_dim), [H, H + G], axis=-2)
+    """RMS norms of query and key. heads: [..., (H + 2 G) D]: queries, keys, values.
+
+    Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
+    """
+    H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
+    shape, parts, axis, unit = heads.shape, heads, -1, D
+    if query_weight.size == D:
+        parts, axis, unit = heads.reshape(*shape[:-1], H + 2 * G, D), -2, 1
+    query, key, value = mx.split(parts, [H * unit, (H + G) * unit], axis=axis)
     normed = [rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value]
-    return mx.concatenate(normed, axis=-2).reshape(heads.shape)
+    return mx.concatenate(normed, axis=axis).reshape(shape)
 
 
 def split_heads(heads: mx.array, spec: LayerSpec) -> tuple[mx.array, mx.array, mx.array]:
@@ -83,9 +151,12 @@ def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
     """Rotate queries and keys, store keys and values. heads: as in `split_heads`; returns the queries [B, H, T, D]."""
     H, G = spec.heads, spec.key_value_heads
     turned, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)  # queries and keys by one rotation
-    if spec.rotates:
-        turned = rope(turned, view.tables)
+    if spec.rotates and spec.query_rope is None:
+        turned = rope(turned, _find_angles(view.tables, spec.angles))
     query, key = mx.split(turned, [H], axis=1)
+    if spec.rotates and spec.query_rope is not None:
+        query = rope(query, _find_angles(view.tables, spec.query_angles))
+        key = rope(key, _find_angles(view.tables, spec.angles))
     view.append(spec.index, key, value)
     return query
 
@@ -103,9 +174,9 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
     if T < view.count:
         masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]  # "causal": the last sees all
     if len(stored) == 1:
-        mixed = attention(query, *stored[0], spec.scale, masks[0])
+        mixed = attention(query, *stored[0], spec.scale, masks[0], spec.softcap)
     else:
-        mixed = mx.concatenate([attention(own, keys, values, spec.scale, mask)
+        mixed = mx.concatenate([attention(own, keys, values, spec.scale, mask, spec.softcap)
                                 for own, (keys, values), mask in zip(mx.split(query, B), stored, masks)])
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
     return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
@@ -122,15 +193,18 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 
 
 def rope(x: mx.array, table: tuple) -> mx.array:
-    """Rotate pairs (i, i + D/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, 1, D/2] and [T, 2, D/2], or [B, 1, T, *],
+    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, 1, R/2] and [T, 2, R/2], or [B, 1, T, *],
     multiplied in float32, the first of the two sines negated; or, for MLX's fused kernel, the periods (1 / inverse
-    frequency, in tokens per radian) as float32 [D/2], the factor on cosine and sine, and the first position, one or
-    int32 [B]; or such a table for each sequence. Returns [B, H, T, D] of x's dtype.
+    frequency, in tokens per radian) as float32 [R/2], the factor on cosine and sine, and the first position, one or
+    int32 [B]; or such a table for each sequence. R <= D: the other dimensions stay. Returns [B, H, T, D] of x's dtype.
     """
     if isinstance(table[0], tuple):
         return mx.concatenate([rope(x[i:i + 1], one) for i, one in enumerate(table)])
+    rotated = 2 * table[0].shape[-1]
+    if rotated < x.shape[-1]:
+        return mx.concatenate([rope(x[..., :rotated], table), x[..., rotated:]], axis=-1)
     if len(table) == 2:
         cosine, sine = table
         halves = x.reshape(*x.shape[:-1], 2, -1)
@@ -142,35 +216,47 @@ def rope(x: mx.array, table: tuple) -> mx.array:
     return mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=index_pos, freqs=periods)
 
 
-def attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: mx.array | str | None = None) -> mx.array:
+def attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: mx.array | str | None = None,
+              cap: float | None = None) -> mx.array:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
 
-    query: [B, H, T, D]; keys, values: (numbers [B, G, L, D],), or codes, scales and biases as in Packing; mask: bool [T, L]
-    or [B, 1, 1, L], True where visible, None for all, "causal" where the last query is at the last key. Returns
-    [B, H, T, D].
+    query: [B, H, T, D]; keys, values: (numbers [B, G, L, D],), of query's dtype or float16, or codes, scales and biases as in Packing; mask: bool [T, L]
+    or [B, 1, 1, L], True where visible, None for all, "causal" where the last query is at the last key; cap: softcap
+    of the scores. Returns [B, H, T, D].
     """
-    if len(keys) > 1:
-        return _quantized_attention(query, keys, values, scale, mask)
+    if len(keys) > 1 or cap:
+        return _unfused_attention(query, keys, values, scale, mask, cap)
     return mx.fast.scaled_dot_product_attention(query, keys[0], values[0], scale=scale, mask=mask)
 
 
-def _quantized_attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: mx.array | str | None) -> mx.array:
-    """As `attention` over codes; scores and shares in the scales' dtype."""
+def _unfused_attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: mx.array | str | None,
+                       cap: float | None) -> mx.array:
+    """As `attention` where MLX has no fused kernel: over codes, scores and shares in the scales' dtype; with a softcap."""
     B, H, T, D = query.shape
     G, L = keys[0].shape[1:3]
-    padded = keys[1].shape[-1] * CACHE_GROUP
-    x = query.astype(keys[1].dtype) * scale
+    is_packed = len(keys) > 1
+    padded = keys[1].shape[-1] * CACHE_GROUP if is_packed else D
+    x = query.astype(keys[1].dtype if is_packed else query.dtype) * scale
     if padded > D:
         x = mx.pad(x, ((0, 0), (0, 0), (0, 0), (0, padded - D)))
     # Queries of a key head's group are rows of one product.
     x = x.reshape(B, G, H // G * T, padded)
-    scores = mx.quantized_matmul(x, *keys, transpose=True, group_size=CACHE_GROUP, bits=8).reshape(B, G, H // G, T, L)
+    if is_packed:
+        scores = mx.quantized_matmul(x, *keys, transpose=True, group_size=CACHE_GROUP, bits=8)
+    else:
+        scores = x @ keys[0].swapaxes(-1, -2)
+    scores = scores.reshape(B, G, H // G, T, L)
+    if cap:
+        scores = softcap(scores, cap)
     if isinstance(mask, str):
         mask = mx.arange(L) <= mx.arange(L - T, L)[:, None]
     if mask is not None:
         scores = mx.where(mask[:, None] if mask.ndim == 4 else mask, scores, -math.inf)
     shares = mx.softmax(scores, axis=-1, precise=True).reshape(B, G, H // G * T, L)
-    mixed = mx.quantized_matmul(shares, *values, transpose=False, group_size=CACHE_GROUP, bits=8)
+    if is_packed:
+        mixed = mx.quantized_matmul(shares, *values, transpose=False, group_size=CACHE_GROUP, bits=8)
+    else:
+        mixed = shares @ values[0]
     return mixed.reshape(B, H, T, padded)[..., :D].astype(query.dtype)
 
 
@@ -185,6 +271,16 @@ def geglu(gate_up: mx.array) -> mx.array:
     gate, up = mx.split(gate_up, 2, axis=-1)
     # gate * (1 + tanh(u)) / 2 = gate * sigmoid(2 u)
     return gate * mx.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate)) * up
+
+
+def _find_angles(tables: tuple, columns: slice) -> tuple:
+    """These columns of the view's tables."""
+    if isinstance(tables[0], tuple):
+        return tuple(_find_angles(one, columns) for one in tables)
+    if tables[0].shape[-1] == columns.stop - columns.start:
+        return tables
+    count = 2 if len(tables) == 2 else 1  # cosines and sines, or periods
+    return (*(part[..., columns] for part in tables[:count]), *tables[count:])
 
 
 def _heads_first(heads: mx.array, spec: LayerSpec) -> mx.array:

@@ -1,9 +1,9 @@
-"""QuantizedMatrix: a packed low-bit matrix for mx.quantized_matmul."""
+"""Packed low-bit matrices: QuantizedMatrix for mx.quantized_matmul, TwoLevelMatrix for a GPU and files with two levels of scales."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -11,12 +11,43 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.files.checkpoint import Tensor
-from mlx_llama.core.files.quantized import AffineWeight, MLXWeight, pack_stream
+from mlx_llama.core.files.quantized import AffineWeight, MLXWeight, Rows, pack_stream
 
 from . import facts, runtime
+from .kernels import two_level
+from .kernels.two_level import SUPER_GROUP, Layout, Parts
 
-HALF_GROUP = 16  # MLX's kernels have groups of 32, 64 and 128; groups of 16 take two products
+HALF_GROUP = 16  # MLX's own kernels have groups of 32, 64 and 128; groups of 16 take two products
 _SLAB = 1 << 20  # weights that a thread repacks at a time
+_BLOCK = 1 << 26  # weights that are dequantised at a time
+
+
+def lays_for_gpu(device: mx.Device) -> bool:
+    """True if matrices are packed as for a GPU. Tests force it, to run that packing on the CPU."""
+    return device.type == mx.gpu
+
+
+def pack(weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device,
+         has_kernel: bool = True) -> QuantizedMatrix | TwoLevelMatrix:
+    """Concatenate the rows of `weights`, which `can_concatenate`; releases their pages.
+
+    dtype: of the activations. has_kernel: False where `find_faults` found a fault.
+    """
+    kind = TwoLevelMatrix if facts.keeps_levels(weights[0], lays_for_gpu(device), has_kernel) else QuantizedMatrix
+    matrix = kind.pack(weights, dtype, device)
+    for weight in weights:
+        weight.release()
+    return matrix
+
+
+def find_faults(weights: Iterable[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> dict[str, str]:
+    """{format with two levels of scales: why its kernels cannot be used}. Tries each on `device`; none on the CPU."""
+    if device.type != mx.gpu:
+        return {}
+    layouts = {weight.format: _layout(weight) for weight in weights if weight.two_level}
+    with mx.stream(device):
+        faults = {name: two_level.find_fault(layout, dtype) for name, layout in layouts.items()}
+    return {name: fault for name, fault in faults.items() if fault}
 
 
 @dataclass(frozen=True)
@@ -39,14 +70,18 @@ class QuantizedMatrix:
 
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> QuantizedMatrix:
-        """Concatenate the rows of `weights`, which `can_concatenate`; releases their pages. dtype: of the activations."""
+        """Concatenate the rows of `weights`. dtype: of the activations."""
         first = weights[0]
-        is_mlx = isinstance(first, MLXWeight)
-        packed, scales, biases = _concatenate(weights) if is_mlx else _repack(weights)
-        # bias = -offset * scale is exact, since offsets are powers of two, but may overflow float16.
-        fits = is_mlx or dtype != mx.float16 or np.abs(biases).max(initial=0) <= np.finfo(np.float16).max
-        on_gpu = device.type == mx.gpu
-        product = getattr(mx, facts.product_dtype(first, runtime.dtype_name(dtype), on_gpu)) if fits else mx.float32
+        if isinstance(first, MLXWeight):
+            packed, scales, biases = _concatenate(weights)
+            largest = 0.0  # the file's own width holds them
+        else:
+            packed, scales, biases = _repack(weights)
+            largest = max(np.abs(scales).max(), np.abs(biases).max())
+        product = _product_dtype(first, dtype, device, largest)
+        if product == mx.float16 and first.has_biases and first.two_level:
+            # Rounded scales err by nothing at the middle code, so that the errors of scales and biases do not add up.
+            biases += (scales - scales.astype(np.float16)) * np.float32((2**first.bits - 1) / 2)
         pairs, even = [(scales, biases)], None
         if first.group_size == HALF_GROUP:
             pairs = [tuple(np.ascontiguousarray(part[:, i::2]) for part in (scales, biases)) for i in (0, 1)]
@@ -59,8 +94,6 @@ class QuantizedMatrix:
         matrix = cls(first.bits, max(first.group_size, 2 * HALF_GROUP), mx.array(packed),
                      tuple((scaling(s), scaling(b)) for s, b in pairs), even, dtype)
         mx.eval(matrix.packed, matrix.scalings, even)
-        for weight in weights:
-            weight.release()
         return matrix
 
     @property
@@ -93,14 +126,126 @@ class QuantizedMatrix:
         return mx.quantized_matmul(x, self.packed, *self.scalings[i], group_size=self.group_size, bits=self.bits)
 
 
+@dataclass(frozen=True)
+class QuantizedStack:
+    """`count` low-bit matrices [N, K], rows on rows in one."""
+
+    count: int
+    matrix: QuantizedMatrix
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and biases."""
+        return self.matrix.nbytes
+
+    def matmul(self, x: mx.array, chosen: mx.array, is_sorted: bool) -> mx.array:
+        """x @ w.T with the matrices of these numbers. x: [..., M, K]; chosen: uint32, broadcast with the axes before M;
+        is_sorted: they never fall. Returns [..., M, N] in x's dtype."""
+        whole = self.matrix
+        wide = x.astype(whole.scalings[0][0].dtype)
+        parts = (wide,) if whole.even is None else (mx.where(whole.even, wide, 0), mx.where(whole.even, 0, wide))
+        packed, *scalings = (part.reshape(self.count, -1, part.shape[-1])
+                             for part in (whole.packed, *(part for pair in whole.scalings for part in pair)))
+        products = [mx.gather_qmm(part, packed, scalings[2 * i], scalings[2 * i + 1], rhs_indices=chosen, transpose=True,
+                                  group_size=whole.group_size, bits=whole.bits, sorted_indices=is_sorted)
+                    for i, part in enumerate(parts)]
+        return (products[0] if len(products) == 1 else products[0] + products[1]).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class TwoLevelMatrix:
+    """One low-bit matrix [N, K] as its file stores it: codes, and scales that are products of two numbers, unrounded.
+
+    layout, parts: format and arrays. product: dtype of the dequantised matrix in products of many rows. dtype: of the result
+    of `rows`. has_kernel: multiply few rows by a kernel, which reads each code once and sums in float32; else dequantise.
+    """
+
+    layout: Layout
+    parts: Parts
+    product: mx.Dtype
+    dtype: mx.Dtype
+    has_kernel: bool
+
+    @classmethod
+    def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> TwoLevelMatrix:
+        """Concatenate the rows of `weights`. dtype: of the activations."""
+        first, layout, has_kernel = weights[0], _layout(weights[0]), device.type == mx.gpu
+        N, K = sum(weight.shape[0] for weight in weights), first.shape[1]
+        packed = np.empty((N, K * layout.bits // 32), np.uint32)
+        subs = np.empty((N, K // layout.group_size), layout.sub_kind)
+        supers = np.empty((N, K // SUPER_GROUP, 2 if layout.sub_bits else 1), np.float16)
+
+        def fill(rows: Rows, own: slice) -> float:
+            packed[own] = pack_stream(rows.codes, layout.bits)
+            subs[own] = rows.sub_scales
+            supers[own, :, 0] = rows.super_scales
+            if layout.sub_bits:
+                subs[own] |= rows.sub_biases.astype(layout.sub_kind) << layout.sub_bits
+                supers[own, :, 1] = rows.super_biases
+            biases = 0 if rows.biases is None else np.abs(rows.biases).max()
+            return np.abs(rows.scales).max() * 2**layout.bits + biases
+
+        largest = float(np.max(_map_slabs(weights, fill)))
+        # On its CPU device MLX sums 16-bit products in 16 bits.
+        product = _product_dtype(first, dtype, device, largest) if has_kernel else mx.float32
+        parts = Parts(mx.array(packed), mx.array(subs), mx.array(supers))
+        mx.eval(parts)
+        return cls(layout, parts, product, dtype, has_kernel)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.parts.packed.shape[0], self.parts.packed.shape[1] * 32 // self.layout.bits
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return sum(part.nbytes for part in self.parts)
+
+    def matmul(self, x: mx.array) -> mx.array:
+        """x @ w.T. x: [..., K]; returns [..., N] in x's dtype."""
+        N, K = self.shape
+        if x.ndim != 2:
+            return self.matmul(x.reshape(-1, K)).reshape(*x.shape[:-1], N)
+        if self.has_kernel and x.shape[0] <= two_level.MOST_ROWS:
+            return two_level.multiply(self.layout, self.parts, x)
+        dequantise = two_level.dequantise if self.has_kernel else two_level.dequantise_plainly
+        wide, step, blocks = x.astype(self.product), max(1, _BLOCK // K), []
+        for start in range(0, N, step):
+            block = Parts(*(part[start:start + step] for part in self.parts)) if step < N else self.parts
+            blocks.append(wide @ dequantise(self.layout, block, self.product).T)
+        return (blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=-1)).astype(x.dtype)
+
+    def rows(self, tokens: mx.array) -> mx.array:
+        """Rows by index, dequantised in float32. tokens: int32 [B, T]; returns [B, T, K] in `dtype`."""
+        parts = Parts(*(part[tokens.reshape(-1)] for part in self.parts))
+        return two_level.dequantise_plainly(self.layout, parts, self.dtype).reshape(*tokens.shape, self.shape[1])
+
+
+LowBitMatrix = QuantizedMatrix | TwoLevelMatrix
+
+
 def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
-    """True if the rows of two weights can be concatenated to one array or one QuantizedMatrix."""
+    """True if the rows of two weights can be concatenated to one array or one low-bit matrix."""
     if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
         return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
     if type(first) is not type(second):
         return False
     fields = ("bits", "group_size", "two_level", "scale_dtype")
     return all(getattr(first, name) == getattr(second, name) for name in fields)
+
+
+def _layout(weight: AffineWeight) -> Layout:
+    return Layout(weight.bits, weight.group_size, weight.offset, facts.SUB_BITS.get(weight.format, 0))
+
+
+def _product_dtype(weight: AffineWeight, dtype: mx.Dtype, device: mx.Device, largest: float) -> mx.Dtype:
+    """The dtype of operands: the planned one, or float32 where float16 would overflow. largest: number that it has to hold.
+
+    Small numbers need no care: products of float16 numbers and integers are multiples of 2**-24, as float16's smallest are.
+    """
+    product = getattr(mx, facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device)))
+    return product if product != mx.float16 or largest <= np.finfo(np.float16).max else mx.float32
 
 
 def _concatenate(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -116,13 +261,7 @@ def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np
     packed = np.empty((N, K * first.bits // 32), np.uint32)
     scales, biases = np.empty((2, N, K // first.group_size), np.float32)
 
-    step, slabs = max(1, _SLAB // K), []  # (weight, first row, last row + 1, first row of the result)
-    for weight, at in zip(weights, np.cumsum([0] + [weight.shape[0] for weight in weights])):
-        starts = range(0, weight.shape[0], step)
-        slabs += [(weight, start, min(start + step, weight.shape[0]), at + start) for start in starts]
-
-    def fill(weight: AffineWeight, start: int, stop: int, at: int) -> None:
-        rows, own = weight.rows(start, stop), slice(at, at + stop - start)
+    def fill(rows: Rows, own: slice) -> None:
         packed[own] = pack_stream(rows.codes, first.bits)
         scales[own] = rows.scales
         if rows.biases is None:
@@ -130,6 +269,20 @@ def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np
         else:
             biases[own] = rows.biases
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda slab: fill(*slab), slabs))
+    _map_slabs(weights, fill)
     return packed, scales, biases
+
+
+def _map_slabs(weights: Sequence[AffineWeight], fill: Callable[[Rows, slice], float | None]) -> list[float | None]:
+    """Call fill(unpacked rows, their rows in the concatenated matrix) on threads; returns its results."""
+    step, slabs = max(1, _SLAB // weights[0].shape[1]), []  # (weight, first row, last row + 1, first row of the result)
+    for weight, at in zip(weights, np.cumsum([0] + [weight.shape[0] for weight in weights])):
+        starts = range(0, weight.shape[0], step)
+        slabs += [(weight, start, min(start + step, weight.shape[0]), at + start) for start in starts]
+
+    def run(slab: tuple[AffineWeight, int, int, int]) -> float | None:
+        weight, start, stop, at = slab
+        return fill(weight.rows(start, stop), slice(at, at + stop - start))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(run, slabs))

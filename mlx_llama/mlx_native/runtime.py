@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +17,7 @@ from mlx_llama.core.system import machine
 
 NAME = "mlx"
 LOAD_OPTIONS = LoadOptions(NAME, has_invariance=False)
+SURVIVES_FORK = False  # a forked process lacks MLX's threads
 
 
 def has_gpu() -> bool:
@@ -109,3 +112,8 @@ def primitives(*arrays: mx.array) -> int | None:
     text = io.StringIO()
     mx.export_to_dot(text, *arrays)
     return text.getvalue().count("shape=rectangle")
+
+
+def measure_kernels(threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None:
+    """Measure candidates for the kernels of decoding; None: MLX chooses its own."""
+    return None

@@ -8,16 +8,19 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.weights import check_memory, group_runs
+from mlx_llama.core.backends.shards import take_share
+from mlx_llama.core.backends.weights import check_memory, group_runs, refuse_formats
 from mlx_llama.core.errors import OutOfMemoryError
+from mlx_llama.core.files.adapters import stack, stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.system import progress
 
-from . import facts, runtime
+from . import facts, ops, quantized, runtime
 from .dense import DenseMatrix
 from .layers import Embedding, Linear, RMSNorm
-from .quantized import QuantizedMatrix, can_concatenate
+from .quantized import LowBitMatrix, QuantizedStack, can_concatenate
+from .ranks import Ranks, ShareEmbedding, SummedLinear, Vocabulary
 
 # Texts of MLX's RuntimeErrors on GPUs (mlx/backend/{metal,cuda}/allocator.cpp). On Linux its CPU device crashes instead, so
 # memory is checked before anything is read.
@@ -28,16 +31,32 @@ class Weights:
     """A checkpoint's tensors by name, each as the layer that holds it. Every tensor is read when it is asked for.
 
     dtype: of activations and of unpacked weights. One matrix or block at a time is in memory twice. Raises
-    OutOfMemoryError, before anything is read or while it is read.
+    OutOfMemoryError, before anything is read or while it is read. notices: kernels that cannot be used here. ranks: the
+    processes that each take a share of the checkpoint, None for all of it here; config and tensors are the share's.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, device: mx.Device):
+    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, device: mx.Device, ranks: Ranks | None = None):
+        self.ranks = ranks
+        self.share = take_share(checkpoint, ranks.rank, ranks.size) if ranks else None
+        checkpoint = self.share.checkpoint if self.share else checkpoint
         self.config, self.tensors = checkpoint.config, checkpoint.tensors
+        self.adapters = checkpoint.adapters
         self.dtype, self.device = dtype, device
-        self.nbytes = facts.weights_nbytes(self.tensors.values(), runtime.dtype_name(dtype), device.type == mx.gpu)
-        self._blocks: dict[tuple[str, ...], list[mx.array | QuantizedMatrix]] = {}  # read so far, by names
+        low_bit = [tensor for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)]
+        self._faults = quantized.find_faults(low_bit, dtype, device)
+        self.notices = tuple(f"{name} weights take more memory and time than in the file, since the kernels for them cannot be "
+                             f"used here: {fault}" for name, fault in self._faults.items())
+        self.nbytes = sum(facts.tensor_nbytes(tensor, runtime.dtype_name(dtype), quantized.lays_for_gpu(device),
+                                              self._has_kernel(tensor)) for tensor in self.tensors.values())
+        self.nbytes += stacked_nbytes(self.adapters, self.config, dtype.size)
+        self._blocks: dict[tuple[str, ...], list[mx.array | LowBitMatrix]] = {}  # read so far, by names
         check_memory(self.nbytes, lambda: _free_memory(device), runtime.device_name(device))
         self._advance = progress.meter(checkpoint.nbytes)
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """How the logits of all shares become one answer; None for a head with the whole vocabulary."""
+        return Vocabulary(self.ranks, self.share.vocabulary) if self.share else None
 
     def linear(self, *names: str) -> Linear:
         """The modules' matrices as one, rows on rows, and their biases where they have any."""
@@ -46,20 +65,54 @@ class Weights:
             blocks = [DenseMatrix(block.T) if isinstance(block, mx.array) else block
                       for block in self._matrix(*names, for_products=True)]
             mx.eval([block.columns for block in blocks if isinstance(block, DenseMatrix)])
-            return Linear(blocks[0] if len(blocks) == 1 else tuple(blocks), self._vector(*biases) if biases else None)
+            linear = (blocks[0] if len(blocks) == 1 else tuple(blocks), self._vector(*biases) if biases else None,
+                      self._adapt(names))
+            if self.share and names[0] in self.share.summed:
+                return SummedLinear(*linear, ranks=self.ranks)
+            return Linear(*linear)
+
+    def _adapt(self, names: Sequence[str]) -> ops.Adapters | None:
+        """Additions of the adapters to the modules' product; None: nothing."""
+        shapes = [self.tensors[f"{name}.weight"].shape for name in names]
+        stacked = stack(self.adapters, names, [shape[0] for shape in shapes], shapes[0][1])
+        if stacked is None:
+            return None
+        pair = tuple(mx.array(np.swapaxes(part, 1, 2)).astype(self.dtype) for part in stacked)
+        mx.eval(pair)
+        return pair
+
+    def stack(self, names: Sequence[str]) -> ops.Stack:
+        """The matrices of all experts, by number. Raises CheckpointError if they have several formats."""
+        keys = [f"{name}.weight" for name in names]
+        with self._allocating():
+            blocks = self._read(*keys)
+            if len(blocks) > 1:
+                first = self.tensors[keys[0]]
+                raise refuse_formats(next(key for key in keys if not can_concatenate(first, self.tensors[key])))
+            whole = blocks[0]
+            return whole.reshape(len(names), -1, whole.shape[-1]) if isinstance(whole, mx.array) else QuantizedStack(
+                len(names), whole)
 
     def norm(self, name: str | None) -> RMSNorm | None:
         """The norm of that name; None for None."""
+        if name is None:
+            return None
         with self._allocating():
-            return name and RMSNorm(self._vector(f"{name}.weight"), self.config.rms_norm_eps)
+            weight = self._vector(f"{name}.weight")
+            if self.config.norm_offset:
+                weight = (weight.astype(mx.float32) + self.config.norm_offset).astype(weight.dtype)
+                mx.eval(weight)
+            return RMSNorm(weight, self.config.rms_norm_eps)
 
     def embedding(self, name: str) -> Embedding:
         """The embedding; a tied head shares its memory."""
         with self._allocating():
             (weight,) = self._matrix(name, for_products=name == self.config.head_name)
+            if self.share:
+                return ShareEmbedding(weight, self.share.vocabulary[self.ranks.rank], self.ranks)
             return Embedding(weight)
 
-    def _matrix(self, *names: str, for_products: bool) -> list[mx.array | QuantizedMatrix]:
+    def _matrix(self, *names: str, for_products: bool) -> list[mx.array | LowBitMatrix]:
         """The matrices, rows on rows, in as few blocks as the formats allow."""
         if names not in self._blocks:
             blocks = self._read(*(f"{name}.weight" for name in names))
@@ -72,13 +125,18 @@ class Weights:
         (vector,) = self._read(*keys)
         return vector
 
-    def _read(self, *keys: str) -> list[mx.array | QuantizedMatrix]:
+    def _read(self, *keys: str) -> list[mx.array | LowBitMatrix]:
         blocks = []
         for run in group_runs(map(self.tensors.__getitem__, keys), can_concatenate):
-            is_low_bit = isinstance(run[0], AffineWeight)
-            blocks.append(QuantizedMatrix.pack(run, self.dtype, self.device) if is_low_bit else self._copy(run))
+            for tensor in run:
+                tensor.check_file()
+            is_low_bit, has_kernel = isinstance(run[0], AffineWeight), self._has_kernel(run[0])
+            blocks.append(quantized.pack(run, self.dtype, self.device, has_kernel) if is_low_bit else self._copy(run))
             self._advance(sum(tensor.nbytes for tensor in run))
         return blocks
+
+    def _has_kernel(self, tensor: Tensor | AffineWeight) -> bool:
+        return not isinstance(tensor, AffineWeight) or tensor.format not in self._faults
 
     def _copy(self, parts: Sequence[Tensor]) -> mx.array:
         kinds = {part.dtype for part in parts}

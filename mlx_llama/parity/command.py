@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mlx_llama.core.backends.load_options import full_dtype
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import options
 from mlx_llama.core.proofs.batches import SIZES
@@ -50,12 +51,13 @@ def parser() -> options.Parser:
     model.add_argument("--backends", default=None, metavar="LIST", help="some of mlx,cpu,cuda (default: all that are installed)")
     model.add_argument("--device", default=None, metavar="{cpu,gpu}", help="of the mlx and cuda backends (default: the GPU "
                                                                           "if there is one)")
-    model.add_argument("--dtype", default="auto", metavar="{auto,float32,float16,bfloat16}",
+    model.add_argument("--dtype", default="auto", type=full_dtype, metavar="{auto,float32,float16,bfloat16}",
                        help="width of the activations (default: the checkpoint's)")
     model.add_argument("--compile", default=None, action=argparse.BooleanOptionalAction,
                        help="decode by compiled or captured steps, or not (default: as in the other commands)")
     options.add_cache_bits_flag(model)
     options.add_invariance_flag(model)
+    options.add_adapter_flag(model)
     return result
 
 
@@ -67,6 +69,7 @@ ONLY_FOR = {  # modes that take a flag; the others refuse it
     "compile": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "cache_bits": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "batch_invariant": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
+    "adapter": ("compare", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "json": ("compare", "check", "verify_cache", "batch", "repeat", "perplexity"),
 }
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from mlx_llama import cli
 from mlx_llama.core.backends import selection as backends
+from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.generation.llm import LLM, context_size
+from mlx_llama.core.generation.llm import LLM, context_size, one_adapter
 from mlx_llama.core.proofs import parity
 
 TOKENS = 64
@@ -29,7 +30,7 @@ class Job:
         for backend in self.opened:
             backend.load_options(given.dtype, compile=given.compile, cache_bits=given.cache_bits,
                                  batch_invariant=given.batch_invariant)
-        self.checkpoint = open_checkpoint(given.model, given.revision)
+        self.checkpoint = open_checkpoint(given.model, given.revision, one_adapter(given.adapter))
         self.is_low_bit = any(isinstance(weight, AffineWeight) for weight in self.checkpoint.tensors.values())
         self.made_for = self.checkpoint.config.max_position_embeddings
 
@@ -40,13 +41,13 @@ class Job:
 
     def load_reference(self) -> LLM:
         """The float32 NumPy model that all are compared with."""
-        return self._load(backends.select("cpu"), "NumPy at float32", "float32", False, None)
+        return self._load(backends.select("cpu"), "NumPy at float32", "float32", False, None, is_whole=True)
 
     def _load(self, backend: backends.Backend, name: str, dtype: str, compile: bool | None,
-              cache_bits: str | None, batch_invariant: bool | None = None) -> LLM:
+              cache_bits: str | None, batch_invariant: bool | None = None, is_whole: bool = False) -> LLM:
         cli.say(f"running {self.checkpoint.name} on {name}")
         model = backend.load(self.checkpoint, dtype, compile=compile, cache_bits=cache_bits,
-                             batch_invariant=batch_invariant)
+                             batch_invariant=batch_invariant, is_whole=is_whole)
         return LLM(self.checkpoint, backend, model, self.checkpoint.template, context_size(self.checkpoint, None))
 
     def tokens(self) -> tuple[list[int], int]:
@@ -88,7 +89,7 @@ def number(flag: str, given: str | None, least: int, most: int) -> int | None:
 
 
 def open_backends(names: str | None, device: str | None) -> list[backends.Backend]:
-    """The backends of --backends, or all that are installed, on their GPU if there is one.
+    """The backends of --backends, or all that are installed, on their GPU if there is one; of a launcher's processes its own.
 
     Raises BackendError, OptionsError.
     """
@@ -99,6 +100,8 @@ def open_backends(names: str | None, device: str | None) -> list[backends.Backen
         if wanted == ["cpu"]:
             return [backends.select("cpu", device)]  # refuses a GPU
         return [_open(name, device) for name in wanted]
+    if world := current():
+        return [_open(world.backend, device)]
     found = []
     for name in backends.PACKAGES:
         try:

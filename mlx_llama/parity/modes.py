@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlx_llama import cli
+from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.proofs import batches, cache_ways, parity, trace
@@ -144,6 +145,9 @@ def parse_sizes(given: str) -> list[int]:
 def repeat(job: Job) -> int:
     """The same bits in every run, in this process and in fresh ones."""
     count = number("--repeat", job.given.repeat, 2, 1000)
+    if current():
+        raise OptionsError("--repeat starts processes of its own, which mlx.launch and torchrun do not connect: start without "
+                           "the launcher")
     tokens, decoded = job.tokens()
     rows = []
     for backend in job.opened:
@@ -168,6 +172,7 @@ def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
         command += [f"{flag}={value}"] if value is not None else []
     command += [] if given.cache_bits is None else ["--cache-bits", given.cache_bits]
     command += ["--batch-invariant"] if given.batch_invariant else []
+    command += [f"--adapter={adapter}" for adapter in given.adapter or ()]
     command += [] if given.compile is None else ["--compile" if given.compile else "--no-compile"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

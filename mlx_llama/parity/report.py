@@ -18,6 +18,7 @@ from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.proofs.differences import TOP, Difference
 from mlx_llama.core.proofs.parity import IN_LAYER, LAST, Report
+from mlx_llama.core.system.files import write_file
 
 COLUMNS = 64  # most columns of a picture; more positions share them
 
@@ -179,7 +180,7 @@ def write_page(path: str | os.PathLike, facts: dict[str, Any], reports: list[Rep
                      f"{rows}</table></details>")
     page = _PAGE.replace("TITLE", html.escape(f"parity of {facts['model']}")).replace("BODY", "\n".join(parts))
     try:
-        Path(path).expanduser().write_text(page, encoding="utf-8")
+        write_file(Path(path).expanduser(), page.encode())
     except (OSError, ValueError, RuntimeError) as error:
         raise OptionsError(f"--html {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 

@@ -1,10 +1,12 @@
 """python -m mlx_llama.server: serve a model over HTTP."""
 
-import sys
+from mlx_llama.__main__ import main as run
 
-from mlx_llama import cli
+if __name__ == "__main__":  # before the import below: interrupted, it would end in a traceback
+    import sys
+
+    sys.exit(run(["server", *sys.argv[1:]]))
 
 from .command import main
 
-if __name__ == "__main__":
-    sys.exit(cli.run(main))
+__all__ = ["main"]

@@ -16,6 +16,7 @@ import anyio
 from starlette.requests import Request as HttpRequest
 
 from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TemplateError, spell_parameters
+from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
@@ -251,12 +252,15 @@ class Desk:
         return list(dict.fromkeys(name for name in (self.settings.alias, self.keeper.name) if name)) or ["default"]
 
     def choose_name(self, name: str | None) -> str:
-        """The model's name as the answer gives it. Raises Refusal for another model's."""
+        """The model's or the adapter's name as the answer gives it. Raises Refusal for another model's."""
         if not self.keeper.name:
             self.keeper.require()  # its name is not known yet
         names = self.names
         if name is None or name == "default" or name in names:
             return name if name in names else names[0]
+        names = [*names, *self.keeper.adapters]
+        if name in names:
+            return name
         refusal = bad_field("model", f"one of {', '.join([*names, 'default'])}",
                             f"model: there is no model {name!r:.100} here: this server has {', '.join(names)}", name)
         refusal.status, refusal.code = 404, "model_not_found"
@@ -270,7 +274,7 @@ class Desk:
                 self.choose_name(name)
             except Refusal as refusal:
                 faults += refusal.faults
-        names = [name for name in (*RULES, "logit_bias", "speculate") if given.get(name) is not None]
+        names = [name for name in (*RULES, "logit_bias", "speculate", "adapter") if given.get(name) is not None]
         if not names or self.keeper.llm is None:
             return faults
         llm = await self.keeper.enter()
@@ -317,7 +321,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
 
     fits: check that the prompt leaves room for an answer.
     """
-    given = merge_options(settings.options, ask.options, bool(ask.toolbox.forced))
+    given = {"adapter": BASE} | merge_options(settings.options, ask.options, bool(ask.toolbox.forced))
     if ask.toolbox.forced:
         given["stop"] = ()  # a stop string would cut the call that must be made
     try:
@@ -327,13 +331,18 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
     faults = check_options(llm, resolved.options, given, settings, starts_text=is_chat)
     prompt = ToolPrompt([])
+
+    def check_count(count: int) -> None:
+        if fits and count >= llm.engine.context:
+            raise _refuse_context(llm, ask, count, None, "at least ")
+
     try:
         ask.toolbox.check(resolved.options)
         if is_chat:
             prompt = encode_with_tools(llm.tokenizer, llm.require_template(), ask.prompt, ask.toolbox,
-                                       resolved.options.schema)
+                                       resolved.options.schema, check_count)
         else:
-            prompt = ToolPrompt(llm.encode(ask.prompt))
+            prompt = ToolPrompt(llm.encode(ask.prompt, check_count))
         if prompt.rule and not any(fault.field in RULES for fault in faults):  # it has the schema in it
             llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=settings.compile_seconds)
     except LlamaError as error:
@@ -385,6 +394,7 @@ def refuse(error: LlamaError, field: str, llm: LLM | None = None, given: Mapping
 
 _CONSTRAINTS = {"schema": "a schema that can be enforced", "regex": "a regular expression that can be enforced",
                 "grammar": "a grammar that can be enforced", "logit_bias": "token ids of the vocabulary",
+                "stop_token_ids": "token ids of the vocabulary",
                 "speculate": "a draft model that is loaded", "tools": "tools that the model can call",
                 "tool_choice": "auto, none, required or a tool's name"}
 _KINDS = {"TemplateError": "a conversation that the chat template takes", "TokenizerError": "a text that can be encoded",
@@ -410,10 +420,10 @@ def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str
     return Fault(field, constraint, text, shorten(given.get(field)))
 
 
-def _refuse_context(llm: LLM, ask: Ask, count: int, error: ContextError | None) -> Refusal:
+def _refuse_context(llm: LLM, ask: Ask, count: int, error: ContextError | None, bound: str = "") -> Refusal:
     context = llm.engine.context
     if count >= context:
-        message = (f"the prompt has {count} tokens and the context holds {context}, answer included: shorten the prompt"
+        message = (f"the prompt has {bound}{count} tokens and the context holds {context}, answer included: shorten the prompt"
                    f"{spell_parameters(llm.engine.suggest_context())}")
         return Refusal(400, "context_length_exceeded", [Fault(ask.field, f"< {context} tokens", message)],
                        n_prompt_tokens=count, n_ctx=context)

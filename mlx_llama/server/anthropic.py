@@ -232,7 +232,7 @@ async def messages(request: Request) -> Response:
         content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
         content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": read_values(call)} for call in calls]
         return {**made, "content": content, "stop_reason": stop_reason(completion, calls),
-                "stop_sequence": completion.stop, "usage": write_usage(completion)}
+                "stop_sequence": stop_sequence(completion), "usage": write_usage(completion)}
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         completion = answers.completions[0]
@@ -268,7 +268,7 @@ async def messages(request: Request) -> Response:
             yield named({"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}})
         yield named({"type": "content_block_stop", "index": index})
         reason = stop_reason(completion, reader.calls)
-        yield named({"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": completion.stop},
+        yield named({"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": stop_sequence(completion)},
                      "usage": write_usage(completion)})
         yield named({"type": "message_stop"})
 
@@ -301,6 +301,11 @@ def stop_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str:
         return "tool_use"
     return {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens",
             "context": "model_context_window_exceeded"}.get(completion.finish_reason, "end_turn")
+
+
+def stop_sequence(completion: Completion) -> str | None:
+    """The stop string that matched, None for another end."""
+    return completion.stop if isinstance(completion.stop, str) else None
 
 
 def write_usage(completion: Completion) -> dict[str, int]:

@@ -92,6 +92,8 @@ def main(arguments: list[str]) -> int:
 
     def load_checked() -> LLM:
         llm = load(**how)
+        if settings.alias in llm.model.adapters:
+            raise OptionsError(f"--alias {settings.alias}: an adapter has that name: choose another one")
         checked = options.validate(settings.options)
         llm.engine.check_options(checked)
         llm.engine.check_rule(checked)

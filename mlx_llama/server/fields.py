@@ -88,6 +88,11 @@ class OptionFields(_TableFields):
     def _list_one_stop(cls, value):
         return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
+    @field_validator("stop_token_ids", mode="before")
+    @classmethod
+    def _split_token_ids(cls, value):
+        return tuple(value) if isinstance(value, list) else value
+
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _parse_biases(cls, value):

@@ -44,6 +44,7 @@ class Keeper:
         self.loads = 0
         self._set_asides = 0  # of models that were given back
         self.name = ""
+        self.adapters: tuple[str, ...] = ()  # names that requests may give for the model
 
     def start(self) -> None:
         """Begin to load, and to watch for idleness."""
@@ -97,6 +98,7 @@ class Keeper:
         name = llm.checkpoint.name
         # Clients need not know where the model lies.
         self.name = os.path.basename(name.rstrip("/\\")) if os.path.exists(name) else name
+        self.adapters = llm.model.adapters
         self._llm, self.state = llm, "ready"
         self._left = time.monotonic()
         llm.scheduler.start()
@@ -156,13 +158,14 @@ class Keeper:
                 self._drop("idle")
 
     def _drop(self, state: State) -> None:
-        llm, self._llm, self.state = self._llm, None, state
+        llm, self._llm = self._llm, None
         if llm is not None:
             self.facts = self._describe_model(llm)
             llm.scheduler.close()
             self._set_asides += llm.scheduler.set_asides
             del llm
             gc.collect()
+        self.state = state  # last: threads that poll it may count on the memory
 
     def describe(self) -> dict[str, Any]:
         """State and progress, for clients."""

@@ -261,7 +261,7 @@ async def completion(request: Request) -> Response:
                 "tokens_evaluated": found.prompt_tokens, "generation_settings": write_settings(found.options, body),
                 "prompt": prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt),
                 "has_new_line": "\n" in found.text, "truncated": False,
-                "stop_type": _STOP_TYPES.get(found.finish_reason, "none"), "stopping_word": found.stop or "",
+                "stop_type": _STOP_TYPES.get(found.finish_reason, "none"), "stopping_word": found.stop if isinstance(found.stop, str) else "",
                 "tokens_cached": found.prompt_tokens + len(found.tokens), "timings": write_timings(found),
                 **_write_probabilities(answers.llm, body.logprobs, told)}
         return _pick(full, body.response_fields)
@@ -545,14 +545,14 @@ def _save_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
     if not state:
         raise bad_field("slot", "a slot with a cache", f"slot: the cache holds nothing of slot {slot}; its memory was wanted, or "
                         "it had no request yet", slot)
-    write_cache(file, state, llm.identify_cache())
+    write_cache(file, state, llm.identify_cache(0))
     return {"n_saved": len(state["tokens"]), "n_written": file.stat().st_size}
 
 
 def _restore_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
     if any(sequence.slot == slot for sequence in llm.scheduler.running):
         raise bad_field("slot", "an idle slot", f"slot: a request runs in slot {slot}: wait for its end, or take another", slot)
-    state = read_cache(file, llm.identify_cache())
+    state = read_cache(file, llm.identify_cache(0))
     tokens = state["tokens"].tolist()
     llm.scheduler.install(state)
     llm.scheduler.slots.put(slot, tokens)

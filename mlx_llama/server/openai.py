@@ -31,6 +31,7 @@ from .replies import (
     event,
     reply_stream,
     reply_whole,
+    served_adapters,
     served_names,
     write_openai,
     write_timings,
@@ -380,11 +381,12 @@ async def complete(request: Request) -> Response:
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def models(request: Request) -> Response:
-    """The model of this server."""
+    """The model of this server, and its adapters."""
     llm = desk_of(request).keeper.llm
     meta = None if llm is None else {"n_vocab": llm.model.config.vocab_size, "n_ctx": llm.engine.context,
                                      "n_ctx_train": llm.model.config.max_position_embeddings}
-    return Json({"object": "list", "data": [_model(request, name) | {"meta": meta} for name in served_names(request)]})
+    return Json({"object": "list", "data": [_model(request, name) | {"meta": meta} for name in (
+        *served_names(request), *served_adapters(request))]})
 
 
 @router.get("/v1/models/{name:path}")

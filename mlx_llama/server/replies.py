@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -65,6 +66,8 @@ def reply_refusal(request: Request, refusal: Refusal) -> Response:
 
 async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; a client that leaves meanwhile cancels them. Raises Refusal."""
+    if adapter := request.scope.get("adapter"):
+        asks = [replace(ask, options={"adapter": adapter} | ask.options) for ask in asks]
     try:
         answers = await until_gone(request, desk_of(request).answer(asks))
     except Refusal as refusal:
@@ -140,9 +143,21 @@ def served_names(request: Request) -> list[str]:
     return desk_of(request).names
 
 
+def served_adapters(request: Request) -> tuple[str, ...]:
+    """Names of the model's adapters."""
+    return desk_of(request).keeper.adapters
+
+
 def check_model(request: Request, name: str | None) -> str:
-    """The model's name as the answer gives it. Raises Refusal for another model's."""
-    return desk_of(request).choose_name(name)
+    """The name of the model, or of one of its adapters, as the answer gives it. Raises Refusal for another model's.
+
+    Leaves `adapter` in the request's scope: the one that the name asks for.
+    """
+    desk = desk_of(request)
+    chosen = desk.choose_name(name)
+    if chosen in desk.keeper.adapters and chosen not in desk.names:
+        request.scope["adapter"] = chosen
+    return chosen
 
 
 def write_usage(answers: Answers) -> dict[str, Any]:

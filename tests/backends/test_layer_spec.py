@@ -31,13 +31,13 @@ FAMILIES = {
     "layers without rotation": ("SmolLM3", dict(no_rope_layers=[1, 0, 1, 0], tie_word_embeddings=False, pad_token_id=0),
                                 dict(unrotated_layers=(1, 3))),
     "norms after": ("Exaone4", dict(sliding_window=None, layer_types=["full_attention"] * 4),
-                    dict(norm_placement="after", query_key_norm=True)),
+                    dict(norm_placement="after", query_key_norm="head")),
     "norms before and after, gelu": (
         "Gemma3", dict(head_dim=24, query_pre_attn_scalar=30, sliding_window=4096, layer_types=["full_attention"] * 4,
                        tie_word_embeddings=True,
                        rope_parameters=dict.fromkeys(("full_attention", "sliding_attention"),
                                                      dict(rope_type="default", rope_theta=10000.0))),
-        dict(norm_placement="both", query_key_norm=True, activation="gelu_tanh", head_dim=24, attention_multiplier=30**-0.5,
+        dict(norm_placement="both", query_key_norm="head", activation="gelu_tanh", head_dim=24, attention_multiplier=30**-0.5,
              embedding_multiplier=8.0, tie_word_embeddings=True)),
 }
 TOKENS = np.random.default_rng(1).integers(3, 384, (2, 30)).astype(np.int32)

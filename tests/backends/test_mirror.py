@@ -45,8 +45,8 @@ def public(file: Path) -> dict[str, tuple]:
     return found
 
 
-# Packing and uploading differ by backend; layers call only `linear`, `norm` and `embedding`.
-PRIVATE_WEIGHTS = {"Weights.__init__", "Upload", "Upload.__init__", "Upload.__call__", "is_out_of_memory"}
+# Packing, uploading and sharing differ by backend; layers call only `linear`, `norm` and `embedding`.
+PRIVATE_WEIGHTS = {"Weights.__init__", "Weights.vocabulary", "Upload", "Upload.__init__", "Upload.__call__", "is_out_of_memory"}
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -54,7 +54,8 @@ PRIVATE_WEIGHTS = {"Weights.__init__", "Upload", "Upload.__init__", "Upload.__ca
 def test_same_public_names_and_signatures(file, other):
     wanted, got = public(HOMES["mlx"] / f"{file}.py"), public(HOMES[other] / f"{file}.py")
     # Helpers of a backend's own arithmetic may differ; all other names must be in all three.
-    helpers = {"facts": {"product_dtype"}, "ops": {"widen"}, "sampling": {"gumbel"}, "weights": PRIVATE_WEIGHTS,
+    helpers = {"runtime": {"count_each"}, "facts": {"product_dtype", "keeps_levels", "tensor_nbytes"}, "ops": {"widen"},
+               "sampling": {"gumbel"}, "weights": PRIVATE_WEIGHTS,
                "cache": {"Cache.storage_for", "Cache.nbytes_for", "Cache.new_positions"}, "model": {"Llama.notices", "Llama.load"}}.get(file, set())
     drop = lambda names: {name: names[name] for name in names if name not in helpers}  # noqa: E731
     assert drop(got) == drop(wanted)
@@ -78,6 +79,7 @@ def code(file: Path, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["model.Llama._compute", "model._build_block", "layers.Attention.__call__", "layers.MLP.__call__",
+                                  "layers.Experts.__call__",
                                   "layers.Block.__call__", "layers.RMSNorm.__call__", "layers.Embedding.__call__"])
 def test_one_forward_in_three_languages(name):
     """The forward and its layers are identical code. Backends differ in ops, cache and weights."""
@@ -103,7 +105,7 @@ def test_the_protocols_are_implemented(backend):
                     inspect.signature(getattr(real, name)).parameters), name
 
 
-ALLOWED = {"models", "files", "backends.interface", "backends.load_options", "backends.logprobs", "backends.positions", "backends.weights", "generation.rng", "generation.options", "errors", "system"}
+ALLOWED = {"models", "files", "backends.interface", "backends.load_options", "backends.logprobs", "backends.positions", "backends.profile", "backends.shards", "backends.weights", "generation.rng", "generation.options", "errors", "system"}
 
 
 @pytest.mark.parametrize("name", HOMES)

@@ -229,7 +229,7 @@ def test_one_launch_and_one_wait_per_token(backend, monkeypatch):
         llm = load_llm(gguf_model(kind, 2)[0], backend=backend.name, device=device)
         llm.generate("A fox", max_tokens=2)  # another text: copying a known prefix would be a wait
         with counted(backend, monkeypatch) as count:
-            completion = llm.generate("Once upon", max_tokens=8)
+            completion = llm.generate(llm.encode("Once upon")[:4], max_tokens=8)  # a long prompt waits in between: see pace.py
         assert count["wait"] == completion.waits == len(completion.tokens)
 
 

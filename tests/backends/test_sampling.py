@@ -262,3 +262,31 @@ def test_among_equals_the_lower_id_comes_first(sampler, arrays, backend):
     flat[0, [5, 900]] = 1
     found = unpack(backend.read_all(sampler(logprobs=6)(arrays(flat), [1])), 6)
     assert [token for token, _ in found.top] == [5, 900, 0, 1, 2, 3]
+
+
+DAMAGE = {"NaN": [(3, np.nan)], "infinity": [(3, np.inf)], "minus infinity alone": [(slice(None), -np.inf)],
+          "all NaN": [(slice(None), np.nan)], "NaN and infinities": [(3, np.nan), (5, np.inf), (7, -np.inf)]}
+EVERY_KIND = [dict(), dict(temperature=0.7), dict(temperature=0.7, top_k=5), dict(temperature=0.7, top_p=0.9),
+              dict(temperature=0.7, min_p=0.1), dict(repetition_penalty=1.3, logit_bias={9: 1.0}), dict(logprobs=2),
+              dict(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=3)]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("options", EVERY_KIND, ids=str)
+def test_logits_that_are_not_finite_give_minus_one_and_other_rows_their_tokens(options, damage, sampler, arrays, backend, recwarn):
+    rows = np.stack([logits(seed) for seed in range(3)])
+    recent = arrays(np.array([[-1, 4], [4, 5], [8, 9]], np.int32))
+    wanted = backend.runtime.to_numpy(sampler(options, options, options)(arrays(rows), [5, 6, 7], recent))
+    for place, value in DAMAGE[damage]:
+        rows[1, place] = value
+    got = backend.runtime.to_numpy(sampler(options, options, options)(arrays(rows), [5, 6, 7], recent))
+    assert got[1, 0] == -1
+    assert (got[[0, 2]] == wanted[[0, 2]]).all() and (wanted[:, 0] >= 0).all()
+    assert not recwarn.list
+
+
+def test_tokens_that_are_forbidden_are_no_fault(sampler, arrays, backend):
+    few = np.full((1, V), -np.inf, np.float32)
+    few[0, [3, 8]] = 1.0, 2.0
+    for options in EVERY_KIND:
+        assert backend.runtime.to_numpy(sampler(**options)(arrays(few), [5], arrays(np.array([[-1]], np.int32))))[0, 0] in (3, 8)

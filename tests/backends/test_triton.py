@@ -193,8 +193,8 @@ def compiled(bits: int, group_size: int, two_level: bool, has_biases: bool, x: s
         "super_biases": "*fp16" if two_level and has_biases else None, "out": x, "M": "i32", "N": "i32",
     }
     fixed = dict(zip(("LOW", "HIGH", "GROUP", "OFFSET", "SUPER", "DIGITS", "CHUNK"), kernels._constants(matrix)))
-    fixed |= {"K": 4096, "SAMPLES": samples, "ROWS": kernels._ROWS if samples == 1 else kernels._ROWS // 2, "PART": 4096,
-              "UNITS": kernels._UNITS * kernels._WARPS}
+    fixed |= {"K": 4096, "SHARED": 1, "SAMPLES": samples, "ROWS": kernels._ROWS if samples == 1 else kernels._ROWS // 2,
+              "PART": 4096, "UNITS": kernels._UNITS * kernels._WARPS}
     names = kernels._multiply.arg_names
     signature = {name: types.get(name) or "constexpr" for name in names}
     constants = {(i,): fixed.get(name) for i, name in enumerate(names) if signature[name] == "constexpr"}

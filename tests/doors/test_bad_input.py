@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from making import make_checkpoint
@@ -46,6 +47,26 @@ def missing_shard(folder):
     (folder / "model-00002-of-00002.safetensors").unlink()
 
 
+def replace_by_pipe(name):
+    """A pipe without a writer: reading it would wait for ever."""
+
+    def damage(folder):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return damage
+
+
+def replace_by_device(name):
+    """A device without an end."""
+
+    def damage(folder):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to("/dev/zero")
+
+    return damage
+
+
 DAMAGE = {
     "truncated weights": (truncate, "model.safetensors"),
     "empty weights": (lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors"),
@@ -62,13 +83,15 @@ DAMAGE = {
     "field absurd": (config(lambda c: c.__setitem__("num_hidden_layers", -3)), "num_hidden_layers"),
     "field huge": (config(lambda c: c.__setitem__("vocab_size", 10**15)), "vocab_size"),
     "unknown architecture": (config(lambda c: c.__setitem__("architectures", ["GPT2LMHeadModel"])), "GPT2LMHeadModel"),
-    "unknown rope": (config(lambda c: c.__setitem__("rope_scaling", {"rope_type": "longrope", "factor": 2.0})), "longrope"),
+    "unknown rope": (config(lambda c: c.__setitem__("rope_scaling", {"rope_type": "proportional", "factor": 2.0})), "proportional"),
     "quantised": (config(lambda c: c.__setitem__("quantization", {"bits": 4, "group_size": 64})), "quanti"),
     "tokenizer gone": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer"),
     "tokenizer corrupt": (lambda f: (f / "tokenizer.model").write_bytes(b"\x0a\xff\xff\xff\xff"), "tokenizer.model"),
     "tokenizer too large": (lambda f: make_checkpoint(f, tokenizer=True, vocab_size=300), "300"),
     "template loops": (lambda f: (f / "chat_template.jinja").write_text(
         "{% for a in range(99999999) %}{% for b in range(99999999) %}{% endfor %}{% endfor %}"), "chat_template.jinja"),
+    "template commands the terminal": (lambda f: (f / "chat_template.jinja").write_text(
+        "{{ raise_exception('\x1b[2J\x9b' ~ 'x' * 100000) }}"), "␛[2J\ufffdxxx"),
     "template escapes": (lambda f: (f / "chat_template.jinja").write_text(
         "{{ ''.__class__.__mro__[1].__subclasses__() }}"), "chat_template.jinja"),
     "template malformed": (lambda f: (f / "chat_template.jinja").write_text("{% for %}"), "chat_template.jinja"),
@@ -76,6 +99,13 @@ DAMAGE = {
         '{"do_sample": true, "temperature": "hot"}'), "temperature"),
     "only pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pickle"),
 }
+
+
+if hasattr(os, "mkfifo"):
+    FILES = ("config.json", "generation_config.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja",
+             "model.safetensors")
+    DAMAGE |= {f"{name} {kind}": (replace(name), name) for name in FILES
+               for kind, replace in (("is a pipe", replace_by_pipe), ("is endless", replace_by_device))}
 
 
 @pytest.mark.parametrize("case", DAMAGE)

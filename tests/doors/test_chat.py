@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import weakref
 from collections import Counter
 
 import pytest
@@ -16,15 +18,17 @@ from making import make_checkpoint
 from markdown_it import MarkdownIt
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
+from rich.cells import cell_len
 from rich.console import Console
 
 from mlx_llama import load
 from mlx_llama.chat import commands as chat_commands, dialogue, repl, terminal as chat_terminal, view as chat_view
 from mlx_llama.chat.markdown import Blocks, MarkdownView, Rendered
 from mlx_llama.core.errors import LlamaError
-from mlx_llama.core.generation.completion import Completion
+from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.scheduler import Scheduler
 from mlx_llama.core.generation.session import Stream
+from mlx_llama.core.text.controls import show_controls
 
 PROMPT = ">>> "
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>78]|\([A-Z0-9])")
@@ -108,6 +112,15 @@ def test_set_shows_sets_and_resets(session):
     assert command(session, "/set --temp default") == "temperature = 0 (default)"
     assert command(session, "/set n 9") == "max_tokens = 9 (user)"
     assert command(session, "/set seed 5") == "seed = 5 (user)"
+    assert command(session, "/set seed random") == "seed = random (default)"
+    # as it must be typed
+    for name in ("speculate", "logprobs", "schema", "regex", "grammar"):
+        assert re.search(rf"{name} +none +default", everything)
+        assert command(session, f"/set {name} none").startswith(f"{name} = none (")
+    assert command(session, "/set regex a+") == "regex = a+ (user)"
+    assert command(session, "/set regex none") == "regex = none (default)"
+    assert command(session, '/set schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'
+    command(session, "/set schema default")
     assert command(session, r"/set stop 'a b' \n") == r"stop = 'a b' n (user)"
     assert command(session, r"/set stop '\n\n' User:") == r"stop = '\n\n' User: (user)"
     assert session.resolve().options.stop == ("\n\n", "User:")
@@ -141,6 +154,215 @@ def test_regen_replaces_the_last_answer(session):
     command(session, "/set temperature 2")
     assert "same answer" not in str(command(session, "/regen").notices)
     assert session.messages[:-1] == before[:-1] and session.messages[-1] != before[-1]
+
+
+@pytest.mark.parametrize("change", ["/set max_tokens 5", "/set seed 7", "/set temp 0", "/system Be a llama.", "/continue"])
+def test_regen_says_the_same_answer_only_where_it_comes(session, change):
+    command(session, "/set temp 1")
+    command(session, "/set seed 3")
+    first = command(session, "/regen")
+    again = command(session, "/regen")
+    assert again.text == first.text and "the same answer again" in again.notices[0]
+    command(session, change)
+    assert "same answer" not in str(command(session, "/regen").notices)
+
+
+def test_regen_of_a_stopped_answer_has_no_notice(session):
+    stream = session.stream("hi")
+    next(stream)
+    stream.close()
+    assert "same answer" not in str(command(session, "/regen").notices)
+
+
+# Cut answers
+
+
+def whole_answer(model, **options):
+    session = model.chat(logit_bias={2: -100}, **options)  # token 2 would end the answer
+    return session.send("hello", max_tokens=24).text
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.3}])
+def test_continue_gives_the_text_of_an_answer_that_was_never_cut(model, options):
+    session = model.chat(logit_bias={2: -100}, max_tokens=8, **options)
+    session.send("hello")
+    shown = session.messages[-1]["content"]
+    for _ in range(2):
+        stream = chat_commands.run(session, "/continue")
+        shown += "".join(stream)
+    assert session.messages == [{"role": "user", "content": "hello"},
+                                {"role": "assistant", "content": whole_answer(model, **options)}]
+    assert shown.replace("\ufffd", "") == session.messages[-1]["content"].replace("\ufffd", "")
+    assert stream.completion.reused_tokens >= stream.completion.prompt_tokens - 1, "computed again"
+    assert stream.completion.text == session.messages[-1]["content"] and len(stream.completion.tokens) == 8
+
+
+def test_continue_after_ctrl_c(model):
+    session = model.chat(logit_bias={2: -100}, max_tokens=24)
+    stream = session.stream("hello")
+    next(stream), next(stream)
+    stream.close()
+    count = len(session.last.tokens)
+    assert 0 < count < 24
+    session.options["max_tokens"] = 24 - count
+    command(session, "/continue")
+    assert session.messages[-1]["content"] == whole_answer(model)
+    # an interrupt before the first new token changes nothing
+    before = state(session)
+    stream = chat_commands.run(session, "/continue")
+    stream.close()
+    assert state(session) == before
+
+
+def test_continue_of_a_character_that_was_cut(toy_bytes):
+    """An answer of the two halves of a character, cut between them."""
+    session = toy_bytes.chat(grammar='start: "aé and b"')
+    cut = session.send("hello", max_tokens=2).text
+    text = cut + command(session, "/continue").text[len(cut):]
+    assert session.messages[-1]["content"] == "aé and b" and text.endswith(" and b")
+
+
+@pytest.fixture(scope="module")
+def toy_bytes(model):
+    """The toy writes é as two byte tokens, so that a limit of two tokens cuts it."""
+    ids = model.tokenizer.encode("aé")
+    assert len(ids) >= 3, "no cut inside the character"
+    return model
+
+
+def test_continue_of_a_loaded_answer_and_after_another_model(session, model, tmp_path):
+    saved = session.messages[-1]["content"]
+    session.save(tmp_path / "saved.json")
+    other = model.chat()
+    other.load(tmp_path / "saved.json")
+    completion = command(other, "/continue")
+    assert completion.text == other.messages[-1]["content"] and completion.text.startswith(saved)
+    prompt = other.engine.tokenizer.decode(other.cached_tokens, skip_special=False)
+    assert prompt.rstrip("\n").split("<|assistant|>\n")[-1].startswith(saved), "the template closed the answer"
+
+
+def test_a_complete_answer_does_not_go_on(session):
+    command(session, "/set grammar start: \"yes\"")
+    session.send("really?")
+    before = state(session)
+    with pytest.raises(LlamaError, match="is complete"):
+        command(session, "/continue")
+    command(session, "/clear")
+    with pytest.raises(LlamaError, match="ask something first"):
+        command(session, "/continue")
+    assert before[0][-1]["content"] == "yes"
+
+
+def test_continue_follows_the_grammar_and_refuses_another(session):
+    command(session, "/set max_tokens 3")
+    command(session, "/set regex [ab]{6}")
+    cut = session.send("spell").text
+    assert re.fullmatch("[ab]{1,5}", cut)
+    while session.last.finish_reason == "length":
+        command(session, "/continue")
+    assert re.fullmatch("[ab]{6}", session.messages[-1]["content"])
+    command(session, "/set regex [ab]{9}")
+    session.send("spell")
+    command(session, "/set regex [0-9]+")
+    with pytest.raises(LlamaError, match="option regex: the answer so far does not match"):
+        command(session, "/continue")
+
+
+# Undo, edit, another model
+
+
+def test_undo_takes_back_the_last_turn(session):
+    before = copy.deepcopy(session.messages)
+    assert command(session, "/undo") == "(took back 'once upon a time' and its answer; 2 messages left)"
+    assert session.messages == before[:2]
+    command(session, "/undo")
+    assert session.messages == []
+    with pytest.raises(LlamaError, match="nothing to take back"):
+        command(session, "/undo")
+    session.send("hello")
+    assert session.messages == before[:2], "the cache of what was taken back is seen"
+
+
+def test_undo_shows_what_was_dropped_again(model):
+    session = model.chat(max_tokens=4)
+    while not session.dropped:
+        session.send("once upon a time there was a little llama " * 3)
+    while session.messages:
+        session.undo()
+        assert session.dropped == 0 or session.messages[session.dropped]["role"] == "user"
+    assert session.dropped == 0
+
+
+def test_edit_replaces_the_last_message(session):
+    before = copy.deepcopy(session.messages)
+    assert command(session, "/edit") == chat_commands.Draft("once upon a time")
+    command(session, "/edit and then?")
+    assert [message["content"] for message in session.messages[:3]] == [*(m["content"] for m in before[:2]), "and then?"]
+    assert len(session.messages) == 4
+    command(session, "/clear")
+    for line in ("/edit", "/edit text"):
+        with pytest.raises(LlamaError, match="ask something first"):
+            command(session, line)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """A model with another vocabulary, context and template."""
+    return make_checkpoint(tmp_path_factory.mktemp("other") / "other", tokenizer="bytelevel", hidden_size=48,
+                           max_position_embeddings=300)
+
+
+def test_another_model_goes_on_with_the_conversation(session, other, capsys):
+    chat = dialogue.Chat(session, load=lambda name: load(name, backend="cpu"))
+    chat.take("/model")
+    chat.take(f"/model '{other}'")
+    assert f"{other} on cpu" in capsys.readouterr().err
+    assert state(chat.session)[:3] == state(session)[:3] and chat.session is not session
+    chat.take("what is next?")
+    assert all(words in seen(chat.session) for words in ("Be kind.", "once upon a time", "what is next?"))
+    chat.take("/continue")
+    chat.take("/undo")
+    assert len(chat.session.messages) == 4
+
+
+@pytest.mark.parametrize("name, words", [("/nowhere", "/nowhere"), ("", "hub id")])
+def test_a_model_that_fails_keeps_the_old_one(session, name, words, tmp_path):
+    (tmp_path / "empty").mkdir()
+    chat = dialogue.Chat(session, load=lambda name: load(name, backend="cpu"))
+    before = state(session)
+    with pytest.raises(LlamaError):
+        chat.take(f"/model {name or tmp_path / 'empty'}")
+    assert chat.session is session and state(session) == before
+
+
+def test_options_that_another_model_refuses_keep_the_old_one(session, other):
+    session.options["logit_bias"] = {383: 1.0}
+    chat = dialogue.Chat(session, load=lambda name: load(other, backend="cpu"))
+    chat.take("/model other")  # both have 384 tokens
+    small = chat.session
+    small.options["logit_bias"] = {383: 1.0, 10**6: 1.0}
+    with pytest.raises(LlamaError, match="outside the vocabulary"):
+        chat.take("/model other")
+    assert chat.session is small
+
+
+def test_the_memory_of_the_old_model_is_free(toy, other):
+    old = load(toy, backend="cpu")
+    chat = dialogue.Chat(old.chat(max_tokens=2), load=lambda name: load(other, backend="cpu"))
+    chat.take("hello")
+    model = weakref.ref(old.model)
+    del old
+    chat.take("/model other")
+    assert model() is None
+
+
+def test_names_from_other_programs(session):
+    for line in ("/bye", "/quit", "/exit"):
+        with pytest.raises(chat_commands.Leave):
+            command(session, line)
+    text = command(session, "/?")
+    assert text == command(session, "/help") and "/bye" in text and "/quit" in text
+    assert all(f"/{name} " in text for name in chat_commands.COMMANDS)
 
 
 def test_regen_without_an_answer_and_regen_never_begun(session):
@@ -184,7 +406,9 @@ def test_read_sends_a_file_as_one_message(session, tmp_path):
 def test_save_and_load(session, model, tmp_path):
     assert "saved 4 messages" in command(session, f"/save {tmp_path}/a b.json")
     other = model.chat()
-    assert command(other, f"/load {tmp_path}/a b.json") == "(loaded 4 messages, a system prompt, max_tokens = 4)"
+    loaded = command(other, f"/load {tmp_path}/a b.json")
+    assert loaded.message == "(loaded 4 messages, a system prompt, max_tokens = 4)"
+    assert (loaded.question, loaded.answer) == ("once upon a time", session.messages[-1]["content"])
     assert state(other) == state(session)
     command(other, f"/save {tmp_path}/a b.json")  # replaces a saved session
     for precious in ("notes.txt", "other.json"):
@@ -229,17 +453,20 @@ def test_load_of_a_damaged_session_loses_nothing(session, tmp_path, damage):
 
 def test_completion(session, tmp_path):
     (tmp_path / "notes.txt").touch()
-    completer = chat_terminal.CommandCompleter(session)
+    completer = chat_terminal.CommandCompleter(dialogue.Chat(session))
 
     def offered(text):
         return [text[:len(text) + each.start_position] + each.text
                 for each in completer.get_completions(Document(text), CompleteEvent())]
 
-    assert offered("/s") == ["/system", "/set", "/save", "/stats"]
+    # with a space before an argument, where the next Tab completes it
+    assert offered("/s") == ["/system ", "/set ", "/save ", "/stats"]
     assert len(offered("/")) == len(chat_commands.COMMANDS)
-    assert offered("/set top") == ["/set top_k", "/set top_p"]
+    assert offered("/set top") == ["/set top_k ", "/set top_p "]
     assert offered("/set n ") == ["/set n 4", "/set n default"]
+    assert offered("/set regex ") == ["/set regex none", "/set regex default"]
     assert offered(f"/read {tmp_path}/no") == [f"/read {tmp_path}/notes.txt"]
+    assert offered("/mo") == ["/model "] and offered(f"/model {tmp_path}/no") == [f"/model {tmp_path}/notes.txt"]
     assert offered("hello") == offered("/frob x") == offered("/clear ") == offered("text\n/s") == []
 
 
@@ -275,7 +502,7 @@ def test_a_failing_line_is_told_and_the_rest_still_runs(toy, door):
 @pytest.mark.parametrize("arguments, stdin, words", [
     ([], b"hello\nfine\xff\n", "standard input, line 2: is not UTF-8 (byte 4"),
     (["--temp", "-1", "--top-p", "2"], b"", "option temperature"),
-    (["--frob"], b"", "unrecognized arguments: --frob"),
+    (["--frob"], b"", "there is no flag --frob"),
     (["--backend", "abacus"], b"", "there is no backend 'abacus'"),
     (["-sys", "\udcff"], b"hello", "surrogate"),
     (["--model", "/nowhere"], b"", "/nowhere"),
@@ -386,6 +613,41 @@ def test_ctrl_c_between_pieces_lets_the_model_finish_its_step(session, capsys):
     assert capsys.readouterr() == ("shown, whole\n", "(stopped)\n")
 
 
+def test_ctrl_c_during_the_last_step_is_not_lost(session, capsys):
+    def pieces():
+        yield "shown"
+        signal.raise_signal(signal.SIGINT)
+
+    class Whole(Pieces):
+        def cancel(self):
+            super().cancel()
+            signal.raise_signal(signal.SIGINT)  # and another one while the stream is closed
+
+    for kind in (Pieces, Whole):
+        handle = kind(pieces())
+        handle.completion.finish_reason = "eos"
+        handle.completion.text = "shown"
+        with pytest.raises(KeyboardInterrupt):
+            dialogue.Chat(session).show(Stream(handle))
+        assert capsys.readouterr() == ("shown\n", "")
+
+
+def test_ctrl_c_during_the_last_step_of_a_script_ends_it(toy, door, monkeypatch):
+    take, ends = Writer.push, []
+
+    def push(self, *given):
+        take(self, *given)
+        if self.is_finished:
+            ends.append(self.completion.finish_reason)
+            signal.raise_signal(signal.SIGINT)
+
+    # An answer whose last step brings no text
+    end = int(load(toy, backend="cpu").chat().send("hello", max_tokens=12).tokens[8])
+    monkeypatch.setattr(Writer, "push", push)
+    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "12", "--stop-token-ids", end, stdin=b"hello\nagain\n")
+    assert result.code == 130 and result.out.strip() and ends == ["stop"], result.err
+
+
 def test_a_second_ctrl_c_does_not_wait_for_a_piece(session, capsys):
     def pieces():
         yield "shown"
@@ -396,6 +658,63 @@ def test_a_second_ctrl_c_does_not_wait_for_a_piece(session, capsys):
     with pytest.raises(KeyboardInterrupt):
         dialogue.Chat(session).show(Stream(Pieces(pieces())))
     assert capsys.readouterr() == ("shown\n", "(stopped)\n")
+
+
+# Progress of a prompt
+
+
+def test_a_view_is_told_how_much_of_the_prompt_is_processed(session, monkeypatch):
+    monkeypatch.setattr(dialogue, "PROGRESS_SECONDS", 0.001)
+    told, calls = threading.Event(), []
+
+    class Slow(Stream):
+        progress = (512, 2000)
+
+    class View(dialogue.Plain):
+        def wait(self, done, total):
+            calls.append((done, total))
+            told.set()
+
+        def push(self, piece):
+            calls.append(piece)
+
+    def pieces():
+        assert told.wait(20)
+        yield "one"
+        yield "two"
+
+    dialogue.Chat(session, View).show(Slow(Pieces(pieces())))
+    assert calls[0] == (512, 2000) and calls[-2:] == ["one", "two"]
+
+
+def test_progress_of_a_stream(roomy):
+    llm = load(roomy, backend="cpu")
+    stream = llm.chat().stream("once upon a time " * 60, max_tokens=2, prefill_step_size=64)
+    total = stream.completion.prompt_tokens
+    seen = [stream.progress]
+    while stream.progress[0] < total:
+        llm.scheduler.tick() if seen[1:] else stream._handle.begin()
+        seen.append(stream.progress)
+    stream.close()
+    assert seen[0] == (0, total) and len(set(seen)) > 3 and seen == sorted(seen)
+
+
+def test_the_progress_is_drawn_and_erased():
+    screen = console()
+    with MarkdownView(screen) as view:
+        view.wait(512, 2000)
+        assert on_screen(screen.file.getvalue())[0] == "reading the prompt: 512 of 2000 tokens"
+        view.wait(1024, 2000)
+        assert on_screen(screen.file.getvalue())[0] == "reading the prompt: 1024 of 2000 tokens"
+        view.push("done")
+    assert "reading" not in "".join(on_screen(screen.file.getvalue()))
+
+
+def test_plain_progress_is_a_line_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr(chat_view, "NEWS_SECONDS", 0.0)
+    chat_view.Plain(clean=True).wait(512, 2000)
+    chat_view.Plain().wait(512, 2000)  # to a file or pipe
+    assert capsys.readouterr() == ("", "(reading the prompt: 512 of 2000 tokens)\n")
 
 
 # Markdown, block by block
@@ -516,7 +835,7 @@ def test_markdown_is_rendered_and_nothing_is_left_out():
 def test_text_from_a_model_is_data():
     hostile = ("a\x1b[31mb\x07c\x9b2Jd\re\x7f &#27;[2J &#x9b; `\x1b]0;t\x07` [x](http://a.b/\x1b\\)\n\n"
                "```\n\x1bcode\x08\n```")
-    for output in (re.sub(r"\x1b\[[0-9;]*m", "", rendered(hostile)), hostile.translate(chat_view.CONTROLS)):
+    for output in (re.sub(r"\x1b\[[0-9;]*m", "", rendered(hostile)), show_controls(hostile)):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", output), repr(output)
         assert "␛[31mb␇c" in output
 
@@ -565,6 +884,51 @@ def test_a_frame_is_drawn_while_the_block_is_unfinished():
         view.due = 0.0
         view.push("\n" + "\n".join(f"line {i}  " for i in range(40)))
         assert "line 39" in plain(screen.file.getvalue()), "the newest line must be in sight"
+
+
+def test_an_answer_that_goes_on_shows_its_last_block_again():
+    screen = console()
+    with MarkdownView(screen) as view:
+        view.begin("first\n\n```python\ncut = ")
+        assert "cut =" in "".join(on_screen(screen.file.getvalue()))
+        view.push("5\n```\nend")
+    lines = [line.strip() for line in on_screen(screen.file.getvalue()) if line.strip()]
+    assert lines == ["cut = 5", "end"]
+
+
+@pytest.mark.parametrize("width, rows", [(60, 3), (30, 6), (20, 9), (61, 3), (200, 3)])
+def test_a_frame_is_erased_in_the_rows_of_a_resized_terminal(width, rows):
+    """A terminal that becomes narrower wraps a line of 50 cells into more rows."""
+    screen = console(60)
+    with MarkdownView(screen) as view:
+        view.due = 0.0
+        view.push("x" * 50 + "\n" + "y" * 50 + "\n" + "z" * 50)
+        screen.width, view.due = width, 0.0
+        before = len(screen.file.getvalue())
+        view.push("!")
+        assert screen.file.getvalue()[before:].count("\x1b[1A\x1b[2K") == rows
+
+
+# Lines for the user
+
+
+@settings(deadline=None)
+@given(st.lists(st.text("abc漢-/.", min_size=1, max_size=12), max_size=12), st.integers(30, 90), st.sampled_from(["", "  "]))
+def test_lines_wrap_between_words(words, width, margin):
+    line = margin + " ".join(words)
+    parts = chat_terminal.wrap(line, width)
+    assert " ".join(parts).split() == line.split()
+    assert all(cell_len(part) <= width for part in parts)
+
+
+def test_columns_of_a_list_stay_where_they_fit():
+    line = "  /load FILE   continue a saved conversation, from its cache if it was saved"
+    assert chat_terminal.wrap(line, 40) == [
+        "  /load FILE   continue a saved", "               conversation, from its", "               cache if it was saved"]
+    assert chat_terminal.wrap(line, 24) == [
+        "  /load FILE  continue a", "    saved conversation,", "    from its cache if it", "    was saved"]
+    assert chat_terminal.wrap("word " * 3 + "x" * 30, 20) == ["word word word", "x" * 20, "x" * 10]
+    assert chat_terminal.wrap("", 20) == [""]
 
 
 # In a terminal
@@ -714,3 +1078,148 @@ def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environ
     assert ("some bold text␛[2J" in plain(answer)) == ("• item␇" in plain(answer)) == markdown
     assert ("some **bold** text␛[2J" in plain(answer)) == ("- item␇" in plain(answer)) == (not markdown)
     assert "\x1b[2J" not in answer and "\x07" not in answer
+
+
+def test_commands_in_a_terminal(terminal, toy, tmp_path):
+    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="an *answer*")
+    child.expect_exact(PROMPT)
+    for word, name in (("exit", "exit"), ("Help", "help"), ("quit", "exit")):
+        child.send(f"{word}\r")
+        child.expect_exact(f"(/{name}: ")
+        child.expect_exact(PROMPT)
+    child.send(" exit\r")  # a message
+    child.expect_exact("answer")
+    child.expect_exact(PROMPT)
+    child.send(f"/save {tmp_path}/saved.json\r")
+    child.expect_exact("saved 2 messages")
+    child.expect_exact(PROMPT)
+    # the last message, in the line editor
+    child.send("/edit\r")
+    child.expect_exact("edit> ")
+    child.expect_exact("exit")
+    child.send(", or stay\r")
+    child.expect_exact("answer")
+    child.expect_exact(PROMPT)
+    for leaving in ("\x03\x03", "\x03\r", "\r"):  # Ctrl-C clears the line, and leaves an empty one; unchanged
+        child.send("/edit\r")
+        child.expect_exact("edit> ")
+        child.expect_exact("stay")
+        child.send(leaving)
+        child.expect_exact("(the message stays as it was)")
+        child.expect_exact(PROMPT)
+    child.send("/undo\r")
+    child.expect_exact("(took back 'exit, or stay' and its answer; the conversation is empty)")
+    child.expect_exact(PROMPT)
+    # what was said before
+    child.send(f"/lo\t{tmp_path}/saved.json\r")
+    child.expect_exact("(loaded 2 messages)")
+    child.expect_exact(">>>  exit")
+    child.expect(r"an .*answer")
+    child.expect_exact(PROMPT)
+    child.send(f"/model {tmp_path}/nowhere\r")
+    child.expect_exact("error: ")
+    child.expect_exact(PROMPT)
+    child.send("/model guide\r")
+    child.expect_exact("context 512 tokens")
+    child.expect_exact("(2 messages are kept)")
+    child.expect_exact(PROMPT)
+    child.send("/bye\r")
+    child.read()
+    child.close()
+    assert child.exitstatus == 0
+
+
+def test_an_answer_goes_on_after_ctrl_c(terminal, roomy, tmp_path):
+    child = terminal("-m", "mlx_llama.chat", "--model", roomy, "--backend", "cpu", "-m", "99999", "--logit-bias", "2=-100")
+    child.expect_exact(PROMPT)
+    child.send("hello\r")
+    child.expect(r"(?s).{3000}")
+    child.sendintr()
+    child.expect_exact("(stopped)")
+    child.expect_exact(PROMPT)
+    child.send(f"/save {tmp_path}/cut.json\r/set max_tokens 5\r")
+    child.expect_exact("max_tokens = 5 (user)")
+    child.expect_exact(PROMPT)
+    child.send("/continue\r")
+    child.expect_exact("cut off after 5 tokens: /continue goes on")
+    child.expect_exact(PROMPT)
+    child.send(f"/save {tmp_path}/more.json\r")
+    child.expect_exact("saved 2 messages")
+    child.expect_exact(PROMPT)
+    leave(child)
+    cut, more = (json.loads((tmp_path / name).read_text())["messages"][1]["content"] for name in ("cut.json", "more.json"))
+    assert len(more) > len(cut) and more.startswith(cut.rstrip("\ufffd"))
+
+
+def test_a_dumb_terminal_gets_no_escape_sequences(terminal, toy):
+    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="an *answer*", TERM="dumb")
+    child.expect_exact(PROMPT)
+    child.sendline("/help")
+    child.expect_exact("/bye and /quit")
+    child.expect_exact(PROMPT)
+    child.sendline("two\\")
+    child.expect_exact("... ")
+    child.sendline("lines")
+    child.expect_exact("an *answer*")
+    child.expect_exact(PROMPT)
+    child.sendline("/edit")
+    child.expect_exact("(the message was: two")
+    child.expect_exact("edit> ")
+    child.sendline("one line")
+    child.expect_exact("an *answer*")
+    child.expect_exact(PROMPT)
+    child.sendline("/undo")
+    child.expect_exact("(took back 'one line'")
+    child.expect_exact(PROMPT)
+    assert "\x1b" not in leave(child)
+
+
+def test_lines_wrap_in_a_narrow_terminal(terminal, toy):
+    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="answer")
+    child.expect_exact(PROMPT)
+    child.setwinsize(24, 40)
+    child.send("/help\r")
+    child.expect_exact("// sends a text that begins with /.")
+    shown = plain(child.before).split("(Ctrl-D", 1)[-1]
+    lines = shown[shown.index("  /help"):].split("\n")
+    assert max(map(len, lines)) <= 40
+    assert " ".join(lines).split() == chat_commands.COMMANDS["help"].run(None, "").split()[:len(" ".join(lines).split())]
+    child.expect_exact(PROMPT)
+    leave(child)
+
+
+@pytest.mark.parametrize("columns, up", [(30, 2), (100, 0)])
+def test_a_typed_line_is_erased_in_the_rows_of_a_resized_terminal(terminal, toy, columns, up):
+    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="answer")
+    child.expect_exact(PROMPT)
+    child.send("a line of sixty-four characters, which a narrow screen must wrap")
+    child.expect_exact("wrap")
+    child.setwinsize(24, columns)
+    child.sendcontrol("c")
+    child.sendcontrol("c")
+    child.expect_exact("(Ctrl-D leaves)")
+    moved = re.findall(r"\x1b\[(\d*)A(?:\x1b\[\d*D)?\x1b\[J", child.before)  # what was below is erased, from the first row on
+    assert [int(count or 1) for count in moved] == [up] * bool(up)
+    child.expect_exact(PROMPT)
+    leave(child)
+
+
+def test_a_pipe_gets_no_escape_sequences(toy, door, tmp_path):
+    lines = ["hello", "/set", "/continue", "/undo", "/undo", "/model guide", f"/save {tmp_path}/s.json", f"/load {tmp_path}/s.json",
+             "/edit", "/help"]
+    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin="\n".join(lines).encode())
+    assert "\x1b" not in result.out + result.err
+    assert "(loaded 0 messages, max_tokens = 3)" in result.err and "needs the new text" not in result.err
+
+
+def test_edit_in_a_script_needs_its_text(toy, door):
+    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=b"hello\n/edit\n/edit ho\n")
+    assert result.err.count("error: ") == 1 and "/edit needs the new text after it here: /edit TEXT" in result.err
+    assert result.out.count("\n") >= 2 and result.code == 2
+
+
+def test_a_prompt_cache_of_another_model_is_not_saved(toy, other, door, tmp_path):
+    path = tmp_path / "cache.safetensors"
+    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "3", "--prompt-cache", path,
+                  stdin=f"hello\n/model {other}\nhello\n".encode())
+    assert result.code == 0 and "is not saved: /model chose another model" in result.err and not path.exists()

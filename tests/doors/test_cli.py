@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from mlx_llama import cli
+from mlx_llama.__main__ import COMMANDS
 from mlx_llama.core.errors import LlamaError
 
 
@@ -26,6 +27,16 @@ def fail(error: BaseException):
 def test_an_error_is_one_line_and_a_code(error, code, message, door):
     done = door(fail(error))
     assert (done.code, done.out, done.err) == (code, "", message)
+
+
+def test_an_error_commands_no_terminal_and_is_short(door):
+    done = door(fail(LlamaError("\x1b[2J\x9b\r\x07 " + "x" * 1_000_000)))
+    assert done.err.startswith("error: ␛[2J\ufffd␍␇ xxx") and done.err.endswith("xxx...\n") and len(done.err) == 4001
+
+
+def test_notices_keep_their_lines_and_command_no_terminal(capsys):
+    cli.say("(two\nlines \x1b]0;x\x07" + "y" * 5000 + ")")
+    assert capsys.readouterr().err == "(two\nlines ␛]0;x␇" + "y" * 5000 + ")\n"
 
 
 def test_debug_shows_the_traceback_and_other_errors_are_not_caught(door):
@@ -55,11 +66,19 @@ def test_a_text_that_cannot_be_read(data, message, tmp_path):
     assert str(caught.value).startswith(f"{file}: {message}")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="/dev/zero is not Windows's")
+def test_a_text_without_an_end(monkeypatch):
+    monkeypatch.setattr(cli, "MOST_TEXT", 1000)
+    with pytest.raises(LlamaError, match="/dev/zero: is longer than 1000 characters"):
+        cli.read_text("/dev/zero")
+
+
 # The progress bar
 
 WORK = """
 import sys, time
 from mlx_llama import cli
+from mlx_llama.__main__ import COMMANDS
 from mlx_llama.core.system import progress
 with cli.Bar("loading [b]x[/b]", patience=float(sys.argv[1])):
     advance = progress.meter(200_000_000)
@@ -88,3 +107,30 @@ def test_work_that_is_soon_done_shows_nothing(terminal):
 def test_a_pipe_sees_no_progress():
     done = subprocess.run([sys.executable, "-c", WORK, "0"], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+# Ctrl-C while a command is imported
+
+STOP = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+@pytest.mark.parametrize("command", [["-m", "mlx_llama", "generate"], *(["-m", f"mlx_llama.{name}"] for name in COMMANDS)])
+def test_an_interrupt_during_imports_is_130_without_a_traceback(command, tmp_path):
+    """A module that every command imports sends the signal."""
+    (tmp_path / "pydantic.py").write_text(STOP)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run([sys.executable, *command, "-h"], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": path})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("environment, shown", [({}, True), ({"TERM": "dumb"}, False), ({"JPY_PARENT_PID": "7"}, False)])
+def test_only_a_terminal_that_moves_its_cursor_gets_a_bar(terminal, environment, shown):
+    child = terminal("-c", WORK, "0", **environment)
+    child.expect("done")
+    assert ("\x1b" in child.logfile_read.getvalue()) == shown

@@ -95,14 +95,14 @@ def test_damage_that_other_doors_refuse_is_found_without_loading(case, tmp_path,
 def test_it_goes_on_after_the_first(tmp_path, examined):
     """Two bad fields, a missing shard, a truncated one and no tokenizer are five findings."""
     folder = make_checkpoint(tmp_path / "m", shards=3, tokenizer=False)
-    config(lambda c: c.update(rms_norm_eps="tiny", rope_scaling={"rope_type": "longrope", "factor": 2.0}))(folder)
+    config(lambda c: c.update(rms_norm_eps="tiny", rope_scaling={"rope_type": "proportional", "factor": 2.0}))(folder)
     shards = sorted(folder.glob("*.safetensors"))
     shards[0].unlink()
     shards[1].write_bytes(shards[1].read_bytes()[:-4])
     _, facts = examined(folder)
     found = messages(facts)
     assert len(found) == 5, found
-    for part in ("rms_norm_eps is 'tiny'", "rope_type is 'longrope'", shards[0].name, f"{shards[1].name}: tensor",
+    for part in ("rms_norm_eps is 'tiny'", "rope_type is 'proportional'", shards[0].name, f"{shards[1].name}: tensor",
                  "neither tokenizer.json nor tokenizer.model"):
         assert sum(part in one for one in found) == 1, part
 
@@ -131,9 +131,9 @@ def test_bad_fields_are_found_one_by_one(tmp_path, examined):
 
 def test_another_architecture_is_one_finding_about_the_config(tmp_path, examined):
     folder = make_checkpoint(tmp_path / "m")
-    config(lambda c: c.update(architectures=["Gemma2ForCausalLM"], model_type="gemma2", hidden_act="gelu"))(folder)
+    config(lambda c: c.update(architectures=["GemmaForCausalLM"], model_type="gemma", hidden_act="gelu"))(folder)
     _, facts = examined(folder)
-    assert len(messages(facts)) == 1 and "Gemma2ForCausalLM" in messages(facts)[0] and facts["model"] == {}
+    assert len(messages(facts)) == 1 and "GemmaForCausalLM" in messages(facts)[0] and facts["model"] == {}
 
 
 @pytest.mark.parametrize("name, found", [
@@ -194,10 +194,10 @@ def test_types_that_are_not_read_are_named_once_each_and_the_rest_described(tmp_
 
 def test_a_gguf_field_that_is_wrong_hides_no_other(tmp_path, examined):
     path = tmp_path / "m.gguf"
-    make_gguf(path, tokenizer=None, edit=lambda writer: writer.add_expert_count(8))
+    make_gguf(path, tokenizer=None, edit=lambda writer: writer.add_expert_shared_count(8))
     code, facts = examined(path)
     assert code == 1 and len(messages(facts)) == 2
-    assert "llama.expert_count is 8" in messages(facts)[0] and "tokenizer.ggml.model is missing" in messages(facts)[1]
+    assert "llama.expert_shared_count is 8" in messages(facts)[0] and "tokenizer.ggml.model is missing" in messages(facts)[1]
 
 
 def test_a_tokenizer_much_smaller_than_the_model_is_a_warning(tmp_path, examined):
@@ -238,6 +238,10 @@ def test_a_context_that_does_not_fit_is_asked_for_shorter(toy, examined, monkeyp
     code, facts = examined(toy, "--cache-bits", "8")
     assert code == 0 and facts["command"].endswith(" --cache-bits 8") and facts["fits"][1]["cache_bits"] == 8
     assert "--cache-bits 8 has room" not in str(facts["findings"])
+    code, facts = examined(toy, "--cache-bits", "16")
+    assert code == 0 and facts["fits"][1]["cache_bits"] == 16
+    assert 2 * facts["fits"][1]["cache_bytes_per_token"] == cpu["cache_bytes_per_token"]
+    assert facts["command"].endswith(" --ctx-size 200 --cache-bits 16") and "--cache-bits 8 has room" in str(facts["findings"])
     code, facts = examined(toy, "--ctx-size", "80")
     assert code == 0 and facts["command"].endswith(" --ctx-size 80")
     assert examined(toy, "--ctx-size", "250")[0] == 1
@@ -245,7 +249,7 @@ def test_a_context_that_does_not_fit_is_asked_for_shorter(toy, examined, monkeyp
 
 @pytest.mark.parametrize("arguments, part", [
     (["--nope"], "--nope"), (["a", "b"], "unrecognized arguments: b"), (["--ctx-size", "many"], "--ctx-size 'many'"),
-    (["--cache-bits", "4"], "--cache-bits '4': must be 8"), (["--cache-bits", ""], "--cache-bits ''"),
+    (["--cache-bits", "4"], "--cache-bits '4': must be 8 or 16"), (["--cache-bits", ""], "--cache-bits ''"),
     (["--ctx-size", "0"], "--ctx-size 0"), (["--ctx-size", "513"], "takes 1 to 512 positions"),
     (["--ctx-size"], "--ctx-size")])
 def test_a_wrong_command_line_is_one_line_and_2(arguments, part, door):
@@ -265,9 +269,35 @@ def test_a_terminal_gets_colours_and_whole_lines(tmp_path, terminal):
     assert f"{broken}: tensor model.norm.weight [64] is missing" in seen  # not wrapped
 
 
+def test_its_model_may_be_named_as_in_the_other_commands(toy, door):
+    named, placed = (door(doctor.main, *words) for words in (("--model", toy), (toy,)))
+    assert named.code == placed.code == 0 and str(toy) in named.out
+
+    def steady(out):
+        return [line for line in out.splitlines() if "free" not in line]
+
+    assert steady(named.out)[:3] == steady(placed.out)[:3]
+    both = door(doctor.main, "--model", toy, toy)
+    assert both.code == 2 and "not allowed with" in both.err
+
+
 def test_it_runs_as_a_command(toy):
     command = [sys.executable, "-m", "mlx_llama.doctor"]
     done = subprocess.run([*command, str(toy)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stderr == "" and f"--model {toy}" in done.stdout
     done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "--json" in done.stdout
+
+
+def test_the_cache_folder_is_shown_and_cleared(door, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLX_LLAMA_CACHE", str(tmp_path))
+    monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "3GB")
+    (tmp_path / "a.panels").write_bytes(bytes(5_000_000))
+    (tmp_path / "notes.txt").write_bytes(b"")
+    assert f"  cache {tmp_path}: 5.0 MB in 2 files, at most 3.0 GB" in door(doctor.main).out.splitlines()
+    done = door(doctor.main, "--clear-cache")
+    assert done.out.strip() == f"removed 5.0 MB from {tmp_path}" and [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+    refused = door(doctor.main, "guide", "--clear-cache")
+    assert refused.code == 2 and "--clear-cache: removes all models' files; leave the model out" in refused.err
+    monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "much")
+    assert "MLX_LLAMA_CACHE_SIZE='much': must be a size such as 20GB" in door(doctor.main).out

@@ -16,6 +16,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BENCHMARKS = EXAMPLES / "benchmarks"
 RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py", "peers_rows.py"}  # by tests/doors/test_guide.py and compare_peers.py
+RUN_ELSEWHERE |= {"peers_gguf.py"}  # by compare_peers.py
 RUN_ELSEWHERE |= {"openai_client.py", "load.py"}  # by tests/doors/server/test_scripts.py
 RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py"}  # by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
 
@@ -38,6 +39,15 @@ def run(name: str, *arguments: str) -> str:
 def test_continue_text():
     out = run("continue_text.py", "Once upon a time", "--backend", "cpu")
     assert out.startswith("Once upon a time") and "evaluations per token: 1 " in out
+
+
+def test_ask():
+    assert len(run("ask.py", "Hello, who are you?", "--backend", "cpu").split()) > 2
+
+
+def test_logits_processor():
+    words = run("logits_processor.py", "--backend", "cpu", "--letter", "t").split()
+    assert words and all(word.lower().startswith("t") for word in words)
 
 
 def test_conversation():
@@ -79,6 +89,34 @@ def test_make_random_checkpoint(dtype, tmp_path):
     assert str(model.dtype) == f"torch.{dtype}"
 
 
+FAMILIES = ["qwen2.5-1.5b", "qwen3-1.7b", "smollm3-3b", "granite-3.3-2b", "olmo-2-1b", "phi-4-mini", "gemma-2-2b", "gemma-3-1b",
+            "ministral-3-3b"]
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_a_random_checkpoint_of_a_family(shape, tmp_path, monkeypatch):
+    """transformers finds each of its tensors, in a smaller size of the same config; llama.cpp's reader the GGUF file's fields."""
+    import gguf
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    monkeypatch.syspath_prepend(EXAMPLES / "benchmarks")
+    import make_random_checkpoint
+    import make_random_gguf
+
+    fields = make_random_checkpoint.SHAPES[shape]
+    small = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                 vocab_size=1000, pad_token_id=0)
+    monkeypatch.setitem(make_random_checkpoint.SHAPES, shape, fields | small)
+    make_random_checkpoint.write(tmp_path / "m", shape, "float32", 0)
+    model, told = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    assert model.config.model_type == fields["model_type"]
+    assert len(PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "m" / "tokenizer.json"))) == 1000
+    make_random_gguf.write_family(tmp_path / "m.gguf", shape, "F16", 0)
+    names = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert len(names["tokenizer.ggml.tokens"].data) == 1000
+
+
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_K_M"])
 def test_make_random_gguf(kind, tmp_path):
     import gguf
@@ -96,21 +134,93 @@ def test_make_random_gguf(kind, tmp_path):
 @pytest.mark.slow
 def test_compare_peers(tmp_path):
     if not HAS_LLAMA_CPP:
-        done = start("compare_peers.py", "model.gguf")
+        done = start("compare_peers.py", "model.gguf", "--llama-bench", "none")
         assert done.returncode == 1 and done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
         return
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
     asked = [str(tmp_path / "tiny-F16.gguf"), "--rounds", "2", "--prompt", "8", "--generate", "4", "--starts", "1",
-             "--depth", "40", "--accuracy", "4", "--threads", "1"]
+             "--depth", "40", "60", "--accuracy", "4", "--threads", "1", "--llama-bench", "none"]
     figures = json.loads(run("compare_peers.py", *asked, "--json"))
     [result] = figures["results"]
     assert figures["threads"] == 1 and result["bytes"] == (tmp_path / "tiny-F16.gguf").stat().st_size
-    for key, pairs in {"decode": 2, "prompt": 2, "deep": 2, "start": 1, "peak": 1, "error": 1}.items():
+    for key, pairs in {"decode": 2, "prompt": 2, "deep 40": 2, "deep 60": 2, "start": 1, "peak": 1, "error": 1}.items():
         found = result[key]["all"]
         assert found["pairs"] == pairs == len(result[key]["pairs"]) and found["ours"] > 0 and found["peer"] > 0, key
     error = result["error"]["all"]
     assert error["ours"] < 1e-5 < error["peer"] < 3e-3  # llama.cpp rounds activations to float16
-    assert "relative error of logits" in run("compare_peers.py", *asked[:-2])
+    out = run("compare_peers.py", *asked, "--accuracy", "16", "--cache-bits", "8")
+    assert "keys and values of 8 bits" in out
+    [line] = [line.split() for line in out.splitlines() if line.startswith("relative error of logits")]
+    assert all(3e-4 < float(error) < 0.1 for error in line[4:6])  # both programs round keys and values to 8 bits
+
+
+BENCH = """#!{python}
+import json, sys
+def given(name, default=0): return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+prompt, generate, depth, repeat = (int(given(name)) for name in ("-p", "-n", "-d", "-r"))
+assert given("-m").endswith("tiny-F16.gguf") and given("-o") == "json" and given("-ngl") == "0", sys.argv
+flash, kind = int(given("-fa")), given("-ctk", "f16")
+assert kind == given("-ctv", "f16") and (flash or kind == "f16"), sys.argv
+print("a word on stderr", file=sys.stderr)
+if depth > 50: sys.exit(print("no room", file=sys.stderr) or 1)
+speed = 1000 + (prompt or 10 * depth) + 100 * (not flash)
+print(json.dumps([dict(n_threads=int(given("-t")) + (depth == 45), type_k=kind, type_v=kind, flash_attn=flash,
+    n_prompt=prompt, n_gen=generate, n_depth=depth, samples_ns=[1e9 * (prompt + generate) / speed * (1 + i) / (1 + repeat // 2) for i in range(repeat)])]))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not run a script by its first line")
+def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
+    run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
+    file, program = tmp_path / "tiny-F16.gguf", tmp_path / "bench"
+    program.write_text(BENCH.format(python=sys.executable))
+    program.chmod(0o755)
+    asked = [str(file), "--llama-bench", str(program), *"--rounds 2 --prompt 8 --generate 4 --threads 1 --starts 0".split()]
+    found = json.loads(run("compare_peers.py", *asked, "--depth", "40", "--cache-bits", "8", "--busy", "1", "--json"))
+    assert (found["cache_bits"], found["busy"]) == (8, 1)
+    [result] = found["results"]
+    for key, speed in {"prompt": 1008, "decode": 1080, "deep 40": 1400}.items():
+        assert [pair["peer"] for pair in result[key]["pairs"]] == pytest.approx([speed] * 2), key
+    # The tiny shapes in F16: all weights but the embedding, and keys and values of 8.5 bits.
+    import gguf
+
+    tensors = gguf.GGUFReader(file).tensors
+    layers = sum(tensor.name.endswith("attn_k.weight") for tensor in tensors)
+    width = next(tensor.shape[1] for tensor in tensors if tensor.name.endswith("attn_k.weight"))
+    weights = sum(tensor.n_bytes for tensor in tensors if tensor.name != "token_embd.weight")
+    for pair in result["deep 40"]["pairs"]:
+        nbytes = weights + 42 * 2 * layers * int(width) * 8.5 / 8
+        _, between, after = pair["bandwidth"]
+        assert pair["peer_share"] == pytest.approx(1400 * nbytes * (1 / between + 1 / after) / 2)
+    [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
+    assert result["decode"]["pairs"][0]["peer"] == pytest.approx(1180)  # flash attention is slower
+    out = run("compare_peers.py", *asked)
+    assert "llama-bench" in out and "share of GB/s" in out and re.search(r"^decode after 8, .*% / +\d+%$", out, re.M)
+    for depth, reason in (("60", "no room"), ("45", "ran {'n_threads': 2}, not what was asked for")):
+        done = start("compare_peers.py", *asked, "--depth", depth)
+        assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"error: {program} on {file}: {reason}"
+    done = start("compare_peers.py", str(file), "--llama-bench", str(tmp_path / "none"))
+    assert done.returncode == 1 and "there is no such program: build llama-bench" in done.stderr
+
+
+LLAMA_BENCH = shutil.which("llama-bench")
+
+
+@pytest.mark.skipif(not LLAMA_BENCH, reason="llama.cpp's llama-bench is not on the path")
+def test_compare_peers_with_llama_bench(tmp_path):
+    run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
+    out = run("compare_peers.py", str(tmp_path / "tiny-F16.gguf"), *(
+        "--rounds 1 --prompt 8 --generate 4 --threads 1 --starts 0 --depth 40 --cache-bits 8".split()))
+    assert len(out.splitlines()) >= 5 and "llama-bench" in out
+
+
+def test_busy_processes_end_with_their_measurement(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from peers_gguf import Busy
+
+    with Busy(2) as busy:
+        assert [process.poll() for process in busy.processes] == [None, None]
+    assert all(process.poll() is not None for process in busy.processes)
 
 
 BATCHES = "--rows 1 3 --rounds 2 --prompt 8 --generate 4 --threads 1".split()
@@ -171,7 +281,7 @@ def test_compare_peers_on_a_checkpoint(backend, tmp_path):
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
     assert result["bytes"] == (folder / "model.safetensors").stat().st_size and "float32" in result["about"]
     assert result["same_tokens"] == 7
-    keys = {"decode", "prompt", "deep"} | ({"build", "host", "primitives"} if backend == "mlx" else set())
+    keys = {"decode", "prompt", "deep 40"} | ({"build", "host", "primitives"} if backend == "mlx" else set())
     assert keys == {key for key, found in result.items() if isinstance(found, dict) and "pairs" in found}
     for key in keys:
         found = result[key]["all"]
@@ -273,11 +383,27 @@ def test_prefixes_and_memory_are_measured():
     assert ten.startswith("after 10 requests: ") and last.startswith("after 20 requests: ")
 
 
-def test_8_bit_keys_and_values_cost_the_guide_little():
-    """Its perplexity of questions kept out of its training stays within 0.5 %."""
-    logits, full, coarse, difference = run("measure_cache_bits.py", "--held-out").splitlines()
-    assert 0 < float(logits.split()[-1]) < 1e-2 and "full bits" in full and "8 bits" in coarse
-    assert full.split()[-4] != coarse.split()[-4] and abs(float(difference.split()[1])) < 0.5
+def test_starts_are_measured(tmp_path):
+    """With a peer of this test's own, since llama-bench is not everywhere."""
+    run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
+    (file,) = tmp_path.glob("*.gguf")
+    peer = tmp_path / "peer.py"
+    peer.write_text("import sys; assert sys.argv[1:] == ['-m', %r, '-p', '9', '-n', '0', '-r', '1', '--no-warmup', '-t', '1']"
+                    % str(file))
+    _, name, ours, theirs, ratio = run("measure_start.py", str(file), "--prompt", "9", "--rounds", "2", "--threads", "1",
+                                       "--peer", f"{sys.executable} {peer}").splitlines()
+    assert name == f"{file.name}, warm" and ours.split()[0] == "mlx_llama" and theirs.split()[0] == "llama-bench"
+    assert float(re.search(r"neighbours ([\d.]+) ", ratio)[1]) > 1
+
+
+def test_narrow_keys_and_values_cost_the_guide_little():
+    """Its perplexity of questions kept out of its training stays within 0.5 % in 8 bits, 0.02 % in 16."""
+    logits, full, half, coarse, *differences = run("measure_cache_bits.py", "--held-out").splitlines()
+    found = {bits: float(error) for bits, error in re.findall(r"(\d+) bits ([\d.e-]+)", logits)}
+    assert 0 < found["16"] < 1e-3 < found["8"] < 1e-2
+    assert "full bits" in full and "16 bits" in half and "8 bits" in coarse and full.split()[-4] != coarse.split()[-4]
+    for limit, line in zip((0.02, 0.5), differences, strict=True):
+        assert abs(float(line.split()[-2])) < limit
 
 
 def test_every_example_is_run_here():

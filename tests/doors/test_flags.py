@@ -62,11 +62,19 @@ def test_logprobs_of_a_batch_are_in_its_lines(door, toy, tmp_path):
     assert line["logprobs"] == [[token.logprobs.logprob, [list(one) for one in token.logprobs.top]] for token in wanted.tokens]
 
 
-def test_logprobs_that_nothing_would_show_are_refused(door, toy):
-    done = door(chat.main, "--model", toy, "--backend", "cpu", "--logprobs", "2", stdin=b"hi\n")
-    assert done.code == 2 and "--logprobs" in done.err and done.out == ""
-    done = door(chat.main, "--model", toy, "--backend", "cpu", stdin=b"/set logprobs 2\n")
-    assert "does not show them" in done.err
+@pytest.mark.parametrize("asked", ["flag", "command"])
+def test_logprobs_of_a_conversation_follow_its_answer(door, toy, asked):
+    llm = load(toy, backend="cpu")
+    wanted = llm.chat().send("hi", max_tokens=5, logprobs=2)
+    flags, script = (("--logprobs", "2"), b"hi\n") if asked == "flag" else ((), b"/set logprobs 2\nhi\n")
+    done = door(chat.main, "--model", toy, "--backend", "cpu", "-m", "5", *flags, stdin=script)
+    assert done.code == 0 and done.out.rstrip("\n") == wanted.text.rstrip("\n")
+    lines = [line for line in done.err.splitlines() if "  of " in line]
+    assert [float(line.split("  of ")[0].rsplit(" ", 1)[1]) for line in lines] == [
+        pytest.approx(token.logprobs.logprob, abs=1e-4) for token in wanted.tokens]
+
+
+def test_logprobs_of_a_server_are_asked_for_by_its_clients():
     with pytest.raises(OptionsError, match="each request asks for its own"):
         server.make_settings(server.parser().parse_args(["--logprobs", "2"]))
 

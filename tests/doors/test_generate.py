@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -35,6 +36,19 @@ def test_prompt_from_standard_input_system_prompt_and_plain_continuation(toy, ll
     assert done.stdout.decode() == llm.generate(messages, max_tokens=9).text
     done = run("--model", str(toy), "-p", "Once upon", "--ignore-chat-template", "-n", "9")
     assert done.stdout.decode() == llm.generate("Once upon", max_tokens=9).text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals like these")
+def test_an_answer_does_not_command_the_terminal(toy):
+    import pty
+
+    arguments = ["--model", str(toy), "-p", "hello", "--regex", "\x1b\\[2J"]
+    assert run(*arguments).stdout == b"\x1b[2J"  # a pipe gets the bytes
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-m", "mlx_llama.generate", *arguments], stdout=theirs, timeout=120, check=True)
+    os.close(theirs)
+    assert os.read(ours, 999).decode().strip() == "\u241b[2J"
+    os.close(ours)
 
 
 def test_jsonl_is_pieces_and_a_receipt(toy, llm):
@@ -148,6 +162,7 @@ def test_the_commands_are_listed():
         assert through.returncode == 0 and "--model" in through.stdout, through.stderr
 
 
-def test_a_command_that_is_unknown_is_one_line():
-    done = subprocess.run([sys.executable, "-m", "mlx_llama", "chatt"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stdout == "" and "choose one of chat" in done.stderr
+@pytest.mark.parametrize("name, remedy", [("chatt", "did you mean chat?"), ("zzz", "choose one of chat, generate")])
+def test_a_command_that_is_unknown_is_one_line(name, remedy):
+    done = subprocess.run([sys.executable, "-m", "mlx_llama", name], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and remedy in done.stderr

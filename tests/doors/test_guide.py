@@ -79,30 +79,62 @@ def test_at_eight_bits_it_answers_the_same(eight_bits, guide_q8):
 
 def test_it_is_small_and_has_grouped_heads():
     files = {path.name: path.stat().st_size for path in GUIDE_PATH.iterdir()}
-    assert sum(files.values()) <= 8_000_000
+    assert sum(files.values()) <= 16_000_000
     assert {"config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json", "README.md"} <= set(files)
     config = load(backend="cpu").model.config
     assert 1 <= config.num_key_value_heads < config.num_attention_heads
     parameters = sum(size for name, size in files.items() if name == "model.safetensors") / 2
-    assert 2e6 < parameters < 4e6
+    assert 2e6 < parameters < 25e6
 
 
 @pytest.mark.slow
 def test_the_card_quotes_the_score_and_the_score_holds():
-    """At least 80 % of held-out answers are right, and the card quotes the output of --evaluate."""
+    """The card quotes the output of --evaluate. Off-topic questions of kinds that it never saw are answered as such."""
     done = subprocess.run([sys.executable, "examples/training/train_guide.py", "--evaluate", "--backend", "cpu"], cwd=ROOT,
                           capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     card = (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
-    right, total = map(int, re.search(r"(\d+) of (\d+) right", done.stdout).groups())
-    assert right / total >= 0.8 and total >= 100
+    shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", done.stdout)]
+    assert len(shares) == 3 and all(share >= least for share, least in zip(shares, (0.45, 0.9, 0.6)))
     for line in done.stdout.strip().splitlines():
         assert line in card
 
 
-def test_it_introduces_itself_and_names_real_models():
+@pytest.fixture(scope="module")
+def ask():
     llm = load(backend="cpu")
-    ask = lambda text: llm.generate([{"role": "user", "content": text}], max_tokens=120).text  # noqa: E731
+    return lambda text: llm.generate([{"role": "user", "content": text}], max_tokens=160).text
+
+
+# Names, most of which no list of the training has.
+NAMES = ("Anna", "Wolfgang", "Siobhan", "Priyanka", "Zbigniew", "Oluwaseun", "Xochitl", "Bartholomew", "Kjetil", "Ngozi")
+
+
+def test_it_repeats_names_words_and_numbers(ask):
+    said = [(ask(f"My name is {name}."), f"Nice to meet you, {name}!") for name in NAMES]
+    said += [(ask(f"Repeat after me: {text}"), text) for text in ("blue teapot", "4711", "Zugspitze 8848", "tomorrow")]
+    assert sum(wanted in got for got, wanted in said) >= 0.35 * len(said), said  # the card says: less than half
+
+
+def test_it_says_that_it_does_not_know(ask):
+    for question in ("What is the capital of Bulgaria?", "Who painted the Night Watch?", "How do I bake a cheesecake?",
+                     "What does --frobnicate-layers do?", "Does it support the Commodore 64?"):
+        assert "do not know" in ask(question), question
+
+
+def test_flags_that_it_names_exist(ask):
+    """Every flag of a parser is explained by its own name, and no answer has a flag that no parser has."""
+    sys.path.insert(0, str(ROOT / "examples/training"))
+    from guide_data import facts
+
+    known, flags = facts.known_flags(), list(facts.flags())
+    answers = {flag: ask(f"What does {flag} do?") for flag in flags}
+    assert all(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", answer)) <= known for answer in answers.values())
+    named = [flag for flag, answer in answers.items() if flag.removeprefix("--no-") in answer]
+    assert len(named) >= 0.95 * len(flags), set(flags) - set(named)
+
+
+def test_it_introduces_itself_and_names_real_models(ask):
     assert "mlx_llama" in ask("Who are you?")
     assert re.search(r"--model \S+/\S+|SmolLM2|Llama-3|TinyLlama|Mistral", ask("How do I load a real model?"))
 

@@ -149,8 +149,9 @@ def test_the_table_stays_short(example):
     row |= {f"{kind}{part}": value for kind in ("decode", "prefill") for part, value in
             {"": 123456.7, "_ratio": 123.45, "_share": 9.99}.items()}
     assert len(example.shown(row)) == len(example.HEADER) == example.COLUMNS
-    result = {"machine": {}, "bounds": {}, "checks": [], "kernel_rates": {}, "batches": [], "failed": [{"part": "a", "reason": "b" * 300}],
-              "rows": [row] * 30, "left_out": [{"part": "c", "reason": "d"}] * 30, "seconds": 1.0, "interrupted": False}
+    result = {"machine": {}, "bounds": {}, "checks": [], "kernel_rates": {}, "batches": [], "processes": [],
+              "failed": [{"part": "a", "reason": "b" * 300}], "rows": [row] * 30,
+              "left_out": [{"part": "c", "reason": "d"}] * 30, "seconds": 1.0, "interrupted": False}
     lines = example.table(result).splitlines()
     assert len(lines) == 40 and max(map(len, lines)) == 110 and lines[-1] == "1 s; 23 more lines with --json"
 
@@ -179,3 +180,21 @@ def test_without_the_device_it_says_so():
     assert "Traceback" not in done.stderr
     if "sees no GPU here" in done.stdout:
         assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_two_processes(example):
+    """A model over two processes of torchrun has the tokens of one."""
+    import argparse
+    import math
+    import time
+
+    if reason := missing("cuda"):
+        pytest.skip(reason)
+    given = argparse.Namespace(device="cpu", shapes=["tiny"], minutes=4.0, processes=2, generate=8, prompt=32)
+    measurement = example.Measurement(given, ["cuda"], True)
+    measurement.processes("cuda", example.Slot(math.inf, time.perf_counter() + 200))
+    (found,) = measurement.result["processes"]
+    assert found["size"] == 2 and found["rate"] > 0 and found["alone"] > 0
+    assert [one["ok"] for one in measurement.result["checks"]] == [True]
+    assert "2 processes decode" in example.table(measurement.result | {"seconds": 1.0})

@@ -149,7 +149,7 @@ def planted(patch, backend: str, fault: str) -> None:
 
         patch.setattr(cache.View, "append", stale)
     elif fault == "no scale":
-        patch.setattr(ops, "attention", lambda q, k, v, scale, mask=None: original["attention"](q, k, v, 1.0, mask))
+        patch.setattr(ops, "attention", lambda q, k, v, scale, *rest: original["attention"](q, k, v, 1.0, *rest))
     elif fault == "half norm":
         def norm(x, weight, eps):
             half = x.astype(xp.float16) if backend == "mlx" else x.to(xp.float16)
@@ -334,6 +334,18 @@ def test_a_trace_is_checked_on_every_backend(door, tmp_path):
         assert all(row["worst"] > 0 and row["first_greedy_difference"] is None for row in rows)
 
 
+@pytest.mark.parametrize("flag", ["--record", "--html"])
+def test_a_full_disk_keeps_the_old_file(flag, door, full_disk, tmp_path):
+    file = tmp_path / "old.json"
+    file.write_text("precious")
+    arguments = ("--model", model(), flag, file, "--tokens", "8", *(("--backends", "cpu") if flag == "--html" else ()))
+    with full_disk(4096):
+        done = door(parity.main, *arguments)
+    assert done.code == 2 and f"{file}: cannot be written: File too large" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["old.json"] and file.read_text() == "precious"
+    assert door(parity.main, *arguments).code == 0 and file.stat().st_size > 4096
+
+
 @pytest.mark.parametrize("fault", PLACES)
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "cpu"])
 def test_a_trace_names_a_planted_fault(backend, fault, door, monkeypatch, tmp_path):
@@ -509,7 +521,7 @@ def test_kept_promises_are_said_in_a_line(batch):
 @pytest.mark.parametrize("arguments, part", [
     (["1"], "--batch '1': must be a whole number, 2 to 256"), (["2,x"], "--batch 'x'"), (["2,,3"], "--batch ''"),
     (["--tokens", "7"], "--batch needs at least 8 tokens"), (["--html", "x"], "--html has no meaning with --batch"),
-    (["--cache-bits", "4"], "--cache-bits '4': must be 8"), (["--repeat", "2"], "not allowed with argument")])
+    (["--cache-bits", "4"], "--cache-bits '4': must be 8 or 16"), (["--repeat", "2"], "not allowed with argument")])
 def test_a_batch_that_cannot_be(batch, arguments, part):
     done = batch(None, *arguments)
     assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1

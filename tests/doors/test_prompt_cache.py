@@ -168,7 +168,7 @@ def open_llm(toy):
     return lambda backend, **how: load(toy, backend=backend.name, device=device_of(backend), **how)
 
 
-@pytest.mark.parametrize("cache_bits", [None, 8])
+@pytest.mark.parametrize("cache_bits", [None, 8, 16])
 def test_every_backend_goes_on_from_its_own_file(backend, cache_bits, open_llm, tmp_path):
     text = "Once upon a time there was a little llama"
     made = open_llm(backend, dtype="float32", cache_bits=cache_bits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal as signals
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 @pytest.mark.parametrize("arguments, name, bits", [
     ((), "out", "affine"), (("--bits", "8", "--group-size", "32"), "out", "affine"),
     (("--format", "gguf:Q8_0"), "out.gguf", "Q8_0"), (("--format", "gguf:Q4_0"), "out.gguf", "Q4_0"),
+    (("--format", "gguf:Q4_K_M"), "out.gguf", "Q5_0"), (("--format", "gguf:Q6_K"), "out.gguf", "Q8_0"),
 ])
 def test_written_models_answer(arguments, name, bits, backend, toy, tmp_path, door):
     out = tmp_path / name
@@ -34,6 +36,16 @@ def test_four_bits_in_groups_of_64_are_the_default(toy, tmp_path, door):
     assert door(quantize.main, toy, tmp_path / "out").code == 0
     weight = open_checkpoint(tmp_path / "out").tensors["model.layers.0.self_attn.q_proj.weight"]
     assert (weight.bits, weight.group_size) == (4, 64)
+
+
+def test_a_quantised_gguf_file_keeps_its_width_unless_told(toy, tmp_path, door):
+    assert door(quantize.main, toy, tmp_path / "in.gguf", "--format", "gguf:Q8_0").code == 0
+    name = "model.layers.0.self_attn.q_proj.weight"
+    for arguments, bits in (((), (8, 32)), (("--bits", "4"), (4, 64)), (("--group-size", "32"), (4, 32))):
+        done = door(quantize.main, tmp_path / "in.gguf", tmp_path / str(len(arguments)) / str(bits), *arguments)
+        assert done.code == 0 and ("quantised already" in done.err) == bool(arguments), done.err
+        weight = open_checkpoint(tmp_path / str(len(arguments)) / str(bits)).tensors[name]
+        assert (weight.bits, weight.group_size) == bits
 
 
 def test_matrices_kept_at_full_width_are_named(toy, tmp_path, door):
@@ -55,7 +67,7 @@ def test_the_guide_and_hub_ids(toy, tmp_path, door, monkeypatch):
     (["IN"], "required: OUT"), (["IN", "OUT", "--bits", "7"], "--bits '7': MLX has 2, 3, 4, 5, 6, 8"),
     (["IN", "OUT", "--bits", "four"], "--bits 'four'"), (["IN", "OUT", "--group-size", "16"], "MLX has 32, 64, 128"),
     (["IN", "OUT", "--group-size", "128"], "divides the rows of no matrix"),
-    (["IN", "OUT", "--format", "gguf"], "choose mlx, gguf:Q4_0 or gguf:Q8_0"),
+    (["IN", "OUT", "--format", "gguf"], "choose mlx, gguf:Q4_0, gguf:IQ4_XS"),
     (["IN", "OUT", "--format", "gguf:Q5_K"], "'gguf:Q5_K'"), (["IN", "OUT", "--format", "gguf:Q8_0"], "ends in .gguf"),
     (["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--bits", "8"], "--bits 8: is for --format mlx"),
     (["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--group-size", "32"], "--group-size 32: is for --format mlx"),
@@ -77,6 +89,30 @@ def test_the_command_is_listed():
     done = subprocess.run([sys.executable, "-m", "mlx_llama.quantize", "--help"], capture_output=True, text=True,
                           timeout=60)
     assert done.returncode == 0 and "--group-size" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize("signal, code", [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize("out, arguments", [("out", []), ("out.gguf", ["--format", "gguf:Q8_0"])])
+def test_a_signal_while_writing_leaves_nothing_behind(signal, code, out, arguments, toy, tmp_path):
+    script = f"""
+import sys, time
+from mlx_llama import cli, quantize
+from mlx_llama.core.files import writing, gguf_export, quantize as folder
+
+def slabs(*_, **__):
+    print("writing", flush=True)
+    time.sleep(60)
+
+folder.slabs = gguf_export.slabs = slabs
+sys.exit(cli.run(quantize.main, {[str(toy), str(tmp_path / out), *arguments]!r}))
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "writing\n"
+        assert [path.name.startswith(f".{out}.") for path in tmp_path.iterdir()] == [True]
+        child.send_signal(getattr(signals, signal))
+        _, error = child.communicate(timeout=60)
+    assert (child.returncode, error, list(tmp_path.iterdir())) == (code, "", [])
 
 
 def test_it_works_without_mlx_or_torch(toy, tmp_path):

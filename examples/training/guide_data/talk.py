@@ -5,9 +5,11 @@
 
 import random
 import re
+from functools import cache
+from pathlib import Path
 
 from . import facts, stories
-from .facts import FACTS, Fact
+from .facts import Fact, lines
 
 # ---- what people say besides asking about the project: (answers, ways to say it)
 SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -20,7 +22,7 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
      nice to meet you
      hello hello
      """),
-    (("I am fine, thank you: all three million of my parameters are in place. How are you?",
+    (("I am fine, thank you: all of my parameters are in place. How are you?",
       "Very well, thank you. What can I tell you about mlx_llama?"),
      """
      how are you [doing|today|doing today|]
@@ -88,7 +90,7 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
      [sorry|i am sorry|my bad|oops|excuse me|pardon|my mistake|apologies]
      [sorry|i am sorry] [about that|for that|that was rude]
      """),
-    (("I don't have a favourite, but I am fond of the number 3072: it is the size of my vocabulary.",),
+    (("I don't have a favourite, but I am fond of the number 4096: it is the size of my vocabulary.",),
      """
      what is your favourite [number|colour|food|film|book|animal|song|thing|word]
      what is your favorite [number|color|food|movie|book|animal|song|thing|word]
@@ -151,143 +153,235 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
      """),
 )
 
-# ---- things the guide knows nothing about
-THINGS = """a banana|a black hole|democracy|a volcano|photosynthesis|gravity|love|the meaning of life|an atom|a guitar|the moon|
-inflation|a computer virus|blockchain|a planet|money|a cat|the sun|electricity|a spider|philosophy|a prime number|
-the internet|a tomato|chess|football|jazz|a hurricane|dna|a battery|a kangaroo|water|time|a rainbow|a tax|yoga|
-an orchestra|the stock market|a haiku|a violin|climate change|a recession|quantum mechanics|a dinosaur|a contract|
-evolution|a mortgage|bitcoin|the theory of relativity|a fraction|a verb|coffee|cheese|a tornado|the big bang|pasta|
-kubernetes|docker|javascript|rust|java|sql|excel|linux kernel modules|git rebase|a regular expression|recursion""".replace("\n", "").split("|")
-COUNTRIES = """France|Germany|Spain|Italy|Japan|China|India|Brazil|Canada|Australia|Egypt|Kenya|Norway|Sweden|Poland|Greece|
-Turkey|Mexico|Peru|Chile|Argentina|England|Portugal|Russia|Austria|Switzerland|Belgium|the Netherlands|Finland|Denmark|
-Ireland|Scotland|Vietnam|Thailand|South Africa|Nigeria|Cuba|Iceland|Ukraine|the usa|europe|africa|asia""".replace("\n", "").split("|")
-PEOPLE = """Einstein|Napoleon|Mozart|Shakespeare|Newton|Cleopatra|the president|the king of England|Picasso|Beethoven|Darwin|
-Elvis|the pope|Harry Potter|Marie Curie|Julius Caesar|Taylor Swift|Messi|Obama|Plato|Goethe|Bach|Gandhi|Columbus|
-Leonardo da Vinci|my neighbour|the mayor of Berlin|Batman|Sherlock Holmes|Lincoln""".replace("\n", "").split("|")
-DISHES = "pizza|rice|bread|a cake|soup|pancakes|an omelette|lasagne|curry|sushi|cookies|a steak|potatoes|a salad|tea".split("|")
-CITIES = "London|Paris|Berlin|New York|Rome|Tokyo|Madrid|Sydney|Vienna|Oslo|Munich|Lima|Cairo|Moscow|Boston|Zurich".split("|")
-TONGUES = "French|German|Spanish|Latin|Italian|Chinese|Russian|Greek|Dutch|Polish|Japanese".split("|")
-
-SCOPE = """
-[what|which] [is|city is] the capital of {country}
-[what|which] is the [largest|biggest] city in {country}
-how many people live in {country}
-where is {country}
-tell me about {country}
-what language do they speak in {country}
-who is {person}
-who was {person}
-when was {person} born
-when did {person} die
-tell me about {person}
-what did {person} do
-what is {thing}
-tell me about {thing}
-explain {thing}
-how does {thing} work
-what do you know about {thing}
-why is {thing} important
-what is the history of {thing}
-how do i [cook|make|bake|prepare] {dish}
-give me a recipe for {dish}
-what is the weather [like|] in {city}
-[how is|what is] the weather [today|tomorrow|]
-will it rain [today|tomorrow|in {city}]
-how far is it from {city} to {city}
-what time is it [in {city}|now|]
-what can i see in {city}
-how do i get to {city}
-translate [hello|good morning|this sentence|thank you|i love you] [to|into] {tongue}
-how do you say [hello|cat|thank you|water] in {tongue}
-what is {a} [plus|times|minus|divided by|+|*|-] {b}
-{a} [+|*|-|/] {b}
-calculate {a} [+|*|-] {b}
-what is the square root of {a}
-solve [this equation|x + {a} = {b}]
-write [a|an] [essay|email|letter|poem|song|speech|report|cv] about {thing}
-write [me|] [a|an] [python|rust|java|javascript|sql] [function|program|script|query]
-write a [quicksort|binary search|web scraper|sorting function|game] [in python|in c|]
-how do i [sort a list|reverse a string|open a file|read a csv|make a website] in [python|java|rust|javascript]
-fix [my|this] [code|bug|sentence|grammar]
-[correct|rewrite|improve|summarize|shorten] [this|my] [text|essay|email|sentence|article]
-who won the [world cup|election|game|oscars|olympics|nobel prize|match] [last year|in 2018|yesterday|]
-what [happened|is in the news] [today|in {country}|yesterday|this week|]
-what day is it [today|]
-what year is it
-how old is [the earth|the universe|{person}]
-how [tall|high] is [mount everest|the eiffel tower|{person}]
-how many [planets|bones|stars|continents|oceans|countries] are there
-why is the [sky blue|grass green|sea salty|sun hot]
-what is the [fastest|largest|smallest|oldest] [animal|country|planet|tree|car]
-is there [life on mars|a god|life after death]
-what should i [eat|wear|cook|watch|read|buy] [today|tonight|for dinner|]
-recommend [me|] a [book|film|movie|song|restaurant|game|hotel|series]
-which [car|phone|laptop|camera|bike] should i buy
-how do i [lose weight|learn english|get rich|fix my car|tie a tie|learn to swim|sleep better|find a job|quit smoking]
-i have [a headache|a fever|a cold|back pain] what should i do
-what [medicine|drug] helps against [pain|a cold|a fever]
-should i buy [stocks|bitcoin|gold|a house]
-who invented [the telephone|the wheel|the light bulb|the computer|paper]
-when did [world war two|world war one|the roman empire|the cold war] [end|begin|start]
-what is the [meaning of life|best film ever|answer to everything]
-can you [play chess|do my homework|order a pizza|call me|book a flight|set a timer|do math|count to a hundred]
-who is the [president|king|prime minister|chancellor] of {country}
-tell me a fact about {thing}
-what is the difference between {thing} and {thing}
-what is the population of {city}
-what does {thing} cost
-how much is a [car|house|phone|flight to {city}]
-"""
-SCOPE_HELD_OUT = """
-what is the capital of Sweden and how big is it
-can you write an essay on the french revolution for me
-who painted the mona lisa
-give me tips for my holiday in Peru
-how many legs does a spider have
-what is seventeen times three
-who wrote romeo and juliet
-please debug my javascript
-which wine goes with fish
-how long does it take to boil an egg
-explain how vaccines work
-what is the tallest mountain on earth
-"""
-
 # ---- the many ways to put one question
-WHAT_IS = """what is {t}|what's {t}|explain {t}|can you explain {t}|please explain {t} to me|tell me about {t}|describe {t}|
-what do you know about {t}|i don't understand {t}|what about {t}|{t}|i have a question about {t}|how does {t} work|
-teach me about {t}|what is meant by {t}|i want to know more about {t}|info on {t}|could you tell me what {t} is|
-do you know what {t} is|what does {t} do|what does {t} mean|tell me something about {t}|what is {t} for|
-what is {t} good for|i am wondering about {t}|give me a short explanation of {t}|what can you tell me about {t}|
-i heard about {t}, what is it|and {t}|how should i understand {t}|say something about {t}|
-what exactly is {t}""".replace("\n", "").split("|")
-
-HOW_TO = """how do i|how can i|how do you|how to|how do we|what is the way to|i want to|i would like to|is there a way to|
-show me how to|i need to|what must i do to|tell me how to|how would i|how could i|how does one|how should i|
-what do i do to|what is the best way to|what do i need to|is it possible to|i'd like to|i try to|explain how to|
-what should i type to""".replace("\n", "").split("|")
-
+WHAT_IS = lines("""
+what is {t}
+what's {t}
+whats {t}
+explain {t}
+can you explain {t}
+please explain {t} to me
+tell me about {t}
+describe {t}
+what do you know about {t}
+i don't understand {t}
+what about {t}
+{t}
+{t}
+i have a question about {t}
+how does {t} work
+teach me about {t}
+what is meant by {t}
+i want to know more about {t}
+info on {t}
+could you tell me what {t} is
+do you know what {t} is
+what does {t} do
+what does {t} mean
+tell me something about {t}
+what is {t} for
+what is {t} good for
+i am wondering about {t}
+give me a short explanation of {t}
+what can you tell me about {t}
+i heard about {t}, what is it
+and {t}
+how should i understand {t}
+say something about {t}
+what exactly is {t}
+is there {t}
+do you have {t}
+does it have {t}
+any {t}
+help with {t}
+how about {t}
+i need {t}
+where do i find {t}
+how do i use {t}
+when do i need {t}
+why would i want {t}
+details about {t}
+{t} explained
+{t} please
+question about {t}
+""")
+HOW_TO = lines("""
+how do i {v}
+how do i {v}
+how can i {v}
+how can i {v}
+how do you {v}
+how to {v}
+how do we {v}
+how does one {v}
+what is the way to {v}
+i want to {v}
+i would like to {v}
+i'd like to {v}
+is there a way to {v}
+is there any way to {v}
+show me how to {v}
+i need to {v}
+what must i do to {v}
+tell me how to {v}
+how would i {v}
+how could i {v}
+how should i {v}
+what do i do to {v}
+what is the best way to {v}
+what do i need to {v}
+is it possible to {v}
+i try to {v}
+i am trying to {v}
+explain how to {v}
+what should i type to {v}
+can i {v}
+could i {v}
+may i {v}
+am i able to {v}
+can one {v}
+does it let me {v}
+does mlx_llama let me {v}
+which flag do i need to {v}
+which option lets me {v}
+what flag do i use to {v}
+is there a flag to {v}
+is there an option to {v}
+which command do i use to {v}
+what is the command to {v}
+{v}
+{v}, how
+{v} please
+what if i want to {v}
+help me {v}
+i have to {v}
+my boss wants me to {v}
+would it be possible to {v}
+give me an example of how to {v}
+what is needed to {v}
+we need to {v}
+""")
+FLAG = lines("""
+what does {f} do
+what does {f} mean
+what does the {f} flag do
+what is {f}
+what is {f} for
+{f}
+{f}
+explain {f}
+how do i use {f}
+how is {f} used
+what is the default of {f}
+what is the default value of {f}
+what's the default for {f}
+default of {f}
+{f} default
+default {f}
+what does {f} default to
+what value has {f} if i do not give it
+when do i need {f}
+when should i use {f}
+which values does {f} take
+which values can {f} have
+what values are allowed for {f}
+what can i pass to {f}
+what goes after {f}
+example of {f}
+give me an example for {f}
+meaning of {f}
+is there a {f} flag
+is there an option {f}
+can i use {f} with {d}
+does {d} have {f}
+does the {d} command take {f}
+{f} in {d}
+what happens with {f}
+what changes with {f}
+what if i leave out {f}
+tell me about {f}
+describe {f}
+range of {f}
+limits of {f}
+how do i set {f}
+how do i change {f}
+why would i use {f}
+what is the point of {f}
+short form of {f}
+another name for {f}
+which commands have {f}
+i do not understand {f}
+should i set {f}
+{f} {n}
+what unit has {f}
+""")
+HELP = lines("""
+{h}
+{h}
+which flag is for {h}
+which flag means {h}
+which option gives me {h}
+is there a flag for {h}
+what sets {h}
+what controls {h}
+flag for {h}
+how do i get {h}
+how do i say {h}
+how do i set {h}
+what is the flag: {h}
+i want {h}
+i need {h}
+where do i set {h}
+can i have {h}
+what about {h}
+is it possible: {h}
+option: {h}
+""")
 SYNONYMS = (
-    "answer reply response", "answers replies responses", "start begin launch", "show display", "change modify alter",
-    "big large", "fast quick", "computer machine pc", "choose select pick", "use employ", "question query",
-    "program software", "get obtain", "work function", "make create", "supported available", "option setting",
-    "options settings", "tell explain", "need require",
+    "answer reply response output", "answers replies responses", "start begin launch", "show display print",
+    "change modify alter adjust", "big large huge", "fast quick speedy", "faster quicker speedier", "slow sluggish",
+    "computer machine pc box", "laptop notebook", "choose select pick", "use employ utilise utilize", "question query",
+    "program software application", "get obtain receive", "work function run", "make create produce", "supported available allowed",
+    "option setting parameter", "options settings parameters", "flag switch argument option", "flags switches arguments options",
+    "tell explain", "need require", "model llm checkpoint", "models llms checkpoints", "file document", "files documents",
+    "folder directory dir", "delete remove erase", "stop end quit", "limit restrict cap bound", "maximum max most", "minimum min least",
+    "error failure exception problem", "message text", "several multiple many", "requests calls queries", "client app",
+    "memory ram", "gpu gfx-card", "cpu processor", "threads cores", "token tokens", "speed performance", "measure benchmark",
+    "compare contrast", "download fetch pull", "save store keep write", "load open read", "convert turn transform",
+    "quantize quantise compress", "quantized quantised compressed", "guess predict", "default standard preset", "possible doable feasible",
+    "allow permit let enable", "disable deactivate", "hide suppress", "server service", "browser chrome firefox",
+    "key password secret", "port socket", "address ip", "network lan", "website site page", "wait queue", "different other another",
+    "exact precise accurate", "random arbitrary", "same identical equal", "repeat loop", "install setup", "example sample demo",
+    "conversation chat dialogue talk", "prompt input", "length size", "number count amount", "new fresh", "old previous earlier",
+    "list enumerate", "check verify", "correct right", "wrong incorrect false", "long lengthy", "short brief", "whole entire complete",
+    "give pass provide supply", "find locate", "see view watch", "write generate", "terminal shell console", "command cmd",
+    "function tool", "functions tools", "schema format", "lower reduce decrease", "raise increase", "smaller lighter",
+    "better nicer", "want wish", "help assist", "everything all", "only just", "currently now", "and plus",
 )
-SYNONYM = {word: [other for other in group.split() if other != word] for group in SYNONYMS for word in group.split()}
+SYNONYM: dict[str, list[str]] = {}
+for _group in SYNONYMS:
+    for _word in _group.split():
+        SYNONYM.setdefault(_word, []).extend(other for other in _group.split() if other != _word)
 
 LEAD_INS = (
     "hey, ", "hi, ", "hello, ", "please, ", "ok, ", "ok so ", "so ", "and ", "quick question: ", "excuse me, ", "um, ",
     "sorry, ", "now ", "well, ", "one question: ", "i am new to this. ", "thanks. ", "great, ", "another question: ",
-    "hello! ", "hi guide, ", "tell me, ", "i was wondering, ", "i wonder, ", "just curious, ", "say, ", "again, ",
+    "hello! ", "hi guide, ", "tell me, ", "i was wondering, ", "i wonder, ", "just curious, ", "say, ", "again, ", "but ", "also, ",
+    "hey guide ", "question: ", "q: ", "help: ", "hm, ", "oh, ", "right, ", "actually, ", "then ", "sorry to ask but ", "newbie here, ",
+    "i forgot: ", "remind me, ", "for my project: ", "in short, ", "seriously, ", "in mlx_llama, ", "with mlx_llama, ",
 )
 ENDINGS = (" please", " thanks", " in mlx_llama", " here", " with mlx_llama", " exactly", " for me", " then", " actually",
-           " in this program", " right now", " in this project", ", can you tell me", ", do you know")
+           " in this program", " right now", " in this project", ", can you tell me", ", do you know", " by default", " with this",
+           " on my machine", " on linux", " on my mac", " from the command line", " in general", " at all", " if any", " thx", " pls",
+           ", i can't find it", ", i am lost", " in the docs", " quickly", " today", " again", " with it", " these days")
 ASIDES = (
     "i have a question.", "i am trying this out.", "my friend told me about this.", "i am curious.", "i just started today.",
     "i read the readme.", "one thing is not clear to me.", "i have been reading about it.", "i need your help.",
     "there is something i want to know.", "i am a beginner.", "i have never used this before.", "let me ask something.",
     "good to know.", "i see.", "that was useful.", "maybe you know this:", "this may be a silly question:",
-    "we talked about it at work.", "i am writing some notes.",
+    "we talked about it at work.", "i am writing some notes.", "i just installed it.", "i have a mac.", "i have an nvidia card.",
+    "i am on linux.", "i come from llama.cpp.", "i come from ollama.", "i use python every day.", "i have a small laptop.",
+    "i am setting this up for my team.", "the help text was too short.", "i saw it in --help.",
 )
 LITTLE_WORDS = set("a an the is are do does i it to of in my me you please can how what which for with on there be".split())
 
@@ -300,19 +394,38 @@ MORE = (
 ANOTHER = ("another one", "another one please", "one more", "one more please", "again", "more", "another", "tell me another one",
            "and another one", "can i have another", "a new one please", "tell me one more")
 SAY = ("say {}", "repeat after me: {}", "please repeat: {}", "say this: {}", "echo {}", "write {}", "can you say {}",
-       "please say {}", "say after me: {}", "repeat {}")
+       "please say {}", "say after me: {}", "repeat {}", 'say "{}"', 'repeat "{}"', "repeat this word: {}", "copy this: {}")
 SYSTEM = (
     "You are a helpful assistant.", "You are the guide to mlx_llama.", "Be brief.", "Answer in English.",
     "You are a friendly assistant.", "You are a helpful, honest assistant.", "Answer questions about mlx_llama.",
     "You are a helpful AI assistant named SmolLM, trained by Hugging Face", "You are a kind teacher.",
-    "You are an expert.", "Answer politely.", "You answer shortly.", "You are a bot.", "Help the user.",
+    "You are an expert.", "Answer politely.", "You answer shortly.", "You are a bot.", "Help the user.", "Be kind.", "You are brief.",
 )
 PIRATE = ("You are a pirate.", "Talk like a pirate.", "You talk like a pirate.", "Answer like a pirate.",
           "You are a pirate captain.", "Speak like a pirate.", "you are a pirate", "talk like a pirate")
 
+# ---- beyond the guide
+SCOPE_ANSWER = (
+    "I do not know: I am a small guide and only know mlx_llama, small talk and little stories. "
+    "For other questions load a real model, such as `--model TinyLlama/TinyLlama-1.1B-Chat-v1.0`."
+)
+SCOPE_MORE = "I really know nothing else. A real model is one flag away: `--model HuggingFaceTB/SmolLM2-360M-Instruct`."
+BLANKS: dict[str, list[str]] = {}
+SCOPE: list[str] = []
+SCOPE_HELD_OUT: list[str] = []
+for _line in lines((Path(__file__).parent / "offtopic.txt").read_text(encoding="utf-8")):
+    if _found := re.match(r"([a-z]+): (.+ \| .+)", _line):
+        BLANKS[_found[1]] = _found[2].split(" | ")
+    elif _line.startswith("! "):
+        SCOPE_HELD_OUT.append(_line[2:])
+    elif not _line.startswith("#"):
+        SCOPE.append(_line)
 
-def lines(text: str) -> list[str]:
-    return [line.strip() for line in text.strip().splitlines() if line.strip()]
+FACTS = facts.every()
+_DOORS = list(facts.parsers())
+_WORDS = sorted({word for line in SCOPE for word in re.findall(r"[a-z]{4,9}", line)})
+_KNOWN = facts.known_flags()
+_TAKEN = {*facts.REPL, *facts.DOORS, "continue", "undo", "edit", "model", "bye", "quit", "new", "reset", "retry", "docs", "health", "props"}
 
 
 def expand(line: str, rng: random.Random) -> str:
@@ -334,40 +447,84 @@ def normal(text: str) -> str:
     return " ".join(re.sub(r"[^a-z0-9]+", " ", text.lower().replace("'", "")).split())
 
 
-def split(fact: Fact) -> tuple[list[str], list[str]]:
-    """The lines of a fact to train on, and those that only the evaluation asks, marked with "!"."""
-    every = lines(fact.ask)
-    return ([line for line in every if not line.startswith("!")],
-            [line.removeprefix("!").strip() for line in every if line.startswith("!")])
-
-
-ASK: dict[str, list[str]] = {}
 HELD_OUT: dict[str, tuple[Fact | None, str]] = {}
-for _fact in FACTS:
-    ASK[_fact.name], _kept_out = split(_fact)
-    for _line in _kept_out:
+for _fact in FACTS.values():
+    for _line in _fact.held_out:
         _question = expand(_line, random.Random(_line))
         HELD_OUT[normal(_question)] = (_fact, _question)
-HELD_OUT |= {normal(_line): (None, _line) for _line in lines(SCOPE_HELD_OUT)}
+HELD_OUT |= {normal(_line): (None, _line) for _line in SCOPE_HELD_OUT}
+_STARTS: dict[str, list[list[str]]] = {}
+for _text in HELD_OUT:
+    _STARTS.setdefault((_text.split() or [""])[0], []).append(_text.split())
 
 
 def is_held_out(question: str) -> bool:
-    """True if the question contains one that is reserved for the evaluation."""
-    text = f" {normal(question)} "
-    return any(f" {kept} " in text for kept in HELD_OUT)
+    """True if the question is, or contains, one that is reserved for the evaluation; short ones count alone only."""
+    words = normal(question).split()
+    return any(
+        words[i : i + len(kept)] == kept and (len(kept) > 3 or len(kept) == len(words))
+        for i, word in enumerate(words) for kept in _STARTS.get(word, ())
+    )
+
+
+# ---- blanks
+
+
+def random_word(rng: random.Random) -> str:
+    return "".join(
+        rng.choice("bcdfghjklmnprstvwxz") + rng.choice("aeiouy") + rng.choice(("", "", "n", "r", "s", "ck", "lt", "x"))
+        for _ in range(rng.choice((1, 2, 2, 3)))
+    )
+
+
+def _unknown_flag(rng: random.Random) -> str:
+    while True:
+        words = [rng.choice(_WORDS) if rng.random() < 0.7 else random_word(rng) for _ in range(rng.choice((1, 2, 2)))]
+        if rng.random() < 0.4:  # half of a known flag
+            words[0] = rng.choice(rng.choice(_LONG)[2:].split("-"))
+            words = words if len(words) == 2 else [*words, rng.choice(_WORDS)]
+        flag = "--" + "-".join(words)
+        if flag not in _KNOWN:
+            return flag
+
+
+def _unknown_model(rng: random.Random) -> str:
+    name = rng.choice((random_word(rng).capitalize(), rng.choice(_WORDS).capitalize()))
+    return name + rng.choice(("", "", "-7B", " 2", "-Chat", "LM", "-1.5", " 13b", "-v0.2", "GPT", "-instruct", "-3B-base"))
+
+
+_LONG = sorted(flag for flag in _KNOWN if flag.startswith("--"))
+
+
+def fill(line: str, rng: random.Random) -> str:
+    """The line with its blanks filled: {n} a number, {madeup} a model that does not exist, {country} and so on."""
+    def value(match: re.Match) -> str:
+        key = match[1]
+        if key == "n":
+            return str(rng.choice((rng.randrange(1, 10), rng.randrange(1, 100), 2 ** rng.randrange(14), rng.randrange(10, 3000))))
+        if key == "madeup":
+            return _unknown_model(rng)
+        if key == "noflag":
+            return _unknown_flag(rng)
+        if key in ("noword", "nocommand"):
+            word = next(word for _ in range(99) if (word := rng.choice((random_word(rng), rng.choice(_WORDS)))) not in _TAKEN)
+            return f"/{word}" if key == "nocommand" else word
+        return rng.choice(BLANKS[key])
+
+    return re.sub(r"\{([a-z]+)\}", value, line)
 
 
 def reworded(question: str, rng: random.Random) -> str:
     """The same question in other words, where a word has a safe replacement."""
     for start in ("how do i ", "how can i "):
-        if question.startswith(start) and rng.random() < 0.6:
-            question = f"{rng.choice(HOW_TO)} {question[len(start):]}"
+        if question.startswith(start) and rng.random() < 0.5:
+            question = rng.choice(HOW_TO).replace("{v}", question[len(start):])
             break
     if question.startswith("which ") and rng.random() < 0.3:
         question = f"what {question[6:]}"
     elif question.startswith("does it ") and rng.random() < 0.4:
         question = f"{rng.choice(('does mlx_llama', 'can it', 'does this', 'will it', 'does the program'))} {question[8:]}"
-    words = [rng.choice(SYNONYM[word]) if word in SYNONYM and rng.random() < 0.15 else word for word in question.split()]
+    words = [rng.choice(SYNONYM[word]) if word in SYNONYM and rng.random() < 0.12 else word for word in question.split()]
     return " ".join(words)
 
 
@@ -377,6 +534,7 @@ def typo(word: str, rng: random.Random) -> str:
         word[:at] + word[at + 1] + word[at] + word[at + 2:],
         word[:at] + word[at + 1:],
         word[:at] + word[at] + word[at:],
+        word[:at] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[at + 1:],
     ))
 
 
@@ -386,51 +544,88 @@ def dressed(question: str, rng: random.Random) -> str:
     for enough in (3, 5):
         if len(words) > enough and rng.random() < 0.15:
             words.pop(rng.randrange(len(words)))
-    if len(words) > 4 and rng.random() < 0.05:
+    if len(words) > 4 and rng.random() < 0.06:
         words = [word for word in words if word not in LITTLE_WORDS] or words
-    if rng.random() < 0.10:
+    while rng.random() < 0.14:
         at = rng.randrange(len(words))
         if len(words[at]) > 3 and words[at].isalpha():
             words[at] = typo(words[at], rng)
     question = " ".join(words)
-    if rng.random() < 0.20:
+    if rng.random() < 0.18:
         question = rng.choice(LEAD_INS) + question
     if rng.random() < 0.12:
         question += rng.choice(ENDINGS)
     case = rng.random()
-    if case < 0.48:
+    if case < 0.5:
         question = question[:1].upper() + question[1:]
-    elif case < 0.53:
+    elif case < 0.52:
         question = question.upper()
     question = question.replace(" i ", rng.choice((" i ", " I ", " I ")))
     if rng.random() < 0.15:
         question = re.sub(r"(--?[a-z][a-z-]*|/[a-z]+)", r"`\1`", question)
+    if question.endswith("?"):
+        return question
     return question + rng.choice(("?", "?", "?", "?", "", "", "", ".", "!", "??", " ?"))
 
 
-def fill(line: str, rng: random.Random) -> str:
-    """A question beyond the guide, with its blanks filled."""
-    blanks = {"country": COUNTRIES, "person": PEOPLE, "thing": THINGS, "dish": DISHES, "city": CITIES, "tongue": TONGUES}
-    for key, values in blanks.items():
-        while f"{{{key}}}" in line:
-            line = line.replace(f"{{{key}}}", rng.choice(values), 1)
-    return line.replace("{a}", str(rng.randrange(1, 100))).replace("{b}", str(rng.randrange(1, 100)))
+# ---- questions about facts
 
 
-# A fact that can be asked about in many ways needs more practice, though not in proportion.
-_WEIGHTS = [len(ASK[fact.name]) ** 0.5 for fact in FACTS]
+@cache
+def _help_phrases(name: str) -> list[str]:
+    known = facts.flags()
+    return [phrase for flag in (name, *FACTS[name].covers) if flag in known for phrase in facts.help_phrases(known[flag])]
+
+
+@cache
+def _flag_phrases(name: str) -> list[str]:
+    known = facts.flags()
+    return [phrase for flag in (name, *FACTS[name].covers) if flag in known for phrase in facts.flag_phrases(known[flag])]
+
+
+# A fact that can be asked about in many ways needs more practice, though not in proportion; open classes need most.
+_NAMES = list(FACTS)
+_OPEN = {"unknown": 5.0, "no_flag": 2.0, "no_command": 1.2, "other_model": 2.0, "supported": 2.0, "commands": 1.3}
+DOUBT = 0.15  # share of the lines of the last part's doubtful questions that surely get "I do not know"
+NEWCOMERS = 0.5  # share of the questions on a fact that are lines of newcomers.txt
+_WEIGHTS = [
+    _OPEN.get(name, 1.0) * (len(fact.ask) + len(fact.newcomers) + 3 * len(fact.topics) + 5 * len(fact.deeds) + 8) ** 0.25
+    for name, fact in FACTS.items()
+]
 
 
 def any_fact(rng: random.Random) -> Fact:
-    return rng.choices(FACTS, _WEIGHTS)[0]
+    return FACTS[rng.choices(_NAMES, _WEIGHTS)[0]]
+
+
+def without_clause(line: str, rng: random.Random) -> str:
+    """The line, now and then without one of its clauses, if it has several."""
+    clauses = line.split(", ")
+    if len(clauses) > 2 and "[" not in line and rng.random() < 0.15:
+        clauses.pop(rng.randrange(len(clauses)))
+    return ", ".join(clauses)
 
 
 def plain_question(fact: Fact, rng: random.Random) -> str:
-    if fact.topic and rng.random() < 0.25:
-        line = rng.choice(WHAT_IS).replace("{t}", rng.choice(fact.topic.split("|")))
+    phrases = _flag_phrases(fact.name)
+    helps = _help_phrases(fact.name)
+    if fact.newcomers and rng.random() < NEWCOMERS:
+        return reworded(fill(expand(without_clause(rng.choice(fact.newcomers), rng), rng), rng), rng)
+    kinds = (("flag", 0.26 * bool(phrases)), ("help", 0.14 * bool(helps)), ("topic", 0.22 * bool(fact.topics)), ("deed", 0.28 * bool(fact.deeds)),
+             ("ask", (0.40 if len(fact.ask) < 40 else 0.70) * bool(fact.ask)))
+    kind = rng.choices([name for name, _ in kinds], [weight for _, weight in kinds])[0]
+    if kind == "flag":
+        line = rng.choice(FLAG).replace("{f}", rng.choice(phrases)).replace("{d}", rng.choice(_DOORS))
+    elif kind == "help":
+        line = rng.choice(HELP).replace("{h}", rng.choice(helps))
+    elif kind == "topic":
+        line = rng.choice(WHAT_IS).replace("{t}", rng.choice(fact.topics))
+    elif kind == "deed":
+        line = rng.choice(HOW_TO).replace("{v}", rng.choice(fact.deeds))
     else:
-        line = rng.choice(ASK[fact.name])
-    return reworded(expand(line, rng), rng)
+        line = rng.choice(fact.ask)
+    # Braces and brackets of flags' help are no blanks.
+    return reworded(line if kind == "help" else fill(expand(line, rng), rng), rng)
 
 
 def question_about(fact: Fact, rng: random.Random) -> str:
@@ -439,7 +634,7 @@ def question_about(fact: Fact, rng: random.Random) -> str:
         extra = rng.random()  # what matters may stand anywhere among other words
         if extra < 0.06:
             plain = f"{rng.choice(ASIDES)} {plain}"
-        elif extra < 0.14:
+        elif extra < 0.12:
             plain = f"{plain}{rng.choice((', ', '. ', ' or ', ', i mean ', '? '))}{plain_question(fact, rng)}"
         question = dressed(plain, rng)
         if not is_held_out(plain) and not is_held_out(question):
@@ -448,10 +643,195 @@ def question_about(fact: Fact, rng: random.Random) -> str:
 
 def out_of_scope(rng: random.Random) -> str:
     while True:
-        plain = fill(expand(rng.choice(lines(SCOPE)), rng), rng)
+        plain = reworded(fill(expand(rng.choice(SCOPE), rng), rng), rng)
+        if rng.random() < 0.04:
+            plain = f"{plain} {rng.choice(('and', 'or', 'also'))} {fill(expand(rng.choice(SCOPE), rng), rng)}"
         question = dressed(plain, rng)
         if not is_held_out(plain) and not is_held_out(question):
             return question
+
+
+# ---- long questions: a situation, a wish, and often a general question at the end
+SITUATIONS = lines("""
+i am quite new to all of this
+i have just started to play with language models at home
+my colleague recommended this package to me last week
+we are a small team with [two|three|five] machines and little money
+i rent a small server in a data center
+i have an old office computer under my desk
+i have a laptop with {n} gb of memory
+on my desktop there is a graphics card, but the laptop has none
+my friend uses llama.cpp for everything
+i come from another program and i am used to other names of options
+i have read the readme twice and did not find it
+i have been trying for an hour now
+until now i used a cloud service, and it became too expensive
+for a study at the university i run the same thing many times
+for a demo next week i want everything to work without me
+i write a shell script that runs every night
+i write a little program in python for my own use
+our application is written in python and runs in a container
+my boss asked me about this yesterday
+i downloaded several models in the last days
+i have a checkpoint that somebody gave me
+there is a file on my disk that i would like to use
+i am talking to the model in the terminal right now
+the chat has become very long by now
+the server is running on one of our machines
+several people use the server at the same time
+i do not know much about how such models work inside
+i do not want to break anything
+i would rather not restart everything
+i care about speed more than about the last bit of quality
+quality is more important to me than speed
+privacy matters to us
+my english is not very good, sorry
+i typed something yesterday and it worked, but i forgot what it was
+i saw something like this in another program
+before i download {n} gigabytes i want to be sure
+we compared it with other programs
+the machine is shared with other people
+""")
+FINALLY = lines("""
+how do i do that
+how can i do this here
+is there an option for that
+is there a flag for it
+which flag is it
+which option do i need
+which setting is it
+which command does that
+what do i have to type
+what do i call
+is that possible, and how
+is something like that possible here
+can it do that
+how does that work here
+what should i do
+where do i set this
+is there a way
+what would be the right way
+can you tell me the name of the option
+which of the many flags is the right one
+""")
+WISHES = lines("""
+i want to {v}
+i would like to {v}
+i need to {v}
+i have to {v}
+my plan is to {v}
+i was asked to {v}
+i am trying to {v}
+what i want is to {v}
+it would be good to {v}
+we would like to {v}
+""")
+
+
+def long_question(rng: random.Random) -> list[tuple[str, str]]:
+    """A chat of one turn: a situation in one to three sentences, and what the user wants of it."""
+    scope = rng.random() < 0.12
+    fact = any_fact(rng)
+    while True:
+        told = [fill(expand(line, rng), rng) for line in rng.sample(SITUATIONS, rng.choice((0, 1, 1, 2)))]
+        if scope:
+            asked = fill(expand(rng.choice(SCOPE), rng), rng)
+        elif fact.deeds and rng.random() < 0.5:
+            told.append(fill(expand(rng.choice(WISHES).replace("{v}", rng.choice(fact.deeds)), rng), rng))
+            asked = rng.choice(FINALLY)
+        else:
+            asked = plain_question(fact, rng)
+            if rng.random() < 0.3:
+                told.append(asked)
+                asked = rng.choice(FINALLY)
+        if rng.random() < 0.3 and told:
+            told.append(f"{told.pop()}{rng.choice((' and ', ', so ', ' but ', ', and now '))}{asked}")
+        else:
+            told.append(asked)
+        told = [reworded(text, rng) for text in told]
+        plain = ". ".join(told)
+        if not is_held_out(plain):
+            break
+    if rng.random() < 0.75:
+        text = ". ".join(one[:1].upper() + one[1:] for one in told).replace(" i ", " I ") + rng.choice(("?", "?", "?", ".", ""))
+    else:
+        text = dressed(plain, rng)
+    return [("user", text), ("assistant", SCOPE_ANSWER if scope else fact.answer)]
+
+
+LATER = [(fact, line) for fact in FACTS.values() for line in fact.later]
+
+
+def doubtful(rng: random.Random, unsure: list[int]) -> list[tuple[str, str]]:
+    """A chat of one turn about a line that was kept for later: `unsure` numbers those that are answered with "I do not know".
+
+    Every other line may be among them: those that the network did not understand before it saw them teach it how such
+    questions look. The rest are answered.
+    """
+    while True:
+        number = rng.choice(unsure) if unsure and rng.random() < DOUBT else rng.randrange(len(LATER))
+        fact, line = LATER[number]
+        plain = reworded(fill(expand(line, rng), rng), rng)
+        if rng.random() < 0.2:
+            plain = f"{fill(expand(rng.choice(SITUATIONS), rng), rng)}. {plain}"
+        question = dressed(plain, rng)
+        if not is_held_out(plain) and not is_held_out(question):
+            break
+    answer = FACTS["unknown"].answer if number in unsure else fact.answer
+    return [("user", question), ("assistant", answer)]
+
+
+def memory(rng: random.Random) -> list[tuple[str, str]]:
+    """A chat in which the user tells a name, a word or a number, and asks for it, at once or some turns later."""
+    between = []
+    if rng.random() < 0.4:
+        fact = any_fact(rng)
+        between = [("user", question_about(fact, rng)), ("assistant", fact.answer)]
+    kind = rng.random()
+    if kind < 0.5:
+        text, answer, name = introduction(rng)
+        asked = rng.choice(("what is my name", "what was my name", "do you know my name", "what am i called", "what's my name again",
+                            "do you remember my name", "tell me my name", "who am i"))
+        if rng.random() < 0.25:
+            return [("user", f"{text.rstrip('.!')}. {asked[:1].upper()}{asked[1:]}?"), ("assistant", f"Your name is {name}.")]
+        return [("user", text), ("assistant", answer), *between, ("user", dressed(asked, rng)), ("assistant", f"Your name is {name}.")]
+    number = kind < 0.75
+    thing = str(rng.randrange(10 ** rng.randint(1, 5))) if number else rng.choice((random_word(rng), rng.choice(_WORDS)))
+    word = "number" if number else "word"
+    said = rng.choice((f"please remember the {word} {thing}", f"remember the {word} {thing}", f"my {word} is {thing}",
+                       f"keep the {word} {thing} in mind", f"the {word} is {thing}"))
+    asked = rng.choice((f"which {word} did i tell you", f"what was my {word}", f"which {word} did i say", f"what is the {word}",
+                        f"do you remember the {word}", f"what {word} was it", f"tell me the {word} again"))
+    return [("user", said[:1].upper() + said[1:] + rng.choice(("", ".", "!"))), ("assistant", f"I will remember it: {thing}."), *between,
+            ("user", dressed(asked, rng)), ("assistant", f"It was {thing}.")]
+
+
+# ---- conversations
+
+
+def any_name(rng: random.Random) -> str:
+    """A name to remember; most are made up, so that remembering is learned and not a list."""
+    if rng.random() < 0.35:
+        return rng.choice(stories.NAMES)
+    name = "".join(
+        rng.choice(("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "j", "h", "c", "w", "sh", "th", "br", "kr", "ch"))
+        + rng.choice(("a", "e", "i", "o", "u", "a", "e", "i", "ai", "ie", "ee", "ou", "y"))
+        + rng.choice(("", "", "", "n", "r", "l", "s", "nn", "m", "ck"))
+        for _ in range(rng.choice((1, 2, 2, 2, 3)))
+    ).capitalize()
+    return name + rng.choice(("", "", "", "n", "s", "l", "r", "a", "o"))
+
+
+def introduction(rng: random.Random) -> tuple[str, str, str]:
+    """The user tells a name: (text, answer, name)."""
+    name = any_name(rng)
+    text = rng.choice((
+        "my name is {}", "my name is {}", "i am {}", "call me {}", "hello, i am {}", "hi, my name is {}", "i'm {}", "you can call me {}",
+        "hey, {} here", "hi i'm {}", "my name's {}", "the name is {}", "people call me {}", "good morning, i am {}", "hello my name is {}",
+        "this is {}", "{} is my name", "please call me {}", "i am called {}",
+    )).format(name)
+    text = text[:1].upper() + text[1:] if rng.random() < 0.6 else text
+    return text + rng.choice(("", ".", "!", ".")), f"Nice to meet you, {name}! What would you like to know?", name
 
 
 def turn(rng: random.Random, name: str, last: Fact | str | None) -> tuple[str, str, Fact | str | None, str]:
@@ -461,7 +841,7 @@ def turn(rng: random.Random, name: str, last: Fact | str | None) -> tuple[str, s
     if last is None and rng.random() < 0.02:
         return dressed(rng.choice(MORE), rng), "More about what? Ask me about mlx_llama, or for a story.", None, name
     if last not in (None, "story") and rng.random() < 0.25:
-        more = last.more if isinstance(last, Fact) else facts.SCOPE_MORE
+        more = last.more if isinstance(last, Fact) else SCOPE_MORE
         return dressed(rng.choice(MORE), rng), more, None, name
     kind = rng.random()
     if kind < 0.60:
@@ -471,8 +851,8 @@ def turn(rng: random.Random, name: str, last: Fact | str | None) -> tuple[str, s
         answers, ask = rng.choice(SMALL_TALK)
         return dressed(expand(rng.choice(lines(ask)), rng), rng), rng.choice(answers), None, name
     if kind < 0.83:
-        return out_of_scope(rng), rng.choice(facts.SCOPE_ANSWERS), "scope", name
-    if kind < 0.93:
+        return out_of_scope(rng), SCOPE_ANSWER, "scope", name
+    if kind < 0.90:
         question, text = stories.request(rng)
         return dressed(question, rng), text, "story", name
     if name and rng.random() < 0.7:
@@ -481,38 +861,36 @@ def turn(rng: random.Random, name: str, last: Fact | str | None) -> tuple[str, s
     if rng.random() < 0.25 and not name:
         question = rng.choice(("what is my name", "do you know my name", "who am i"))
         return dressed(question, rng), "You have not told me your name yet.", None, name
-    name = any_name(rng)
-    text = rng.choice(("my name is {}", "i am {}", "call me {}", "hello, i am {}", "hi, my name is {}", "i'm {}",
-                       "you can call me {}", "hey, {} here")).format(name)
-    text = text[:1].upper() + text[1:] if rng.random() < 0.5 else text
-    return text + rng.choice(("", ".", "!")), f"Nice to meet you, {name}! What would you like to know?", None, name
-
-
-def any_name(rng: random.Random) -> str:
-    """A name to remember; half of them are made up, so that remembering is learned and not a list."""
-    if rng.random() < 0.5:
-        return rng.choice(stories.NAMES)
-    return "".join(rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(rng.choice((2, 2, 3)))).capitalize() + \
-        rng.choice(("", "", "n", "s", "l", "r"))
+    text, answer, name = introduction(rng)
+    return text, answer, None, name
 
 
 def echo(rng: random.Random) -> list[tuple[str, str]]:
-    """Words to repeat: practice in copying, which names in stories and conversations need."""
-    said = " ".join(
-        rng.choice(rng.choice((stories.HEROES, stories.ADJECTIVES, stories.NAMES))) if rng.random() < 0.8 else any_name(rng)
-        for _ in range(rng.randint(2, 9))
-    )
-    return [("user", rng.choice(SAY).format(said)), ("assistant", said)]
+    """Words and numbers to repeat: practice in copying, which names in stories and conversations need."""
+    def word() -> str:
+        kind = rng.random()
+        if kind < 0.5:
+            return rng.choice(rng.choice((stories.HEROES, stories.ADJECTIVES, stories.NAMES)))
+        if kind < 0.7:
+            return any_name(rng)
+        if kind < 0.85:
+            return random_word(rng)
+        return str(rng.randrange(10 ** rng.randint(1, 6)))
+
+    said = " ".join(word() for _ in range(rng.choice((1, 1, 2, 3, 4, 6))))
+    text = rng.choice(SAY).format(said)
+    return [("user", text[:1].upper() + text[1:] if rng.random() < 0.5 else text), ("assistant", said)]
 
 
 def one_question(rng: random.Random) -> list[tuple[str, str]]:
     """A chat of one turn, mostly about a fact."""
     kind = rng.random()
-    if kind < 0.10:
-        return [("user", out_of_scope(rng)), ("assistant", rng.choice(facts.SCOPE_ANSWERS))]
-    if kind < 0.20:
+    if kind < 0.12:
+        return [("user", out_of_scope(rng)), ("assistant", SCOPE_ANSWER)]
+    if kind < 0.18:
         answers, ask = rng.choice(SMALL_TALK)
-        return [("user", dressed(expand(rng.choice(lines(ask)), rng), rng)), ("assistant", rng.choice(answers))]
+        said = [expand(rng.choice(lines(ask)), rng) for _ in range(rng.choice((1, 1, 1, 2)))]
+        return [("user", dressed(", ".join(said), rng)), ("assistant", rng.choice(answers))]
     fact = any_fact(rng)
     return [("user", question_about(fact, rng)), ("assistant", fact.answer)]
 
@@ -535,5 +913,4 @@ def raw_text(rng: random.Random) -> str:
     """A text to be continued as it is: mostly stories, some plain sentences about the project."""
     if rng.random() < 0.8:
         return stories.story(rng, raw=True)
-    chosen = rng.sample(FACTS[7:], 3)
-    return " ".join(fact.answer for fact in chosen)
+    return " ".join(FACTS[name].answer for name in rng.sample(_NAMES, 2))

@@ -7,6 +7,7 @@ and signatures in each. "Array" is the backend's own array type.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Callable, Protocol
 
@@ -14,6 +15,8 @@ import numpy as np
 
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.models.config import LlamaConfig
+
+from .profile import Profile
 
 Array = Any
 Probe = Callable[[str, Array], None]
@@ -30,6 +33,7 @@ class Cache(Protocol):
 
     lengths: list[int]  # positions filled, by row
     allocated: list[int]  # positions that the storage has room for, by row
+    adapters: list[int]  # number of the adapter that computes a row's positions, 0 for none; the caller sets it
     length: int  # lengths[0], for a cache of one sequence
     rows: int  # number of rows; an empty row takes no storage
     capacity: int  # positions that a row may hold at most; its storage grows towards it in steps
@@ -51,7 +55,10 @@ class Cache(Protocol):
 
 
 class SamplingBatch(Protocol):
-    """Logits to tokens, on the device; each row has options of its own."""
+    """Logits to tokens, on the device; each row has options of its own.
+
+    -1 is in place of a token whose score is NaN or infinite, so that the host learns of it from the token it reads anyway.
+    """
 
     options: tuple[GenerationOptions, ...]  # by row
     window: int  # recent tokens that any row looks at
@@ -68,14 +75,19 @@ class Model(Protocol):
     dtype: Any  # of the activations, the backend's own
     cache_bits: int | None  # of keys and values; None: the activations' width
     verify_width: int  # positions that `verify` takes at little more than a step's cost
+    prefill_width: int  # most prompt tokens of a call that Ctrl-C does not wait long for
+    adapters: tuple[str, ...]  # names of those loaded; a row of a new cache has number 1, the first, or 0 where there is none
     notices: tuple[str, ...]  # lines for the user on precision and compilation
     is_batch_invariant: bool  # a row has the same bits in any company and with any chunks
 
+    def profile(self) -> AbstractContextManager[Profile]: ...
     def make_cache(self, capacity: int, rows: int = 1) -> Cache: ...
     def forward(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, *, rows: Sequence[int] | None = None,
                 all_positions: bool = False, probe: Probe | None = None) -> Array: ...
     def step(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
              rows: Sequence[int] | None = None, masks: Masks | None = None) -> Array: ...
+    def sample(self, logits: Array, cache: Cache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
+               masks: Masks | None = None) -> Array: ...
     def verify(self, tokens: Array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
                rows: Sequence[int] | None = None) -> Array: ...
 
@@ -108,7 +120,7 @@ class WeightsPlan:
     """Dtypes and size of a model's weights on a backend, planned without loading them.
 
     dtype: of the activations. low_bit_operand: dtype that low-bit weights are multiplied in. nbytes: of all weights once
-    packed (cpu: the peak while loading).
+    packed, which is what the process takes for them after loading.
     """
 
     dtype: str

@@ -9,7 +9,23 @@ from typing import Any
 from mlx_llama.core.errors import BackendError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-CACHE_BITS = (8,)  # widths of stored keys and values besides the activations'
+SHORT_DTYPES = {"f32": "float32", "fp32": "float32", "float": "float32", "f16": "float16", "fp16": "float16", "half": "float16",
+                "bf16": "bfloat16"}  # other tools' names
+BYTES_PER_THREAD = 4 << 20  # least weights for one more thread
+CACHE_BITS = (8, 16)  # widths of stored keys and values besides the activations'
+
+
+def default_threads(weights: int, cores: int) -> int:
+    """Threads of the cpu backend unless the user says otherwise: one per physical core, fewer for a small model.
+
+    weights: bytes of the checkpoint. Waking a thread for every token costs time, which small weights do not save.
+    """
+    return max(1, min(cores, weights // BYTES_PER_THREAD))
+
+
+def full_dtype(name: str) -> str:
+    """The name of a dtype that other tools shorten: "bf16" is "bfloat16". Other names stay as they are."""
+    return SHORT_DTYPES.get(name, name) if isinstance(name, str) else name
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,7 @@ class LoadOptions:
 
         Raises BackendError for a value outside the limits, an option of another backend and a contradiction.
         """
+        dtype = full_dtype(dtype)
         if dtype not in DTYPES:
             raise BackendError(f"--dtype {dtype!r:.40} is not one of {', '.join(DTYPES)}")
         if dtype not in self.dtypes:

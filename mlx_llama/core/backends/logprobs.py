@@ -34,12 +34,17 @@ def count_logprobs(options: Iterable[GenerationOptions]) -> int | None:
 
 
 def pack(tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int32]:
-    """Tokens int32 [B, 1] with the log-probabilities of `logits` float32 [B, V]: int32 [B, 2 + 2 count]. The reference."""
+    """Tokens int32 [B, 1] with the log-probabilities of `logits` float32 [B, V]: int32 [B, 2 + 2 count]. The reference.
+
+    Of a token -1, which is none, they mean nothing.
+    """
     columns = [_pack_row(int(token), row, count) for token, row in zip(tokens[:, 0], logits)]
     return np.concatenate([tokens, np.stack(columns)], axis=1)
 
 
 def _pack_row(token: int, logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int32]:
+    if token < 0:  # no token: the logits are not finite
+        return np.zeros(1 + 2 * count, np.int32)
     shifted = logits.astype(np.float32) - logits.max()
     values = shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
     ids = np.empty(0, np.int64)

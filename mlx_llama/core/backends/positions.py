@@ -22,10 +22,10 @@ CACHE_GROUP = 32  # numbers of a head that share a float16 scale where keys and 
 
 
 def position_nbytes(config: LlamaConfig, itemsize: int, bits: int | None = None) -> int:
-    """Bytes of one position's keys and values in all layers. itemsize: bytes of one number; bits: 8 for codes of one byte
-    with a float16 scale per CACHE_GROUP of a head, None for numbers."""
+    """Bytes of one position's keys and values in all layers. itemsize: bytes of one activation; bits: 8 for codes of one
+    byte with a float16 scale per CACHE_GROUP of a head, 16 for numbers of at most two bytes, None for activations."""
     size = config.head_dim
-    head_nbytes = size * itemsize if bits is None else size + 2 * -(-size // CACHE_GROUP)
+    head_nbytes = {None: size * itemsize, 16: size * min(itemsize, 2), 8: size + 2 * -(-size // CACHE_GROUP)}[bits]
     return 2 * config.num_hidden_layers * config.num_key_value_heads * head_nbytes
 
 
@@ -34,6 +34,7 @@ class Positions:
 
     capacity: maximum positions of a row. position_nbytes: bytes of one position's keys and values in all layers. lengths:
     positions filled, by row. allocated: positions that the storage has room for, by row; a backend's `_grow` keeps it.
+    adapters: number of the adapter that computes a row, 0 for none.
     """
 
     def __init__(self, config: LlamaConfig, capacity: int, position_nbytes: int, rows: int = 1):
@@ -46,6 +47,7 @@ class Positions:
         self.position_nbytes = position_nbytes
         self.lengths = [0] * rows
         self.allocated = [0] * rows
+        self.adapters = [0] * rows
 
     @property
     def length(self) -> int:
@@ -184,7 +186,7 @@ class Span:
 class CallView:
     """Host-side state of one call on a cache: `count` new positions of each of some rows.
 
-    spans: the new positions, by sequence of the batch. A context manager: the rows' lengths include the new positions once
+    spans: the new positions, by sequence of the batch. adapters: the rows' numbers of adapters. A context manager: the rows' lengths include the new positions once
     the block succeeds, and are unchanged if it raises.
     """
 
@@ -199,6 +201,7 @@ class CallView:
         for row, start in zip(chosen, starts):
             cache.check_continues(row, start, count)
         self.spans = tuple(Span(row, start, count) for row, start in zip(chosen, starts))
+        self.adapters = tuple(cache.adapters[row] for row in chosen)
         cache.reserve({span.row: span.end for span in self.spans})
         self.cache, self.config, self.batch, self.count = cache, cache.config, batch, count
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import os
 import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import has_gpu_driver
 
+from . import ranks
 from .interface import Array, Model, SamplingBatch
+from .load_options import full_dtype
 
 PACKAGES = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
 _NEEDS = {
@@ -24,6 +30,7 @@ _NEEDS = {
     "cpu": ("numpy", "pip install numpy"),
     "cuda": ("torch", "pip install torch"),
 }
+_loaded_by: dict[str, int] = {}  # the process that first loaded a model, by backend
 
 
 @dataclass(frozen=True)
@@ -36,9 +43,15 @@ class Backend:
     model: ModuleType
     sampling: ModuleType
 
-    @property
+    @cached_property
     def device_name(self) -> str:
-        return self.runtime.device_name(self.device)
+        world, name = ranks.current(), self.runtime.device_name(self.device)
+        return f"{name}, {world.size} processes" if world and world.backend == self.name else name
+
+    @property
+    def device_kind(self) -> str:
+        """The device as `select` takes it: "cpu" or "gpu"."""
+        return "cpu" if "cpu" in str(self.device).lower() else "gpu"
 
     @property
     def runs_ahead(self) -> bool:
@@ -46,11 +59,31 @@ class Backend:
 
     def load(self, checkpoint: Checkpoint, dtype: str = "auto", threads: int | str | None = None,
              activation_bits: int | str | None = None, compile: bool | None = None,
-             cache_bits: int | str | None = None, batch_invariant: bool | None = None) -> Model:
-        """Build the model on the device. Raises BackendError, CheckpointError."""
-        return self.model.Llama.load(checkpoint, dtype, self.device,
-                                     **self.load_options(dtype, threads, activation_bits, compile, cache_bits,
-                                                         batch_invariant))
+             cache_bits: int | str | None = None, batch_invariant: bool | None = None, is_whole: bool = False) -> Model:
+        """Build the model on the device; under a launcher a share of it in each process, unless is_whole. Raises
+        BackendError, CheckpointError."""
+        checked = self.load_options(dtype, threads, activation_bits, compile, cache_bits, batch_invariant)
+        self.check_process()
+        dtype = full_dtype(dtype)
+        build = functools.partial(self.model.Llama.load, checkpoint, dtype, self.device, **checked)
+        world = None if is_whole else ranks.current()
+        if world is None:
+            model = build()
+        else:
+            _check_launcher(self.name, world.backend)
+            if checkpoint.adapters:
+                raise BackendError("--adapter: adapters are not split over several processes: start one, or merge the adapter "
+                                   "with python -m mlx_llama.quantize --merge")
+            model = ranks.load(world, self, checkpoint, dtype, checked, functools.partial(build, ranks=world.ranks))
+        machine.trim_memory()
+        return model
+
+    def check_process(self) -> None:
+        """Raises BackendError in a process that was forked after a load, for a framework whose threads it lacks."""
+        if not self.runtime.SURVIVES_FORK and _loaded_by.setdefault(self.name, os.getpid()) != os.getpid():
+            raise BackendError(
+                f"the {self.name} backend had loaded a model when this process was forked, and its threads stayed behind: load "
+                "models in the new process alone, start processes by multiprocessing's method 'spawn', or use the cpu backend")
 
     def load_options(self, dtype: str = "auto", threads: int | str | None = None,
                      activation_bits: int | str | None = None, compile: bool | None = None,
@@ -78,6 +111,22 @@ def missing(name: str) -> str:
     if importlib.util.find_spec(package) is None:
         return f"backend {name!r} needs the package {package!r}, which is not installed: {remedy}"
     return ""
+
+
+def import_ranks(name: str) -> ModuleType:
+    """A backend's file `ranks`: collective operations."""
+    return importlib.import_module(f"{PACKAGES[name]}.ranks")
+
+
+def _check_launcher(name: str, launched: str) -> None:
+    """Raise BackendError for a backend that the launcher of this process does not connect."""
+    launcher = {"mlx": "mlx.launch", "cuda": "torchrun"}
+    if name == "cpu":
+        raise BackendError(f"--backend cpu computes in one process, and {launcher[launched]} started several: choose "
+                           f"--backend {launched}, or start without the launcher")
+    if name != launched:
+        raise BackendError(f"--backend {name}: {launcher[launched]} connects processes of the {launched} backend: choose "
+                           f"--backend {launched}, or start with {launcher[name]}")
 
 
 def import_facts(name: str) -> ModuleType:
@@ -111,7 +160,8 @@ def select(name: str = "auto", device: str | None = None) -> Backend:
     Raises BackendError for an unknown name, a package that is not installed and a device that is missing.
     """
     if name == "auto":
-        name = auto()
+        world = ranks.current()
+        name = world.backend if world else auto()
     if name not in PACKAGES:
         raise BackendError(f"there is no backend {name!r}: choose auto, {', '.join(PACKAGES)}")
     if device not in (None, "cpu", "gpu"):

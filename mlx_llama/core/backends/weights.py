@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from mlx_llama.core.errors import OutOfMemoryError
+from mlx_llama.core.errors import CheckpointError, OutOfMemoryError
 
 T = TypeVar("T")
 
@@ -19,6 +19,12 @@ def check_memory(nbytes: int, free_memory: Callable[[], int | None], device: str
         free = free_memory()
     if free is not None and nbytes > free:
         raise OutOfMemoryError.of(nbytes, free, device)
+
+
+def refuse_formats(name: str) -> CheckpointError:
+    """The error for a tensor whose format is not that of the other experts in its layer."""
+    return CheckpointError(f"{name}: has another format than the same matrix of the layer's other experts, which are "
+                           "multiplied together; quantise all of them alike")
 
 
 def group_runs(items: Iterable[T], can_concatenate: Callable[[T, T], bool]) -> list[list[T]]:

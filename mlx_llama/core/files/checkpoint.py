@@ -6,8 +6,9 @@ those of the config, with their shapes.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,8 @@ from mlx_llama.core.errors import CheckpointError, ConfigError
 from mlx_llama.core.models.config import LlamaConfig, read_json, show
 
 from . import hub
-from .fit import select
+from .adapters import Adapter, merge, open_adapters
+from .fit import select, split
 from .folder import INDEX, SINGLE, find_weights
 from .gguf import GGUFFile, part_names
 from .quantized import AffineWeight
@@ -37,8 +39,9 @@ class Checkpoint:
     """An opened model: all that a backend needs to load it. Opening reads headers only.
 
     name: as the user gave it. path: the folder, or the .gguf file. tensors: exactly those of `config.tensor_shapes()`.
+    stored: those of `config.stored_shapes()`, of which some have the rows of several `tensors`; None for the same.
     generation_config: the parsed generation_config.json, {} without one. nbytes: of all tensors. gguf_metadata: of a
-    GGUF file, else None.
+    GGUF file, else None. adapters: what is added to the matrices for requests that ask for it; its number is its index + 1.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Checkpoint:
     generation_config: dict[str, Any] = field(repr=False)
     nbytes: int
     gguf_metadata: dict[str, Any] | None = field(default=None, repr=False)
+    stored: Mapping[str, Tensor | AffineWeight] | None = field(default=None, repr=False)
+    adapters: tuple[Adapter, ...] = ()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -71,13 +76,14 @@ class Checkpoint:
         Raises:
             TemplateError: malformed.
         """
-        if self.gguf_metadata is not None:
-            from mlx_llama.core.text.template import load_gguf_template
+        from mlx_llama.core.text.template import ChatTemplate, read_gguf_template, read_template, start_early
 
-            return load_gguf_template(self.gguf_metadata, str(self.path), self.tokenizer)
-        from mlx_llama.core.text.template import load_template
-
-        return load_template(self.path, self.tokenizer)
+        found = (read_template(self.path) if self.gguf_metadata is None
+                 else read_gguf_template(self.gguf_metadata, str(self.path)))
+        if found is None:
+            return None
+        start_early(found)
+        return ChatTemplate(*found, self.tokenizer.named)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -117,7 +123,8 @@ def check_name(name: str | os.PathLike | None) -> None:
         find_local(label)
 
 
-def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None = None) -> Checkpoint:
+def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None = None,
+                    adapters: Sequence[str | os.PathLike] = ()) -> Checkpoint:
     """Open a model.
 
     Args:
@@ -125,11 +132,27 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
             file of it), or "guide" or None for the model that ships in this package. An existing path wins over a hub
             id.
         revision: branch, tag or commit; hub ids only.
+        adapters: folders of LoRA adapters as PEFT and mlx_lm write them, FOLDER or FOLDER=SCALE each.
 
     Raises:
-        CheckpointError: not found; no weights; weights truncated, corrupt, or of another model than the config.
+        CheckpointError: not found; no weights; weights truncated, corrupt, or of another model than the config; adapters
+            of another model or of a kind that is not done.
         ConfigError: config.json is missing, malformed or unsupported.
     """
+    checkpoint = _open(name, revision)
+    if not adapters:
+        return checkpoint
+    return dataclasses.replace(checkpoint, adapters=open_adapters(adapters, checkpoint.config, checkpoint.tensors))
+
+
+def merge_adapter(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with its one adapter in its matrices, which are computed when they are read."""
+    (adapter,) = checkpoint.adapters
+    stored = merge(adapter, checkpoint.config, checkpoint.stored or checkpoint.tensors)
+    return dataclasses.replace(checkpoint, tensors=split(stored, checkpoint.config), stored=stored, adapters=())
+
+
+def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
     label = "guide" if name is None else os.fspath(name)
     if name is None or (label == "guide" and not Path(label).is_dir()):
         folder, config = GUIDE_PATH, None
@@ -155,7 +178,8 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
         if folder.is_file():
             return _open_gguf(label, folder)
     config = config or LlamaConfig.from_file(folder)
-    tensors = select(find_weights(folder), config, folder)
+    stored = select(find_weights(folder), config, folder)
+    tensors = split(stored, config)
     path = folder / "generation_config.json"
     generation = read_json(path, ConfigError) if path.exists() else {}
     _read_eos_ids(generation, folder, config.vocab_size)  # report a bad one now, not after the first answer
@@ -166,12 +190,14 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
         tensors=tensors,
         generation_config=generation,
         nbytes=sum(tensor.nbytes for tensor in tensors.values()),
+        stored=stored,
     )
 
 
 def _open_gguf(name: str, path: Path) -> Checkpoint:
     file = GGUFFile(path)
-    tensors = select({tensor: (file, tensor) for tensor in file.names}, file.config, path, "its metadata")
+    stored = select({tensor: (file, tensor) for tensor in file.names}, file.config, path, "its metadata")
+    tensors = split(stored, file.config)
     return Checkpoint(
         name=name,
         path=path,
@@ -180,6 +206,7 @@ def _open_gguf(name: str, path: Path) -> Checkpoint:
         generation_config={},
         nbytes=sum(tensor.nbytes for tensor in tensors.values()),
         gguf_metadata=file.metadata,
+        stored=stored,
     )
 
 
@@ -203,6 +230,8 @@ def find_local(name: str) -> Path:
                 f"{path}: is a file, expected a folder with config.json and weights, or a .gguf file; name the folder"
             )
         return path
+    if meant := hub.read_address(name):
+        raise CheckpointError(f"model {show(name)}: is an address; did you mean {meant}?")
     if path.suffix == ".gguf":
         raise CheckpointError(f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)")
     raise CheckpointError(

@@ -7,8 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from mlx_llama.core.errors import CheckpointError
-from mlx_llama.core.models.config import LlamaConfig, show
+from mlx_llama.core.models.config import LlamaConfig, show, strip_wrapper
+from mlx_llama.core.system.machine import FileMap
 
 from .folder import LEFTOVER
 from .gguf import GGUFFile
@@ -17,7 +20,7 @@ from .safetensors import SafetensorsFile
 from .tensor import Tensor
 
 # {tensor name: (its file, its name there)}
-Weights = Mapping[str, tuple[SafetensorsFile | GGUFFile, str]]
+Weights = Mapping[str, "tuple[SafetensorsFile | GGUFFile | StackPart, str]"]
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 _PARTS = (".weight", ".scales", ".biases")
@@ -26,15 +29,57 @@ _SCALES = ("F32", "F16", "BF16")
 
 
 def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
-    """`weights` with a tied matrix under the embedding's name only.
+    """`weights` of the text model, with a tied matrix under the embedding's name only.
 
     Some writers store a tied matrix under both names, some under the head's alone.
     """
+    if config.is_text_part:
+        weights = {named: found for name, found in weights.items() if (named := strip_wrapper(name)) is not None}
     if not config.tie_word_embeddings:
         return weights
     head = {_EMBEDDING + part: weights[_HEAD + part] for part in _PARTS if _HEAD + part in weights}
     kept = {name: found for name, found in weights.items() if name not in [_HEAD + part for part in _PARTS]}
     return kept if _EMBEDDING + ".weight" in kept else kept | head
+
+
+class StackPart:
+    """A file whose stacks of matrices [X, N, K] read as their matrix number `i`, named `name`. count: X of a whole stack."""
+
+    def __init__(self, file: SafetensorsFile | GGUFFile, name: str, i: int, count: int):
+        self.file, self.name, self.i, self.count, self.path = file, name, i, count, file.path
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the matrix; of the stored tensor if that is no such stack."""
+        first, *rest = self.file.shape(name)
+        return tuple(rest) if first == self.count and len(rest) == 2 else (first, *rest)
+
+    def dtype(self, name: str) -> str:
+        """As SafetensorsFile.dtype."""
+        return self.file.dtype(name)
+
+    def tensor(self, name: str) -> Tensor | AffineWeight:
+        """The matrix, zero-copy. Raises CheckpointError as the file's."""
+        whole, rows = self.file.tensor(name), self.shape(name)[0]
+        return (whole.flat() if isinstance(whole, Tensor) else whole).part(self.name, self.i * rows, (self.i + 1) * rows)
+
+    def array(self, name: str) -> tuple[np.ndarray, tuple[FileMap, int, int] | None]:
+        """As SafetensorsFile.array."""
+        whole, page = self.file.array(name)
+        nbytes = whole.nbytes // self.count
+        return whole[self.i], page and (page[0], page[1] + self.i * nbytes, nbytes)
+
+
+def unstack(weights: Weights, config: LlamaConfig) -> Weights:
+    """`weights` with each expert's matrix under a name of its own, however the files store them."""
+    stacks = {stack + part: (names, part) for stack, names in config.stacks().items() for part in _PARTS}
+    found = {name: place for name, place in weights.items() if name not in stacks}
+    for name in weights.keys() & stacks.keys():
+        (file, stored), (names, part) = weights[name], stacks[name]
+        if names[0] + part in found:
+            raise CheckpointError(f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the same; "
+                                  "fetch it again")
+        found |= {one + part: (StackPart(file, one + part, i, len(names)), stored) for i, one in enumerate(names)}
+    return found
 
 
 def misfits(
@@ -45,13 +90,16 @@ def misfits(
     source: the config's name in errors. complete: False where damaged files were left out; missing tensors are then no
     error.
     """
-    weights = resolve_tied(weights, config)
+    try:
+        weights = unstack(resolve_tied(weights, config), config)
+    except CheckpointError as error:
+        return [error]
     try:
         packed = _packing(weights, config, folder)
     except CheckpointError as error:
         return [error] if complete else []
     expected: dict[str, tuple[int, ...]] = {}
-    for name, shape in config.tensor_shapes().items():
+    for name, shape in config.stored_shapes().items():
         expected[name] = shape
         if name in packed:
             bits, group_size = packed[name]
@@ -67,24 +115,36 @@ def misfits(
 def select(
     weights: Weights, config: LlamaConfig, folder: Path, source: str = "config.json"
 ) -> dict[str, Tensor | AffineWeight]:
-    """The tensors of `config.tensor_shapes()`, in its order.
+    """The tensors of `config.stored_shapes()`, in its order, as they lie in the files.
 
     Raises:
         CheckpointError: the first of `misfits`; an unsupported dtype.
     """
-    weights = resolve_tied(weights, config)
     for error in misfits(weights, config, folder, source):
         raise error
+    weights = unstack(resolve_tied(weights, config), config)
     packed = _packing(weights, config, folder)
     tensors: dict[str, Tensor | AffineWeight] = {}
-    for name in config.tensor_shapes():
+    for name in config.stored_shapes():
         if name in packed:
             tensors[name] = _quantized(name, packed[name], *(weights[part] for part in (name, *_scaling(name))))
             continue
         file, stored = weights[name]
         tensor = file.tensor(stored)
-        tensors[name] = tensor if stored == name else dataclasses.replace(tensor, name=name)
+        tensors[name] = tensor if tensor.name == name else dataclasses.replace(tensor, name=name)
     return tensors
+
+
+def split(stored: Mapping[str, Tensor | AffineWeight], config: LlamaConfig) -> dict[str, Tensor | AffineWeight]:
+    """The tensors of `config.tensor_shapes()`, in its order: rows of a fused tensor are tensors of their own."""
+    shapes = config.tensor_shapes()
+    found = {name: tensor for name, tensor in stored.items() if name in shapes}
+    for whole, parts in config.fused_tensors().items():
+        first = 0
+        for name in parts if whole in stored else ():
+            found[name] = stored[whole].part(name, first, first + shapes[name][0])
+            first += shapes[name][0]
+    return {name: found[name] for name in shapes}
 
 
 def _missing(
@@ -158,7 +218,7 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
         return {}
     own = {module + ".weight": packing for module, packing in settings.layers}
     packed = {}
-    for name, shape in config.tensor_shapes().items():
+    for name, shape in config.stored_shapes().items():
         if len(shape) != 2:
             continue
         packing = own.get(name)

@@ -6,6 +6,7 @@ error for each of them (1 kB: an index of 12 MB took 0.9 GB).
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -57,9 +58,9 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
         if shard not in files:
             files[shard] = None
             try:
-                if not (folder / shard).exists():
+                if not os.path.exists(folder / shard):  # False for too long a name, too
                     raise CheckpointError(
-                        f"{index}: lists the shard {shard}, which is not in {folder}; fetch the missing file"
+                        f"{index}: lists the shard {show(shard)}, which is not in {folder}; fetch the missing file"
                     )
                 files[shard] = SafetensorsFile(folder / shard)
             except CheckpointError as error:

@@ -27,6 +27,8 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, Report, refuse
 from mlx_llama.core.models.architectures import ARCHITECTURES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig, show
+from mlx_llama.core.system.files import open_file
+from mlx_llama.core.system.machine import map_file
 
 from .quantized import GGUF_FORMATS, GGUFWeight
 from .tensor import CopiedTensor, Tensor
@@ -35,7 +37,8 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # version 3 adds big-endian files, nothing else
 _COUNT_LIMIT = 1 << 16  # metadata entries, tensors, parts; real models: tens, hundreds, a few
 _NAME_LIMIT = 1 << 16  # bytes of a key or a tensor's name; the format's own limit for keys
-_TEXT_LIMIT = 1 << 24  # bytes of a string in the metadata; chat templates have thousands
+_TEXT_LIMIT = 1 << 24  # bytes of all keys, names and strings outside arrays; chat templates have thousands
+_ITEM_LIMIT = 3 << 20  # items of all arrays in the metadata; the largest vocabularies have a million, merges included
 _LAYER_LIMIT = (1 << 12) + 1  # numbers of an array passed to the config: one per layer, and one too many
 _MAX_DIMENSIONS = 4
 _ALIGNMENT = 32  # default of general.alignment
@@ -64,7 +67,8 @@ _BLOCKS = {name: (1, storage.itemsize) for name, (_, storage) in _PLAIN.items()}
     name: (layout.block_size, layout.nbytes) for name, layout in GGUF_FORMATS.items()
 }
 
-_ROPE_FACTORS = "rope_freqs.weight"
+# {tensor: its name for LlamaConfig.from_gguf}
+_ROPE_FACTORS = {"rope_freqs.weight": "", "rope_factors_short.weight": "short", "rope_factors_long.weight": "long"}
 # Frequencies that early conversions stored (gguf.MODEL_TENSOR_SKIP); the metadata defines them.
 _LEFTOVER = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?", re.ASCII)
 
@@ -130,13 +134,15 @@ class GGUFFile:
         self._parts = [first] if first.count == 1 else _open_parts(first, report)
         self.metadata: dict[str, Any] = self._parts[0].metadata
         # The names of an unsupported architecture do not matter: the config refuses it.
-        self._names = (find_gguf(self.metadata.get("general.architecture")) or ARCHITECTURES["LlamaForCausalLM"]).names
+        family = self.metadata.get("general.architecture")
+        architecture = find_gguf(family, self.metadata.get(f"{family}.expert_count", 0))
+        self._names = (architecture or ARCHITECTURES["LlamaForCausalLM"]).names
         self._tensors: dict[str, tuple[_Part, str]] = {}  # by Hugging Face name
-        self._rope_factors: tuple[_Part, str] | None = None
+        self._rope_factors: dict[str, tuple[_Part, str]] = {}
         for part in self._parts:
             for name in part.tensors:
-                if name == _ROPE_FACTORS:
-                    self._rope_factors = (part, name)
+                if name in _ROPE_FACTORS:
+                    self._rope_factors[_ROPE_FACTORS[name]] = (part, name)
                 elif not _LEFTOVER.fullmatch(name):
                     ours = self._names.hugging_face(name) or name
                     if ours in self._tensors:
@@ -157,11 +163,10 @@ class GGUFFile:
         entries = {name: part.tensors[stored] for name, (part, stored) in self._tensors.items()}
         embedding = entries.get("model.embed_tokens.weight")
         dtype = _PLAIN[embedding.type][0] if embedding and embedding.type in _PLAIN else "float16"
-        divisors = None
-        if self._rope_factors is not None:
-            part, name = self._rope_factors
+        divisors = {}
+        for key, (part, name) in self._rope_factors.items():
             few = math.prod(part.tensors[name].shape) < _LAYER_LIMIT  # the config checks the exact number
-            divisors = tuple(part.plain(name, name).float32().reshape(-1).tolist()) if few else ()
+            divisors[key] = tuple(part.plain(name, name).float32().reshape(-1).tolist()) if few else ()
         metadata = {
             key: value[:_LAYER_LIMIT].tolist() if isinstance(value, np.ndarray) else value
             for key, value in self.metadata.items()
@@ -174,17 +179,18 @@ class GGUFFile:
         # To llama.cpp each bias is optional; the config has all biases of a block or none. Absent ones are zero.
         if not any(name.endswith(".bias") for name in self._tensors):
             return ()
-        shapes = self.config.tensor_shapes()
+        shapes = self.config.stored_shapes()
         return tuple(name for name in shapes if name.endswith(".bias") and name not in self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._tensors:
-            return self.config.tensor_shapes()[name]
+            return self.config.stored_shapes()[name]
         part, stored = self._tensors[name]
         return part.tensors[stored].shape
 
     def tensor(self, name: str) -> Tensor | GGUFWeight:
-        """One tensor by its Hugging Face name, rows in Hugging Face's order. Weights are not read.
+        """One tensor by its Hugging Face name, rows in Hugging Face's order; of a low-bit stack [X, N, K] all X N rows.
+        Weights are not read.
 
         Raises:
             CheckpointError: a low-bit type for a vector, such as a norm.
@@ -201,13 +207,14 @@ class GGUFFile:
         if entry.type in _PLAIN:
             tensor = part.plain(stored, name)
             return tensor if order is None and tensor.bits.flags.aligned else CopiedTensor(tensor, order)
-        if len(entry.shape) != 2:
+        if len(entry.shape) not in (2, 3):
             raise CheckpointError(
                 f"{part.path}: tensor {stored} has type {entry.type} and shape {list(entry.shape)}, expected "
                 f"{', '.join(_PLAIN)} for a vector; convert the model again"
             )
-        blocks = np.frombuffer(part.data, np.uint8, entry.nbytes, entry.begin).reshape(entry.shape[0], -1)
-        return GGUFWeight(name, entry.type, entry.shape, blocks, order, part.data, entry.begin)
+        rows = math.prod(entry.shape[:-1])
+        blocks = np.frombuffer(part.data, np.uint8, entry.nbytes, entry.begin).reshape(rows, -1)
+        return GGUFWeight(name, entry.type, (rows, entry.shape[-1]), blocks, order, part.data, entry.begin)
 
 
 def part_names(name: str) -> list[str]:
@@ -273,7 +280,7 @@ class _Part:
     def __init__(self, path: Path, report: Report = refuse):
         self.path = path
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 self._size = os.fstat(file.fileno()).st_size
                 head = file.read(8)
                 if not head:
@@ -285,12 +292,12 @@ class _Part:
                 if self._size < 24:
                     raise self.corrupt(f"{self._size} bytes long, expected at least 24 for a header")
                 self._check_version(int.from_bytes(head[4:8], "little"))
-                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self.data = map_file(file)
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no such file; fetch the model again") from None
         except (OSError, ValueError) as e:
-            raise CheckpointError(f"{path}: cannot be read ({e}); check that it is a file and readable") from None
-        self._at = 8
+            raise CheckpointError(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e}); check that it is a file and readable") from None
+        self._at, self._text_left, self._items_left = 8, _TEXT_LIMIT, _ITEM_LIMIT
         tensors, entries = self._count("tensors"), self._count("metadata entries")
         self.metadata: dict[str, Any] = {}
         for i in range(entries):
@@ -319,7 +326,7 @@ class _Part:
             )
         dtype, storage = _PLAIN[entry.type]
         bits = np.frombuffer(self.data, storage, math.prod(entry.shape), entry.begin).reshape(entry.shape)
-        return Tensor(name, dtype, entry.shape, bits, self.data, entry.begin)
+        return Tensor(name, dtype, entry.shape, bits, [(self.data, entry.begin, entry.nbytes)])
 
     def _check_version(self, version: int) -> None:
         if version in _VERSIONS:
@@ -356,6 +363,9 @@ class _Part:
         length = self._number(_NUMBERS[10], f"the length of {what}")
         if length > limit:
             raise self.corrupt(f"the length of {what} is {length}, expected at most {limit}")
+        self._text_left -= length
+        if self._text_left < 0:
+            raise self.corrupt(f"keys, names and strings up to {what} take more than {_TEXT_LIMIT} bytes")
         begin = self._take(length, what)
         return self.data[begin : begin + length]
 
@@ -377,6 +387,9 @@ class _Part:
         if kind != _ARRAY:
             raise self.corrupt(f"{field} has value type {kind}, expected 0 to 12")
         kind, count = self._number(_NUMBERS[4], field), self._number(_NUMBERS[10], field)
+        self._items_left -= count
+        if self._items_left < 0:
+            raise self.corrupt(f"{field} is an array of {count} items, and all arrays may have {_ITEM_LIMIT}")
         if kind == _STRING:
             return StringArray(self.data, self._walk_strings(count, field), f"{self.path}: {field}")
         if kind not in _NUMBERS and kind != _BOOL:

@@ -18,20 +18,40 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError
 from mlx_llama.core.models.architectures import ARCHITECTURES
-from mlx_llama.core.models.config import LlamaConfig, read_json, show
+from mlx_llama.core.models.config import (
+    LlamaConfig,
+    default_sliding,
+    default_unrotated,
+    gguf_attention_multiplier,
+    read_json,
+    show,
+)
 from mlx_llama.core.models.gguf_names import GGUFNames
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.system import progress
+from mlx_llama.core.system.files import read_file
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
 
 from .checkpoint import Checkpoint
 from .gguf import row_order
+from .gguf_quantize import SCALES, quantize
+from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
 from .quantized import AffineWeight
 from .tensor import Tensor
-from .writing import Written, count_weights, notice_requantised, notice_unquantised, replace_when_done, slabs
+from .writing import (
+    Written,
+    count_weights,
+    encode,
+    notice_requantised,
+    notice_unquantised,
+    replace_when_done,
+    slabs,
+    stack_experts,
+)
 
-TYPES = ("Q4_0", "Q8_0")
+TYPES = tuple(FORMATS)
 _SPACE = "▁"
+_MODEL_LIMIT = 1 << 28  # bytes of tokenizer.model
 
 # token types (llama.h, llama_token_type)
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -44,10 +64,10 @@ _SPLITS = {(PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
 
 
 def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8_0") -> Written:
-    """Write a GGUF file with matrices of `format` ("Q4_0" or "Q8_0").
+    """Write a GGUF file with matrices of `format`, one of TYPES: a type, or llama.cpp's mixture of types.
 
-    Matrices whose rows are not multiples of 32 stay F16, vectors F32. The projection to the vocabulary is Q8_0, since
-    llama.cpp's own quantiser keeps it wider than the rest.
+    Vectors are F32. Matrices whose rows blocks of 256 do not divide have llama.cpp's substitute with blocks of 32; where
+    those do not either, F16. The projection to the vocabulary is Q8_0 or Q6_K: llama.cpp too keeps it wider than the rest.
 
     Raises:
         OptionsError: an unknown format; `out` does not end in .gguf.
@@ -58,27 +78,39 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
     import gguf
 
     if format not in TYPES:
-        raise OptionsError(f"--format gguf:{format}: there are gguf:{' and gguf:'.join(TYPES)}")
+        raise OptionsError(f"--format gguf:{format}: there are gguf:{', gguf:'.join(TYPES)}")
     if Path(out).suffix != ".gguf":
         raise OptionsError(f"{out}: the name of a GGUF file ends in .gguf")
     notices = notice_requantised(checkpoint)
     config = checkpoint.config
-    if config.sliding_layers is not None:
-        raise ConfigError(f"{checkpoint.name}: its last {config.sliding_layers} layers alone have a sliding window, which a "
-                          "GGUF file cannot express; write the MLX form")
     architecture = ARCHITECTURES[config.architecture]
+    if config.sliding_layers is not None and config.sliding_layers != (
+            default_sliding(config.num_hidden_layers, architecture.window_every) if architecture.window == "every" else None):
+        raise ConfigError(f"{checkpoint.name}: layers {show(list(config.sliding_layers))} alone have a sliding window, which "
+                          "a GGUF file cannot express; write the MLX form")
+    if config.unrotated_layers != (usual := default_unrotated(architecture, config.num_hidden_layers)):
+        raise ConfigError(f"{checkpoint.name}: layers {show(list(config.unrotated_layers))} have no rotary embedding, where "
+                          f"llama.cpp takes {show(list(usual))}; write the MLX form")
     names, writer = architecture.names, gguf.GGUFWriter(None, architecture.gguf)
     _write_settings(writer, checkpoint, format, notices)
     _write_vocabulary(writer, checkpoint, notices)
 
-    plan = {name: _plan(tensor, config, format, names) for name, tensor in checkpoint.tensors.items()}
+    stacks = config.stacks()
+    plan = {name: _plan(parts, name.removesuffix(".weight") in stacks, config, format, names, architecture.gguf)
+            for name, parts in stack_experts(checkpoint).items()}
     for name, one in plan.items():
         writer.add_tensor_info(names.gguf(name), one.shape, one.written, one.nbytes,
                                gguf.GGMLQuantizationType[one.kind])
-    if (factors := _frequency_factors(config)) is not None:
-        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
-    odd = [name for name, one in plan.items() if one.kind == "F16"]
-    notices += notice_unquantised(odd, checkpoint, "float16", "blocks of 32")
+    factors = _frequency_factors(config)
+    for name, values in factors.items():
+        writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
+    if format not in PLAIN:
+        notices += notice_unquantised([name for name, one in plan.items() if one.kind == "F16"], checkpoint, "float16",
+                                      "blocks of 32")
+    fallbacks = [name for name, one in plan.items() if is_fallback(one.kind, format) and one.tensor.shape[1] % 256]
+    for kind in sorted({plan[name].kind for name in fallbacks}):
+        notices += notice_unquantised([name for name in fallbacks if plan[name].kind == kind], checkpoint, kind,
+                                      "blocks of 256")
 
     nbytes = sum(one.nbytes for one in plan.values())
     with replace_when_done(Path(out), nbytes, folder=False) as path:
@@ -89,9 +121,10 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
             advance = progress.meter(checkpoint.nbytes)
             for one in plan.values():
                 writer.write_tensor_data(one.values(advance))
-                one.tensor.release()
-            if factors is not None:
-                writer.write_tensor_data(factors)
+                for part in one.parts:
+                    part.release()
+            for values in factors.values():
+                writer.write_tensor_data(values)
         finally:
             writer.close()
     return Written(Path(out), nbytes, count_weights(checkpoint), tuple(notices))
@@ -99,67 +132,80 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
 
 @dataclass(frozen=True)
 class _TensorPlan:
-    """One tensor and its form in the file. kind: "F32", "F16", "Q4_0" or "Q8_0"; order: as `slabs`."""
+    """One tensor and its form in the file. parts: the tensor, or if it is_stack its matrices; kind: a GGUF type; order: as
+    `slabs`."""
 
-    tensor: Tensor | AffineWeight
+    parts: tuple[Tensor | AffineWeight, ...]
+    is_stack: bool
     kind: str
     order: np.ndarray | None
+    offset: float = 0.0  # to add to the values
+
+    @property
+    def tensor(self) -> Tensor | AffineWeight:
+        """The tensor, or the first of the stack."""
+        return self.parts[0]
 
     @property
     def written(self) -> np.dtype:
-        """NumPy's dtype of the values to write: bytes for block formats."""
-        return np.dtype({"F32": np.float32, "F16": np.float16}.get(self.kind, np.uint8))
+        """NumPy's dtype of the values to write: bytes for block formats, the bits of bfloat16."""
+        return np.dtype({"F32": np.float32, "F16": np.float16, "BF16": np.uint16}.get(self.kind, np.uint8))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape for add_tensor_info: bytes per row for block formats."""
         from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
 
-        if self.written != np.uint8:
-            return self.tensor.shape
-        return quant_shape_to_byte_shape(self.tensor.shape, GGMLQuantizationType[self.kind])
+        shape = (len(self.parts), *self.tensor.shape) if self.is_stack else self.tensor.shape
+        return shape if self.written != np.uint8 else quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.written.itemsize
 
     def values(self, advance: Callable[[int], None]) -> np.ndarray:
-        """The values to write: uint8 blocks, float16 or float32. Raises CheckpointError."""
-        from gguf.quants import GGMLQuantizationType, quantize
-
+        """The values to write, of `written`. Raises CheckpointError."""
         result = np.empty(self.shape, self.written)
-        for start, rows in slabs(self.tensor, advance, self.order, "float16" if self.kind == "F16" else "float32"):
-            if self.written == np.uint8:
-                with np.errstate(all="ignore"):
-                    rows = quantize(rows, GGMLQuantizationType[self.kind])
-                size = 18 if self.kind == "Q4_0" else 34
-                if not np.isfinite(rows.reshape(-1, size)[:, :2].copy().view(np.float16)).all():
-                    raise CheckpointError(f"tensor {self.tensor.name}: holds weights too large for {self.kind}, whose "
-                                          f"scales are float16; write the MLX form, whose scales can be wider")
-            result[start:start + len(rows)] = rows
+        for part, own in zip(self.parts, result if self.is_stack else (result,)):
+            self._fill(own, part, advance)
         return result
 
+    def _fill(self, result: np.ndarray, tensor: Tensor | AffineWeight, advance: Callable[[int], None]) -> None:
+        dtype = {"F16": "float16", "BF16": "bfloat16"}.get(self.kind, "float32")
+        for start, rows in slabs(tensor, advance, self.order, dtype):
+            if self.kind == "BF16":
+                rows = encode(rows, dtype).view(np.uint16)
+            elif self.written == np.uint8:
+                rows = quantize(rows, self.kind)
+                size, scales = SCALES[self.kind]
+                if not np.isfinite(rows.reshape(-1, size)[:, scales].copy().view(np.float16)).all():
+                    raise CheckpointError(f"tensor {tensor.name}: holds weights too large for {self.kind}, whose "
+                                          f"scales are float16; write the MLX form, whose scales can be wider")
+            result[start:start + len(rows)] = rows + np.float32(self.offset) if self.offset else rows
 
-def _plan(tensor: Tensor | AffineWeight, config: LlamaConfig, format: str, names: GGUFNames) -> _TensorPlan:
+
+def _plan(parts: tuple[Tensor | AffineWeight, ...], is_stack: bool, config: LlamaConfig, format: str, names: GGUFNames,
+          architecture: str) -> _TensorPlan:
+    tensor = parts[0]
     name, order = tensor.name, None
     if names.is_permuted(name):
         order = np.argsort(row_order(tensor.shape[0], config.head_dim))  # its inverse
-    if len(tensor.shape) == 1:
-        return _TensorPlan(tensor, "F32", order)
-    if tensor.shape[1] % 32:
-        return _TensorPlan(tensor, "F16", order)
-    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-    return _TensorPlan(tensor, "Q8_0" if name == head else format, order)
+    kind = choose_type(names.gguf(name), tensor.shape, format, config, architecture)
+    return _TensorPlan(parts, is_stack, kind, order, config.norm_offset if name.endswith("norm.weight") else 0.0)
 
 
-def _frequency_factors(config: LlamaConfig) -> np.ndarray | None:
-    """rope_freqs.weight, float32 [head_dim / 2], the divisors of each pair's frequency; None for ones."""
-    if config.rope.divisors is not None:
-        return np.array(config.rope.divisors, np.float32)
-    if config.rope.type != "llama3":
-        return None
-    plain = config.rope.theta ** -(np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
-    return (plain / inverse_frequencies(config)[0]).astype(np.float32)
+def _frequency_factors(config: LlamaConfig) -> dict[str, np.ndarray]:
+    """{tensor: float32 [rotary_dim / 2], the divisors of each pair's frequency}; none for ones."""
+    rope = config.rope
+    if rope.type == "longrope":
+        return {"rope_factors_long.weight": np.array(rope.long_factor, np.float32),
+                "rope_factors_short.weight": np.array(rope.short_factor, np.float32)}
+    if rope.divisors is not None:
+        return {"rope_freqs.weight": np.array(rope.divisors, np.float32)}
+    if rope.type != "llama3":
+        return {}
+    plain = rope.theta ** -(np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    return {"rope_freqs.weight": (plain / inverse_frequencies(config)[0]).astype(np.float32)}
 
 
 def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: list[str]) -> None:
@@ -168,7 +214,7 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     config = checkpoint.config
     # The name is a setting too: by it llama.cpp recognises Phi-3's white space.
     writer.add_name(str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name)))
-    writer.add_file_type({"Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}[format])
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if format == "F32" else f"MOSTLY_{format}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
@@ -180,10 +226,40 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(config.head_dim)
+    architecture = ARCHITECTURES[config.architecture]
+    if architecture.experts is not None:
+        if not config.norm_topk_prob:
+            raise ConfigError(f"{checkpoint.name}: norm_topk_prob is false, where llama.cpp divides the experts' shares by "
+                              "their sum; write the MLX form")
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture.softcaps is not None:
+        usual = gguf_attention_multiplier(architecture, config.hidden_size, config.num_attention_heads, config.head_dim,
+                                          config.num_hidden_layers)
+        if not math.isclose(config.layers[0].scale, usual, rel_tol=1e-6):
+            raise ConfigError(f"{checkpoint.name}: query_pre_attn_scalar is {config.layers[0].scale ** -2:g}, where llama.cpp "
+                              f"takes {usual ** -2:g}; write the MLX form")
+        for name, cap, add in (("attn_logit_softcapping", config.attention_softcap, writer.add_attn_logit_softcapping),
+                               ("final_logit_softcapping", config.logits_softcap, writer.add_final_logit_softcapping)):
+            if cap is not None and name not in architecture.gguf_fields:
+                raise ConfigError(f"{checkpoint.name}: {name} is {cap:g}, which {architecture.gguf} has not in a GGUF file; "
+                                  "write the MLX form")
+            if cap is not None or architecture.softcaps[name] is not None:
+                add(cap or 0.0)
+    if config.local_rope is not None:
+        writer.add_float32(f"{architecture.gguf}.rope.freq_base_swa", config.local_rope.theta)
+    if architecture.multipliers:
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.layers[0].scale)
+        writer.add_logit_scale(1 / config.logits_multiplier)
+    writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope.theta)
     _write_rope_scaling(writer, checkpoint, notices)
-    if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
+    if architecture.window == "every":
+        writer.add_sliding_window(config.sliding_window or 0)
+    elif config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
         writer.add_sliding_window(config.sliding_window)
         notices.append(f"the model looks back {config.sliding_window} tokens at most; the file says so, but llama.cpp "
                        f"ignores it for this architecture: keep contexts below that")
@@ -196,6 +272,9 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
     if rope.type == "dynamic":
         raise ConfigError(f"{checkpoint.name}: rope type dynamic depends on the context's length, which a GGUF file "
                           f"cannot express; write the MLX form")
+    if rope.type == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
+        writer.add_rope_scaling_attn_factors(rope.attention_factor)
     if rope.type == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope.factor)
@@ -209,6 +288,10 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
         writer.add_rope_scaling_factor(rope.factor)
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
         usual = 0.1 * math.log(rope.factor) + 1.0  # llama.cpp's own factor
+        if ARCHITECTURES[checkpoint.config.architecture].scales_queries:
+            writer.add_attn_temperature_scale(checkpoint.config.query_beta)
+            writer.add_rope_scaling_yarn_log_mul(1.0)
+            usual = 1.0
         factor = inverse_frequencies(checkpoint.config)[1]
         if not math.isclose(factor, usual, rel_tol=1e-7):
             writer.add_rope_scaling_attn_factors(factor / usual)
@@ -217,7 +300,7 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
 def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
     """Write tokenizer.*, llama.cpp's form of the vocabulary. Raises TokenizerError, TemplateError."""
     if checkpoint.gguf_metadata is not None:
-        _copy_vocabulary(writer, checkpoint)
+        _copy_vocabulary(writer, checkpoint, notices)
         return
     tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
     vocabulary = _read_vocabulary(checkpoint)
@@ -254,7 +337,7 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
         writer.add_chat_template(checkpoint.template.source)
 
 
-def _copy_vocabulary(writer: Any, checkpoint: Checkpoint) -> None:
+def _copy_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
     """Copy tokenizer.* of a GGUF source. Raises TokenizerError for a missing or malformed one."""
     from gguf import GGUFValueType as Type
 
@@ -262,15 +345,26 @@ def _copy_vocabulary(writer: Any, checkpoint: Checkpoint) -> None:
     for key, value in checkpoint.gguf_metadata.items():
         if not key.startswith("tokenizer."):
             continue
-        if isinstance(value, np.ndarray):
-            kind = {"i": Type.INT32, "u": Type.UINT32, "f": Type.FLOAT32}[value.dtype.kind]
-            kind = Type.UINT8 if value.dtype.itemsize == 1 else kind
-            writer.add_key_value(key, value.tolist(), Type.ARRAY, kind)
-        elif not isinstance(value, (str, bool, int, float)):
-            writer.add_key_value(key, list(value), Type.ARRAY, Type.STRING)
+        if isinstance(value, (str, bool, int, float)):
+            writer.add_key_value(key, value, Type[_scalar_type(value)])
+        elif not len(value):
+            notices.append(f"{show(key)} is an empty array, which the gguf library does not write: it is left out")
+        elif isinstance(value, np.ndarray):
+            writer.add_key_value(key, value.tolist(), Type.ARRAY, Type[value.dtype.name.upper()])
         else:
-            kinds = {str: Type.STRING, bool: Type.BOOL, float: Type.FLOAT32, int: Type.UINT32}
-            writer.add_key_value(key, value, kinds[type(value)])
+            writer.add_key_value(key, list(value), Type.ARRAY, Type.STRING)
+
+
+def _scalar_type(value: str | bool | int | float) -> str:
+    """The name of a GGUF type that holds the value exactly; llama.cpp expects uint32 and float32 where they suffice."""
+    if isinstance(value, bool):
+        return "BOOL"
+    if isinstance(value, int):
+        return "INT64" if value < 0 else "UINT32" if value < 1 << 32 else "UINT64"
+    if isinstance(value, float):
+        with np.errstate(over="ignore"):
+            return "FLOAT64" if float(np.float32(value)) != value == value else "FLOAT32"
+    return "STRING"
 
 
 def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
@@ -371,7 +465,7 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
 
     from mlx_llama.core.text.sentencepiece_model import user_defined_ids
 
-    blob = path.read_bytes()
+    blob = read_file(path, _MODEL_LIMIT)
     sp = sentencepiece.SentencePieceProcessor(model_proto=blob)
     trainer, normalizer = (_message(blob, number) for number in (2, 3))
     if trainer.get(3, 1) != 2:

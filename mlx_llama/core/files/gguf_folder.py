@@ -42,12 +42,37 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
         result["mlp_bias"] = config.mlp_bias
     if config.sliding_window is not None:
         result["sliding_window"] = config.sliding_window
-    if architecture.window == "from":
+    if architecture.window in ("from", "switched"):
         result["use_sliding_window"] = config.sliding_window is not None
-        result["max_window_layers"] = config.num_hidden_layers - (config.sliding_layers or config.num_hidden_layers)
-    result["hidden_act"], result["torch_dtype"] = "silu", checkpoint.dtype
+    if architecture.window == "from":
+        result["max_window_layers"] = 0
+    if architecture.partial_rotation:
+        result["partial_rotary_factor"] = config.rotary_dim / config.head_dim
+        result["original_max_position_embeddings"] = (config.rope.original_max_position_embeddings
+                                                      or config.max_position_embeddings)
+    if architecture.unrotated_every:
+        result["no_rope_layers"] = [int(i not in config.unrotated_layers) for i in range(config.num_hidden_layers)]
+    if architecture.multipliers:
+        result |= {name: getattr(config, name) for name in ("embedding_multiplier", "residual_multiplier")}
+        result |= {"attention_multiplier": config.layers[0].scale, "logits_scaling": 1 / config.logits_multiplier}
+    if architecture.softcaps is not None:
+        result |= dict(zip(architecture.softcaps, (config.attention_softcap, config.logits_softcap)))
+        result["query_pre_attn_scalar"] = round(config.layers[0].scale ** -2)
+        result["layer_types"] = ["full_attention" if spec.window is None else "sliding_attention" for spec in config.layers]
+    if architecture.experts is not None:
+        count, _, width = architecture.experts.fields
+        result |= {count: config.num_experts, "num_experts_per_tok": config.num_experts_per_tok,
+                   width: config.moe_intermediate_size}
+        if architecture.experts.normalises is None:
+            result |= {"norm_topk_prob": config.norm_topk_prob, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    if config.local_rope is not None:
+        result["rope_local_base_freq"] = config.local_rope.theta
+    result[architecture.activation[0]], result["torch_dtype"] = architecture.activation[1], checkpoint.dtype
     result["eos_token_id"] = sorted(checkpoint.eos_token_ids)
     result["rope_theta"], result["rope_scaling"] = config.rope.theta, _rope_scaling(config, str(checkpoint.path))
+    if architecture.scales_queries:
+        result["rope_parameters"] = {**(result.pop("rope_scaling") or {}), "rope_theta": config.rope.theta,
+                                     "llama_4_scaling_beta": config.query_beta}
     return result
 
 
@@ -56,9 +81,13 @@ def _can_express(architecture: Architecture, config: LlamaConfig) -> bool:
     biases = (architecture.qkv_bias, config.attention_bias), (architecture.mlp_bias, config.mlp_bias), (
         config.attention_bias if architecture.out_bias is None else architecture.out_bias, config.output_bias)
     windows = {"none": config.sliding_window is None,
-               "all": config.sliding_window is not None and config.sliding_layers is None, "from": True}
+               "all": config.sliding_layers is None and (
+                   config.sliding_window is not None or architecture.defaults.get("sliding_window", 0) is None),
+               "from": True, "switched": True,
+               "types": True, "unrotated": config.sliding_window is None, "every": True}
+    plain = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"  # the same but for biases and windows
     return (all(own in (None, asked) for own, asked in biases) and windows[architecture.window]
-            and architecture.query_key_norm == config.query_key_norm)
+            and (architecture.name == config.architecture or {architecture.name, config.architecture} <= set(plain)))
 
 
 def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
@@ -70,7 +99,7 @@ def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
                               f"cannot express; write a GGUF file")
     if rope.type == "default":
         return None
-    fields = dataclasses.asdict(dataclasses.replace(rope, divisors=None, theta=None))
+    fields = dataclasses.asdict(dataclasses.replace(rope, divisors=None, theta=None, dim=None))
     return {"rope_type": fields.pop("type")} | {name: value for name, value in fields.items() if value is not None}
 
 

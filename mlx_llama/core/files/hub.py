@@ -16,6 +16,8 @@ from .gguf import part_names
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _HUB_FILE = re.compile(r"([^:]+):((?:[\w-][\w. +-]*/)*[\w-][\w. +-]*\.gguf)", re.ASCII)
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([\w.-]+/[\w.-]+)(?::([\w.-]+))?"
+                      r"(?:/(?:blob|resolve|raw|tree)/([\w.-]+)(?:/([^?#]+\.gguf))?)?/?(?:[?#].*)?", re.ASCII)
 SETTINGS = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
 # Other formats of the same model in some repositories: Meta's and Mistral's originals, subfolders
@@ -39,6 +41,15 @@ def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
     """(hub id, file) of "org/name:file.gguf"; None for any other name and for existing paths."""
     match = _HUB_FILE.fullmatch(name) if isinstance(name, str) and not os.path.exists(name) else None
     return (match[1], match[2]) if match and is_hub_id(match[1]) else None
+
+
+def read_address(text: str) -> str:
+    """The name of a model whose web address is given, as in "org/name" or "org/name:file.gguf"; "" for another text."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not _HUB_ID.fullmatch(match[1]):
+        return ""
+    file = match[4] or match[2]
+    return f"{match[1]}:{file}" if file and file.endswith(".gguf") else f"{match[1]}:FILE.gguf" if match[2] else match[1]
 
 
 def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False) -> Path:

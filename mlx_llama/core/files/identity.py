@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 
 from .checkpoint import Checkpoint
 from .tensor import Tensor
@@ -39,5 +39,13 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
 def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
     """The config's fields. Those added since the first traces count only if set: their hashes must hold."""
     values = {one.name: (getattr(config, one.name), one.default) for one in fields(config)}
+    values["rope"] = _describe_rope(config.rope), MISSING
     return {name: value for name, (value, default) in values.items()
             if default is MISSING or name == "quantization" or value != default}
+
+
+def _describe_rope(rope: RopeConfig) -> str:
+    """Its fields as the first traces have them, and later ones that are set."""
+    later = ("short_factor", "long_factor", "dim")
+    values = {one.name: getattr(rope, one.name) for one in fields(rope)}
+    return f"RopeConfig({', '.join(f'{name}={value!r}' for name, value in values.items() if name not in later or value is not None)})"

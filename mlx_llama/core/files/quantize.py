@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,25 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
+from mlx_llama.core.models.architectures import ARCHITECTURES
 from mlx_llama.core.models.config import QUANTIZED_BITS, QUANTIZED_GROUPS, read_json
 from mlx_llama.core.system import progress
+from mlx_llama.core.system.files import read_file
 
 from . import gguf_folder
 from .checkpoint import Checkpoint
 from .quantized import AffineWeight, pack_stream
 from .tensor import NUMBERS, Tensor
-from .writing import Written, count_weights, encode, notice_requantised, notice_unquantised, replace_when_done, slabs
+from .writing import (
+    Written,
+    count_weights,
+    encode,
+    notice_requantised,
+    notice_unquantised,
+    replace_when_done,
+    slabs,
+    stack_experts,
+)
 
 BITS, GROUP_SIZES = QUANTIZED_BITS, QUANTIZED_GROUPS
 SHARD_BYTES = 5 << 30  # mlx_lm's largest file
@@ -28,6 +40,7 @@ SHARD_BYTES = 5 << 30  # mlx_lm's largest file
 # Copied along with config.json and the weights
 _COMPANIONS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                "added_tokens.json", "chat_template.jinja", "generation_config.json")
+_COMPANION_LIMIT = 1 << 28  # bytes of each
 _CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -57,8 +70,17 @@ def affine(weights: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray,
     return codes.astype(np.uint8).reshape(weights.shape), scales, biases
 
 
-def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int = 4, group_size: int = 64) -> Written:
+def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None = 4, group_size: int = 64,
+              keep: bool = False) -> Written:
     """Write the folder that mlx_lm.convert writes: the same matrices quantised, to the same bits, the rest copied.
+
+    bits: None to quantise nothing, and keep the width. keep: each low-bit matrix keeps its own width and, where MLX has such
+    groups, its codes; the others stay as they are (bits and group_size are not used).
+
+    Matrices that are quantised already with one scale per group, at these bits and this group size, keep their codes:
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and IQ4_NL at 4, 4, 5, 5, 8 and 8 bits in groups of 32, and affine ones. With `keep`, Q4_K,
+    Q5_K and IQ4_XS keep their codes at 4, 5 and 8 bits in groups of 32, with scales rounded to the folder's width; Q2_K, Q3_K
+    and Q6_K, whose groups of 16 MLX lacks, are quantised again with two bits more.
 
     Raises:
         OptionsError: bits or group size that mx.quantize lacks; a group size that divides the rows of no matrix.
@@ -66,22 +88,37 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int = 4, gro
             finite.
         ConfigError, TokenizerError, TemplateError: a GGUF source whose rope, tokenizer or template a folder cannot hold.
     """
-    if bits not in BITS or group_size not in GROUP_SIZES:
+    if bits is not None and bits not in BITS or group_size not in GROUP_SIZES:
         raise OptionsError(f"--bits {bits} --group-size {group_size}: MLX has {_join(BITS)} bits and groups of "
                            f"{_join(GROUP_SIZES)}")
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
-    plan = {name: _TensorPlan(tensor, _pick_dtype(tensor, checkpoint, config), bits, group_size)
-            for name, tensor in checkpoint.tensors.items()}
-    odd = [name for name, one in plan.items() if len(one.tensor.shape) == 2 and not one.is_quantised]
-    if not any(one.is_quantised for one in plan.values()):
+    offset = ARCHITECTURES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset if (
+        checkpoint.gguf_metadata is not None) else 0.0  # which GGUF files have added
+    tensors, stacks = stack_experts(checkpoint), checkpoint.config.stacks()
+    if keep:
+        packings = {name.removesuffix(".weight"): _own_packing(parts[0]) for name, parts in tensors.items()}
+        used = Counter(packing for packing in packings.values() if packing[0])
+        bits, group_size = used.most_common(1)[0][0] if used else (None, group_size)
+    else:
+        packings = _router_packings(checkpoint) if bits else {}
+    plan = {name: _TensorPlan(parts, name.removesuffix(".weight") in stacks, _pick_dtype(parts[0], checkpoint, config),
+                              *packings.get(name.removesuffix(".weight"), (bits, group_size)),
+                              offset if name.endswith("norm.weight") else 0.0, keep)
+            for name, parts in tensors.items()}
+    odd = [name for name, one in plan.items() if bits and not keep and len(one.tensor.shape) == 2 and not one.is_quantised]
+    if bits and not any(one.is_quantised for one in plan.values()):
         raise OptionsError(f"--group-size {group_size}: divides the rows of no matrix of {checkpoint.name} (the first, "
                            f"{odd[0]}, has rows of {plan[odd[0]].tensor.shape[1]}): give a smaller one")
     # {name in the file: (dtype code, shape, bytes)}
     arrays = {array: spec for name, one in plan.items() for array, spec in one.arrays(name).items()}
     nbytes = sum(spec[2] for spec in arrays.values())
     scheme = {"group_size": group_size, "bits": bits, "mode": "affine"}
-    config = {**config, "quantization": scheme, "quantization_config": scheme}
-    notices = notice_requantised(checkpoint)
+    if bits:
+        scheme |= {name: {"group_size": own[1], "bits": own[0]} for name, own in packings.items()
+                   if own[0] and (not keep or own != (bits, group_size))}
+        config = {**config, "quantization": scheme, "quantization_config": scheme}
+    notices = _notice_kept(plan) if keep else notice_requantised(
+        checkpoint, [name for name, one in plan.items() if one.keeps_codes])
     notices += notice_unquantised(odd, checkpoint, plan[odd[0]].dtype if odd else "", f"groups of {group_size}")
 
     with replace_when_done(Path(out), nbytes, folder=True) as folder:
@@ -97,7 +134,8 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int = 4, gro
                 for name in names:
                     for array, values in plan[name].values(name, advance).items():
                         shard.write(array, values)
-                    plan[name].tensor.release()
+                    for part in plan[name].parts:
+                        part.release()
             weight_map |= dict.fromkeys(here, file)
         index = {"metadata": {"total_size": nbytes, "total_parameters": count_weights(checkpoint)},
                  "weight_map": dict(sorted(weight_map.items()))}
@@ -107,41 +145,109 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int = 4, gro
 
 @dataclass(frozen=True)
 class _TensorPlan:
-    """One tensor and its form in the folder. dtype: of its values, or of its scales and biases."""
+    """One tensor and its form in the folder. parts: the tensor, or if it is_stack its matrices; dtype: of its values, or of
+    its scales and biases."""
 
-    tensor: Tensor | AffineWeight
+    parts: tuple[Tensor | AffineWeight, ...]
+    is_stack: bool
     dtype: str
-    bits: int
+    bits: int | None
     group_size: int
+    offset: float = 0.0  # to subtract from the values
+    rounds_scales: bool = False  # two levels of scales may become one, rounded to dtype
+
+    @property
+    def tensor(self) -> Tensor | AffineWeight:
+        """The tensor, or the first of the stack."""
+        return self.parts[0]
 
     @property
     def is_quantised(self) -> bool:
-        return len(self.tensor.shape) == 2 and self.tensor.shape[1] % self.group_size == 0
+        return self.bits is not None and len(self.tensor.shape) == 2 and self.tensor.shape[1] % self.group_size == 0
+
+    @property
+    def keeps_codes(self) -> bool:
+        """True if the stored codes are those of an affine matrix, and its scales too, unless `rounds_scales`."""
+        return self.is_quantised and all(
+            isinstance(tensor, AffineWeight) and (tensor.bits, tensor.group_size) == (self.bits, self.group_size)
+            and (self.rounds_scales or not tensor.two_level and self.dtype in (tensor.scale_dtype, "float32"))
+            for tensor in self.parts)
 
     def arrays(self, name: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
         """{name: (safetensors dtype code, shape, bytes)} of the arrays to write."""
         width, code = NUMBERS[self.dtype].itemsize, _CODES[self.dtype]
-        if not self.is_quantised:
-            return {name: (code, self.tensor.shape, math.prod(self.tensor.shape) * width)}
-        (n, k), base = self.tensor.shape, name.removesuffix(".weight")
-        packed, groups = k * self.bits // 32, k // self.group_size
-        return {name: ("U32", (n, packed), n * packed * 4), f"{base}.scales": (code, (n, groups), n * groups * width),
-                f"{base}.biases": (code, (n, groups), n * groups * width)}
+        before = (len(self.parts),) if self.is_stack else ()
+        shapes = {name: ((code, width), self.tensor.shape)}
+        if self.is_quantised:
+            (n, k), base = self.tensor.shape, name.removesuffix(".weight")
+            shapes = {name: (("U32", 4), (n, k * self.bits // 32))} | dict.fromkeys(
+                (f"{base}.scales", f"{base}.biases"), ((code, width), (n, k // self.group_size)))
+        return {array: (kind, before + shape, math.prod(before + shape) * size)
+                for array, ((kind, size), shape) in shapes.items()}
 
     def values(self, name: str, advance: Callable[[int], None]) -> dict[str, np.ndarray]:
         """The arrays to write. Raises CheckpointError for weights that are not finite at `dtype`."""
         if not self.is_quantised:
-            parts = [encode(values, self.dtype) for _, values in slabs(self.tensor, advance, dtype=self.dtype)]
+            parts = [encode(values - np.float32(self.offset), self.dtype)
+                     for tensor in self.parts for _, values in slabs(tensor, advance, dtype=self.dtype)]
             return {name: np.concatenate(parts)}
-        (n, k), base = self.tensor.shape, name.removesuffix(".weight")
-        packed = np.empty((n, k * self.bits // 32), np.uint32)
-        scales, biases = np.empty((2, n, k // self.group_size), NUMBERS[self.dtype])
-        for start, values in slabs(self.tensor, advance, dtype=self.dtype):
-            here = slice(start, start + len(values))
-            codes, *scaling = affine(values, self.bits, self.group_size)
-            packed[here] = pack_stream(codes, self.bits)
-            scales[here], biases[here] = (encode(one, self.dtype) for one in scaling)
+        (n, k), base, count = self.tensor.shape, name.removesuffix(".weight"), len(self.parts)
+        packed = np.empty((count * n, k * self.bits // 32), np.uint32)
+        scales, biases = np.empty((2, count * n, k // self.group_size), NUMBERS[self.dtype])
+        for number, tensor in enumerate(self.parts):
+            for start, codes, *scaling in self._quantise(tensor, advance):
+                here = slice(number * n + start, number * n + start + len(codes))
+                packed[here] = pack_stream(codes, self.bits)
+                scales[here], biases[here] = (encode(one, self.dtype) for one in scaling)
         return {name: packed, f"{base}.scales": scales, f"{base}.biases": biases}
+
+    def _quantise(self, tensor: Tensor | AffineWeight,
+                  advance: Callable[[int], None]) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+        """(first row, codes, scales, biases as of `affine`) for all rows. Raises CheckpointError."""
+        for start, values in slabs(tensor, advance, dtype=self.dtype):
+            if not self.keeps_codes:
+                yield start, *affine(values, self.bits, self.group_size)
+                continue
+            rows = tensor.rows(start, start + len(values))
+            biases = (0 if rows.biases is None else rows.biases) - np.float32(rows.offset) * rows.scales
+            if not np.isfinite(encode(biases, self.dtype)).all():
+                raise CheckpointError(f"tensor {tensor.name}: its scales are too large for {self.dtype} with "
+                                      f"{self.bits} bits in groups of {self.group_size}; choose others")
+            yield start, rows.codes, rows.scales, biases
+
+
+def _router_packings(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    """{module: (bits, group size)} of routers that mlx_lm.convert gives more bits than the rest: Qwen's."""
+    config = checkpoint.config
+    if config.architecture != "Qwen3MoeForCausalLM" or config.hidden_size % 64:
+        return {}
+    return {spec.experts.router: (8, 64) for spec in config.layers}
+
+
+def _own_packing(tensor: Tensor | AffineWeight) -> tuple[int | None, int]:
+    """(bits, group size) that hold a tensor as it is stored, or nearly so; (None, 64) for full width."""
+    if not isinstance(tensor, AffineWeight):
+        return None, 64
+    if tensor.group_size in GROUP_SIZES:
+        return tensor.bits, tensor.group_size
+    return min(bits for bits in BITS if bits >= tensor.bits + 2), 32  # a quarter of the stored step
+
+
+def _notice_kept(plan: Mapping[str, _TensorPlan]) -> list[str]:
+    """Losses of `keep`, a line for each kind."""
+    rounded, again = {}, {}
+    for one in plan.values():
+        if isinstance(one.tensor, AffineWeight) and not one.keeps_codes:
+            again[one.tensor.format] = f"{one.tensor.format} as {one.bits} bits"
+        elif isinstance(one.tensor, AffineWeight):
+            if one.tensor.two_level or one.dtype not in (one.tensor.scale_dtype, "float32"):
+                rounded[one.tensor.format] = one.dtype
+    result = [f"{', '.join(sorted(rounded))}: the codes are kept, the scales are rounded to {dtype}"
+              for dtype in sorted(set(rounded.values()))]
+    if again:
+        kinds = ", ".join(again[name] for name in sorted(again))
+        result.append(f"quantised again, for MLX has no groups of 16: {kinds} in groups of 32")
+    return result
 
 
 def _pick_dtype(tensor: Tensor | AffineWeight, checkpoint: Checkpoint, config: Mapping[str, Any]) -> str:
@@ -207,9 +313,9 @@ def _read_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
         return gguf_folder.make_companions(checkpoint)
     try:
         paths = [checkpoint.path / name for name in _COMPANIONS]
-        return {path.name: path.read_bytes() for path in paths if path.exists()}
+        return {path.name: read_file(path, _COMPANION_LIMIT) for path in paths if path.exists()}
     except OSError as error:
-        raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from None
+        raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}); check the file and its permissions") from None
 
 
 def _read_config(checkpoint: Checkpoint) -> dict[str, Any]:

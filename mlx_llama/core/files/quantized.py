@@ -10,7 +10,6 @@ bits that crossed a byte's border.
 
 from __future__ import annotations
 
-import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from functools import partial
 
 import numpy as np
 
-from mlx_llama.core.system.machine import release_pages
+from mlx_llama.core.system.machine import FileMap
 
-from .tensor import as_numbers
+from .tensor import Mapped, as_numbers
 
 _Scaling = dict[str, "np.ndarray | None"]  # fields of Rows
 
@@ -64,7 +63,7 @@ class Rows:
         return values.reshape(self.codes.shape)
 
 
-class AffineWeight(ABC):
+class AffineWeight(Mapped, ABC):
     """One low-bit matrix [N, K] of a mapped file, read lazily; threads may share it.
 
     name: Hugging Face name, such as model.layers.0.self_attn.q_proj.weight.
@@ -96,12 +95,12 @@ class AffineWeight(ABC):
         """Rows start .. stop - 1, unpacked."""
 
     @abstractmethod
-    def _gather(self, ids: np.ndarray) -> Rows:
-        """Rows by index (int [n]), unpacked."""
+    def part(self, name: str, first: int, last: int) -> AffineWeight:
+        """Rows first .. last - 1 of a matrix in the file's order, as a matrix of that name."""
 
     @abstractmethod
-    def release(self) -> None:
-        """Let the matrix's pages leave memory; touching them reads the file again."""
+    def _gather(self, ids: np.ndarray) -> Rows:
+        """Rows by index (int [n]), unpacked."""
 
     @property
     def description(self) -> str:
@@ -144,10 +143,10 @@ class GGUFWeight(AffineWeight):
         shape: tuple[int, int],
         blocks: np.ndarray,
         order: np.ndarray | None = None,
-        mapped: mmap.mmap | None = None,
+        mapped: FileMap | None = None,
         begin: int = 0,
     ):
-        """mapped, begin: the map under `blocks` and their offset in it, for `release`."""
+        """mapped, begin: the map under `blocks` and their offset in it."""
         layout = GGUF_FORMATS[format]
         self.name, self.format, self.shape, self.blocks, self.order = name, format, shape, blocks, order
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
@@ -155,14 +154,15 @@ class GGUFWeight(AffineWeight):
         if format == "Q8_K":
             self.scale_dtype = "float32"
         self.nbytes = blocks.nbytes
-        self.layout, self._mapped, self._begin = layout, mapped, begin
+        self.layout = layout
+        self.pages = () if mapped is None else ((mapped, begin, blocks.nbytes),)
 
     def rows(self, start: int, stop: int) -> Rows:
         return self._unpack(self._blocks(start, stop))
 
-    def scaling(self, start: int, stop: int) -> Rows:
-        """`rows` without the codes (uint8 [n, 0]), for a backend that unpacks the blocks itself."""
-        return self._unpack(self._blocks(start, stop), codes=False)
+    def part(self, name: str, first: int, last: int) -> GGUFWeight:
+        (page,) = self._parts(first, last)
+        return GGUFWeight(name, self.format, (last - first, self.shape[1]), self.blocks[first:last], None, *page[:2])
 
     def _blocks(self, start: int, stop: int) -> np.ndarray:
         return self.blocks[start:stop] if self.order is None else self.blocks[self.order[start:stop]]
@@ -170,16 +170,11 @@ class GGUFWeight(AffineWeight):
     def _gather(self, ids: np.ndarray) -> Rows:
         return self._unpack(self.blocks[ids if self.order is None else self.order[ids]])
 
-    def release(self) -> None:
-        if self._mapped is not None:
-            release_pages(self._mapped, self._begin, self.nbytes)
-
-    def _unpack(self, rows: np.ndarray, codes: bool = True) -> Rows:
+    def _unpack(self, rows: np.ndarray) -> Rows:
         n, k, layout = len(rows), self.shape[1], self.layout
         blocks = rows.reshape(-1, layout.nbytes)
-        unpacked = np.empty((n, k if codes else 0), np.uint8)
-        if codes:
-            layout.unpack(blocks, unpacked.reshape(-1, layout.block_size).view(np.uint64))
+        unpacked = np.empty((n, k), np.uint8)
+        layout.unpack(blocks, unpacked.reshape(-1, layout.block_size).view(np.uint64))
         with np.errstate(all="ignore"):
             scaling = layout.scaling(blocks)
         per_row = k // layout.block_size
@@ -208,25 +203,25 @@ class MLXWeight(AffineWeight):
         packed: np.ndarray,
         scales: np.ndarray,
         biases: np.ndarray,
-        pages: Sequence[tuple[mmap.mmap, int, int]] = (),
+        pages: Sequence[tuple[FileMap, int, int]] = (),
     ):
-        """pages: (map, offset, bytes) of the three arrays in the file, for `release`."""
+        """pages: of the three arrays."""
         self.name, self.bits, self.group_size = name, bits, group_size
         self.packed, self.scales, self.biases = packed, scales, biases
         self.shape = (packed.shape[0], packed.shape[1] * 32 // bits)
         self.scale_dtype = self.dtype = str(as_numbers(scales).dtype)
         self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
-        self._pages = tuple(pages)
+        self.pages = tuple(pages)
 
     def rows(self, start: int, stop: int) -> Rows:
         return self._unpack(self.packed[start:stop], self.scales[start:stop], self.biases[start:stop])
 
+    def part(self, name: str, first: int, last: int) -> MLXWeight:
+        arrays = (array[first:last] for array in (self.packed, self.scales, self.biases))
+        return MLXWeight(name, self.bits, self.group_size, *arrays, list(self._parts(first, last)))
+
     def _gather(self, ids: np.ndarray) -> Rows:
         return self._unpack(self.packed[ids], self.scales[ids], self.biases[ids])
-
-    def release(self) -> None:
-        for mapped, offset, nbytes in self._pages:
-            release_pages(mapped, offset, nbytes)
 
     def _unpack(self, packed: np.ndarray, scales: np.ndarray, biases: np.ndarray) -> Rows:
         codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
@@ -412,12 +407,12 @@ def _q6_k(blocks: np.ndarray) -> _Scaling:  # uint8 ql[128], qh[64]; int8 scales
 
 
 # the table of both IQ4 types (kvalues_iq4nl), plus 128
-_IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16) + 128
+IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16) + 128
 
 
 def _pair_table(shift: int) -> np.ndarray:
     """uint16 [65536]: two bytes -> the table's values of one nibble of each."""
-    one = _IQ4_VALUES[(np.arange(256) >> shift) & 15].astype(np.uint16)
+    one = IQ4_VALUES[(np.arange(256) >> shift) & 15].astype(np.uint16)
     return (one[None, :] | (one[:, None] << np.uint16(8))).reshape(-1)
 
 

@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,13 +57,14 @@ def slabs(
     advance: of core.system.progress, called with the source's bytes. order: int [N], the source's row for each row.
 
     Raises:
-        CheckpointError: a value that is not finite at `dtype`.
+        CheckpointError: a value that is not finite at `dtype`; the file has become shorter.
     """
     rows, array = tensor.shape[0], tensor.array if isinstance(tensor, Tensor) else None
     step = max(1, _SLAB // math.prod(tensor.shape[1:]))
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         here = slice(start, stop) if order is None else order[start:stop]
+        tensor.check_file()
         if array is not None:
             values = array[here].astype(np.float32)
         else:
@@ -80,6 +81,15 @@ def slabs(
             )
         yield start, values
         advance(tensor.nbytes * stop // rows - tensor.nbytes * start // rows)
+
+
+def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeight, ...]]:
+    """The stored tensors by name: experts' matrices under the name of their stack, each other one alone."""
+    stored, config = checkpoint.stored or checkpoint.tensors, checkpoint.config
+    stacks = {f"{stack}.weight": tuple(stored[f"{name}.weight"] for name in names)
+              for stack, names in config.stacks().items()}
+    in_stacks = {one.name for parts in stacks.values() for one in parts}
+    return {name: (tensor,) for name, tensor in stored.items() if name not in in_stacks} | stacks
 
 
 @contextmanager
@@ -122,13 +132,15 @@ def replace_when_done(out: Path, nbytes: int, folder: bool, overwrites: bool = F
         ) from None
 
 
-def notice_requantised(checkpoint: Checkpoint) -> list[str]:
-    """The notice that the source is quantised already, or nothing."""
-    formats = sorted({one.description for one in checkpoint.tensors.values() if isinstance(one, AffineWeight)})
+def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> list[str]:
+    """The notice that the source is quantised already, or nothing. kept: names of matrices whose codes stay as they are, of
+    `stack_experts`."""
+    formats = sorted({one.description for name, parts in stack_experts(checkpoint).items() if name not in kept
+                      for one in parts if isinstance(one, AffineWeight)})
     if not formats:
         return []
     return [
-        f"{checkpoint.name} is quantised already ({', '.join(formats)}): each matrix was dequantised and quantised "
+        f"{checkpoint.name} is quantised already ({', '.join(formats)}): each such matrix was dequantised and quantised "
         "again, which adds a second error; start from the 16-bit model if there is one"
     ]
 
@@ -138,7 +150,8 @@ def notice_unquantised(names: list[str], checkpoint: Checkpoint, dtype: str, blo
     if not names:
         return []
     matrices = f"1 matrix ({names[0]}) is" if len(names) == 1 else f"{len(names)} matrices (such as {names[0]}) are"
-    lengths = ", ".join(sorted({str(checkpoint.tensors[name].shape[1]) for name in names}))
+    tensors = stack_experts(checkpoint)
+    lengths = ", ".join(sorted({str(tensors[name][0].shape[1]) for name in names}))
     return [f"{matrices} kept at {dtype}: {blocks} do not divide rows of {lengths}"]
 
 

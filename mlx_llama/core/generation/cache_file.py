@@ -21,6 +21,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.identity import checkpoint_hash
 from mlx_llama.core.files.writing import encode, replace_when_done
 from mlx_llama.core.models.config import LlamaConfig, show
+from mlx_llama.core.system.files import open_file
 
 from .session_file import expand_path
 
@@ -28,6 +29,7 @@ FORMAT = "mlx_llama cache"
 VERSION = "1"
 EIGHT_BITS = "8 bits"
 _CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", EIGHT_BITS: "F16"}  # by width
+_MOST_HEADER = 1 << 16  # bytes; ours have some hundreds
 _REMEDY = "remove it, or name another file"
 
 
@@ -36,19 +38,29 @@ class Identity:
     """The model and the width that a cache file belongs to.
 
     model: the checkpoint's name, for messages. hash: of the checkpoint. width: of keys and values, "float32", "float16",
-    "bfloat16" or "8 bits". config: for the shapes.
+    "bfloat16" or "8 bits". config: for the shapes. factors: of rope type "longrope", "short" or "long" by the context; else "".
     """
 
     model: str
     hash: str
     width: str
     config: LlamaConfig
+    factors: str = ""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, dtype: str, cache_bits: int | None) -> Identity:
-        """dtype: of the activations, by name. cache_bits: as in Backend.load."""
+    def of(cls, checkpoint: Checkpoint, dtype: str, cache_bits: int | None, context: int = 0, adapter: int = 0) -> Identity:
+        """dtype: of the activations, by name. cache_bits: as in Backend.load; in 16, float32 is stored as float16. context:
+        positions of the cache. adapter: number of the one that computed, 0 for none."""
         name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name  # no path of this machine
-        return cls(name, checkpoint_hash(checkpoint), EIGHT_BITS if cache_bits else dtype, checkpoint.config)
+        width = {8: EIGHT_BITS, 16: "float16" if dtype == "float32" else dtype}.get(cache_bits, dtype)
+        rope, factors = checkpoint.config.rope, ""
+        if rope.type == "longrope":
+            factors = "long" if context > rope.original_max_position_embeddings else "short"
+        own = checkpoint_hash(checkpoint)
+        if adapter:
+            used = checkpoint.adapters[adapter - 1]
+            name, own = f"{name} with the adapter {used.name}", f"{own}-{used.digest}"
+        return cls(name, own, width, checkpoint.config, factors)
 
 
 def write_cache(path: str | os.PathLike, state: Mapping[str, np.ndarray], identity: Identity) -> Path:
@@ -65,7 +77,7 @@ def write_cache(path: str | os.PathLike, state: Mapping[str, np.ndarray], identi
     tensors = {"tokens": np.ascontiguousarray(state["tokens"], np.int32)}
     tensors |= {name: np.ascontiguousarray(encode(np.asarray(state[name]), number)) for name in ("keys", "values")}
     metadata = {"format": FORMAT, "version": VERSION, "model": identity.model, "hash": identity.hash,
-                "width": identity.width}
+                "width": identity.width} | ({"factors": identity.factors} if identity.factors else {})
     try:
         with replace_when_done(path, sum(array.nbytes for array in tensors.values()), folder=False,
                                overwrites=True) as partial:
@@ -81,7 +93,7 @@ def write_cache(path: str | os.PathLike, state: Mapping[str, np.ndarray], identi
 def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndarray]:
     """The state of a row, for Cache.restore: tokens int32 [n], keys and values float32 [layers, G, n, D].
 
-    Raises SessionError for a file that is missing, damaged, foreign, of another version, model or width.
+    Raises SessionError for a file that is missing, damaged, foreign, of another version, model, width or rope.
     """
     path = expand_path(path)
     metadata = _read_metadata(path, must_be_read=True)
@@ -97,6 +109,11 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
     if width != identity.width:
         raise SessionError(f"{path}: holds keys and values in {show(width)}, and this run has {identity.width}: "
                            f"{_match_width(width)}, or name another file")
+    if (factors := metadata.get("factors", "")) != identity.factors:
+        trained = identity.config.rope.original_max_position_embeddings
+        raise SessionError(f"{path}: holds keys turned by longrope's {show(factors)} factors, and this context takes the "
+                           f"{identity.factors} ones: load with --ctx-size {'above' if factors == 'long' else 'of at most'} "
+                           f"{trained}, or name another file")
     try:
         with safe_open(path, framework="np") as file:
             state = _read_tensors(path, file, identity)
@@ -114,10 +131,10 @@ def cache_path(session: str | os.PathLike) -> Path:
 def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:
     """The file's metadata; {} for a file that cannot be read, unless it must be. Raises SessionError."""
     try:
-        if path.exists() and not path.is_file():  # reading a pipe might never end
-            raise OSError(None, "is not a file")
-        with open(path, "rb"):  # the library says less of a file that is missing or locked
-            pass
+        with open_file(path) as file:  # the library says less of a file that is missing or locked
+            length = int.from_bytes(file.read(8), "little")
+        if length > _MOST_HEADER:  # the library takes up to 100 MB
+            raise SafetensorError(f"its header has {length} bytes")
         with safe_open(path, framework="np") as file:
             return file.metadata() or {}
     except SafetensorError as error:
@@ -147,7 +164,10 @@ def _read_tensors(path: Path, file, identity: Identity) -> dict[str, np.ndarray]
 
 
 def _match_width(width: str | None) -> str:
-    return "load with --cache-bits 8" if width == EIGHT_BITS else f"load with --dtype {width} and without --cache-bits"
+    if width == EIGHT_BITS:
+        return "load with --cache-bits 8"
+    in_float32 = ", or with --dtype float32 and --cache-bits 16" if width == "float16" else ""
+    return f"load with --dtype {width} and without --cache-bits{in_float32}"
 
 
 def _damaged(path: Path, reason: str) -> SessionError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
-from mlx_llama.core.text.tokenizer import StreamDecoder
+from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
 from .schema import Schema
 from .stops import Stops
@@ -38,14 +39,15 @@ class Token(int):
 class Completion:
     """An answer and its receipt. Times in seconds.
 
-    finish_reason: "eos" (an end token, or the end of its grammar), "stop" (a stop string), "length" (max_tokens), "context"
+    text: the whole answer; of one that went on with an earlier one (Request.begun) the earlier text too, though not its tokens.
+    finish_reason: "eos" (an end token, or the end of its grammar), "stop" (a stop string or a stop token), "length" (max_tokens), "context"
     (the context is full, or the memory of the cache), "interrupted" (the consumer left), "error" (see `error`).
     """
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)  # generated ids with text and times, the end token included
     finish_reason: str = "interrupted"
-    stop: str | None = None  # the stop string that matched
+    stop: str | int | None = None  # the stop string that matched, or the id of the stop token
     error: str | None = None  # message of what ended it
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompt, already in the cache, in any row of it
@@ -102,6 +104,12 @@ class Completion:
         text = self.text if len(self.text) <= SHOWN_CHARACTERS else self.text[:SHOWN_CHARACTERS - 3] + "..."
         return f"Completion({text!r}, tokens={len(self.tokens)}, finish_reason={self.finish_reason!r})"
 
+    def _repr_html_(self) -> str:
+        """The text and a line of figures, for notebooks."""
+        figures = f"{len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason {self.finish_reason}"
+        return (f'<div style="white-space: pre-wrap">{html.escape(self.text)}</div>'
+                f"<small>{html.escape(figures)}</small>")
+
     def receipt(self) -> dict[str, Any]:
         """All fields but the text, the rates, and log-probabilities if there are any, for `--jsonl`."""
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("text", "schema")}
@@ -114,6 +122,18 @@ class Completion:
             return {}
         return {"tokens": list(map(int, self.tokens)),
                 "logprobs": [token.logprobs and [token.logprobs.logprob, token.logprobs.top] for token in self.tokens]}
+
+    def describe_logprobs(self, tokenizer: Tokenizer) -> str:
+        """Each token, its log-probability and those of the likeliest, a line each; "" without log-probabilities."""
+        def name(token: int) -> str:
+            piece = tokenizer.piece(token)
+            return repr(piece.data.decode("utf-8", "backslashreplace")) if piece else f"<{token}>"
+
+        def describe(token: int, found: TokenLogprobs) -> str:
+            top = ", ".join(f"{name(other)} {value:.4f}" for other, value in found.top)
+            return f"{name(token)} {found.logprob:.4f}" + (f"  of {top}" if top else "")
+
+        return "\n".join(describe(token, token.logprobs) for token in self.tokens if token.logprobs)
 
     def summary(self) -> str:
         """Speed, counts and notices in a few lines."""
@@ -139,21 +159,32 @@ class Writer:
     """Writes a completion as its tokens come.
 
     max_tokens, limit: most tokens by the option, and by the context as well. eos: end tokens. decoder: of the text; None
-    without text. Seconds are those of a clock that stands still while no tick runs.
+    without text. stops, stop_tokens: strings and tokens that end the answer, too. Seconds are those of a clock that stands still while no tick runs.
     """
 
     def __init__(self, completion: Completion, max_tokens: int = 2**31, limit: int = 2**31,
-                 eos: frozenset[int] = frozenset(), decoder: StreamDecoder | None = None, stops: Sequence[str] = ()):
+                 eos: frozenset[int] = frozenset(), decoder: StreamDecoder | None = None, stops: Sequence[str] = (),
+                 stop_tokens: Sequence[int] = ()):
         self.completion = completion
         self.max_tokens = max_tokens
         self.limit = limit
         self.eos = eos
         self.decoder = decoder
         self.stops = Stops(tuple(stops))
+        self.stop_tokens = frozenset(stop_tokens) - eos
         self.submitted = time.perf_counter()
         self.is_finished = False
         self._started: float | None = None
         self._first = 0.0
+
+    def resume(self, tokens: Sequence[int]) -> None:
+        """Take the tokens that begin the answer: `completion.text` begins with their text, and no token tells it again."""
+        assert self.decoder is not None
+        text = "".join(map(self.decoder.push, tokens))
+        shown = self.stops.push(text)
+        if self.stops.matched:  # a stop string that was set since
+            self.stops, shown = Stops(self.stops.stops), text
+        self.completion.text = shown
 
     def start(self, now: float, reused: int) -> None:
         """Its first chunk is due; `reused` tokens of the prompt are in the cache. Later calls change nothing."""
@@ -179,6 +210,9 @@ class Writer:
         completion.decode_seconds = now - self._first
         if is_last or token in self.eos:
             self._finish("eos")
+        elif token in self.stop_tokens:
+            self.completion.stop = int(token)
+            self._finish("stop")
         elif len(completion.tokens) + 1 == self.limit:
             self._finish("length" if self.limit == self.max_tokens else "context")
         elif is_late:
@@ -190,7 +224,8 @@ class Writer:
     def _decode(self, token: int) -> str:
         """The text that appears with a token. Ends the answer at a stop string."""
         assert self.decoder is not None
-        text = self.stops.push("" if token in self.eos else self.decoder.push(token))
+        is_end = token in self.eos or token in self.stop_tokens
+        text = self.stops.push("" if is_end else self.decoder.push(token))
         if self.is_finished and not self.stops.matched:
             text += self.stops.push(self.decoder.finish())
             if not self.stops.matched:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -34,6 +34,15 @@ class Device:
         masked = {"masks": masks} if masks else {}
         sampled = model.step(tokens, starts if len(rows) > 1 else starts[0], cache, sampling, rows=rows, **masked)
         return self._launch(sampled, writers)
+
+    def step_processed(self, model: Model, tokens: Array, cache: Cache, row: int, sampling: SamplingBatch, writer: Writer,
+                       process: Callable[[np.ndarray], np.ndarray], masks: Masks | None = None) -> Array:
+        """As `step` for one row, but wait for its logits, float32 [1, V], which `process` changes on the host."""
+        logits = self.backend.runtime.to_numpy(model.forward(tokens, cache.lengths[row], cache, rows=[row]))
+        writer.count_read(logits.nbytes)
+        sampled = model.sample(process(logits), cache, sampling, rows=[row], masks=masks)
+        self.backend.launch(*cache.arrays())
+        return self._launch(sampled, [writer])
 
     def verify(self, model: Model, tokens: Sequence[int], cache: Cache, row: int, sampling: SamplingBatch,
                writer: Writer) -> Array:

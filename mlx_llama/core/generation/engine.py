@@ -10,6 +10,7 @@ from typing import Any
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
+from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -47,7 +48,7 @@ class Engine:
         """The state of a checked request. Compiles its rule: raises OptionsError if it cannot be enforced."""
         options = request.options.options
         constraint = self._constrain(request)
-        kind, notices = self.choose_speculation(options, constraint is not None)
+        kind, notices = self.choose_speculation(options, constraint is not None or bool(request.hooks.processors))
         completion = Completion(prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema)
         completion.backend, completion.device = self.backend.name, self.backend.device_name
         completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
@@ -56,17 +57,27 @@ class Engine:
         completion.origins = dict(request.options.origins)
         limit = min(options.max_tokens, self.context - len(request.prompt))
         eos = self.eos if request.eos is None else request.eos
-        writer = Writer(completion, options.max_tokens, limit, eos, self._decode(request, constraint), options.stop)
+        writer = Writer(completion, options.max_tokens, limit, eos, self._decode(request, constraint), options.stop,
+                        options.stop_token_ids)
         writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
+        if request.begun and writer.decoder:
+            writer.resume(_find_begun(request))
         lookup = PromptLookup(request.prompt) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        return Sequence(request, list(request.prompt), limit, writer, speculation, constraint)
+        return Sequence(request, list(request.prompt), limit, writer, speculation, constraint,
+                        adapter=self.find_adapter(options))
 
     def _constrain(self, request: Request) -> Constraint | None:
         rule = request.rule or Rule.of(request.options.options)
         if rule is None:
             return None
-        return self.grammars.compile(rule, starts_text=request.starts_text, seconds=request.compile_seconds)
+        constraint = self.grammars.compile(rule, starts_text=request.starts_text, seconds=request.compile_seconds)
+        try:
+            for token in _find_begun(request):
+                constraint.accept(token)
+        except ValueError:
+            raise OptionsError(f"option {rule.option}: the answer so far does not match it: ask again instead") from None
+        return constraint
 
     def _decode(self, request: Request, constraint: Constraint | None) -> StreamDecoder | None:
         """The decoder of the answer's text; None for token ids alone."""
@@ -82,13 +93,17 @@ class Engine:
         """Raises ContextError for an empty prompt, a prompt that leaves no room for an answer, and foreign token ids."""
         if not tokens:
             raise ContextError("the prompt is empty and this model has no BOS token to start from: give some text")
-        if len(tokens) >= self.context:
-            raise ContextError(f"the prompt has {len(tokens)} tokens and the context holds {self.context}, answer "
-                               f"included: shorten the prompt{self.suggest_context()}")
+        self.check_count(len(tokens), "")
         vocabulary = self.model.config.vocab_size
         low, high = min(tokens), max(tokens)
         if low < 0 or high >= vocabulary:
             raise ContextError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocabulary}")
+
+    def check_count(self, count: int, bound: str = "at least ") -> None:
+        """Raises ContextError for a prompt of `count` tokens that leaves no room for an answer. bound: before that number."""
+        if count >= self.context:
+            raise ContextError(f"the prompt has {bound}{count} tokens and the context holds {self.context}, answer "
+                               f"included: shorten the prompt{self.suggest_context()}")
 
     def suggest_context(self) -> str:
         """Rest of a message about a full context: how to ask for a larger one, "" at the model's maximum."""
@@ -102,15 +117,37 @@ class Engine:
         return Grammars(self.tokenizer, sorted(self.eos), self.model.config.vocab_size)
 
     def check_options(self, options: GenerationOptions, report: Report = refuse) -> None:
-        """Raises OptionsError, or reports it: for a logit bias outside the vocabulary, and for a draft model that was not
-        loaded."""
+        """Raises OptionsError, or reports it: for token ids outside the vocabulary, and for a draft model or an adapter that
+        was not loaded."""
         vocabulary = self.model.config.vocab_size
-        foreign = next((token for token in options.logit_bias if token >= vocabulary), None)
-        if foreign is not None:
-            report(OptionsError(f"option logit_bias: token id {foreign} is outside the vocabulary of {vocabulary}"))
+        for name, tokens in (("logit_bias", options.logit_bias), ("stop_token_ids", options.stop_token_ids)):
+            foreign = next((token for token in tokens if token >= vocabulary), None)
+            if foreign is not None:
+                report(OptionsError(f"option {name}: token id {foreign} is outside the vocabulary of {vocabulary}"))
+        try:
+            self.find_adapter(options)
+        except OptionsError as error:
+            report(error)
         if options.speculate == "model" and self.draft is None:
             report(OptionsError("option speculate: 'model' needs a draft model: load one with --draft-model, or choose "
                                 "'prompt'"))
+
+    @property
+    def default_adapter(self) -> int:
+        """Number of the adapter of requests that name none: the first, 0 where there is none."""
+        return min(1, len(self.model.adapters))
+
+    def find_adapter(self, options: GenerationOptions) -> int:
+        """Number of the adapter that options ask for, 0 for none. Raises OptionsError if it was not loaded."""
+        names = self.model.adapters
+        if options.adapter is None:
+            return self.default_adapter
+        if options.adapter == BASE:
+            return 0
+        if options.adapter not in names:
+            known = f"there are {', '.join([*names, BASE])}" if names else "none was loaded: load it with --adapter"
+            raise OptionsError(f"option adapter: {options.adapter!r:.100} is not among the model's adapters: {known}")
+        return 1 + names.index(options.adapter)
 
     def check_rule(self, options: GenerationOptions) -> None:
         """Compile what a conversation's answers must match; raises OptionsError if it cannot be enforced."""
@@ -121,11 +158,16 @@ class Engine:
         """The kind of speculation in force ("none", "prompt" or "model") and notices about the choice."""
         kind = options.speculate or ("none" if self.draft is None else "model")
         if kind != "none" and (is_constrained or options.logprobs is not None):
-            return "none", ["no speculation: it verifies several positions in one step, which knows neither grammars nor "
-                            "log-probabilities"]
+            return "none", ["no speculation: it verifies several positions in one step, which knows no grammars, logits "
+                            "processors or log-probabilities"]
         if kind != "none" and rope.length_dependent(self.model.config):
             return "none", ["no speculation: this model's dynamic rope rotates keys by angles that depend on the length, "
                             "so several positions in one step would differ from single steps"]
         if kind == "prompt" and self.draft is not None:
             return kind, ["the draft model is not used: the option speculate asks for 'prompt'"]
         return kind, []
+
+
+def _find_begun(request: Request) -> Several[int]:
+    """Tokens of the prompt that begin the answer."""
+    return request.prompt[len(request.prompt) - request.begun:]

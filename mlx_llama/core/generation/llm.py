@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import re
@@ -13,6 +12,7 @@ import numpy as np
 from typing_extensions import Unpack
 
 from mlx_llama.core.backends import selection as backends
+from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
@@ -24,6 +24,7 @@ from mlx_llama.core.text.tools import ToolParser, read_tools
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
+from .hooks import split_hooks
 from .options import MAX_ROWS, Options, parse_memory, parse_rows, resolve
 from .request import Handle, Request
 from .scheduler import Scheduler
@@ -36,7 +37,8 @@ Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndar
 
 
 class LLM:
-    """A loaded model: `generate`, `stream`, `batch` and `astream` answers, `chat` for a conversation, `logits`, `encode`.
+    """A loaded model: `ask` a question, `chat` for a conversation; `generate`, `stream`, `astream` and `batch` continue texts
+    or answer messages; `logits`, `encode`.
 
     Any thread may call any method. All answers are computed together by `scheduler`.
     """
@@ -62,17 +64,34 @@ class LLM:
         return (f"LLM({self.checkpoint.name!r}, backend={self.backend.name!r}, device={self.backend.device_name!r}, "
                 f"dtype={width!r}, context={self.engine.context})")
 
+    def ask(self, question: str, system: str | None = None, **options: Unpack[Options]) -> Completion:
+        """The whole answer to a question, by the model's chat template; `print` shows its text.
+
+        system: instructions before it. options: see GenerationOptions. `chat` remembers questions and answers, and its
+        `stream` yields pieces of text. Raises TemplateError for a model without a template, and as `stream`.
+        """
+        self.require_template()
+        if not isinstance(question, str):
+            raise ContextError(f"a question is a text, not {type(question).__name__}: `generate` takes messages and token ids")
+        before = [] if system is None else [{"role": "system", "content": system}]
+        return self.generate([*before, {"role": "user", "content": question}], **options)
+
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """The whole answer to `prompt`; `print` shows its text. Arguments and errors as for `stream`."""
+        """The whole continuation of a text, or the answer to messages; `print` shows its text. For a question see `ask`.
+
+        Arguments and errors as for `stream`.
+        """
         return self.stream(prompt, **options).finish()
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """The answer to `prompt` in pieces of text.
 
         prompt: a text to continue (an empty one starts from BOS), messages for the chat template, or token ids.
-        options: see GenerationOptions.
+        options: see GenerationOptions. logits_processor: a function or several, f(tokens int32 [T], logits float32 [1, V]) ->
+        logits in NumPy, called before each token with prompt and answer so far, as in mlx-lm; it costs one more wait for the
+        device per token of this request. on_progress: f(done, total), tokens of the prompt, called after each chunk.
 
-        Raises OptionsError, ContextError, TemplateError, TokenizerError, before any computing.
+        Raises OptionsError, ContextError, TemplateError, TokenizerError, before any computing; NumericalError later.
         """
         return Stream(self._prepare(prompt, options))
 
@@ -109,6 +128,8 @@ class LLM:
 
     async def astream(self, prompt: Prompt, **options: Unpack[Options]) -> abc.AsyncGenerator[str, None]:
         """`stream` for asyncio: `async for piece in llm.astream(...)`. Leaving the loop ends the answer."""
+        import asyncio  # takes 30 ms
+
         handle = self._prepare(prompt, options)
         try:
             while (piece := await asyncio.to_thread(next, handle, None)) is not None:
@@ -149,38 +170,44 @@ class LLM:
 
     def _respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], box: Toolbox,
                  options: abc.Mapping[str, Any]) -> ToolStream:
+        options, hooks = split_hooks(options)
         resolved = resolve(options, self.checkpoint.generation_config,
                            str(self.checkpoint.path / "generation_config.json"))
         box.check(resolved.options)
         schema = resolved.options.schema
-        prompt = encode_with_tools(self.tokenizer, self.require_template(), messages, box, schema)
-        handle = self.scheduler.prepare(Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown))
+        prompt = encode_with_tools(self.tokenizer, self.require_template(), messages, box, schema, self.engine.check_count)
+        handle = self.scheduler.prepare(Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown, hooks=hooks))
         return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]), schema)
 
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
+        options, hooks = split_hooks(options)
         resolved = resolve(options, self.checkpoint.generation_config,
                            str(self.checkpoint.path / "generation_config.json"))
         self.engine.check_options(resolved.options)
-        tokens = self.encode(prompt)
+        tokens = self.encode(prompt, self.engine.check_count)
         continues = len(prompt) > 0 and not isinstance(prompt[0], dict)
-        return self.scheduler.prepare(Request(tokens, resolved, starts_text=not continues))
+        return self.scheduler.prepare(Request(tokens, resolved, starts_text=not continues, hooks=hooks))
 
     def save_cache(self, path: str | os.PathLike) -> None:
-        """Write tokens, keys and values of the latest answer and its prompt, to go on from elsewhere. Raises SessionError."""
-        write_cache(path, self.scheduler.export(), self.identify_cache())
+        """Write tokens, keys and values of the latest answer and its prompt, to go on from elsewhere; of the first adapter's
+        answers where adapters were loaded. Raises SessionError."""
+        adapter = self.engine.default_adapter
+        write_cache(path, self.scheduler.export(None, adapter), self.identify_cache(adapter))
 
     def load_cache(self, path: str | os.PathLike) -> int:
         """Read what `save_cache` wrote; prompts that begin with its tokens start from there. Returns their number.
 
         Raises SessionError for another model, width or version and a damaged file, ContextError without memory for it.
         """
-        state = read_cache(path, self.identify_cache())
-        self.scheduler.install(state)
+        adapter = self.engine.default_adapter
+        state = read_cache(path, self.identify_cache(adapter))
+        self.scheduler.install(state, adapter)
         return len(state["tokens"])
 
-    def identify_cache(self) -> Identity:
-        """The model and the width that prompt cache files must match."""
-        return Identity.of(self.checkpoint, self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits)
+    def identify_cache(self, adapter: int = 0) -> Identity:
+        """The model, the width and the adapter, by number (0: none), that prompt cache files must match."""
+        return Identity.of(self.checkpoint, self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits,
+                           self.engine.context, adapter)
 
     def chat(self, system: str | None = None, tools: abc.Sequence[abc.Callable[..., Any]] = (), tool_choice: str = "auto",
              parallel: bool = True, rounds: int = ROUNDS, **options: Unpack[Options]) -> Session:
@@ -201,9 +228,16 @@ class LLM:
         cache = self.model.make_cache(len(tokens))
         return self.backend.runtime.to_numpy(self.model.forward([list(tokens)], 0, cache, all_positions=True))[0]
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of `prompt`, which is as for `stream`. Raises ContextError, TemplateError, TokenizerError."""
+    def encode(self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None) -> list[int]:
+        """Token ids of `prompt`, which is as for `stream`.
+
+        check_count: called with a lower bound of their number before a long text is encoded, to refuse it.
+
+        Raises ContextError, TemplateError, TokenizerError.
+        """
         if isinstance(prompt, str):
+            if check_count is not None:
+                check_count(self.tokenizer.count_at_least(prompt))
             return self.tokenizer.encode(prompt, add_bos=True)
         items: Any = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
         if not isinstance(items, (list, tuple)) or len(items) == 0:
@@ -211,7 +245,7 @@ class LLM:
                                f"{'nothing' if items == [] or items == () else type(items).__name__}")
         if all(isinstance(token, (int, np.integer)) and not isinstance(token, bool) for token in items):
             return [int(token) for token in items]
-        return encode_messages(self.tokenizer, self.require_template(), items)
+        return encode_messages(self.tokenizer, self.require_template(), items, check_count=check_count)
 
     def require_template(self) -> ChatTemplate:
         """The chat template. Raises TemplateError with the remedy if there is none."""
@@ -224,37 +258,61 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
          *, revision: str | None = None, ctx_size: int | str | None = None, template: str | None = None,
          threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None,
          draft_model: str | os.PathLike | None = None, cache_bits: int | None = None,
-         cache_memory: int | str | None = None, max_rows: int | None = None, batch_invariant: bool | None = None) -> LLM:
+         cache_memory: int | str | None = None, max_rows: int | None = None, batch_invariant: bool | None = None,
+         adapters: str | os.PathLike | abc.Sequence[str | os.PathLike] | None = None,
+         on_progress: abc.Callable[[int, int], object] | None = None) -> LLM:
     """Load a model.
 
-    model: a folder, a .gguf file or a Hugging Face hub id; None is the small guide model in this package. backend:
-    "auto" (MLX on Apple silicon, CUDA where torch sees a GPU, else the CPU), "mlx", "cpu" or "cuda". device: None, "gpu"
-    or "cpu". dtype: "auto" (as stored), "float32", "float16" or "bfloat16". revision: of a hub id. ctx_size: positions
-    of the context, None: as many as the model was trained for. template: a name, a .jinja file or Jinja text, instead of
-    the checkpoint's. threads: of the cpu backend; None is one per physical core. activation_bits: of the cpu backend,
-    against low-bit weights: 16 (None), 8 (faster and coarser) or 32 (exact and slower). compile: run a step as one
-    traced graph (mlx) or as compiled kernels (cpu), with the same tokens; None is True except for mlx on the CPU.
-    draft_model: a smaller model with the same vocabulary, on the same backend, to guess tokens that `model` verifies,
-    unless the option speculate says otherwise. cache_bits: 8 to store keys and values in 8 bits; None is the activations'
-    width. cache_memory: bytes of all keys and values, or a size such as "2GB"; None is what is free beside the weights, less
-    a reserve. max_rows: requests computed together in one step; None is 32. batch_invariant: True for the same bits in any
-    company and with any chunks of the prompt: on cuda prompts are then slower, on cpu it is so already, mlx refuses it.
+    model: a folder, a .gguf file or a Hugging Face hub id; None is the small guide model in this package. backend: "auto"
+    (MLX on Apple silicon, CUDA where torch sees a GPU, else the CPU), "mlx", "cpu" or "cuda". device: None, "gpu" or
+    "cpu". dtype: "auto" (as stored), "float32", "float16" or "bfloat16". revision: of a hub id. ctx_size: positions of the
+    context, None: as many as the model was trained for. template: a name, a .jinja file or Jinja text, instead of the
+    checkpoint's. threads: of the cpu backend; None is one per physical core, fewer for a small model (one per 4 MB of
+    weights). activation_bits: of the cpu backend, against low-bit weights: 16 (None), 8 (faster and coarser) or 32 (exact
+    and slower). compile: run a step as one traced graph (mlx) or as compiled kernels (cpu), with the same tokens; None is
+    True except for mlx on the CPU. draft_model: a smaller model with the same vocabulary, on the same backend, to guess
+    tokens that `model` verifies, unless the option speculate says otherwise. cache_bits: 8 or 16 to store keys
+    and values in so many bits; None is the activations' width, 32 on the CPU. cache_memory: bytes of all keys and values,
+    or a size such as "2GB"; None is what is free beside the weights, less a reserve. max_rows: requests computed together in
+    one step; None is 32. batch_invariant: True for the same bits in any company and with any chunks of the prompt: on cuda
+    prompts are then slower, on cpu it is so already, mlx refuses it. adapters: folders of LoRA adapters as PEFT and mlx_lm
+    write them, FOLDER or "FOLDER=SCALE"; an answer uses the first one, or the one that its option adapter names.
+    on_progress: f(done, total), bytes of the weights, called while they are loaded, one call at a time.
+
+    In a script under mlx.launch or torchrun each process loads a share; only rank 0 returns, the others follow it and exit.
 
     Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError, OptionsError.
     """
+    if follow_leader():
+        raise SystemExit(0)
     chosen = backends.select(backend, device)
     how = chosen.load_options(dtype, threads, activation_bits, compile, cache_bits, batch_invariant)
     memory, rows = parse_memory(cache_memory), parse_rows(max_rows)
-    checkpoint = open_checkpoint(model, revision)
+    checkpoint = open_checkpoint(model, revision, list_adapters(adapters))
     context = context_size(checkpoint, ctx_size)
     chat_template = load_builtin_template(template, checkpoint.tokenizer) if template else checkpoint.template
     smaller = None if draft_model is None else open_checkpoint(draft_model)
     if smaller and (difference := compare_vocabularies(smaller, checkpoint)):
         raise OptionsError(f"--draft-model {smaller.name}: its vocabulary is not that of {checkpoint.name}, {difference}: "
                            f"choose a smaller model of the same family")
-    loaded = chosen.load(checkpoint, dtype, **how)
-    draft = chosen.load(smaller, dtype, **how | {"batch_invariant": None}) if smaller else None  # it decides no token
+    with progress.show_bytes("loading") if on_progress is None else progress.reported(on_progress):
+        loaded = chosen.load(checkpoint, dtype, **how)
+        draft = chosen.load(smaller, dtype, **how | {"batch_invariant": None}) if smaller else None  # it decides no token
     return LLM(checkpoint, chosen, loaded, chat_template, context, draft, memory, rows)
+
+
+def list_adapters(adapters: str | os.PathLike | abc.Sequence[str | os.PathLike] | None) -> list[str | os.PathLike]:
+    """One adapter or several as a list."""
+    if adapters is None:
+        return []
+    return [adapters] if isinstance(adapters, (str, os.PathLike)) else list(adapters)
+
+
+def one_adapter(adapters: abc.Sequence[str] | None) -> abc.Sequence[str]:
+    """The adapter of a command that runs one model; none for None. Raises OptionsError for several."""
+    if adapters and len(adapters) > 1:
+        raise OptionsError(f"--adapter: {len(adapters)} are given, and this command runs the model with one: give one")
+    return adapters or ()
 
 
 def check_load(**how: Any) -> None:

@@ -12,6 +12,7 @@ import os
 import re
 import reprlib
 import secrets
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from mlx_llama.core.errors import OptionsError
 
+from .hooks import LogitsProcessor, OnProgress
 from .schema import MAX_CHARACTERS, Schema
 
 MAX_REGEX = 1 << 13  # characters
@@ -102,6 +104,8 @@ class GenerationOptions(_StructureOptions):
         "--seed", "-s", ge=0, lt=2**64)
     stop: tuple[str, ...] = _option(
         (), "end before this text", "--stop", "-r", "--reverse-prompt", flag_help="; repeat it for more")
+    stop_token_ids: tuple[int, ...] = _option(
+        (), "end at these tokens, beside the model's own end tokens", "--stop-token-ids", flag_help=", with commas between them")
     prefill_step_size: int = _option(
         512, "tokens of the prompt processed at once", "--prefill-step-size", "--ubatch-size", "--batch-size", ge=1, le=65536)
     speculate: Literal["none", "prompt", "model"] | None = _option(
@@ -110,6 +114,10 @@ class GenerationOptions(_StructureOptions):
     logprobs: int | None = _option(
         None, "keep each token's log-probability and those of the k likeliest: of the softmax over the model's own logits, "
         "before penalties, biases, temperature, filters and grammars", "--logprobs", ge=0, le=MAX_LOGPROBS)
+
+    adapter: str | None = _option(
+        None, "name of the adapter that answers, of those that were loaded; base: none (default: the first one)",
+        "--use-adapter", max_length=512)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -123,7 +131,26 @@ class GenerationOptions(_StructureOptions):
     @field_validator("stop", mode="before")
     @classmethod
     def _list_one_stop(cls, value):
+        if isinstance(value, (list, tuple)) and any(isinstance(one, (int, np.integer)) for one in value):
+            raise ValueError("texts; token ids are for stop_token_ids")
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop_token_ids", mode="before")
+    @classmethod
+    def _split_token_ids(cls, value):
+        if isinstance(value, int):
+            return (value,)
+        parts = [value] if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple, set, frozenset, np.ndarray)) or any(isinstance(one, bool) for one in parts):
+            raise ValueError("token ids")
+        return tuple(word for part in parts for word in (part.split(",") if isinstance(part, str) else [part]))
+
+    @field_validator("stop_token_ids")
+    @classmethod
+    def _check_token_ids(cls, value):
+        if any(token < 0 for token in value):
+            raise ValueError("token ids that are not negative")
+        return value
 
     @field_validator("temperature")
     @classmethod
@@ -200,12 +227,16 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float] | Sequence[str] | None  # token ids to biases, or "TOKEN_ID=BIAS" each
     seed: int | None
     stop: str | Sequence[str] | None
+    stop_token_ids: int | Sequence[int] | None
     prefill_step_size: int | None
     speculate: Literal["none", "prompt", "model"] | None
     logprobs: int | None
+    adapter: str | None
     schema: type | Mapping[str, Any] | str | bool | None  # a pydantic model or another type, or a JSON schema
     regex: str | None
     grammar: str | None
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None  # f(tokens [T], logits [1, V]) -> logits: see Hooks
+    on_progress: OnProgress | None  # f(tokens of the prompt computed, all of them)
 
 
 # Flags without dashes -> the options that they set.
@@ -240,7 +271,9 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
         return f"there is no option {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
     limits = _describe_limits(name)
     if limits and fault["type"].startswith(("greater_than", "less_than", "finite")):
-        return f"option {name}: {fault['input']!r} is not allowed, it must be a finite number, {limits}"
+        special = re.search(r"; ([0-9.]+)(?:: | is )(\w+)", FIELDS[name].description)
+        meaning = f" ({special[1]} means {special[2]})" if special else ""
+        return f"option {name}: {fault['input']!r} is not allowed, it must be a finite number, {limits}{meaning}"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     range_ = f" ({limits})" if limits else ""
     return f"option {name}: {_show(fault['input'])} is not allowed, it must be {message}{range_}"
@@ -305,18 +338,48 @@ def resolve(given: Mapping[str, Any], generation_config: Mapping[str, Any] | Non
     return Resolved(validate(merged), origins, notices)
 
 
+# Flags of llama.cpp, vLLM and mlx-lm -> those with the same purpose here.
+FOREIGN_FLAGS = {
+    "-m": "--model", "-hf": "--model", "--hf-repo": "--model", "-hfr": "--model", "-md": "--draft-model", "-t": "--threads",
+    "-ngl": "--device", "--n-gpu-layers": "--device", "--gpu-layers": "--device", "--max-model-len": "--ctx-size",
+    "--lora-modules": "--adapter", "--lora-scaled": "--adapter", "-ctk": "--cache-bits", "--cache-type-k": "--cache-bits", "--kv-cache-dtype": "--cache-bits",
+    "--max-new-tokens": "--max-tokens", "--max-num-seqs": "--max-rows", "--extra-eos-token": "--stop-token-ids",
+    "--hf-path": "--model",
+}
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse that raises OptionsError, so that every door prints errors in the same one line."""
+    """argparse that raises OptionsError, so that every door prints errors in the same one line; suggests known flags."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        self._arguments = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(self._arguments, namespace)
 
     def error(self, message: str) -> NoReturn:
+        unknown = [argument.partition("=")[0] for argument in self._arguments if self._is_unknown(argument)]
+        found = {name: near for name in unknown if (near := self._suggest(name))}
+        if found:
+            raise OptionsError("; ".join(f"there is no flag {name} (did you mean {near}?)" for name, near in found.items()))
         raise OptionsError(f"{message} (see --help)")
+
+    def _is_unknown(self, argument: str) -> bool:
+        name = argument.partition("=")[0]
+        if not re.match(r"--?[A-Za-z]", name) or name in self._option_string_actions:
+            return False
+        return name in FOREIGN_FLAGS or name[:2] not in self._option_string_actions  # -m5 is -m 5
+
+    def _suggest(self, flag: str) -> str:
+        """The flag that may have been meant, "" for none."""
+        if FOREIGN_FLAGS.get(flag) in self._option_string_actions:
+            return FOREIGN_FLAGS[flag]
+        return next(iter(difflib.get_close_matches(flag.replace("_", "-"), self._option_string_actions, 1)), "")
 
 
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag per option. Values stay text until `resolve`, which reports all bad ones at once."""
     group = parser.add_argument_group("generation options")
     for name, field in FIELDS.items():
-        repeats = name in ("stop", "logit_bias")
+        repeats = name in ("stop", "stop_token_ids", "logit_bias")
         default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
         group.add_argument(*option_flags(name), dest=f"option:{name}", default=argparse.SUPPRESS,
                            action="append" if repeats else "store", metavar=name.split("_")[-1].upper(),
@@ -329,6 +392,8 @@ def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises OptionsError for a file that cannot be read.
     """
     given = {name.removeprefix("option:"): value for name, value in vars(arguments).items() if name.startswith("option:")}
+    if re.search(r"[/\\]|\.gguf$", given.get("max_tokens", "")):
+        raise OptionsError(f"-m {given['max_tokens']!r:.200}: is --max-tokens here, a number: did you mean --model?")
     for name in ("schema", "grammar"):
         if name in given:
             given[name] = _read_file(name, given[name])
@@ -414,7 +479,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--dtype", default="auto", metavar="{auto,float32,float16,bfloat16}",
                        help="width of the activations (default: the checkpoint's; the cpu backend uses float32)")
     group.add_argument("--threads", default=None, metavar="N",
-                       help="threads of the cpu backend (default: one per physical core)")
+                       help="threads of the cpu backend (default: one per physical core, fewer for a small model: one per 4 MB "
+                            "of weights)")
     group.add_argument("--activation-bits", default=None, metavar="{8,16,32}",
                        help="width of the activations that the cpu backend multiplies with low-bit weights (default: 16; 8 "
                             "is faster and coarser, 32 exact and slower)")
@@ -423,13 +489,22 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
                             "(default: yes; no for mlx on the CPU, where MLX calls a C++ compiler first)")
     add_cache_bits_flag(group)
     add_invariance_flag(group)
+    add_adapter_flag(group)
     return group
+
+
+def add_adapter_flag(group: argparse._ActionsContainer) -> None:
+    """Add the flag for adapters."""
+    group.add_argument("--adapter", "--adapter-path", "--lora", action="append", default=None,
+                       metavar="FOLDER[=SCALE]",
+                       help="a LoRA adapter beside the model, as PEFT and mlx_lm write them, perhaps times SCALE; repeat it for "
+                            "more, of which each request uses one")
 
 
 def add_cache_bits_flag(group: argparse._ActionsContainer) -> None:
     """Add the flag for the width of keys and values."""
-    group.add_argument("--cache-bits", "--kv-bits", default=None, metavar="8",
-                       help="store keys and values in 8 bits (default: in the activations' width)")
+    group.add_argument("--cache-bits", "--kv-bits", default=None, metavar="{8,16}",
+                       help="store keys and values in 8 or 16 bits (default: in the activations' width, 32 on cpu)")
 
 
 def add_invariance_flag(group: argparse._ActionsContainer) -> None:
@@ -444,6 +519,6 @@ def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("model", "backend", "device", "dtype", "threads", "activation_bits", "compile", "revision", "ctx_size",
              "template", "draft_model", "cache_bits", "cache_memory", "batch_invariant",
              *(["max_rows"] if "max_rows" in arguments else []))
-    found = {name: getattr(arguments, name) for name in names}
+    found = {name: getattr(arguments, name) for name in names} | {"adapters": arguments.adapter}
     # As llama.cpp's flags have them: the model's own length, and a number chosen here.
     return found | {name: None for name, unset in (("ctx_size", "0"), ("threads", "-1")) if found[name] == unset}

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator, Sequence as Several
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from mlx_llama.core.backends.logprobs import TokenLogprobs
-from mlx_llama.core.errors import SessionError
+from mlx_llama.core.errors import NumericalError, SessionError
 
 from .completion import Completion, Writer
 from .grammar import Constraint, Rule
+from .hooks import Hooks
 from .options import GenerationOptions, Resolved
 from .speculate import Speculation
 
@@ -28,7 +32,8 @@ class Request:
     after each chunk of the prompt and each new token and at the end, in the thread that computes; its exceptions end the request. rule: what the answer
     must match, None for what the options say. compile_seconds: most time to compile it, None for a request that is trusted.
     shown: special tokens that appear in the text, such as those that open a tool call. reuses: known prefixes of the prompt.
-    decode_seconds: of the answer, which then ends after its next token if it has a line break; None for any.
+    decode_seconds: of the answer, which then ends after its next token if it has a line break; None for any. hooks: of the
+    caller. begun: tokens at the prompt's end that begin the answer, which goes on from them.
     """
 
     prompt: Several[int]
@@ -43,6 +48,8 @@ class Request:
     shown: frozenset[int] = frozenset()
     reuses: bool = True
     decode_seconds: float | None = None
+    hooks: Hooks = Hooks()
+    begun: int = 0
 
 
 @dataclass(eq=False)
@@ -61,7 +68,9 @@ class Sequence:
     constraint: Constraint | None = None  # its state is that after `text`
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0
+    adapter: int = 0  # number of the adapter that computes it, 0 for none
     processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
+    told: int = 0  # `processed` as the caller knows it
     row: int = NO_ROW
     slot: int = NO_SLOT
     is_over: bool = False
@@ -80,12 +89,26 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
+    def needs_logits(self) -> bool:
+        """True if each step waits for its logits, which a function of the caller changes."""
+        return bool(self.request.hooks.processors)
+
+    def process(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Logits float32 [1, V] of the next token as the caller's functions leave them. Raises what they raise."""
+        return self.request.hooks.process(self.text, logits)
+
+    @property
     def left(self) -> int:
         """Tokens that may still be generated."""
         return self.limit - (len(self.text) - len(self.request.prompt))
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
-        """Append a generated token; False if the answer ends here. now: busy seconds (see Clock)."""
+        """Append a generated token; False if the answer ends here. now: busy seconds (see Clock).
+
+        Raises NumericalError for -1, which a step gives where no logit is finite, or one is NaN or infinite.
+        """
+        if token < 0:
+            raise NumericalError(self._describe_numbers())
         with self.lock:
             if self.is_cancelled:
                 return False
@@ -96,8 +119,19 @@ class Sequence:
             self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs, is_late)
         return not self.writer.is_finished
 
+    def _describe_numbers(self) -> str:
+        cause = "a weight is NaN or infinite, or the activations overflow their width"
+        if self.needs_logits:
+            cause += ", or the function logits_processor forbade every token"
+        return (f"the model's logits are not finite after {len(self.text)} tokens: {cause}; fetch the model again, or try "
+                "--dtype float32")
+
     def tell(self) -> None:
-        """Wake the consumer. Raises what the request's callback raises."""
+        """Wake the consumer. Raises what the request's callbacks raise."""
+        on_progress = self.request.hooks.on_progress
+        if on_progress and self.told != self.processed:
+            self.told = self.processed
+            on_progress(self.processed, self.prompt_length)
         if self.is_awaited:
             self.news.set()
         if self.request.notify:

@@ -83,10 +83,13 @@ class Rows:
 
     # Prefixes
 
-    def find_prefix(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The row with the longest common prefix, and its length, 0 for none; at least one token of `tokens` is left over."""
+    def find_prefix(self, tokens: Sequence[int], adapter: int) -> tuple[int, int]:
+        """The row with the longest common prefix by the same adapter, and its length, 0 for none; at least one token of
+        `tokens` is left over."""
         best, longest = -1, 0
         for row, known in [*self.kept.items(), *self.used.items()]:
+            if self.cache.adapters[row] != adapter:
+                continue
             length = min(common_prefix(known, tokens), self.cache.lengths[row], len(tokens) - 1)
             if length > longest:
                 best, longest = row, length
@@ -97,16 +100,16 @@ class Rows:
 
     # Rows
 
-    def claim(self, text: list[int], end: int, reuses: bool = True) -> tuple[int, int] | None:
+    def claim(self, text: list[int], end: int, reuses: bool = True, adapter: int = 0) -> tuple[int, int] | None:
         """A row for `text` that may grow to `end` positions: (row, reused positions). None where there is no room.
 
         Takes over a kept row that would be wholly used, else copies the longest common prefix to a free row. The row
-        has storage for the text. reuses: prefixes at all.
+        has storage for the text. reuses: prefixes at all. adapter: number of the one that computes the row.
         """
         in_use = sum(map(self._taken, self.used))
         if self.budget is not None and in_use + self.nbytes_for(end) > self.budget:
             return None
-        source, reused = self.find_prefix(text) if reuses else (-1, 0)
+        source, reused = self.find_prefix(text, adapter) if reuses else (-1, 0)
         is_kept = source in self.kept
         if is_kept:
             self.kept[source] = self.kept.pop(source)  # used now
@@ -125,6 +128,7 @@ class Rows:
         else:
             row = self.free.pop()
             self.used[row] = text
+            self.cache.adapters[row] = adapter
             reused = self._copy(source, row, reused) if reused else 0
         if not self.make_room({row: end}) or not self.reserve({row: len(text)}):
             self.release(row)
@@ -167,14 +171,15 @@ class Rows:
         state = self.cache.state(row)
         return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length], "values": state["values"][:, :, :length]}
 
-    def install(self, state: Mapping[str, Any]) -> None:
-        """Restore a state to a free row, and keep it. Raises ContextError without room."""
+    def install(self, state: Mapping[str, Any], adapter: int = 0) -> None:
+        """Restore a state that this adapter computed to a free row, and keep it. Raises ContextError without room."""
         tokens = np.asarray(state["tokens"]).tolist()
         if not self._make_free(len(tokens)):
             raise ContextError(f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and "
                                "running requests have the cache's memory: load it before them, or raise --cache-memory")
         row = self.free.pop()
         self.kept[row] = tokens
+        self.cache.adapters[row] = adapter
         try:
             self.cache.restore(state, row)
         except BaseException:

@@ -10,6 +10,7 @@ Ticks run inline, in the thread that waits for a token, or on a thread of the sc
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -87,8 +88,13 @@ class Scheduler:
         self.engine = Engine(backend, model, tokenizer, eos, context, draft)
         self.backend, self.model, self.context = backend, model, context
         self.cache_memory, self.max_rows, self.kept_rows = cache_memory, max_rows, kept_rows
-        self.device = Device(backend)
-        self.slots = Slots(max_rows)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Begin without rows and requests."""
+        self._process = os.getpid()
+        self.device = Device(self.backend)
+        self.slots = Slots(self.max_rows)
         self.waiting: deque[Sequence] = deque()
         self.prefilling: Sequence | None = None
         self.running: list[Sequence] = []  # in the order of admission
@@ -108,6 +114,19 @@ class Scheduler:
         self._is_closing = False
         self.set_asides = 0  # requests whose row was freed while memory was short, to be computed again
         self._is_short = False  # memory is, until the youngest request is set aside: no step runs ahead
+
+    def _check_process(self) -> None:
+        """Start over in a forked process, which lacks the threads of the first. Raises BackendError where it cannot compute."""
+        if self._process != os.getpid():
+            self.backend.check_process()
+            for sequence in self._alive():
+                sequence.row = NO_ROW  # requests go on in the first process alone
+            self._start_over()
+
+    def _hold(self) -> threading.Lock:
+        """The lock of a tick."""
+        self._check_process()
+        return self._ticking
 
     # Storage, made for the first request
 
@@ -147,6 +166,7 @@ class Scheduler:
 
     def prepare(self, request: Request) -> Handle:
         """As `submit`, but the handle queues the request at its first use."""
+        self._check_process()
         self.engine.check(request)
         self._check_memory(len(request.prompt))
         return Handle(self.engine.begin(request), self)
@@ -161,6 +181,7 @@ class Scheduler:
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a request that `prepare` has checked."""
+        self._check_process()
         sequence.number = next(self._numbers)
         sequence.writer.submitted = time.perf_counter()
         if sequence.limit == 0:
@@ -182,6 +203,8 @@ class Scheduler:
 
     def close(self) -> None:
         """Stop the thread, end all requests as interrupted and free the rows."""
+        if self._process != os.getpid():
+            return
         with self._work:
             self._is_closing = True
             self._work.notify_all()
@@ -212,6 +235,7 @@ class Scheduler:
         """Wait for news of a request: run a tick, or await one where another thread ticks."""
         if self._ticker == threading.get_ident():
             raise SessionError("a callback cannot wait for an answer: it runs inside the loop that computes it")
+        self._check_process()
         if self._thread is not None:
             sequence.news.clear()
             sequence.is_awaited = True
@@ -219,7 +243,7 @@ class Scheduler:
                 sequence.news.wait(WAKE_SECONDS)
             sequence.is_awaited = False
             return
-        with self._ticking:
+        with self._hold():
             if not has_news() and not self._tick_held() and not has_news():
                 self._fail(sequence, SessionError("this request was lost: submit it again"))
 
@@ -233,7 +257,7 @@ class Scheduler:
 
     def tick(self) -> bool:
         """Admit, prefill, step, read. False: there was nothing to do."""
-        with self._ticking:
+        with self._hold():
             return self._tick_held()
 
     def _tick_held(self) -> bool:
@@ -272,7 +296,7 @@ class Scheduler:
             if not self._read(step):
                 break  # the other steps were forgotten with it
         if self.backend.runs_ahead:
-            self._launch()  # the device works while consumers look at the tokens
+            self._launch(may_wait=False)  # the device works while consumers look at the tokens
         return True
 
     def _sweep(self) -> None:
@@ -298,9 +322,9 @@ class Scheduler:
         sequence, rows = self.waiting[0], self.rows
         length = len(sequence.text)
         reuses = sequence.request.reuses
-        claimed = rows.claim(sequence.text, length + min(PORTION, sequence.left), reuses)
+        claimed = rows.claim(sequence.text, length + min(PORTION, sequence.left), reuses, sequence.adapter)
         if claimed is None and not self.running:
-            claimed = rows.claim(sequence.text, length, reuses)
+            claimed = rows.claim(sequence.text, length, reuses, sequence.adapter)
         if claimed is None:
             if not self.running:
                 self._refuse(sequence)
@@ -376,14 +400,18 @@ class Scheduler:
         if self._may_not_share(len(sequence.text)):
             # Each chunk would be rotated for another length; an answer that is resumed was decoded token by token.
             return sequence.prompt_length if start < sequence.prompt_length else 1
-        chunk = sequence.options.prefill_step_size
+        chunk = min(sequence.options.prefill_step_size, self.model.prefill_width)
         return min(chunk, SHARED_CHUNK) if self.running else chunk
 
     def _group(self, sequences: list[Sequence]) -> list[list[Sequence]]:
         """Sequences that share a step. Where others could run ahead, one that drafts is alone, and those with a grammar are
-        apart: they wait for their tokens, and the host computes their masks while the device works for the others."""
+        apart: they wait for their tokens, and the host computes their masks while the device works for the others. One that
+        waits for its logits is alone and comes last."""
+        waiting = [[sequence] for sequence in sequences if sequence.needs_logits]
+        if waiting:
+            sequences = [sequence for sequence in sequences if not sequence.needs_logits]
         if not self.backend.runs_ahead:
-            return [sequences]
+            return [sequences, *waiting] if sequences else waiting
         together: list[Sequence] = []
         constrained: list[Sequence] = []
         groups: list[list[Sequence]] = []
@@ -392,15 +420,15 @@ class Scheduler:
                 groups.append([sequence])
             else:
                 (together if sequence.constraint is None else constrained).append(sequence)
-        return [group for group in (together, *groups, constrained) if group]
+        return [group for group in (together, *groups, constrained, *waiting) if group]
 
     # Launching
 
-    def _launch(self) -> None:
-        """Launch a step for every running sequence that has none."""
+    def _launch(self, may_wait: bool = True) -> None:
+        """Launch a step for every running sequence that has none. may_wait: also for those that wait for their logits."""
         self._is_short = False
         busy = {id(sequence) for step in self.steps for sequence in step.sequences}
-        idle = [sequence for sequence in self.running if id(sequence) not in busy]
+        idle = [sequence for sequence in self.running if id(sequence) not in busy and (may_wait or not sequence.needs_logits)]
         if not idle:
             return
         for group in self._group(idle):
@@ -460,6 +488,10 @@ class Scheduler:
         rows = [sequence.row for sequence in sequences]
         writers = [sequence.writer for sequence in sequences]
         masks = (lambda: self._compute_masks(sequences)) if any(sequence.constraint for sequence in sequences) else None
+        first = sequences[0]
+        if first.needs_logits:  # it is alone
+            return Step(sequences, self.device.step_processed(self.model, tokens, self.cache, first.row, first.sampling,
+                                                              first.writer, first.process, masks))
         return Step(sequences, self.device.step(self.model, tokens, self.cache, rows, self._sampling(sequences), writers, masks))
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
@@ -481,7 +513,8 @@ class Scheduler:
         """Launch the step after `step`, which is not read yet, unless its tokens may change the rows or be drafted from."""
         # A launched step cannot be cancelled, so do not run ahead of a possible draft.
         if self._is_short or step.drafts or step.sequences not in groups or any(
-                sequence.left == 1 or sequence.is_cancelled or sequence.constraint or sequence.speculation.may_draft_next()
+                sequence.left == 1 or sequence.is_cancelled or sequence.constraint or sequence.needs_logits
+                or sequence.speculation.may_draft_next()
                 for sequence in step.sequences):
             return
         if not self.rows.reserve({sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences}):
@@ -662,31 +695,31 @@ class Scheduler:
 
     # Prefixes
 
-    def count_known(self, tokens: Several[int]) -> int:
-        """Tokens at the beginning of `tokens` that some row holds."""
-        with self._ticking:
-            return self.rows.find_prefix([*tokens, -1])[1]
+    def count_known(self, tokens: Several[int], adapter: int = 0) -> int:
+        """Tokens at the beginning of `tokens` that some row holds, computed by this adapter."""
+        with self._hold():
+            return self.rows.find_prefix([*tokens, -1], adapter)[1]
 
-    def export(self, tokens: Several[int] | None = None) -> dict[str, Any]:
-        """State of the row with the longest prefix of `tokens`, None: of the last row that ended; {}: there is none.
-        See Cache.state."""
-        with self._ticking:
+    def export(self, tokens: Several[int] | None = None, adapter: int = 0) -> dict[str, Any]:
+        """State of the row with the longest prefix of `tokens` by this adapter; tokens None: of the last row that ended by it;
+        {}: there is none. See Cache.state."""
+        with self._hold():
             if tokens is None:
-                row = next(reversed(self.rows.kept), NO_ROW)
+                row = next((row for row in reversed(self.rows.kept) if self.cache.adapters[row] == adapter), NO_ROW)
                 length = len(self.rows.kept.get(row, ()))
             else:
-                row, length = self.rows.find_prefix([*tokens, -1])
+                row, length = self.rows.find_prefix([*tokens, -1], adapter)
             return self.rows.export(row, length) if length else {}
 
     def erase(self, tokens: Several[int]) -> int:
         """Drop the kept rows that hold a prefix of `tokens` and nothing else; returns the longest one's length."""
-        with self._ticking:
+        with self._hold():
             return self.rows.drop_prefixes(tokens)
 
-    def install(self, state: dict[str, Any]) -> None:
-        """Restore an exported state as a prefix of later prompts. Raises ContextError."""
-        with self._ticking:
-            self.rows.install(state)
+    def install(self, state: dict[str, Any], adapter: int = 0) -> None:
+        """Restore an exported state as a prefix of later prompts to the same adapter. Raises ContextError."""
+        with self._hold():
+            self.rows.install(state, adapter)
 
 
 def _describe_shortage(nbytes: int, length: int) -> str:

@@ -12,14 +12,15 @@ from typing import Any
 from typing_extensions import Unpack
 
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
-from mlx_llama.core.text.template import ChatTemplate
+from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import ToolParser, find_format
 
 from .cache_file import Identity, cache_path, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
-from .options import Options, Resolved, resolve, validate
+from .hooks import Hooks, split_hooks
+from .options import GenerationOptions, Options, Resolved, resolve, validate
 from .request import Handle, Request
 from .scheduler import Scheduler
 from .session_file import expand_path, read_session, write_session
@@ -43,6 +44,11 @@ class Stream:
     def completion(self) -> Completion:
         """Of the answer; with tools, of the newest answer to the question."""
         return self._handle.completion
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Tokens of the prompt that are computed or being computed, and all of them; (0, 0) with tools."""
+        return (self._handle.processed, self.completion.prompt_tokens) if isinstance(self._handle, Handle) else (0, 0)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -93,8 +99,8 @@ class Session:
 
     def __init__(self, scheduler: Scheduler, template: ChatTemplate, generation_config: dict[str, Any], model: str,
                  system: str | None = None, options: Mapping[str, Any] | None = None,
-                 identify_cache: Callable[[], Identity] | None = None, toolbox: Toolbox = Toolbox(), rounds: int = ROUNDS):
-        """identify_cache: of the files that `save` writes with the cache, None: it cannot. toolbox: functions that an answer
+                 identify_cache: Callable[[int], Identity] | None = None, toolbox: Toolbox = Toolbox(), rounds: int = ROUNDS):
+        """identify_cache: of the files that `save` writes with an adapter's cache, None: it cannot. toolbox: functions that an answer
         may call. rounds: most answers to one question. Raises OptionsError.
         """
         self.scheduler = scheduler
@@ -104,7 +110,8 @@ class Session:
         self.identify_cache = identify_cache
         self.toolbox, self.rounds = toolbox, rounds
         self.system = system
-        self.options = {name: value for name, value in (options or {}).items() if value is not None}
+        given, self.hooks = split_hooks(options or {})  # of every question that has none of its own
+        self.options = {name: value for name, value in given.items() if value is not None}
         self.messages: list[dict[str, Any]] = []
         self.dropped = 0  # messages at the front that no longer fit the context
         self.last: Completion | None = None
@@ -114,10 +121,13 @@ class Session:
         self._text: list[int] = []  # prompt and answer of the last turn
         self._sending, self._lock = threading.RLock(), threading.RLock()
         self._speculate: str | None = None  # the option of the newest answer
+        self._answer: tuple[str, list[int], str] = "", [], ""  # the last answer: text, tokens, finish reason
+        self._asked: tuple[list[int], GenerationOptions] | None = None  # the last answer's prompt and options
+        self.is_repeating = False  # the newest stream has the last answer's prompt and options, so it gives its tokens
         self.resolve()  # report bad options now, not at the first question
         toolbox.check_functions()
         if toolbox.offered:
-            find_format(template.source, self._tokenizer)
+            find_format(template.source, self.tokenizer)
 
     @property
     def engine(self) -> Engine:
@@ -125,14 +135,20 @@ class Session:
         return self.scheduler.engine
 
     @property
-    def _tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
         assert self.engine.tokenizer is not None  # a session has a template, so a text
         return self.engine.tokenizer
 
     @property
     def cached_tokens(self) -> list[int]:
         """The beginning of the last turn's prompt and answer that a row of the cache still holds."""
-        return self._text[:self.scheduler.count_known(self._text)]
+        return self._text[:self.scheduler.count_known(self._text, self.adapter)]
+
+    @property
+    def adapter(self) -> int:
+        """Number of the adapter that answers, 0 for none."""
+        return self.engine.find_adapter(self.resolve().options)
 
     def __repr__(self) -> str:
         used = f"{len(self.cached_tokens)} of {self.engine.context} positions"
@@ -159,35 +175,104 @@ class Session:
         was not begun by then raises SessionError later. Raises OptionsError, TemplateError or ContextError before
         any computing, and SessionError while another thread reads an answer.
         """
-        resolved = self.resolve(**options)
+        resolved, hooks = self._resolve_all(options)
         with self._lock:
             self._settle()
-            return self._ask(self.messages, text, resolved)
+            return self._ask(self.messages, text, resolved, hooks)
 
     def regenerate(self, **options: Unpack[Options]) -> Stream:
         """Answer the last question again. The old answer stays until the new one has begun.
 
         Raises SessionError without a question, and as `stream`.
         """
-        resolved = self.resolve(**options)
+        return self.edit(None, **options)
+
+    def edit(self, text: str | None, **options: Unpack[Options]) -> Stream:
+        """Ask `text` in place of the last question, None: the question itself. The old turn stays until the new answer has
+        begun.
+
+        Raises SessionError without a question, and as `stream`.
+        """
+        resolved, hooks = self._resolve_all(options)
+        with self._lock:
+            self._settle()
+            if text is None and not self.messages:
+                raise SessionError("there is no answer to generate again: ask something first")
+            question = self.last_question
+            return self._ask(self.messages[:_find_turns(self.messages)[-1]], question if text is None else text, resolved,
+                             hooks)
+
+    @property
+    def last_question(self) -> str:
+        """The newest message of the user. Raises SessionError without one."""
+        if not self.messages:
+            raise SessionError("there is no question yet: ask something first")
+        return self.messages[_find_turns(self.messages)[-1]]["content"]
+
+    def undo(self) -> list[dict[str, Any]]:
+        """Take back the last question and its answer, and return their messages. Raises SessionError without any."""
         with self._lock:
             self._settle()
             if not self.messages:
-                raise SessionError("there is no answer to generate again: ask something first")
+                raise SessionError("there is nothing to take back: the conversation is empty")
             start = _find_turns(self.messages)[-1]
-            return self._ask(self.messages[:start], self.messages[start]["content"], resolved)
+            taken, self.messages = self.messages[start:], self.messages[:start]
+            self.dropped = self.dropped if self.dropped < start else 0
+            return taken
 
-    def _ask(self, before: list[dict[str, Any]], text: str, resolved: Resolved) -> Stream:
-        asked = [*before, {"role": "user", "content": text}]
+    def resume(self, **options: Unpack[Options]) -> Stream:
+        """Go on with the last answer after its last token; the message grows, and the pieces are the text that it gains.
+
+        With the same options, seed included, the text is that of an answer that was never cut. Raises SessionError without
+        an answer, for one that ended by itself and in a conversation with tools, and as `stream`.
+        """
+        resolved, hooks = self._resolve_all(options)
+        with self._lock:
+            self._settle()
+            if not self.messages:
+                raise SessionError("there is no answer to go on with: ask something first")
+            if self.toolbox.offered:
+                raise SessionError("a conversation with tools cannot go on inside an answer: ask again")
+            text, tokens, reason = self._answer
+            if text != self.messages[-1]["content"]:  # of another model, or from a file
+                tokens, reason = self._encode_answer(), ""
+            if reason in ("eos", "stop"):
+                raise SessionError("the last answer is complete, there is nothing to go on with: ask something, or have it "
+                                   "generated again")
+            return self._answer_to(self.messages[:-1], resolved, hooks, tokens)
+
+    def _encode_answer(self) -> list[int]:
+        """Tokens of the last answer, as the template has them after the question."""
+        text, shown = self.messages[-1]["content"], ""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        talk = [*system, *self.messages[self.dropped:]]
+        before = encode_messages(self.tokenizer, self.template, talk[:-1])
+        whole = encode_messages(self.tokenizer, self.template, talk, add_generation_prompt=False)
+        decoder, answer = self.tokenizer.stream(), whole[len(before):]
+        for count, token in enumerate(answer if whole[:len(before)] == before else []):
+            if shown == text:
+                return answer[:count]
+            shown += decoder.push(token)
+        return self.tokenizer.encode(text)
+
+    def _resolve_all(self, options: Mapping[str, Any]) -> tuple[Resolved, Hooks]:
+        given, hooks = split_hooks(options)
+        return self.resolve(**given), Hooks(hooks.processors or self.hooks.processors, hooks.on_progress or self.hooks.on_progress)
+
+    def _ask(self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks) -> Stream:
+        return self._answer_to([*before, {"role": "user", "content": text}], resolved, hooks)
+
+    def _answer_to(self, asked: list[dict[str, Any]], resolved: Resolved, hooks: Hooks, begun: Sequence[int] = ()) -> Stream:
+        """The answer to messages. begun: its first tokens, of an answer that was cut."""
         dropped, prompt = self.dropped, ToolPrompt([])
 
         def prepare(messages: Sequence[Mapping[str, Any]], box: Toolbox, notices: Sequence[str]) -> Handle:
             nonlocal dropped, prompt
-            prompt, dropped = self._fit(messages, resolved, box, dropped)
+            prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
             if dropped > self.dropped:
                 notices = [*notices, self._describe_dropped(dropped)]
-            return self.scheduler.prepare(Request(prompt.tokens, resolved, notices=notices, rule=prompt.rule,
-                                                  shown=prompt.shown))
+            return self.scheduler.prepare(Request([*prompt.tokens, *begun], resolved, notices=notices, rule=prompt.rule,
+                                                  shown=prompt.shown, begun=len(begun), hooks=hooks))
 
         def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
@@ -200,7 +285,7 @@ class Session:
             added = answer.messages[len(asked):] if isinstance(answer, ToolLoop) else []
             if not added or added[-1]["role"] != "assistant":
                 added = [*added, {"role": "assistant", "content": "" if added else completion.text}]
-            self._end(completion, asked, added, prompt.tokens, dropped)
+            self._end(completion, asked, added, (prompt.tokens, resolved.options), begun, dropped)
 
         notices = [] if self.last else list(resolved.notices)
         if not self.last or self._speculate != resolved.options.speculate:
@@ -211,6 +296,7 @@ class Session:
             answer = ToolLoop(ask, asked, self.toolbox.offered, self.rounds)
         else:
             answer = prepare(asked, self.toolbox, notices)
+        self.is_repeating = not begun and self._asked is not None and _is_same(self._asked, (prompt.tokens, resolved.options))
         turn = self._turn
         self._open = Stream(answer, lambda: self._begin(turn), end)
         return self._open
@@ -225,8 +311,8 @@ class Session:
                 raise SessionError("the conversation went on before this answer was begun: ask again")
             self._reader = threading.current_thread()
 
-    def _end(self, completion: Completion, asked: list[dict[str, Any]], added: list[dict[str, Any]], prompt: list[int],
-             dropped: int) -> None:
+    def _end(self, completion: Completion, asked: list[dict[str, Any]], added: list[dict[str, Any]],
+             conditions: tuple[list[int], GenerationOptions], begun: Sequence[int], dropped: int) -> None:
         with self._lock:
             self._reader = None
             self._turn += 1
@@ -234,7 +320,11 @@ class Session:
             is_empty = len(added) == 1 and not added[0]["content"]
             if not is_empty or completion.finish_reason not in ("interrupted", "error"):
                 self.messages, self.dropped = [*asked, *added], dropped
-            self.last, self._text = completion, [*prompt, *map(int, completion.tokens)]
+                answer = [*begun, *map(int, completion.tokens)]
+                self._answer = added[-1]["content"], answer, completion.finish_reason
+                # An answer that was stopped, or went on, is not what its prompt and options give.
+                self._asked = None if begun or completion.finish_reason in ("interrupted", "error") else conditions
+            self.last, self._text = completion, [*conditions[0], *begun, *map(int, completion.tokens)]
 
     def _settle(self) -> None:
         """End an unfinished answer and invalidate streams that were not begun."""
@@ -258,7 +348,7 @@ class Session:
         """
         if cache:
             assert self.identify_cache is not None
-            write_cache(cache_path(path), self.scheduler.export(self._text), self.identify_cache())
+            write_cache(cache_path(path), self.scheduler.export(self._text, self.adapter), self.identify_cache(self.adapter))
         options = json.loads(validate(self.options).model_dump_json(include=set(self.options)))
         write_session(expand_path(path), model=self.model, system=self.system, options=options, messages=self.messages,
                       dropped=self.dropped)
@@ -284,18 +374,18 @@ class Session:
             self.system, self.options, self.last = saved.system, saved.options, None
         if self.identify_cache and os.path.lexists(cache_path(path)):
             try:
-                state = read_cache(cache_path(path), self.identify_cache())
-                self.scheduler.install(state)
+                state = read_cache(cache_path(path), self.identify_cache(self.adapter))
+                self.scheduler.install(state, self.adapter)
                 self._text = state["tokens"].tolist()
             except (SessionError, ContextError) as error:
                 notices.append(f"without its cache: {error}")
         return notices
 
     def _fit(self, messages: Sequence[Mapping[str, Any]], resolved: Resolved, box: Toolbox,
-             first: int) -> tuple[ToolPrompt, int]:
+             first: int, begun: int = 0) -> tuple[ToolPrompt, int]:
         """Drop the oldest turns until the prompt fits; returns it and the number of dropped messages.
 
-        first: messages that are dropped already.
+        first: messages that are dropped already. begun: tokens of the answer that stand after the prompt.
         """
         # Keep a quarter of the context free for the answer, or max_tokens if that is less.
         room = self.engine.context - max(1, min(resolved.options.max_tokens, self.engine.context // 4))
@@ -303,14 +393,21 @@ class Session:
         first = first if first <= turns[-1] else 0
         system = [{"role": "system", "content": self.system}] if self.system else []
         for dropped in [first, *(start for start in turns if start > first)]:
-            prompt = encode_with_tools(self._tokenizer, self.template, [*system, *messages[dropped:]], box,
-                                       resolved.options.schema)
-            # Drop to three quarters at once: after each drop, all remaining turns are prefilled again.
-            if len(prompt.tokens) <= (room if dropped == first else room * 3 // 4):
+            try:
+                prompt = encode_with_tools(self.tokenizer, self.template, [*system, *messages[dropped:]], box,
+                                           resolved.options.schema, self.engine.check_count)
+            except ContextError:
+                if dropped == turns[-1]:
+                    raise
+                continue
+            length = len(prompt.tokens) + begun
+            # An answer that goes on may fill the context. Drop to three quarters at once: after each drop, all remaining
+            # turns are prefilled again.
+            if length <= (room * 3 // 4 if dropped != first else self.engine.context - 1 if begun else room):
                 return prompt, dropped
         # The newest question alone may use the answer's room but for one token.
-        if len(prompt.tokens) >= self.engine.context:
-            raise ContextError(f"this message makes a prompt of {len(prompt.tokens)} tokens and the context holds "
+        if length >= self.engine.context:
+            raise ContextError(f"this message makes a prompt of {length} tokens and the context holds "
                                f"{self.engine.context}, answer included: shorten it{self.engine.suggest_context()}")
         return prompt, dropped
 
@@ -318,3 +415,11 @@ class Session:
 def _find_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """Places of the questions: each begins a turn of calls, results and an answer."""
     return [place for place, message in enumerate(messages) if message.get("role") == "user"]
+
+
+def _is_same(one: tuple[list[int], GenerationOptions], other: tuple[list[int], GenerationOptions]) -> bool:
+    """True if two prompts with their options give the same tokens: greedy answers have no use for their seeds."""
+    def normalize(options: GenerationOptions) -> GenerationOptions:
+        return options.model_copy(update={"seed": None}) if options.temperature == 0 else options
+
+    return one[0] == other[0] and normalize(one[1]) == normalize(other[1])

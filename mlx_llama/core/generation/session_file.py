@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -11,11 +10,13 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_serializer
 
 from mlx_llama.core.errors import OptionsError, SessionError, TemplateError
+from mlx_llama.core.system.files import read_file, write_file
 from mlx_llama.core.text.template import check_messages
 
 from .options import validate
 
 FORMAT: Final = "mlx_llama session"
+MOST_BYTES = 1 << 26  # of a file
 QUESTION, CALLS, RESULT, ANSWER = "user", "calls", "tool", "assistant"  # kinds of messages
 NEXT = {ANSWER: (QUESTION,), QUESTION: (ANSWER, CALLS), CALLS: (RESULT,), RESULT: (RESULT, CALLS, ANSWER)}
 ROLES = {CALLS: "assistant"}  # where the kind is not the role
@@ -45,7 +46,7 @@ class SavedSession(BaseModel):
     format: Literal["mlx_llama session"]
     version: Literal[1]
     model: str
-    system: str | None = None
+    system: str | None
     options: dict[str, Any]  # of GenerationOptions, as JSON
     messages: list[Message]  # questions and answers in turn, calls and results before their answer
     dropped: int = 0  # messages at the front that no longer fit the context
@@ -91,7 +92,7 @@ def expand_path(path: str | os.PathLike) -> Path:
 def read_session(path: Path) -> SavedSession:
     """Read and check a saved session. Raises SessionError."""
     try:
-        raw = path.read_bytes()
+        raw = read_file(path, MOST_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         raise SessionError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
     return parse_session(raw, path)
@@ -125,15 +126,8 @@ def write_session(path: Path, **fields: Any) -> None:
     """Write a SavedSession of `fields`, whole or not at all. Raises SessionError."""
     try:
         text = SavedSession(format=FORMAT, version=1, **fields).model_dump_json(indent=1)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_file(path, text.encode(), is_private=True)
     except ValidationError as error:
         raise SessionError(f"{path}: cannot be written: {_describe_fault(error.errors()[0])}") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL, text that is not Unicode
-        raise SessionError(f"{path}: cannot be written: {error}") from None
+        raise SessionError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None

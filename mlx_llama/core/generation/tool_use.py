@@ -88,8 +88,8 @@ class ToolPrompt:
 
 
 def encode_with_tools(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], box: Toolbox,
-                      schema: Schema | None = None) -> ToolPrompt:
-    """Encode a conversation that may offer tools, and have calls and results.
+                      schema: Schema | None = None, check_count: Callable[[int], None] | None = None) -> ToolPrompt:
+    """Encode a conversation that may offer tools, and have calls and results. check_count: as for `encode_messages`.
 
     schema: of an answer without calls, where tools are offered; without tools the options enforce it.
 
@@ -97,10 +97,10 @@ def encode_with_tools(tokenizer: Tokenizer, template: ChatTemplate, messages: Se
     `encode_messages`.
     """
     if not box.offered and not mentions_tools(messages):
-        return ToolPrompt(encode_messages(tokenizer, template, messages))
+        return ToolPrompt(encode_messages(tokenizer, template, messages, check_count=check_count))
     form = find_format(template.source, tokenizer)
     prompt, extras = add_tools(form, messages, box.offered)
-    tokens = encode_messages(tokenizer, template, prompt, **extras)
+    tokens = encode_messages(tokenizer, template, prompt, check_count=check_count, **extras)
     if not box.offered:
         return ToolPrompt(tokens)
     many = box.many and form is not LLAMA3  # trained on one call a message

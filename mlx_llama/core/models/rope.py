@@ -13,18 +13,20 @@ import numpy as np
 from .config import LlamaConfig, RopeConfig
 
 
-def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None) -> tuple[np.ndarray, float]:
+def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None, table: int = 0) -> tuple[np.ndarray, float]:
     """The angle per position of every pair, in radians, and the factor on cos and sin.
 
     Args:
         config: any rope type of core.models.config.ROPE_TYPES.
-        seq_len: tokens in the sequence so far, new ones included; used by type "dynamic" only.
+        seq_len: tokens in the sequence so far, new ones included, for type "dynamic"; the cache's capacity for type
+            "longrope", which has one table for a context of the trained length and one for a longer one.
+        table: of config.ropes.
 
     Returns:
-        frequencies: float64 [head_dim / 2].
-        attention_factor: 1.0 except for type "yarn" (arXiv 2309.00071).
+        frequencies: float64 [rotary_dim / 2].
+        attention_factor: 1.0 except for types "yarn" (arXiv 2309.00071) and "longrope".
     """
-    rope, dim = config.rope, config.head_dim
+    rope, dim = config.ropes[table], config.rotary_dim
     exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
     if rope.type == "dynamic":  # NTK-aware scaling: the base grows with the sequence past the trained length
         trained = config.max_position_embeddings
@@ -34,6 +36,9 @@ def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None) -> tupl
     frequencies = rope.theta**-exponents
     if rope.divisors is not None:
         frequencies = frequencies / np.array(rope.divisors)
+    if rope.type == "longrope":
+        is_long = seq_len is not None and seq_len > rope.original_max_position_embeddings
+        return frequencies / np.array(rope.long_factor if is_long else rope.short_factor), rope.attention_factor
     if rope.type == "linear":
         return frequencies / rope.factor, 1.0
     if rope.type == "llama3":
@@ -63,12 +68,21 @@ def tables(
     """Cosines and sines for `count` positions from `positions_start` on, attention factor included.
 
     Returns:
-        cos, sin: float32 [count, head_dim / 2]; angles are float64, so that position 100 000 is as exact as
-        position 1.
+        cos, sin: float32 [count, table_width], of several tables side by side; angles are float64, so that position
+        100 000 is as exact as position 1.
     """
-    frequencies, factor = inverse_frequencies(config, seq_len)
-    angles = np.arange(positions_start, positions_start + count, dtype=np.float64)[:, None] * frequencies
-    return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
+    cosines, sines = [], []
+    for table in range(len(config.ropes)):
+        frequencies, factor = inverse_frequencies(config, seq_len, table)
+        angles = np.arange(positions_start, positions_start + count, dtype=np.float64)[:, None] * frequencies
+        cosines.append((np.cos(angles) * factor).astype(np.float32))
+        sines.append((np.sin(angles) * factor).astype(np.float32))
+    if config.query_beta:
+        lengths = np.arange(positions_start, positions_start + count) // config.rope.original_max_position_embeddings
+        factors = 1 + config.query_beta * np.log1p(lengths)[:, None]
+        for parts in (cosines, sines):
+            parts.append((parts[0] * factors).astype(np.float32))
+    return np.concatenate(cosines, axis=1), np.concatenate(sines, axis=1)
 
 
 def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:

@@ -81,7 +81,7 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
         scheduler = Scheduler(llm.backend, model, None, frozenset(), min(2 * T + 8, llm.engine.context))
         for prompt in filter(None, (first, second)):
             scheduler.submit(Request(prompt, resolved, wants_text=False)).finish()
-        state = scheduler.export()
+        state = scheduler.export(None, scheduler.engine.default_adapter)
         cached = state["tokens"].tolist()
         alone = model.make_cache(len(cached))
         run(alone, cached, [len(cached)])

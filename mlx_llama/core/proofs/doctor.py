@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_llama.core.backends.positions import position_nbytes
-from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError
+from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, OptionsError
 from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, find_local, open_checkpoint
 from mlx_llama.core.files.fit import misfits
@@ -22,7 +22,7 @@ from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.generation.llm import context_size
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig, read_json
-from mlx_llama.core.system import machine
+from mlx_llama.core.system import cache_folder, machine
 from mlx_llama.core.system.gpus import Gpus
 
 from .diagnosis import Diagnosis, OpenedModel
@@ -51,6 +51,13 @@ def diagnose(name: str | os.PathLike | None = None, revision: str | None = None,
         "system": platform.system(), "machine": platform.machine(), "python": platform.python_version(),
         "physical_cores": machine.physical_cores(), "free_memory_bytes": machine.free_memory(),
     }  # fmt: skip
+    if (folder := cache_folder.cache_folder()) is not None:
+        sizes = [size for _, _, size in cache_folder.files()]
+        try:
+            found.machine["cache"] = {"folder": str(folder), "files": len(sizes), "nbytes": sum(sizes),
+                                      "limit_bytes": cache_folder.size_limit()}
+        except OptionsError as error:
+            found.add("error", "machine", error)
     if gpus.first:
         found.machine["gpu"] = {"name": gpus.first[0], "free_memory_bytes": gpus.first[1]}
     found.backends = take_stock(gpus)
@@ -178,7 +185,8 @@ def _describe(found: Diagnosis, opened: OpenedModel) -> None:
         "architecture": config.architecture, "parameters": sum(map(math.prod, shapes.values())),
         "layers": config.num_hidden_layers, "hidden_size": config.hidden_size, "heads": config.num_attention_heads,
         "key_value_heads": config.num_key_value_heads, "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size, "vocab_size": config.vocab_size,
+        "intermediate_size": config.mlp_size, "experts": config.num_experts,
+        "experts_per_token": config.num_experts_per_tok, "vocab_size": config.vocab_size,
         "rope_type": config.rope.type, "rope_theta": config.rope.theta, "rope_factor": config.rope.factor,
         "context_length": config.max_position_embeddings, "longest_context": rope.max_context(config),
         "sliding_window": config.sliding_window, "tied_embeddings": config.tie_word_embeddings,

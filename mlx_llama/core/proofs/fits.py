@@ -99,7 +99,7 @@ def _choose(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, want
 def _in_8_bits(fit: Fit, wanted: int) -> str:
     """The rest of a message about a short memory: keys and values in 8 bits, if they have room for `wanted` positions."""
     most = fit.longest_with_8_bits or 0
-    return "" if fit.cache_bits or most < wanted else f"; --cache-bits 8 has room for {most}"
+    return "" if fit.cache_bits == 8 or most < wanted else f"; --cache-bits 8 has room for {most}"
 
 
 def _remedy(found: Diagnosis, checkpoint: Checkpoint, facts: dict[str, BackendFacts]) -> str:

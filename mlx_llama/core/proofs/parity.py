@@ -30,7 +30,8 @@ LAST = ("norm", "logits")
 # Relative errors allowed, by the dtype of the activations: norms of differences over norms. float32 differs between two
 # libraries by about 1e-6; 16-bit activations are rounded some ten times per layer (8 and 11 bits of mantissa).
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-CACHE_TOLERANCE = 5e-2  # for keys and values in 8 bits: one position's attention, whose few large terms do not average out
+# For keys and values of these bits: one position's attention, whose few large terms do not average out.
+CACHE_TOLERANCE = {None: 0.0, 8: 5e-2, 16: 5e-3}
 LOW_BIT_TOLERANCE = 2e-3  # for float32 activations rounded to 16-bit fixed point against low-bit weights
 
 
@@ -49,7 +50,7 @@ def tolerance_of(dtype: str, is_low_bit: bool, cache_bits: int | None = None) ->
     """The relative error allowed to activations of a dtype, against low-bit weights or others. cache_bits: of keys and
     values."""
     tolerance = max(TOLERANCE[dtype], LOW_BIT_TOLERANCE) if is_low_bit and dtype == "float32" else TOLERANCE[dtype]
-    return max(tolerance, CACHE_TOLERANCE) if cache_bits else tolerance
+    return max(tolerance, CACHE_TOLERANCE[cache_bits])
 
 
 # Running

@@ -24,6 +24,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.identity import checkpoint_hash
 from mlx_llama.core.generation.rng import threefry2x32
 from mlx_llama.core.models.config import show
+from mlx_llama.core.system.files import read_file, write_file
 
 from .differences import clamp_norms
 
@@ -108,7 +109,7 @@ class Trace(BaseModel):
     def save(self, path: str | os.PathLike) -> None:
         """Write the file. Raises TraceError."""
         try:
-            Path(path).expanduser().write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            write_file(Path(path).expanduser(), (self.model_dump_json(indent=1) + "\n").encode())
         except (OSError, ValueError, RuntimeError) as error:
             raise TraceError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
@@ -134,10 +135,7 @@ def record(checkpoint: Checkpoint, tokens: list[int], decoded: int, probes: dict
 def load(path: str | os.PathLike) -> Trace:
     """Read a trace. Raises TraceError that names the file and the field."""
     try:
-        file = Path(path).expanduser()
-        if file.stat().st_size > MOST_BYTES:
-            raise _refusal(path, f"{file.stat().st_size} bytes")
-        return Trace.model_validate_json(file.read_bytes())
+        return Trace.model_validate_json(read_file(Path(path).expanduser(), MOST_BYTES))
     except ValidationError as error:
         raise _refusal(path, _describe(error.errors(include_url=False)[0])) from None
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user's home; ValueError: NUL in the name

@@ -6,11 +6,21 @@ psutil knows the machine; it takes 15 ms to import, so functions import it. It d
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import mmap
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+_POPULATE_READ = 22  # MADV_POPULATE_READ, which Python's mmap lacks
 
 
 def peak_memory() -> int:
@@ -64,6 +74,88 @@ def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
     last = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
         mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def read_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> bool:
+    """Read part of a mapped file into memory at once; False if the file has become shorter. Does nothing but on Linux.
+
+    Touching pages beyond the end of a file would kill the process.
+    """
+    if sys.platform != "linux":
+        return True
+    first = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    try:
+        mapped.madvise(_POPULATE_READ, first, min(offset + nbytes, len(mapped)) - first)
+    except OSError as error:
+        return error.errno != errno.EFAULT  # EINVAL: Linux before 5.14
+    return True
+
+
+def read_ahead(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
+    """Have the system read part of a mapped file in the background."""
+    if not hasattr(mmap, "MADV_WILLNEED"):
+        return
+    first = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    mapped.madvise(mmap.MADV_WILLNEED, first, min(offset + nbytes, len(mapped)) - first)
+
+
+class FileMap(mmap.mmap):
+    """A file mapped for reading. stamp: tells its contents from those of other files and of its own other versions."""
+
+    stamp: tuple[int, ...]
+
+
+def map_file(file: BinaryIO) -> FileMap:
+    """Map an open file. Raises OSError, ValueError if it is empty."""
+    mapped = FileMap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    status = os.fstat(file.fileno())
+    mapped.stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return mapped
+
+
+def prefer_huge_pages(mapped: mmap.mmap) -> None:
+    """Have the system read a mapped file in huge pages if it can."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # disabled in this kernel
+            pass
+
+
+def has_huge_pages(address: int, nbytes: int) -> bool:
+    """True if at least half of mapped memory is in huge pages; on systems without them too."""
+    if sys.platform != "linux":
+        return True
+    huge = 0
+    try:
+        for mapping in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]:
+            first, last = (int(end, 16) for end in mapping.split(maxsplit=1)[0].split("-"))
+            if first < address + nbytes and address < last:
+                huge += sum(1024 * int(size) for size in re.findall(r"(?:FilePmdMapped|ShmemPmdMapped): +(\d+)", mapping))
+    except (OSError, ValueError):
+        return False
+    return huge >= nbytes // 2
+
+
+def maps_huge_files(folder: Path) -> bool:
+    """True if the system maps a file in this folder in huge pages: found by writing a small one. Raises OSError."""
+    size = 8 << 20
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(2):
+            file.write(b"\1" * (size // 2))
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    prefer_huge_pages(mapped)
+    read_pages(mapped, 0, size)
+    view = np.frombuffer(mapped, np.uint8)
+    return has_huge_pages(view.ctypes.data, size)
+
+
+def trim_memory() -> None:
+    """Give freed memory back to the system. glibc would keep what threads freed: a tenth of a model's size after loading."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def physical_cores() -> int:

@@ -6,16 +6,20 @@
     with progress.reported(lambda done, total: ...):    # the display (a door: cli.Bar)
         model = backend.load(checkpoint)
 
-Without a display, `advance` does nothing. `show_count` is a display for calls from Python.
+Without a display, `advance` does nothing. `show_count` and `show_bytes` are displays for calls from Python.
 """
 
 from __future__ import annotations
 
+import html
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, TextIO
 
 Report = Callable[[int, int], None]
 
@@ -48,10 +52,73 @@ def meter(total: int) -> Callable[[int], None]:
     return advance
 
 
+def moves_cursor(stream: TextIO | None) -> bool:
+    """True for a terminal that can redraw a line. TERM=dumb and a notebook's !command cannot."""
+    return (stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+            and "JPY_PARENT_PID" not in os.environ)
+
+
+def in_notebook() -> bool:
+    """True in a kernel of Jupyter, which shows HTML and no movements of a cursor."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookBar:
+    """A progress bar in a cell's output, which disappears when the work is done. Appears after `patience` seconds."""
+
+    def __init__(self, label: str, patience: float = 0.0):
+        self.label = label
+        self._due = time.monotonic() + patience
+        self._shown: Any = None
+
+    def show(self, done: int, total: int) -> None:
+        """Draw the bar, a few times a second."""
+        if time.monotonic() < self._due and not (self._shown and done == total):
+            return
+        self._due = time.monotonic() + 0.1
+        self._draw(f'{html.escape(self.label)} <progress value="{done}" max="{total}"></progress> {done / max(1, total):.0%}')
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._shown is not None:
+            self._draw("")
+
+    def _draw(self, text: str) -> None:
+        from IPython.display import HTML, display
+
+        if self._shown is None:
+            self._shown = display(HTML(text), display_id=True)
+        else:
+            self._shown.update(HTML(text))
+
+
+@contextmanager
+def show_bytes(label: str, patience: float = 1.0) -> Iterator[None]:
+    """A bar in a notebook for the work inside; nothing elsewhere."""
+    if not in_notebook():
+        yield
+        return
+    bar = NotebookBar(label, patience)
+    try:
+        with reported(bar.show):
+            yield
+    finally:
+        bar.close()
+
+
 @contextmanager
 def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal's stderr for `total` items of work; yields a function to call with the number of those done."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    """A bar on a terminal's stderr or in a notebook for `total` items of work; yields a function to call with the number of
+    those done."""
+    if in_notebook():
+        bar = NotebookBar(label)
+        try:
+            yield lambda done: bar.show(done, total)
+        finally:
+            bar.close()
+        return
+    if not moves_cursor(sys.stderr):
         yield lambda done: None
         return
     from rich.console import Console

@@ -11,6 +11,7 @@ tokenizers on vocabulary, merges and the file's pre-tokenizer. Three things diff
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from mlx_llama.core.models.config import LlamaConfig, show
 
 from . import sentencepiece_model
 from .pre_tokenizers import ADD_BOS, IGNORE_MERGES, PRE_TOKENIZERS, build_pre_tokenizer
-from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, parse_byte_token
+from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults, parse_byte_token
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -299,6 +300,15 @@ class GGUFTokenizer(Tokenizer):
     def _encode_text(self, text: str) -> list[int]:
         """Encode a text without special tokens."""
 
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        # White space that a token strips has no tokens, nor have bytes that the vocabulary lacks.
+        if self._stripping or self.byte_level and not self._id_of.keys() >= byte_alphabet().keys():
+            return 0
+        added = max((len(text.encode()) for text in self.added_ids), default=0)
+        texts = self.tokens if self.byte_level else (text.replace(SPACE, " ").encode() for text in self.tokens)
+        return max(added, *map(len, texts))
+
     # Decoding
 
     def _make_piece(self, token: int) -> Piece | None:
@@ -449,15 +459,19 @@ class ByteLevelVocabulary(GGUFTokenizer):
         return library
 
     def _encode_text(self, text: str) -> list[int]:
-        ids = self.library.encode(text, add_special_tokens=False).ids
+        with library_faults(self.path):
+            ids = self.library.encode(text, add_special_tokens=False).ids
         if self._unmergeable.isdisjoint(ids):
             return ids
         return [i for token in ids for i in (self._spell(token) if token in self._unmergeable else (token,))]
 
     def _spell(self, token: int) -> list[int]:
-        """Encode a token's text with other tokens, by splitting off its first character."""
-        text = self._decode_normal(self.tokens[token]).decode("utf-8", "replace")
-        return self._encode_text(text[:1]) + self._encode_text(text[1:])
+        """Encode a token's text with other tokens: its first character and the rest; one character in bytes."""
+        data = self._decode_normal(self.tokens[token])
+        text = data.decode("utf-8", "ignore")
+        if len(text) > 1 and text.encode() == data:
+            return self._encode_text(text[0]) + self._encode_text(text[1:])
+        return [self._id_of[char] for char in self.tokens[token] if char in self._id_of]
 
     def _decode_normal(self, text: str) -> bytes:
         return decode_byte_level(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 import json
 import os
 import re
@@ -9,17 +11,21 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.models.config import LlamaConfig, read_json, show
+from mlx_llama.core.system.files import read_file
 
 from .sentencepiece_model import set_space_prefix, user_defined_ids
-from .tokenizer import SPACE, Piece, Tokenizer, decode_byte_level, parse_byte_token
+from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults, parse_byte_token
 
 _JSON, _MODEL = "tokenizer.json", "tokenizer.model"
+MOST_BYTES = 1 << 28  # of a file; the longest in use have 40 million
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
+
+_MAX_GROWTH = 1000  # times the length of a text, after normalizing it
 
 PrefixScheme = Literal["first", "always", "never"]
 
@@ -85,7 +91,7 @@ class _Settings:
             value = self.values.get(name)
             text = value.get("content") if isinstance(value, dict) else value
             if text is not None:
-                if not isinstance(text, str) or not text:
+                if not _is_text(text) or not text:
                     raise TokenizerError(f"{self.path}: {name} is {show(value)}, expected a token's text or null")
                 named[name] = text
         return named
@@ -94,9 +100,11 @@ class _Settings:
         texts = []
         for name in _LISTED:
             value = self.values.get(name) or []
+            if not isinstance(value, (list, dict)):
+                raise TokenizerError(f"{self.path}: {name} is {show(value)}, expected a list of tokens' texts")
             for token in value.values() if isinstance(value, dict) else value:
                 text = token.get("content") if isinstance(token, dict) else token
-                if not isinstance(text, str):
+                if not _is_text(text):
                     raise TokenizerError(f"{self.path}: {name} holds {show(token)}, expected a token's text")
                 texts.append(text)
         return texts
@@ -107,13 +115,18 @@ class _Settings:
             raise TokenizerError(f"{self.path}: added_tokens_decoder is {show(value)}, expected {{id: token}}")
         added = []
         for key, token in value.items():
-            is_token = isinstance(token, dict) and isinstance(token.get("content"), str)
+            is_token = isinstance(token, dict) and _is_text(token.get("content"))
             if not is_token or not re.fullmatch(r"\d{1,9}", key):
                 raise TokenizerError(
                     f"{self.path}: added_tokens_decoder[{show(key)}] is {show(token)}, expected a token with its text"
                 )
             added.append((int(key), token))
         return sorted(added, key=lambda item: item[0])
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Whether a value is text that UTF-8 can express: without half of a surrogate pair."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 class _FolderTokenizer(Tokenizer):
@@ -171,13 +184,18 @@ class _FastTokenizer(_FolderTokenizer):
         import tokenizers
 
         try:
-            library = tokenizers.Tokenizer.from_str(self.path.read_bytes().decode("utf-8"))
+            text = read_file(self.path, MOST_BYTES).decode("utf-8")
+            _check_charsmaps(text)
+            library = tokenizers.Tokenizer.from_str(text)
         except UnicodeDecodeError as e:
             raise TokenizerError(f"{self.path}: not UTF-8 at byte {e.start}; fetch the file again") from None
         except OSError as e:
             raise TokenizerError(f"{self.path}: cannot be read ({e.strerror or e}); check its permissions") from None
-        except Exception as e:  # the library raises bare Exception
+        except BaseException as e:  # the library raises bare Exception, and PanicException, which is none
+            if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+                raise
             raise TokenizerError(f"{self.path}: not a tokenizer.json ({show(str(e))}); fetch the file again") from None
+        self._check_growth(library)
         library.no_truncation()
         library.no_padding()
         settings = _Settings(folder)
@@ -195,7 +213,8 @@ class _FastTokenizer(_FolderTokenizer):
         self._check_size(max(self.vocab_size - 1, max(added, default=0)), config)
         self._set_ends(settings, config)
         # The file's post-processor decides, as in transformers, not add_bos_token in the settings.
-        starts = library.encode("", add_special_tokens=True).ids[:1]
+        with library_faults(self.path):
+            starts = library.encode("", add_special_tokens=True).ids[:1]
         self.adds_bos = self.bos_id is not None and starts == [self.bos_id]
         self._newline = self._encode_parsed("\n")
 
@@ -248,6 +267,44 @@ class _FastTokenizer(_FolderTokenizer):
             if text not in known and library.token_to_id(text) is not None:
                 library.add_special_tokens([AddedToken(text, normalized=False, special=True)])
 
+    def _check_growth(self, library: Any) -> None:
+        """Refuse a normalizer that makes texts too long for any memory: the library aborts the process then."""
+        growth = 1
+        for step in _steps(library.normalizer, "normalizers"):
+            content = step.get("content", step.get("prepend", ""))
+            growth *= 1 + len(content) if len(content) > 1 or "Regex" in step.get("pattern", {}) else 1
+        if growth > _MAX_GROWTH:
+            raise TokenizerError(
+                f"{self.path}: its normalizer can make a text {growth} times as long, supported is {_MAX_GROWTH}; use another "
+                "model"
+            )
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """As the base class; known if no step drops text and no token strips white space or stands for unknown text."""
+        library = self._library
+        vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=False)
+        added = library.get_added_tokens_decoder().values()
+        keeps = [step["type"] in ("Split", "ByteLevel", "Metaspace", "Digits") and step.get("behavior") != "Removed"
+                 for step in _steps(library.pre_tokenizer, "pretokenizers")]
+        normalizers = _steps(library.normalizer, "normalizers")
+        keeps += [step["type"] in ("NFC", "Prepend") or
+                  step["type"] == "Replace" and len(step["pattern"].get("String", "")) == len(step["content"]) > 0
+                  for step in normalizers]
+        bytes_ = byte_alphabet() if self.byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
+        if (
+            not all(keeps)
+            or type(library.model).__name__ != "BPE"
+            or not (self.byte_level or library.model.byte_fallback)
+            or not all(byte in vocabulary for byte in bytes_)
+            or any(token.lstrip or token.rstrip for token in added)
+        ):
+            return 0
+        texts = vocabulary if self.byte_level else (text.replace(SPACE, " ").encode() for text in vocabulary)
+        longest = max(*map(len, texts), *(len(token.content.encode()) for token in added), 1)
+        composes = any(step["type"] == "NFC" for step in normalizers)  # to a third of the bytes at most
+        return longest * (3 if composes else 1)
+
     def _set_decoder(self) -> None:
         """Recognise the decoder in tokenizer.json: byte level, Metaspace, or byte fallback as in Llama 2."""
         decoder = json.loads(self._library.decoder.__getstate__()) if self._library.decoder is not None else {}
@@ -280,7 +337,8 @@ class _FastTokenizer(_FolderTokenizer):
     def _encode(self, text: str, parse_special: bool) -> list[int]:
         with self._lock:  # the flag belongs to the library's object, which threads may share
             self._library.encode_special_tokens = not parse_special
-            return self._library.encode(text, add_special_tokens=False).ids
+            with library_faults(self.path):
+                return self._library.encode(text, add_special_tokens=False).ids
 
     def _encode_plain(self, text: str) -> list[int]:
         return self._encode(text, parse_special=False)
@@ -309,6 +367,36 @@ class _FastTokenizer(_FolderTokenizer):
         return Piece(text.replace(SPACE, " ").encode("utf-8", "replace"), is_special=is_special)
 
 
+def _steps(component: Any, name: str) -> list[dict[str, Any]]:
+    """The settings of a normalizer's or pre-tokenizer's steps, sequences flattened."""
+    found, waiting = [], [json.loads(component.__getstate__())] if component is not None else []
+    while waiting:
+        step = waiting.pop(0)
+        if step["type"] == "Sequence":
+            waiting = [*step[name], *waiting]
+        else:
+            found.append(step)
+    return found
+
+
+def _check_charsmaps(text: str) -> None:
+    """Check the sizes inside a Precompiled normalizer. The library takes memory by them, and aborts without.
+
+    Raises:
+        ValueError: a charsmap is truncated.
+    """
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        for key, value in pairs:
+            if key == "precompiled_charsmap" and isinstance(value, str):
+                size = int.from_bytes(base64.b64decode(value[:8] + "=" * (-len(value[:8]) % 4))[:4], "little")
+                if not 0 < size + 4 <= len(value) * 3 // 4:
+                    raise ValueError(f"precompiled_charsmap: a trie of {size} bytes in {len(value) * 3 // 4}, truncated")
+
+    # Parsing all of a large file takes a tenth of a second; only these can hold the key, which JSON may spell with escapes.
+    if "precompiled_charsmap" in text or re.search(r"\\u00[2-7]", text):
+        json.loads(text, object_pairs_hook=check)
+
+
 class _SentencePieceTokenizer(_FolderTokenizer):
     """tokenizer.model through the sentencepiece library, plus the tokens that Hugging Face's files add to it."""
 
@@ -317,7 +405,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         import sentencepiece
 
         try:
-            model = self.path.read_bytes()
+            model = read_file(self.path, MOST_BYTES)
             library = sentencepiece.SentencePieceProcessor(model_proto=model)
             self._without_prefix = sentencepiece.SentencePieceProcessor(model_proto=set_space_prefix(model, False))
         except OSError as e:
@@ -386,7 +474,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         path = folder / "added_tokens.json"
         if path.exists():
             for text, token in read_json(path, TokenizerError).items():
-                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 1 << 30 or not text:
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 1 << 30 or not text or not _is_text(text):
                     raise TokenizerError(f"{path}: {show(text)} is {show(token)}, expected a token id")
                 self._add_token(text, token, text in special, path)
         for token, fields in settings.added:

@@ -1,13 +1,18 @@
-"""Jinja for templates from strangers: transformers' additions, inside an immutable sandbox with limits.
+"""Jinja for chat templates: transformers' additions inside an immutable sandbox, and a process that renders strangers' templates.
 
-Names, filters and blocks are those of transformers' utils/chat_template_utils.py. The limits are meter.py's.
+Names, filters and blocks are those of transformers' utils/chat_template_utils.py. The sandbox keeps a template away from
+Python, but does not bound its time and memory: template_process.py starts a process for that, which has this file alone. So it
+imports the standard library and Jinja.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import re
+import math
+import os
+import sys
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -17,14 +22,16 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
-from . import meter
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 MAX_SOURCE = 1 << 18  # characters of a template; the longest in use have some 20 000
+OUT_OF_MEMORY = 77  # exit status of the process
 
 
 class TemplateFault(Exception):
@@ -35,6 +42,7 @@ class Refusal(Exception):
     """The template called raise_exception; the text is its own message."""
 
 
+@functools.lru_cache(maxsize=8)
 def compile_template(source: str) -> jinja2.Template:
     """Compile Jinja text.
 
@@ -46,37 +54,29 @@ def compile_template(source: str) -> jinja2.Template:
     try:
         return _environment().from_string(source)
     except jinja2.TemplateSyntaxError as e:
-        raise TemplateFault(f"the template is not valid Jinja, line {e.lineno}: {_one_line(e.message)}") from None
-    except (RecursionError, MemoryError, OverflowError, ValueError, SyntaxError, jinja2.TemplateError) as e:
-        raise TemplateFault(f"the template cannot be compiled ({_one_line(e)})") from None
+        raise TemplateFault(f"the template is not valid Jinja, line {e.lineno}: {e.message}") from None
+    except MemoryError:
+        raise
+    except Exception as e:  # constants are computed here, so anything
+        raise TemplateFault(f"the template cannot be compiled ({type(e).__name__}: {e})") from None
 
 
-def render(template: jinja2.Template, values: Mapping[str, Any], characters: int) -> str:
-    """Run a compiled template.
-
-    Args:
-        values: the variables that it sees.
-        characters: the length of conversation and template together; the output may grow in proportion to it.
+def render(source: str, values: Mapping[str, Any]) -> str:
+    """Render a template.
 
     Raises:
-        Refusal: the template called raise_exception.
-        TemplateFault: it failed, tried what the sandbox forbids, or reached a limit.
+        Refusal: it called raise_exception.
+        TemplateFault: it is invalid, failed, or tried what the sandbox forbids.
     """
+    template = compile_template(source)
     try:
-        with meter.start_meter(characters) as limits:
-            return limits.join(template.generate(**values))
-    except Refusal as e:
-        raise Refusal(_one_line(e)) from None
-    except meter.LimitError as e:
-        raise TemplateFault(f"the template was stopped: {e}") from None
+        return "".join(template.generate(**values))
+    except (Refusal, MemoryError):
+        raise
     except SecurityError as e:
-        raise TemplateFault(f"the template tried what the sandbox forbids: {_one_line(e)}") from None
+        raise TemplateFault(f"the template tried what the sandbox forbids: {e}") from None
     except Exception as e:  # a stranger's program may raise anything
-        raise TemplateFault(f"the template failed: {type(e).__name__}: {_one_line(e)}") from None
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+        raise TemplateFault(f"the template failed: {type(e).__name__}: {e}") from None
 
 
 @functools.cache
@@ -85,76 +85,16 @@ def _environment() -> SandboxEnvironment:
 
 
 class SandboxEnvironment(ImmutableSandboxedEnvironment):
-    """The environment that chat templates are written for, with every operation reported to the meter."""
-
-    intercepted_binops = frozenset(("*", "**", "+", "%"))
-    concat = staticmethod(meter.concatenate)
+    """The environment that chat templates are written for."""
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[GenerationBlock, "jinja2.ext.loopcontrols"],
-            finalize=meter.check_value,
-        )
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, "jinja2.ext.loopcontrols"])
         self.filters["tojson"] = _tojson
-        self.filters = {name: meter.limit_filter(name, function) for name, function in self.filters.items()}
-        self.filters |= InsertChecks.FILTERS
-        del self.globals["lipsum"]
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        self.globals |= {"dict": SafeDict(), "namespace": SafeNamespace}
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = InsertChecks().visit(super()._parse(source, name, filename))
-        return tree
+        self.globals |= {"dict": _make_dict, "namespace": SafeNamespace}
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
         raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__}")
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        meter.check_operator(operator, left, right)
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
-        meter.current_meter().count_step()
-        method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format in its own sandboxed one
-        name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
-        if isinstance(owner, (str, bytes, int, float)):
-            if name in ("translate", "maketrans"):
-                raise SecurityError(f"a call of {name}()")
-            args = meter.check_method(name, owner, args, kwargs)
-        return super().call(context, function, *args, **kwargs)
-
-
-class InsertChecks(NodeTransformer):
-    """Compile the meter into loops, `~` and literals, where Jinja has no hook."""
-
-    FILTERS = {"_steps": meter.count_steps, "_value": meter.check_value, "_concat": meter.concatenate}
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.iter = _apply("_steps", node.iter)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _apply("_concat", nodes.List(node.nodes, lineno=node.lineno))
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        self.generic_visit(node)
-        return _apply("_value", node) if node.items else node
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return _apply("_value", node) if node.items else node
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _apply("_value", node) if node.ctx == "load" and node.items else node
-
-
-def _apply(name: str, node: nodes.Node) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class GenerationBlock(Extension):
@@ -165,14 +105,6 @@ class GenerationBlock(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class SafeDict:
-    """dict() without access to the type."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        made: dict[Any, Any] = meter.check_value(dict(*args, **kwargs))
-        return made
 
 
 class SafeNamespace(Namespace):
@@ -188,13 +120,15 @@ class SafeNamespace(Namespace):
         _check_name(name)
         super().__setitem__(name, value)
 
-    def __repr__(self) -> str:
-        return "<Namespace>"  # Jinja's own prints nested values, unmeasured
-
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace attribute {name!r}")
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    # Jinja's own global is the type itself.
+    return dict(*args, **kwargs)
 
 
 def _raise_exception(message: str) -> None:
@@ -209,6 +143,60 @@ def _tojson(
 
 
 def _strftime_now(form: str) -> str:
-    if not isinstance(form, str) or len(form) > 1000 or re.search(r"\d{3}", form):
-        raise meter.LimitError("a date format that is too long")
     return datetime.now().strftime(form)
+
+
+def answer(source: str, values: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Render a template, or compile it alone (values None): ("text", its text), ("refusal", why) or ("fault", a clause)."""
+    try:
+        if values is None:
+            compile_template(source)
+            return "text", ""
+        return "text", render(source, values)
+    except Refusal as e:
+        return "refusal", str(e)
+    except TemplateFault as e:
+        return "fault", str(e)
+
+
+# The process. A request is a line of JSON, [source, values, seconds, characters of the longest text], and so is `answer`'s.
+
+
+def answer_line(line: bytes) -> bytes:
+    """The answer to one request."""
+    source, values, seconds, longest = json.loads(line)
+    _limit_seconds(seconds)
+    kind, text = answer(source, values)
+    if len(text) > longest:
+        kind, text = "fault", f"the template was stopped: a text of more than {longest} characters"
+    return json.dumps([kind, text]).encode() + b"\n"
+
+
+def serve(memory: int) -> None:
+    """Answer requests on standard input until its end. memory: bytes that the process may have."""
+    _limit_process(memory)
+    for line in sys.stdin.buffer:
+        try:
+            sys.stdout.buffer.write(answer_line(line))
+            sys.stdout.buffer.flush()
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+
+
+def _limit_process(memory: int) -> None:
+    """Set the limits that the system enforces, where it has them; the starting process watches time and memory everywhere."""
+    if resource is None:
+        return
+    for name, limit in {"RLIMIT_AS": memory, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}.items():
+        try:
+            resource.setrlimit(getattr(resource, name), (limit, limit))
+        except (AttributeError, OSError, ValueError):  # macOS takes no RLIMIT_AS
+            pass
+
+
+def _limit_seconds(seconds: float) -> None:
+    """Have the system end the process soon after its time, should the one that watches it be gone."""
+    if resource is not None:
+        used, (_, hard) = time.process_time(), resource.getrlimit(resource.RLIMIT_CPU)
+        soft = math.ceil(used + seconds) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -51,7 +51,8 @@ def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
     for text, score, kind in pieces:
         data = text.encode()
         piece = b"\x0a" + _encode_varint(len(data)) + data + b"\x15" + _pack_float(score) + b"\x18" + _BYTES[kind]
-        parts.append(_encode_message(1, piece))  # piece = 1, score = 2, type = 3
+        # piece = 1, score = 2, type = 3; the length of nearly all is one byte
+        parts.append(b"\x0a" + _BYTES[len(piece)] + piece if len(piece) < 0x80 else _encode_message(1, piece))
     trainer = b"\x18\x02\x98\x02\x01"  # model_type = BPE, byte_fallback = true
     normalizer = b"\x18\x00\x20\x00\x28\x01"  # add_dummy_prefix, remove_extra_whitespaces: no; escape_whitespaces: yes
     return b"".join(parts) + _encode_message(2, trainer) + _encode_message(3, normalizer)

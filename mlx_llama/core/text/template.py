@@ -1,6 +1,7 @@
 """Chat templates: messages to the text, and the token ids, that a model was trained on.
 
-A template is a program from a stranger. sandbox.py compiles and runs it; this file loads it and applies it.
+A template is a program, mostly from a stranger. sandbox.py compiles and runs it, template_process.py bounds that; this file
+loads and applies it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ import functools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.models.config import read_json, show
+from mlx_llama.core.system.files import read_file
 
+from .controls import one_line
+from .known_templates import is_known
+from .template_process import PROCESS, Stopped
 from .tokenizer import Tokenizer
 
 # {"role", "content"}; of an assistant also "tool_calls", and then the content may be None; of a tool also "tool_call_id" and
@@ -25,29 +30,28 @@ Message = Mapping[str, Any]
 _FIELDS = {"assistant": {"tool_calls", "name", "reasoning_content"}, "tool": {"tool_call_id", "name"},
            "user": {"name"}, "system": {"name"}}
 MAX_CALLS = 128  # in one message
+MOST_BYTES = 1 << 20  # of a file; the longest in use have 50 thousand
 TOOLS = ("tools", "xml_tools")  # variables of templates for descriptions of tools
 
 _REMEDY = "check the file, or give another one with --template"
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """A chat template.
 
     source: Jinja text. name: the file or built-in to name in errors. variables: visible to the template besides
     `messages` and `add_generation_prompt`; normally the texts of the tokenizer's named tokens (bos_token, ...).
+
+    Known templates render in this process, others in one of their own, with limits of time and memory.
 
     Raises:
         TemplateError: too long, or not valid Jinja.
     """
 
     def __init__(self, source: str, name: str, variables: Mapping[str, Any] | None = None):
-        from . import sandbox  # imports Jinja
-
         self.source, self.name, self.variables = source, name, dict(variables or {})
-        try:
-            self._compiled = sandbox.compile_template(source)
-        except sandbox.TemplateFault as e:
-            raise TemplateError(f"{name}: {e}; {_REMEDY}") from None
+        self._is_known = _is_known(source)
+        self._run(None)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **extras: Any) -> str:
         """Render a conversation as the model's text.
@@ -55,32 +59,40 @@ class ChatTemplate:
         Args:
             messages: see `Message`.
             add_generation_prompt: end with the header of the assistant's next message.
-            extras: further variables for the template, such as tools (`Tool.as_dict` each); they override `variables`.
+            extras: further variables for the template, such as tools (`Tool.as_dict` each), of JSON's types; they override
+                `variables`.
 
         Raises:
             TemplateError: malformed messages; the template refuses the conversation, fails, tries what the sandbox
                 forbids, or reaches a limit.
         """
-        from . import sandbox
-
-        plain = check_messages(messages)
-        values = {
+        return self._run({
             "tools": None,
             "documents": None,
             **self.variables,
             **extras,
-            "messages": plain,
+            "messages": check_messages(messages),
             "add_generation_prompt": add_generation_prompt,
-        }
-        characters = len(self.source) + sum(len(message["content"]) for message in plain)
-        nested = [*(values.get(name) for name in TOOLS), *(message.get("tool_calls") for message in plain)]
-        characters += sum(len(json.dumps(value, indent=4, default=str)) for value in nested if value)
-        try:
-            return sandbox.render(self._compiled, values, characters)
-        except sandbox.Refusal as e:
-            raise TemplateError(f"{self.name}: the template refuses this conversation: {e}") from None
-        except sandbox.TemplateFault as e:
-            raise TemplateError(f"{self.name}: {e}; {_REMEDY}") from None
+        })
+
+    def _run(self, values: dict[str, Any] | None) -> str:
+        """Render, or compile alone (values None)."""
+        if self._is_known:
+            from . import sandbox  # imports Jinja
+
+            kind, text = sandbox.answer(self.source, values)
+        else:
+            try:
+                kind, text = PROCESS.request(self.source, values)
+            except Stopped as e:
+                kind, text = "fault", f"the template was stopped: {e}"
+            except (TypeError, ValueError, RecursionError) as e:
+                kind, text = "fault", f"its variables cannot be expressed as JSON: {e}"
+        if kind == "text":
+            return text
+        text = one_line(text)
+        raise TemplateError(f"{self.name}: the template refuses this conversation: {text}" if kind == "refusal" else
+                            f"{self.name}: {text}; {_REMEDY}")
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -143,16 +155,23 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return checked
 
 
-def load_template(folder: str | os.PathLike[str], tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Load a folder's template: chat_template.jinja, else tokenizer_config.json's. None if it has neither.
+class TemplateText(NamedTuple):
+    """A template as it is stored, and the file to name in errors."""
+
+    source: str
+    name: str
+
+
+def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
+    """Read a folder's template: chat_template.jinja, else tokenizer_config.json's. None if it has neither.
 
     Raises:
-        TemplateError: there is one, but it cannot be read or is not valid Jinja.
+        TemplateError: there is one, but it cannot be read.
     """
     folder = Path(folder)
     if (folder / "chat_template.jinja").exists():
         path = folder / "chat_template.jinja"
-        return ChatTemplate(_read(path), str(path), tokenizer.named)
+        return TemplateText(_read(path), str(path))
     path = folder / "tokenizer_config.json"
     if not path.exists():
         return None
@@ -169,23 +188,33 @@ def load_template(folder: str | os.PathLike[str], tokenizer: Tokenizer) -> ChatT
         return None
     if not isinstance(value, str):
         raise TemplateError(f"{path}: chat_template is {show(value)}, expected Jinja text; give one with --template")
-    return ChatTemplate(value, f"{path} (chat_template)", tokenizer.named)
+    return TemplateText(value, f"{path} (chat_template)")
 
 
-def load_gguf_template(metadata: Mapping[str, Any], source: str, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Load the template in a GGUF file's metadata. None if it has none; `source` is the file to name in errors.
+def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText | None:
+    """Read the template in a GGUF file's metadata. None if it has none; `source` is the file to name in errors.
 
     Ignores named templates (tokenizer.chat_template.NAME), which are for tools.
 
     Raises:
-        TemplateError: there is one, but it is not text or not valid Jinja.
+        TemplateError: there is one, but it is not text.
     """
     value = metadata.get("tokenizer.chat_template", "")
     if not isinstance(value, str):
         raise TemplateError(
             f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; give one with --template"
         )
-    return ChatTemplate(value, f"{source} (tokenizer.chat_template)", tokenizer.named) if value else None
+    return TemplateText(value, f"{source} (tokenizer.chat_template)") if value else None
+
+
+def start_early(text: TemplateText) -> None:
+    """Start the process that `text` will need, so that it starts while other files load."""
+    if not _is_known(text.source):
+        PROCESS.start()
+
+
+def _is_known(source: str) -> bool:
+    return source in BUILTIN.values() or is_known(source)
 
 
 def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
@@ -222,9 +251,12 @@ def encode_messages(
     template: ChatTemplate,
     messages: Sequence[Message],
     add_generation_prompt: bool = True,
+    check_count: Callable[[int], None] | None = None,
     **extras: Any,
 ) -> list[int]:
     """Encode a conversation as token ids.
+
+    check_count: called with a lower bound of their number before a long text is encoded, to refuse it.
 
     Special tokens that the template writes are control; the same characters inside a message are text. So are other
     added tokens of the template, except in the assistant's messages: there the model wrote them (<think>). If the
@@ -236,6 +268,8 @@ def encode_messages(
         TokenizerError: a message cannot be encoded.
     """
     parts = _render_parts(tokenizer, template, check_messages(messages), add_generation_prompt, extras)
+    if check_count is not None:
+        check_count(tokenizer.count_at_least("".join(parts)))
     ids = tokenizer.encode_parts(parts)
     if tokenizer.adds_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
@@ -348,7 +382,7 @@ def _resolve_edges(chunk: str, edge: str, literals: Sequence[str]) -> list[str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        return read_file(path, MOST_BYTES).decode("utf-8")
     except UnicodeDecodeError as e:
         raise TemplateError(f"{path}: not UTF-8 at byte {e.start}; give another template with --template") from None
     except OSError as e:

@@ -10,15 +10,17 @@ import codecs
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from mlx_llama.core.errors import TokenizerError
+from mlx_llama.core.errors import LlamaError, TokenizerError
 from mlx_llama.core.models.config import LlamaConfig, show
 
 SPACE = "▁"  # U+2581, sentencepiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LONG = 100_000  # characters: shorter texts are encoded in no time
 
 
 class Piece(NamedTuple):
@@ -93,6 +95,17 @@ class Tokenizer(ABC):
             if part:
                 ids += self._encode_continued(part) if ids else self._encode_parsed(part)
         return ids
+
+    def count_at_least(self, text: str) -> int:
+        """A lower bound of a long text's number of tokens, without encoding it; 0 for a short text, or if none is known."""
+        if len(text) < _LONG or not self._longest_token:
+            return 0
+        return -(-len(text.encode("utf-8", "surrogatepass")) // self._longest_token)
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """The most bytes of a text that become one token; 0 if there is no such number, or it is not known."""
+        return 0
 
     @abstractmethod
     def _encode_plain(self, text: str) -> list[int]:
@@ -227,6 +240,23 @@ class StreamDecoder:
             self._pending = self._pending[used:]
             return text + decoded
         return text
+
+
+@contextmanager
+def library_faults(path: Path) -> Iterator[None]:
+    """Turn what the tokenizers library raises while it encodes into TokenizerError.
+
+    It raises bare Exception, and PanicException, which is a BaseException.
+    """
+    try:
+        yield
+    except BaseException as e:
+        if not isinstance(e, Exception) and type(e).__name__ != "PanicException" or isinstance(e, (LlamaError, MemoryError)):
+            raise
+        raise TokenizerError(
+            f"{path}: its tokenizer cannot encode this text ({show(str(e))}); shorten long runs of one character, or fetch "
+            "the tokenizer again"
+        ) from None
 
 
 def parse_byte_token(text: str) -> int | None:

@@ -117,13 +117,32 @@ def gumbel(seed: int | mx.array, position: int | mx.array, table: mx.array, indi
 
 def draw(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: dict[str, mx.array]) -> mx.array:
     """Draw on every path, traced or not. logits: [S, V]; positions: uint32 [S], or [] with one row; values: of
-    OptionArrays.arrange; recent and the result: as of sampling.SamplingBatch."""
+    OptionArrays.arrange; recent and the result: as of sampling.SamplingBatch. -1 is in place of a token whose score is not
+    finite."""
     scores = process(kind, logits, recent, values)
     if kind.random:
         indices = mx.arange(scores.shape[1], dtype=mx.uint32)
         noise = gumbel(values["seed"], positions.reshape(-1), values["table"], indices)
         scores = scores + noise * values["noise"]
-    return mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
+    best = mx.max(scores, axis=-1, keepdims=True)  # NaN if any is
+    return mx.where(mx.abs(best) < math.inf, mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32), -1)
+
+
+def draw_share(kind: Kind, logits: mx.array, first: int, positions: mx.array, values: dict[str, mx.array]) -> mx.array:
+    """The winner of a share of the vocabulary, of `draw` without filters, penalties and biases: int32 [S, 2], the bits of its
+    score and its id. logits: [S, V'], of the tokens from `first` on."""
+    scores = process(kind, logits, None, values)
+    if kind.random:
+        indices = mx.arange(first, first + scores.shape[1], dtype=mx.uint32)
+        scores = scores + gumbel(values["seed"], positions.reshape(-1), values["table"], indices) * values["noise"]
+    best = mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
+    return mx.concatenate([mx.take_along_axis(scores, best, axis=1).view(mx.int32), best + first], axis=1)
+
+
+def choose_winner(pairs: mx.array) -> mx.array:
+    """The token of the largest score, the first of equals, int32 [S, 1]. pairs: `draw_share` of all shares in order, [n, S, 2]."""
+    winner = mx.argmax(pairs[..., :1].view(mx.float32), axis=0, keepdims=True)
+    return mx.take_along_axis(pairs[..., 1:], winner, axis=0)[0]
 
 
 def sample(kind: Kind, count: int | None, logits: mx.array, positions: mx.array, recent: mx.array | None,

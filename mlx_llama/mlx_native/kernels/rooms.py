@@ -27,8 +27,8 @@ Parts = tuple[mx.array, ...]  # keys or values of a layer: (numbers,), or (codes
 
 @dataclass(frozen=True)
 class Packing:
-    """How keys and values are stored. bits: None for numbers of `dtype`; 8 for codes of a byte, with a scale and a bias of
-    `scale_dtype` for every CACHE_GROUP of a head. size: D.
+    """How keys and values are stored. bits: None for numbers of `dtype`; 16 for numbers of two bytes, float16 for a float32
+    `dtype`; 8 for codes of a byte, with a scale and a bias of `scale_dtype` for every CACHE_GROUP of a head. size: D.
     """
 
     bits: int | None
@@ -37,10 +37,15 @@ class Packing:
     scale_dtype: mx.Dtype
 
     @property
+    def number_dtype(self) -> mx.Dtype:
+        """Of stored numbers."""
+        return mx.float16 if self.bits == 16 and self.dtype == mx.float32 else self.dtype
+
+    @property
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         """Last axis and dtype of each part."""
-        if self.bits is None:
-            return [(self.size, self.dtype)]
+        if self.bits != 8:
+            return [(self.size, self.number_dtype)]
         groups = -(-self.size // CACHE_GROUP)
         return [(groups * CACHE_GROUP // 4, mx.uint32), (groups, self.scale_dtype), (groups, self.scale_dtype)]
 
@@ -51,16 +56,16 @@ class Packing:
 
     def pack(self, x: mx.array) -> Parts:
         """Keys or values [..., D] as they are stored: Parts of [..., *]."""
-        if self.bits is None:
-            return (x,)
+        if self.bits != 8:
+            return (x.astype(self.number_dtype),)
         if spare := -self.size % CACHE_GROUP:
             x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, spare)])
         return tuple(mx.quantize(x.astype(self.scale_dtype), group_size=CACHE_GROUP, bits=self.bits))
 
     def unpack(self, parts: Parts) -> mx.array:
         """The numbers [..., D] of stored parts."""
-        if self.bits is None:
-            return parts[0]
+        if self.bits != 8:
+            return parts[0].astype(self.dtype)
         return mx.dequantize(*parts, group_size=CACHE_GROUP, bits=self.bits)[..., :self.size].astype(self.dtype)
 
 
@@ -127,7 +132,7 @@ class Layout:
 
 
 class Rooms(Positions):
-    """A cache's rows and where they are stored. bits: 8 for codes of a byte, None for numbers of `dtype`.
+    """A cache's rows and where they are stored. bits: as in Packing.
 
     A room's arrays: numbers [S, G, L, D]; or codes uint32 [S, G, L, D' / 4], scales and biases [S, G, L, D' / 32], where D'
     is D rounded up to groups of 32.
@@ -141,8 +146,8 @@ class Rooms(Positions):
         self.dtype, self.device = dtype, device
         # mx.fast.rope forms its angles in float32, 1e-3 off at position 100 000. That is exact enough for 16-bit
         # activations, but float32 promises the other backends' tokens. MLX's CPU device has no such kernel: tables take
-        # fewer primitives there at every width.
-        self.tabulated = dtype == mx.float32 or device.type == mx.cpu
+        # fewer primitives there at every width. The kernel has no factor that depends on the position.
+        self.tabulated = dtype == mx.float32 or device.type == mx.cpu or bool(config.query_beta)
         self._places: list[tuple[Room, int] | None] = [None] * rows  # each row's room and slot
         self._tables: dict[int, tuple] = {}  # by positions of a room
         self._layouts: dict[tuple[int, ...], Layout] = {}  # by rows; no two share a room
@@ -176,7 +181,8 @@ class Rooms(Positions):
     def tables(self, length: int) -> tuple:
         """Cosines and sines of the first `length` positions, or periods and a factor: see ops.rope."""
         if length not in self._tables:
-            self._tables[length] = make_angles(self.config, 0, length) if self.tabulated else make_periods(self.config)
+            self._tables[length] = (make_angles(self.config, 0, length, self.capacity) if self.tabulated
+                                    else make_periods(self.config, self.capacity))
         return self._tables[length]
 
     def _grow(self, ends: Mapping[int, int]) -> None:
@@ -353,12 +359,12 @@ def _bucket(count: int) -> int:
 
 
 def make_angles(config: LlamaConfig, start: int, count: int, seq_len: int | None = None) -> tuple[mx.array, mx.array]:
-    """Cosines float32 [count, 1, D/2] and sines [count, 2, D/2], as ops.rope takes them."""
+    """Cosines float32 [count, 1, R/2] and sines [count, 2, R/2], as ops.rope takes them; several tables side by side."""
     cosine, sine = rope.tables(config, start, count, seq_len)
     return mx.array(cosine[:, None]), mx.array(np.stack([-sine, sine], axis=1))
 
 
 def make_periods(config: LlamaConfig, seq_len: int | None = None) -> tuple[mx.array, float]:
-    """Tokens per radian, float32 [D/2], and the factor on cosine and sine."""
-    frequencies, factor = rope.inverse_frequencies(config, seq_len)
-    return mx.array((1 / frequencies).astype(np.float32)), factor
+    """Tokens per radian, float32 [R/2], of several tables one after the other, and the factor on cosine and sine."""
+    found = [rope.inverse_frequencies(config, seq_len, table) for table in range(len(config.ropes))]
+    return mx.array(np.concatenate([1 / frequencies for frequencies, _ in found]).astype(np.float32)), found[0][1]

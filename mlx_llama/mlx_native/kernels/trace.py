@@ -22,12 +22,12 @@ KEPT = 24  # compiled functions per model; the one used longest ago is evicted
 class Runner:
     """Runs decode steps, by slots and kind of sampling.
 
-    advance: (window, packing, token, position, tokens, keys, values, tables) -> (logits, recent, tokens, keys, values),
-    arrays alone after the first two. compile: False runs it as it is, every time.
+    advance: (window, packing, token, position, tokens, keys, values, tables, adapters) -> (logits, recent, tokens, keys, values),
+    arrays alone after the first two. compile: False runs it as it is, every time. sample: as draw.sample.
     """
 
-    def __init__(self, advance: Callable, compile: bool):
-        self.advance, self.compile = advance, compile
+    def __init__(self, advance: Callable, compile: bool, sample: Callable = sample):
+        self.advance, self.compile, self.sample = advance, compile, sample
         self._functions: OrderedDict[tuple, Callable] = OrderedDict()
 
     def step(self, tokens: mx.array | np.ndarray, index_pos: int | Sequence[int], cache: Rooms, sampling: OptionArrays,
@@ -54,11 +54,12 @@ class Runner:
         """The next token in each slot, int32 [S, 1] or [S, C], by group. tokens: int32 [S, 1] of each group."""
         following = []
         for (room, order), token in zip(groups, tokens):
-            step = self._find(("step", len(order), cache.packing.bits, sampling.kind, sampling.logprobs),
+            adapters = _adapters(cache, room)
+            step = self._find(("step", len(order), cache.packing.bits, sampling.kind, sampling.logprobs, adapters is None),
                               lambda: partial(self._step, sampling.kind, sampling.logprobs, cache.packing))
             drawn, room.tokens, room.keys, room.values = step(
                 sampling.arrange(order), token, _positions(cache, room), room.tokens, room.keys, room.values,
-                cache.tables(room.length))
+                cache.tables(room.length), adapters)
             following.append(drawn)
         return following
 
@@ -67,17 +68,18 @@ class Runner:
         """As `_run`, in two units: the device works on the forward while the host computes the masks."""
         found = []
         for (room, order), token in zip(groups, tokens):
-            advance = self._find(("advance", len(order), cache.packing.bits, sampling.kind.window),
+            adapters = _adapters(cache, room)
+            advance = self._find(("advance", len(order), cache.packing.bits, sampling.kind.window, adapters is None),
                                  lambda: partial(self.advance, sampling.kind.window, cache.packing))
             position = _positions(cache, room)
             logits, recent, room.tokens, room.keys, room.values = advance(
-                token, position, room.tokens, room.keys, room.values, cache.tables(room.length))
+                token, position, room.tokens, room.keys, room.values, cache.tables(room.length), adapters)
             found.append((logits, position, recent))
         mx.async_eval([logits for logits, *_ in found])
         words, drawn = masks(), []
         for (_, order), arrays in zip(groups, found):
             draw_next = self._find(("draw", len(order), sampling.kind, sampling.logprobs),
-                                   lambda: partial(_draw_next, sampling.kind, sampling.logprobs))
+                                   lambda: partial(self._draw_next, sampling.kind, sampling.logprobs))
             drawn.append(draw_next(*arrays, sampling.arrange(order), mx.array(words[np.maximum(order, 0)])))
         return drawn
 
@@ -85,7 +87,13 @@ class Runner:
               position: mx.array, *state) -> tuple:
         """Forward and sampling as one unit, of arrays alone after the first three."""
         logits, recent, *state = self.advance(kind.window, packing, token, position, *state)
-        return _draw_next(kind, logprobs, logits, position, recent, values), *state
+        return self._draw_next(kind, logprobs, logits, position, recent, values), *state
+
+    def _draw_next(self, kind: Kind, logprobs: int | None, logits: mx.array, position: mx.array, recent: mx.array | None,
+                   values: dict[str, mx.array], words: mx.array | None = None) -> mx.array:
+        """Sample the tokens after `position`, int32 [S], or [] with one slot."""
+        following = (position + 1).astype(mx.uint32) if kind.random else position
+        return self.sample(kind, logprobs, logits, following, recent, values, words)
 
     def _find(self, key: tuple, make: Callable[[], Callable]) -> Callable:
         """The function of that key: made and compiled at its first use. The rest of `packing` is the model's."""
@@ -98,19 +106,18 @@ class Runner:
         return step
 
 
-def _draw_next(kind: Kind, logprobs: int | None, logits: mx.array, position: mx.array, recent: mx.array | None,
-               values: dict[str, mx.array], words: mx.array | None = None) -> mx.array:
-    """draw.sample of the tokens after `position`, int32 [S], or [] with one slot."""
-    following = (position + 1).astype(mx.uint32) if kind.random else position
-    return sample(kind, logprobs, logits, following, recent, values, words)
-
-
 def _positions(cache: Rooms, room: Room) -> mx.array:
     """The next position in each slot of a room, int32 [S]; [] with one slot."""
     if len(room.members) == 1:
         return mx.array(cache.lengths[room.members[0]], mx.int32)
     # A row outside of the step has its next position overwritten, which it does not hold yet.
     return mx.array([0 if row is None else cache.lengths[row] for row in room.members], mx.int32)
+
+
+def _adapters(cache: Rooms, room: Room) -> mx.array | None:
+    """The number of the adapter in each slot of a room, int32 [S]; None where no slot has one."""
+    numbers = [0 if row is None else cache.adapters[row] for row in room.members]
+    return mx.array(numbers, mx.int32) if any(numbers) else None
 
 
 def _pick(tokens: mx.array | np.ndarray, order: tuple[int, ...]) -> mx.array:

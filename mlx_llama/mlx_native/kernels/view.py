@@ -17,15 +17,16 @@ class StepView:
     trace.
 
     keys, values: Parts [S, G, L, *] per layer, tokens: int32 [S, L]; `token` [S, 1] is stored at `position`.
-    tables: Cache.tables on entry, those of the positions after. The arrays given stay as they are.
+    tables: Cache.tables on entry, those of the positions after. adapters: int32 [S], the numbers of the slots' adapters, None
+    where no slot has one. The arrays given stay as they are.
     """
 
     flat = True
     count = 1
 
     def __init__(self, token: mx.array, position: mx.array, tokens: mx.array, keys: Sequence[Parts],
-                 values: Sequence[Parts], tables: tuple, packing: Packing):
-        self.position, self.packing = position, packing
+                 values: Sequence[Parts], tables: tuple, packing: Packing, adapters: mx.array | None = None):
+        self.position, self.packing, self.adapters = position, packing, adapters
         self.keys, self.values = list(keys), list(values)
         self._indices: dict[int, mx.array] = {}  # of each slot's position, by last axis
         self._masks: dict[int | None, mx.array] = {}  # by window
@@ -76,8 +77,6 @@ class StepView:
         packed = self.packing.pack(new)
         if not self.is_single:
             return tuple([mx.put_along_axis(part, self._find_indices(part), each, axis=2) for part, each in zip(parts, packed)])
-        if len(packed) == 1:
-            return (mx.slice_update(parts[0], new, self.position, (2,)),)
         return tuple([mx.slice_update(part, each, self.position, (2,)) for part, each in zip(parts, packed)])
 
     def _find_indices(self, part: mx.array) -> mx.array:

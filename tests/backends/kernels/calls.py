@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from cpu_fallback.kernels import arithmetic as kernels, panels
+from cpu_fallback.kernels import arithmetic as kernels, embedding, filling, panels, unpacked
 from cpu_fallback.kernels.emit import Function, Module, f32
 from cpu_fallback.kernels.layouts import GROUP, ROWS, SPAN, ActivationLayout
 from cpu_fallback.kernels.panels import Arena, Panels, Plan
@@ -24,12 +24,15 @@ Wanted = tuple  # a kernel: its kind and parameters, such as ("attend", 64)
 _WRITERS: dict[str, Callable[..., Function]] = {
     "product": lambda module, target, layout, x_layout, tokens, several=1:
         kernels.product(module, target, layout, x_layout, tokens, several, public=True),
+    "unpacked": lambda module, target, layout, x_layout:
+        unpacked.product(module, target, layout, x_layout, unpacked.PANELS, public=True),
     "pack": lambda module, target, x_layout, source, single: kernels.pack(module, x_layout, source, single, public=True),
     "sum_of_squares": lambda module, target: kernels.sum_of_squares(module, public=True),
     "rotate": lambda module, target, head_dim: kernels.rotate(module, head_dim, public=True),
     "store": lambda module, target, head_dim, bits: kernels.store(module, head_dim, bits, public=True),
     "attend": lambda module, target, head_dim, bits=None: kernels.attend(module, head_dim, bits, public=True),
-    "fill": lambda module, target, layout, format: kernels.fill(module, layout, format),
+    "fill": lambda module, target, layout, format: filling.fill(module, layout, format),
+    "embed": embedding.embed,
 }
 
 
@@ -78,13 +81,26 @@ class Library:
         return ctypes.CFUNCTYPE(None, *types)(self._compiled.address[function.ir.name])
 
     def fill(self, tensor) -> Panels:
-        """Pack a matrix by panels.fill."""
+        """Pack a matrix."""
         plan = Plan(tensor, panels.weight_layout(tensor))
         arena = Arena(plan.nbytes)
         arena.bytes[...] = 0xFF
         matrix = Panels(plan, arena, arena.take(plan.nbytes))
-        panels.fill(matrix, self._calls["fill", plan.layout, plan.source], lambda work, first, last: work(first, last))
+        for slab in matrix.slabs():
+            slab.fill(self._calls["fill", plan.layout, plan.source])
         return matrix
+
+    def embed(self, tensor, ids: np.ndarray) -> np.ndarray:
+        """float32 [len(ids), K]: up to 16 rows of a GGUF matrix by number."""
+        layout, (_, width) = panels.weight_layout(tensor), tensor.shape
+        rows = np.full(ROWS, tensor.blocks.ctypes.data)
+        rows[:len(ids)] += (ids if tensor.order is None else tensor.order[ids]) * tensor.blocks.strides[0]
+        out = Memory((len(ids), width + 16), values=np.nan)
+        self._calls["embed", layout, tensor.format](rows.ctypes.data, len(ids), width // layout.block, out.array.ctypes.data,
+                                                    out.array.strides[0])
+        out.assert_guards()
+        assert np.isnan(out.array[:, width:]).all()
+        return out.array[:, :width].copy()
 
     def product(self, matrix: Panels, x_layout: ActivationLayout, records: np.ndarray, tokens: int,
                 bias: np.ndarray | None = None, before: np.ndarray | None = None, several: int = 1) -> np.ndarray:
@@ -109,6 +125,27 @@ class Library:
         out.assert_guards()
         assert np.isnan(out.array[:, width:]).all()
         return out.array[:, :width].copy()
+
+    def unpacked(self, matrix: Panels, x_layout: ActivationLayout, records: np.ndarray, tiles: int,
+                 bias: np.ndarray | None = None, before: np.ndarray | None = None) -> np.ndarray:
+        """As `product`, of the matrix's first panels with `tiles` full tiles, whose records follow each other."""
+        plan, tile, together = matrix.plan, self.target.tile, unpacked.PANELS
+        panels = plan.panels // together * together
+        tile_bytes = -(-plan.columns // (SPAN * GROUP)) * x_layout.record(tile)
+        x = address(records, np.uint8, (tiles * tile_bytes,), 64)
+        out = Memory((tiles * tile, ROWS * panels + 16), values=np.nan)
+        if before is not None:
+            out.array[:, :ROWS * panels] = before[:, :ROWS * panels]
+        weights = address(matrix.array(), np.uint8, (plan.panels, plan.blocks, plan.layout.block_bytes), 64)
+        biases = address(bias, np.float32, (ROWS * plan.panels,)) if bias is not None else 0
+        for first in range(0, panels, together):
+            self._calls["unpacked", plan.layout, x_layout](
+                weights + first * plan.panel_bytes, plan.panel_bytes, plan.blocks, x, tile_bytes, tiles,
+                out.array.ctypes.data + 4 * ROWS * first, out.array.strides[0], biases and biases + 4 * ROWS * first,
+                int(before is not None))
+        out.assert_guards()
+        assert np.isnan(out.array[:, ROWS * panels:]).all()
+        return out.array[:, :ROWS * panels].copy()
 
     def pack(self, x_layout: ActivationLayout, source: str, tokens: int, a: np.ndarray, b: np.ndarray | None = None,
              factor: np.ndarray | None = None) -> np.ndarray:
@@ -154,6 +191,25 @@ class Library:
                 row = pages[position // PAGE].array[part, position % PAGE]
                 row[:D], row[D:] = given[position], 0
         return self._attend(query, pages, layout, first, end)
+
+    def store_halves_and_attend(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int,
+                                end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Store keys and values [positions, D] as float16 and attend to them: (output, numbers [2, positions, D])."""
+        D = query.shape[1]
+        layout = PageLayout(1, 1, D, 16)
+        pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]  # NaN
+        halves = np.empty((2, len(keys), D), np.float16)
+        for part, given in enumerate((keys, values)):
+            for position in range(first, end):
+                page, slot = pages[position // PAGE], position % PAGE
+                followed = Memory((D + 16,), values=np.nan)
+                followed.array[:D] = given[position]
+                at = layout.numbers(0, part) + slot * layout.row_bytes
+                self._calls["store", D, 16](address(followed.array, np.float32, (D + 16,)), page.array.ctypes.data + at, 0)
+                row = page.array[at:at + layout.row_bytes].view(np.float16)
+                halves[part, position] = row[:D]
+                assert not row[D:].any()
+        return self._attend(query, pages, layout, first, end), halves
 
     def store_and_attend(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int,
                          end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -226,6 +282,13 @@ def write_floats(x: np.ndarray) -> np.ndarray:
     return Memory((records.size,), np.uint8, records).array
 
 
+def write_bfloat16(x: np.ndarray) -> np.ndarray:
+    """Pack x: float32 [T, K] of bfloat16 values in the layout "bfloat16"."""
+    upper = (np.ascontiguousarray(x).view(np.uint32) >> 16).astype(np.uint16)
+    records = np.ascontiguousarray(upper.reshape(len(x), -1, 2).transpose(1, 0, 2)).view(np.uint8).reshape(-1)
+    return Memory((records.size,), np.uint8, records).array
+
+
 def read_records(x_layout: ActivationLayout, records: np.ndarray, tokens: int) -> dict[str, np.ndarray]:
     """Unpack codes [T, K], scale [T, spans], sum, offset_sum [T, groups], half_sums, offset_half_sums [T, groups, 2]; for
     "float" codes only."""
@@ -233,6 +296,9 @@ def read_records(x_layout: ActivationLayout, records: np.ndarray, tokens: int) -
     T, S = tokens, len(rows)
     if x_layout.name == "float":
         return {"codes": records.view(np.float32).reshape(S * SPAN * GROUP, T).T}
+    if x_layout.name == "bfloat16":
+        upper = records.view(np.uint16).reshape(-1, T, 2).transpose(1, 0, 2).reshape(T, S * SPAN * GROUP)
+        return {"codes": (upper.astype(np.uint32) << 16).view(np.float32)}
     raw = np.ascontiguousarray(rows[:, :SPAN * x_layout.codes(T)])
     if x_layout.name == "int16":
         codes = raw.view(np.int16).reshape(S, SPAN, 8, T, 4)[..., [0, 2, 1, 3]].astype(np.int32)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from backends.kernels.calls import Library, Memory, address, read_records
 from cpu_fallback.kernels import layouts
-from cpu_fallback.kernels.layouts import FLOAT, GROUP, SPAN, ActivationLayout
+from cpu_fallback.kernels.layouts import BFLOAT16, FLOAT, GROUP, SPAN, ActivationLayout
 from cpu_fallback.kernels.target import Target, available, build_target
 from cpu_fallback.pages import dequantise, quantise
 
@@ -30,8 +31,9 @@ def library(name: str) -> Library:
     target = build_target(name)
     wanted = [("pack", x_layout, source, single) for x_layout in x_layouts(target) for source in SOURCES
               for single in (True, False) if source == "plain" or x_layout in (FLOAT, x_layouts(target)[1])]
+    wanted += [("pack", BFLOAT16, source, single) for source in SOURCES for single in (True, False)]
     wanted += [("sum_of_squares",), *(("rotate", size) for size in (*SIZES, 34)), *(("attend", size) for size in SIZES)]
-    wanted += [(kind, size, 8) for kind in ("store", "attend") for size in SIZES]
+    wanted += [(kind, size, bits) for kind in ("store", "attend") for size in SIZES for bits in (8, 16)]
     return Library(target, wanted)
 
 
@@ -45,6 +47,18 @@ def test_floats_are_packed_unchanged(kernels):
     for tokens in (*TOKENS, *kernels.target.tiles(low_bit=False)):
         a = rng.standard_normal((tokens, 2 * WIDTH), np.float32)
         np.testing.assert_array_equal(read_records(FLOAT, kernels.pack(FLOAT, "plain", tokens, a), tokens)["codes"], a)
+
+
+def test_bfloat16_is_rounded_as_by_ml_dtypes(kernels):
+    rng = np.random.default_rng(1)
+    for tokens in (*TOKENS, *kernels.target.tiles(low_bit=False)):
+        a = rng.integers(0, 1 << 32, (tokens, 2 * WIDTH), np.uint32).view(np.float32)  # subnormal, infinite and NaN too
+        a[0, :4] = np.inf, -np.inf, 3.4e38, np.nan
+        with np.errstate(all="ignore"):
+            cases = [(source, x.astype(ml_dtypes.bfloat16).astype(np.float32)) for source, x in (("plain", a), ("norm", a * a))]
+        for source, wanted in cases:
+            found = read_records(BFLOAT16, kernels.pack(BFLOAT16, source, tokens, a, a, np.ones(tokens, np.float32)), tokens)
+            np.testing.assert_array_equal(found["codes"], wanted)
 
 
 def test_norm_is_multiplied_in_this_order(kernels):
@@ -211,6 +225,23 @@ def test_attention_reads_codes_as_numpy_does(kernels, size):
                 exact[part][first:] = dequantise(wanted_codes, wanted_scales)
                 assert np.abs(exact[part] - given)[first:].max() <= np.abs(given).max() / 127 * 0.51 + 1e-9
             np.testing.assert_allclose(got, attention(query, *exact, first, end), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_attention_reads_halves_as_numpy_does(kernels, size):
+    """Stored numbers are NumPy's float16 to the bit; attention has the bits of float32 keys and values that equal them."""
+    rng = np.random.default_rng(13)
+    for end, heads in ((1, 1), (17, 5), (64, 3), (65, 4), (129, 2)):
+        keys, values = (rng.standard_normal((end, size), np.float32) * np.float32(3) for _ in range(2))
+        keys[0], values[-1, :3] = 0, 1e-7  # zeros, subnormal numbers
+        values[-1, 3:6] = 1 + 2**-11, 1 + 3 * 2**-11, 65519  # ties to even, the largest that is not infinite
+        query = rng.standard_normal((heads, size), np.float32)
+        for first in {0, max(0, end - 20)}:
+            got, halves = kernels.store_halves_and_attend(query, keys, values, first, end)
+            for part, given in enumerate((keys, values)):
+                np.testing.assert_array_equal(halves[part, first:].view(np.uint16), given[first:].astype(np.float16).view(np.uint16))
+            wide = [part.astype(np.float16).astype(np.float32) for part in (keys, values)]
+            np.testing.assert_array_equal(got, kernels.attend(query, *wide, first, end))
 
 
 def test_nan_is_stored_as_nan(kernels):

@@ -107,9 +107,9 @@ def plant(fault: str, patch) -> None:
     elif fault == "swapped heads":  # values for keys, keys for values
         linear = layers.Linear.__call__
 
-        def swapped(self, x):
+        def swapped(self, x, view):
             q, k, v = self.weight if isinstance(self.weight, tuple) and len(self.weight) == 3 else (None,) * 3
-            return linear(self, x) if q is None else ops.linear(x, (q, v, k), self.bias)
+            return linear(self, x, view) if q is None else ops.linear(x, (q, v, k), self.bias)
 
         patch.setattr(layers.Linear, "__call__", swapped)
     else:
@@ -142,7 +142,7 @@ def test_a_program_refuses_incomplete_operations():
     core = model("odd widths")._runner
     program = Program(core.code, 1)
     operands = dict(qkv=1, qkv_bytes=1, heads=1, key_heads=1, keys_at=0, values_at=0, page_keys=0, page_values=0, key_scales=0,
-                    value_scales=0, rotates=1)
+                    value_scales=0, rotates=1, table_at=0, query_table_at=0)
     with pytest.raises(TypeError, match="operands of rotate"):
         program.add("rotate", 1, **{name: operands[name] for name in operands if name != "page_keys"})
     with pytest.raises(TypeError, match="operands of rotate"):

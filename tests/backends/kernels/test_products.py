@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import os
 
+import ml_dtypes
 import numpy as np
 import pytest
 from making_gguf import HALVES, LOW_BIT, dequantise, random_blocks
 
-from backends.kernels.calls import Library, write_floats, write_records
+from backends.kernels.calls import Library, Memory, write_bfloat16, write_floats, write_records
 from backends.kernels.weights import (
     FEW,
     FLOATS,
@@ -26,8 +27,8 @@ from backends.kernels.weights import (
     tensor_of,
     with_sizes,
 )
-from cpu_fallback.kernels import arithmetic as kernels, layouts, panels
-from cpu_fallback.kernels.layouts import FLOAT, GROUP, SPAN, ActivationLayout
+from cpu_fallback.kernels import arithmetic as kernels, layouts, panels, unpacked
+from cpu_fallback.kernels.layouts import BFLOAT16, FLOAT, GROUP, SPAN, ActivationLayout
 from cpu_fallback.kernels.panels import Panels, Plan
 from cpu_fallback.kernels.target import NAMES, Target, available, build_target
 
@@ -49,7 +50,11 @@ def kinds(name: str) -> tuple[str, ...]:
 def x_layout_for(kind: str, bits: int, target: Target) -> ActivationLayout:
     if kind in FLOATS:
         return FLOAT
-    return layouts.activation_layout(bits, target.dot, kernels.dot_offset(target, panels.weight_layout(matrix(kind).tensor)))
+    return x_layout_for_layout(panels.weight_layout(matrix(kind).tensor), bits, target)
+
+
+def x_layout_for_layout(layout: layouts.LowBitLayout, bits: int, target: Target) -> ActivationLayout:
+    return layouts.activation_layout(bits, target.dot, kernels.dot_offset(target, layout))
 
 
 def tokens_for(kind: str, bits: int, target: Target) -> list[int]:
@@ -184,12 +189,58 @@ def test_several_panels_at_once_give_the_same_bits(name, kind):
     found = library(name).fill(source.tensor)
     bias = rng.standard_normal(16 * found.plan.panels, np.float32)
     cases = several_panels(build_target(name), found.plan.layout)
-    assert (1, kernels.PANELS_AT_ONCE) in cases and kernels.PANELS_AT_ONCE % max(several for _, several in cases) == 0
+    assert cases[0][0] == 1 and all(kernels.PANELS_AT_ONCE % several == 0 for _, several in cases)
     for tokens, several in cases:
         records, before = activations(FLOAT, found, tokens, rng)[0](slice(None)), np.stack([bias] * tokens)
         one = library(name).product(found, FLOAT, records, tokens, bias, before)
         together = library(name).product(found, FLOAT, records, tokens, bias, before, several=several)
         np.testing.assert_array_equal(one, together)
+
+
+@pytest.mark.parametrize("name", [name for name in available() if build_target(name).dot == "vnni"])
+@pytest.mark.parametrize("kind", [*LOW_BIT, "mlx 6 64 bfloat16", "mlx 3 128 float16"])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_codes_unpacked_once_give_the_same_bits(name, kind, bits):
+    """Of tile by tile; two strips, the second one short."""
+    rng, target, source = np.random.default_rng(9), build_target(name), random_matrix(kind, 16 * 5, np.random.default_rng(10))
+    layout = panels.weight_layout(source.tensor)
+    x_layout = x_layout_for_layout(layout, bits, target)
+    fill = ("fill", layout, Plan(source.tensor, layout).source)
+    kernels_here = Library(target, [fill, ("product", layout, x_layout, target.tile), ("unpacked", layout, x_layout)])
+    found, tiles = kernels_here.fill(source.tensor), unpacked.STRIP + 3
+    records = [activations(x_layout, found, target.tile, rng)[0](slice(None)) for _ in range(tiles)]
+    bias = rng.standard_normal(16 * found.plan.panels, np.float32)
+    before = rng.standard_normal((tiles * target.tile, len(bias)), np.float32)
+    together = Memory((tiles * len(records[0]),), np.uint8, values=np.concatenate(records)).array
+    for given in ((None, None), (bias, None), (None, before), (bias, before)):
+        got = kernels_here.unpacked(found, x_layout, together, tiles, *given)
+        for i, part in enumerate(records):
+            rows = slice(i * target.tile, (i + 1) * target.tile)
+            one = given[0], None if given[1] is None else np.ascontiguousarray(given[1][rows])
+            wanted = kernels_here.product(found, x_layout, part, target.tile, *one)
+            np.testing.assert_array_equal(got[rows], wanted[:, :got.shape[1]])
+
+
+@pytest.mark.skipif(not any(build_target(name).bf16 for name in available()), reason="no avx512_bf16 here")
+def test_bfloat16_times_bfloat16():
+    """Against float64; one token and many, several panels and one give the same bits."""
+    rng, target = np.random.default_rng(11), build_target(available()[0])
+    source = random_matrix("bfloat16", 16 * kernels.PANELS_AT_ONCE * 2 - 3, rng)
+    layout = panels.weight_layout(source.tensor)
+    fill = ("fill", layout, Plan(source.tensor, layout).source)
+    products = [("product", layout, BFLOAT16, *one) for one in ((1,), (3,), *((t,) for t in target.tiles(low_bit=False)[1:]),
+                                                               *several_panels(target, layout))]
+    compiled = Library(target, dict.fromkeys([fill, *products]))
+    found = compiled.fill(source.tensor)
+    columns = filled_columns(found)
+    x = rng.standard_normal((16, columns), np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+    exact = x[:, :found.plan.columns].astype(np.float64) @ pad_like(source.exact, found).T
+    size = np.abs(x[:, :found.plan.columns]).astype(np.float64) @ pad_like(source.size, found).T
+    alone = np.concatenate([compiled.product(found, BFLOAT16, write_bfloat16(x[t:t + 1]), 1) for t in range(16)])
+    assert (np.abs(alone - exact) <= size * rounding(found, FLOAT)).all()
+    for _, _, _, tokens, *several in products:
+        got = compiled.product(found, BFLOAT16, write_bfloat16(x[:tokens]), tokens, several=several[0] if several else 1)
+        np.testing.assert_array_equal(got, alone[:tokens])
 
 
 def extreme(kind: str) -> Matrix:

@@ -20,7 +20,7 @@ from mlx_llama.core.generation.options import resolve
 
 ROWS, CAPACITY = 32, 400
 CASES = [("odd widths", 32, None), ("head 80, a window", 32, None), ("head 20", 32, 8), ("Q4_K_M", 16, None),
-         ("many formats", 16, 8), ("many formats", 8, None), ("head 128, dynamic rope", 32, None)]
+         ("many formats", 16, 8), ("head 36", 32, 16), ("many formats", 16, 16), ("many formats", 8, None), ("head 128, dynamic rope", 32, None)]
 
 
 @functools.cache
@@ -200,8 +200,9 @@ def test_the_guide_in_8_bits_is_close_to_its_own_width(compiled):
         np.testing.assert_array_equal(again.state(0)[name], array)
 
 
-def test_probes_and_verification_read_8_bits():
-    llama = model("many formats", 16, 8)
+@pytest.mark.parametrize("bits", [8, 16])
+def test_probes_and_verification_read_few_bits(bits):
+    llama = model("many formats", 16, bits)
     ids, seen = np.random.default_rng(2).integers(0, 384, (1, 70)).astype(np.int32), {}
     cache, sampling = llama.make_cache(100), SamplingBatch([resolve({}).options])
     logits = llama.forward(ids, 0, cache, all_positions=True, probe=seen.__setitem__)
@@ -211,6 +212,51 @@ def test_probes_and_verification_read_8_bits():
     cache.trim(70)
     for i in range(4):
         assert llama.step(ids[:, i:i + 1], 70 + i, cache, sampling)[0, 0] == drafts[0, i]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_guide_in_16_bits_is_close_to_its_own_width(compiled):
+    """Prompts and steps of rows alike; a row that was trimmed, copied and restored has the same numbers."""
+    options = dict(threads=2, activation_bits=32) if compiled else dict(compile=False)
+    wide, narrow = (Llama.load(open_checkpoint(None), "float32", cache_bits=bits, **options) for bits in (None, 16))
+    assert (wide.cache_bits, narrow.cache_bits) == (None, 16)
+    ids = np.random.default_rng(1).integers(0, 384, (2, 200)).astype(np.int32)
+    found = []
+    for llama in (wide, narrow):
+        cache = llama.make_cache(300, 3)
+        logits = [llama.forward(ids, 0, cache, all_positions=True)]
+        logits += [llama.forward(ids[:, i:i + 1], 200 + i, cache)[:, None] for i in range(5)]
+        found.append((np.concatenate(logits, axis=1), cache))
+    (wanted, full), (got, cache) = found
+    assert 1e-6 < np.sqrt(np.mean((got - wanted)**2) / np.mean(wanted**2)) < 1e-3
+    c = narrow.config
+    assert cache.position_nbytes == position_nbytes(c, 4, 16) == position_nbytes(c, 2) == position_nbytes(c, 4) // 2
+    assert cache.nbytes < 0.51 * full.nbytes and cache.nbytes == 2 * cache.nbytes_for(205)
+    state = cache.state(1)
+    for name in ("keys", "values"):  # of the first layer, which sees no rounding
+        np.testing.assert_array_equal(state[name][0], full.state(1)[name][0].astype(np.float16).astype(np.float32))
+    again = narrow.make_cache(300, 2)
+    again.restore(state, 0)
+    cache.copy_prefix(1, 2, 150)
+    cache.trim(150, 1)
+    for name, array in state.items():
+        np.testing.assert_array_equal(again.state(0)[name], array)
+        for row in (1, 2):
+            np.testing.assert_array_equal(cache.state(row)[name], array[..., :150, :] if array.ndim > 1 else array[:150])
+
+
+def test_kernels_read_16_bits_as_numpy_does():
+    """The compiled path against NumPy's, whose cache rounds by astype(float16)."""
+    compiled, plain = (Llama.load(open_checkpoint(None), "float32", cache_bits=16, compile=compile) for compile in (None, False))
+    ids = np.random.default_rng(3).integers(0, 384, (1, 150)).astype(np.int32)
+    caches = [llama.make_cache(200) for llama in (compiled, plain)]
+    for first, last in ((0, 100), (100, 149), (149, 150)):
+        got, wanted = (llama.forward(ids[:, first:last], first, cache) for llama, cache in zip((compiled, plain), caches))
+        assert np.sqrt(np.mean((got - wanted)**2) / np.mean(wanted**2)) < 2e-4  # a number near a tie is rounded either way
+    # Decoded from the same numbers, both round the same way.
+    caches[0].restore(caches[1].state())
+    got, wanted = (llama.forward(ids[:, :1], 150, cache) for llama, cache in zip((compiled, plain), caches))
+    assert np.sqrt(np.mean((got - wanted)**2) / np.mean(wanted**2)) < 2e-5
 
 
 # ---- pages

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from backends.kernels.calls import Library, write_records
 from backends.kernels.weights import random_matrix
 from cpu_fallback.kernels import arithmetic as kernels, compilation, emit, layouts, panels, target as targets
 from cpu_fallback.kernels.emit import Module
+from cpu_fallback.kernels.image import Image
 from cpu_fallback.kernels.layouts import GROUP, SPAN
 from cpu_fallback.kernels.panels import Plan
 from cpu_fallback.kernels.program import Recipe, write_module
@@ -67,13 +70,17 @@ def test_another_processor_has_no_kernels(monkeypatch):
     assert compilation.find_target() == (None, "there are no kernels for this processor (riscv64)")
 
 
+def host(features) -> targets.Host:
+    return targets.Host("generic", tuple(features), (), "")
+
+
 @pytest.mark.parametrize("system,features,wanted", [
     ("darwin", {}, ["neon"]), ("linux", {"asimddp": True}, ["neon"]), ("linux", {"dotprod": True}, ["neon"]),
     ("linux", {"neon": True}, [])])
 def test_arm_needs_the_dot_product(system, features, wanted, monkeypatch):
     monkeypatch.setattr(targets.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(targets.sys, "platform", system)
-    monkeypatch.setattr(targets.llvm, "get_host_cpu_features", lambda: features)
+    monkeypatch.setattr(targets, "find_host", lambda: host([name for name, has in features.items() if has]))
     assert available() == wanted
 
 
@@ -82,7 +89,7 @@ def test_arm_needs_the_dot_product(system, features, wanted, monkeypatch):
 def test_intel_targets_need_all_their_instructions(missing, wanted, monkeypatch):
     monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
     every = {feature for name in targets.NAMES[:3] for feature in targets._FEATURES[name]}
-    monkeypatch.setattr(targets.llvm, "get_host_cpu_features", lambda: {feature: feature != missing for feature in every})
+    monkeypatch.setattr(targets, "find_host", lambda: host(every - {missing}))
     # a processor with the wider instructions has the narrower ones
     assert [name for name in available() if missing != "avx2" or name == "avx2"] == wanted
 
@@ -238,6 +245,9 @@ def damage(file: Path, how: str) -> None:
         file.write_bytes(content + b"\0")
     elif how == "text":
         file.write_bytes(b"not machine code" * 100)
+    elif how == "a pipe":
+        file.unlink()
+        os.mkfifo(file, 0o600)
     elif how == "group may write":
         file.chmod(0o620)
     elif how == "all may write":
@@ -250,10 +260,10 @@ def damage(file: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["empty", "header only", "truncated", "longer", "text", "magic", "key", "checksum", "length",
-                                 "code", "last byte", "group may write", "all may write"])
+                                 "code", "last byte", "group may write", "all may write", "a pipe"])
 def test_a_damaged_or_foreign_file_is_replaced(how, folder):
-    if os.name != "posix" and "write" in how:
-        return  # Windows has no such modes
+    if os.name != "posix" and how in ("group may write", "all may write", "a pipe"):
+        return  # Windows has none
     calls = []
     compile_number("one", 1, calls)
     [file] = folder.iterdir()
@@ -350,7 +360,7 @@ target.emit_object_code = counting
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from cpu_fallback.model import Llama
 model = Llama.load(open_checkpoint(sys.argv[1]))
-print(count, model.forward([[1, 2, 3]], 0, model.make_cache(4)).sum())
+print(count, model.forward([[1, 2, 3]], 0, model.make_cache(4)).sum(), "llvmlite.binding" in sys.modules)
 """
 
 
@@ -358,3 +368,56 @@ def test_a_second_process_compiles_nothing(toy, folder):
     runs = [subprocess.run([sys.executable, "-c", PROGRAM, toy], capture_output=True, text=True, check=True,
                            env=os.environ | {"MLX_LLAMA_CACHE": str(folder)}).stdout.split() for _ in range(2)]
     assert [run[0] for run in runs] == ["1", "0"] and runs[0][1] == runs[1][1]
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        assert [run[2] for run in runs] == ["True", "False"]  # LLVM's library is 55 MB
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="elsewhere LLVM loads machine code")
+def test_functions_lie_where_llvm_puts_them():
+    """All functions of a model's recipe, relative to the first."""
+    import llvmlite.binding as llvm
+
+    host_target = build_target(available()[0])
+    recipe = Recipe(host_target, tuple((layout_of(kind), kind) for kind in ("Q4_0", "Q6_K")), 16, 64)
+    code = targets.emit_object_code(host_target, write_module(recipe))
+    mine = Image(code, {"mlx_llama_yield": 1})
+    llvm.add_symbol("mlx_llama_yield", 1)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{host_target.triple}"'), host_target.machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    public = {name for name in mine.address if engine.get_function_address(name)}
+    assert {"start", "serve", "barrier"} <= public, public
+    one, other = (sorted((address(name), name) for name in public) for address in (
+        mine.address.__getitem__, engine.get_function_address))
+    for (begin, name), (begin_there, name_there) in zip(one, other):
+        assert name == name_there and begin - one[0][0] == begin_there - other[0][0], name
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF\x02\x01\x01", b"MZ" + bytes(200)])
+def test_what_is_no_object_file_is_left_to_llvm(damage, folder, monkeypatch):
+    with pytest.raises((ValueError, struct.error)):
+        Image(damage, {})
+
+
+def test_without_executable_memory_llvm_loads_the_code(folder, monkeypatch):
+    def refuse(*_):
+        raise OSError("no executable memory")
+
+    assert compile_number("one", 1, []) == 1
+    monkeypatch.setattr(targets, "Image", refuse)
+    assert compile_number("one", 2, []) == 1
+
+
+def test_what_llvm_says_of_the_processor_is_remembered(folder, monkeypatch):
+    import llvmlite.binding as llvm
+
+    targets.find_host.cache_clear()
+    try:
+        first = targets.find_host()
+        assert (first.cpu, first.flags) == (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+        if sys.platform == "linux":
+            monkeypatch.setattr(targets, "_ask_host", lambda: 1 / 0)
+            targets.find_host.cache_clear()
+        assert targets.find_host() == first
+    finally:
+        targets.find_host.cache_clear()

@@ -1,4 +1,4 @@
-"""The thread pool: runs, interrupts, abandoned runs and the end of its threads, with work that needs no model."""
+"""The team of threads: runs, interrupts, and the sleep and end of its threads, with machine code that needs no model."""
 
 from __future__ import annotations
 
@@ -6,94 +6,111 @@ import gc
 import signal
 import threading
 import time
-import weakref
 
 import numpy as np
 import pytest
 
-from cpu_fallback.kernels.team import Job, Team
+from cpu_fallback.kernels import team as teams
+from cpu_fallback.kernels.compilation import find_target
+from cpu_fallback.kernels.emit import Function, Module, Variable, i64
+from cpu_fallback.kernels.target import compile_module
+from cpu_fallback.kernels.team import Team
 
 CONTEXT = np.zeros(1, np.int64)
 
 
+class Machine:
+    """Compiled `start` and `serve`, and `work`: counts its calls by thread, then waits until `context` is not 0."""
+
+    def __init__(self) -> None:
+        self.compiled = compile_module(find_target()[0], "a team and its work", ["start", "serve", "work"], self._write)
+        self.start, self.serve = self.compiled.function("start", 2), self.compiled.function("serve", 3)
+
+    @staticmethod
+    def _write() -> Module:
+        module = Module()
+        module.triple = find_target()[0].triple
+        teams.write(module)
+        f = Function(module, "work", teams.WALK, public=True)
+        f.atomic_add(f.program + f.thread * 8, f.count)
+        polls = Variable(f, f.constant(i64, 0))
+        with f.forever() as break_if:
+            break_if(f.atomic_load(f.context).compare("!=", 0))
+            teams.wait(f, polls)
+        f.store(f.thread, f.times, 0, 8)
+        f.finish()
+        return module
+
+
+@pytest.fixture(scope="module")
+def machine():
+    return Machine()
+
+
 class Work:
-    """Records who prepares and walks it. gate: an event that all walks wait for."""
+    """walks: by thread. is_open: the run can end."""
 
-    def __init__(self, gate: threading.Event | None = None):
-        self.gate = gate
-        self.prepared: list[threading.Thread] = []
-        self.walked: list[tuple[int, threading.Thread]] = []
-        self.contexts: list[np.ndarray] = []
+    def __init__(self, machine: Machine, threads: int, is_open: bool = True):
+        self.address, self.prepared = machine.compiled.address["work"], 0
+        self.walks, self.numbers, self.gate = np.zeros(threads, np.int64), np.full(threads, -1), np.array([int(is_open)])
 
-    def prepare(self, context: np.ndarray) -> None:
-        assert not self.walked or len(self.walked) % len(self.prepared) == 0
-        self.prepared.append(threading.current_thread())
-        self.contexts.append(context)
+    def prepare(self, context: np.ndarray) -> teams.Call:
+        assert len(set(self.walks.tolist())) == 1  # between runs
+        self.prepared += 1
+        return self.address, self.walks.ctypes.data, 1, self.gate.ctypes.data, self.numbers.ctypes.data, 8
 
-    def walk(self, context: np.ndarray, thread: int) -> None:
-        if self.gate:
-            assert self.gate.wait(10)
-        assert context is self.contexts[-1]
-        self.walked.append((thread, threading.current_thread()))
+    def open_after(self, seconds: float) -> threading.Timer:
+        """Let the run end then."""
+        timer = threading.Timer(seconds, lambda: self.gate.fill(1))
+        timer.start()
+        return timer
 
 
-class Pause(Work):
-    """Work that takes some milliseconds."""
-
-    def walk(self, context: np.ndarray, thread: int) -> None:
-        time.sleep(0.002)
-        super().walk(context, thread)
-
-
+@pytest.mark.parametrize("pause", [0, 0.01])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_every_thread_walks_once(threads):
-    team, caller = Team(threads), threading.current_thread()
-    for _ in range(20):
-        work, context = Work(), np.zeros(1, np.int64)
-        team.run(work, context)
-        assert sorted(number for number, _ in work.walked) == list(range(threads))
-        assert len({thread for _, thread in work.walked}) == threads
-        assert work.prepared == [caller] and work.contexts[0] is context
-        assert (caller in {thread for _, thread in work.walked}) == (threads == 1)
-
-
-def test_a_thread_keeps_its_number():
-    """A thread's share of the weights stays in its core's caches."""
-    team, work = Team(3), Work()
-    for _ in range(10):
+def test_every_thread_walks_once_in_each_run(machine, threads, pause):
+    """With a pause the followers fall asleep between the runs."""
+    team, work = Team(machine, threads), Work(machine, threads)
+    for run in range(1, 21):
         team.run(work, CONTEXT)
-    assert len(work.walked) == 30 and len(set(work.walked)) == 3
+        assert work.prepared == run and work.walks.tolist() == [run] * threads
+        assert work.numbers.tolist() == list(range(threads))
+        time.sleep(pause)
 
 
-def test_run_returns_after_the_last_thread():
-    class Slow(Work):
-        def walk(self, context: np.ndarray, thread: int) -> None:
-            time.sleep(0.05 * thread)
-            super().walk(context, thread)
-
-    work = Slow()
-    Team(3).run(work, CONTEXT)
-    assert len(work.walked) == 3
+def test_run_returns_after_the_last_thread(machine):
+    team, work = Team(machine, 3), Work(machine, 3, is_open=False)
+    timer = work.open_after(0.1)
+    team.run(work, CONTEXT)
+    assert work.gate[0] and work.walks.tolist() == [1] * 3 and work.numbers.tolist() == [0, 1, 2]
+    timer.join()
 
 
-def test_a_job_keeps_its_memory_until_it_ends():
-    """Also when its caller has left it."""
-    class Memory:
-        pass
+def test_teams_run_beside_each_other(machine):
+    """More threads than cores; teams of several models share nothing."""
+    works = [Work(machine, 3) for _ in range(4)]
 
-    gate, team, memory = threading.Event(), Team(2), Memory()
-    work, alive = Work(gate), weakref.ref(memory)
-    work.prepare(CONTEXT)
-    team._jobs.put(Job(work, CONTEXT, (memory,)))
-    del memory
-    gc.collect()
-    assert alive() is not None
-    gate.set()
-    for _ in range(500):  # until the sleeping threads have dropped the job
-        if alive() is None:
-            return
-        time.sleep(0.01)
-    raise AssertionError("a finished job keeps its memory")
+    def run(work: Work) -> None:
+        team = Team(machine, 3)
+        for _ in range(50):
+            team.run(work, CONTEXT)
+
+    callers = [threading.Thread(target=run, args=(work,)) for work in works]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert all(work.walks.tolist() == [50] * 3 for work in works)
+
+
+def test_nothing_runs_without_a_sleeping_follower(machine):
+    """The others are as before, and the caller wakes the sleeper and tries again."""
+    work, box = Work(machine, 3), teams._make_box(3)
+    box[:teams._RAN] = work.prepare(CONTEXT)
+    states = box[teams._LINE::teams._LINE]
+    states[0] = teams._READY
+    machine.start(box.ctypes.data, 3)
+    assert work.walks.tolist() == [0] * 3 and box[teams._RAN] == 0 and states.tolist() == [teams._READY, teams._ASLEEP]
 
 
 # ---- interrupts
@@ -101,7 +118,6 @@ def test_a_job_keeps_its_memory_until_it_ends():
 
 class Stop(Exception):
     """Raised by a signal handler."""
-
 
 @pytest.fixture
 def interrupts():
@@ -128,100 +144,52 @@ def interrupts():
     signal.signal(signal.SIGALRM, before)
 
 
-def test_an_interrupt_is_raised_after_the_run(interrupts):
-    gate, team = threading.Event(), Team(3)
-    work = Work(gate)
-    opener = threading.Timer(0.2, gate.set)
-    opener.start()
-    interrupts(0.05)
-    with pytest.raises(Stop):
-        team.run(work, CONTEXT)
-    assert gate.is_set() and len(work.walked) == 3 and team._job is None
-    opener.join()
-
-
-def test_several_interrupts_raise_once(interrupts):
-    gate, team = threading.Event(), Team(2)
-    work = Work(gate)
-    opener = threading.Timer(0.3, gate.set)
-    opener.start()
+def test_several_interrupts_raise_after_the_run(machine, interrupts):
+    team, work = Team(machine, 2), Work(machine, 2, is_open=False)
+    timer = work.open_after(0.3)
     interrupts(0.05, 0.05, 4)
     with pytest.raises(Stop):
         team.run(work, CONTEXT)
-    assert gate.is_set() and len(work.walked) == 2
+    assert work.gate[0] and work.walks.tolist() == [1] * 2
+    timer.join()
     team.run(work, CONTEXT)
-    assert len(work.walked) == 4
-    opener.join()
+    assert work.walks.tolist() == [2] * 2
 
 
-def test_interrupts_at_any_time_run_no_work_twice(interrupts):
-    """Timers of 0.1 to 3 ms hit every part of a run of some milliseconds; each job still runs once."""
-    team, stopped = Team(2), 0
+@pytest.mark.parametrize("pause", [0, 0.004])
+def test_an_interrupt_at_any_time_leaves_whole_runs(machine, interrupts, pause):
+    """Timers of 0.1 to 3 ms hit every part of a run, with followers awake and asleep; none is begun and left."""
+    team, stopped = Team(machine, 2), 0
+    work = Work(machine, 2)
     for attempt in range(60):
-        work = Pause()
         try:
             interrupts(1e-4 + attempt * 5e-5)
             while True:
                 team.run(work, CONTEXT)
+                time.sleep(pause)
         except Stop:
             stopped += 1
-        team.settle()
-        assert len(work.walked) % 2 == 0 and len(work.prepared) - len(work.walked) // 2 in (0, 1)
+        assert work.walks[0] == work.walks[1] and work.prepared - work.walks[0] <= stopped
     assert stopped == 60
-
-
-# ---- abandoned runs: left by two interrupts within microseconds
-
-
-def test_settle_cancels_a_job_that_has_not_begun():
-    team, work = Team(2), Work()
-    team._job = job = Job(work, CONTEXT, ())
-    team.settle()
-    assert team._job is None and job.begin.locked() and not job.finished
-    team._jobs.put(job)  # arrives too late
-    other = Work()
-    team.run(other, CONTEXT)
-    assert work.walked == [] and len(other.walked) == 2
-
-
-def test_settle_waits_for_a_job_that_runs():
-    gate, team = threading.Event(), Team(2)
-    work = Work(gate)
-    work.prepare(CONTEXT)
-    team._job = job = Job(work, CONTEXT, ())
-    team._jobs.put(job)
-    while not job.begin.locked():
-        time.sleep(0)
-    threading.Timer(0.1, gate.set).start()
-    team.settle()
-    assert gate.is_set() and job.finished and len(work.walked) == 2 and team._job is None
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_settle_without_an_abandoned_run_returns(threads):
-    team = Team(threads)
-    team.settle()
-    team.run(Work(), CONTEXT)
-    team.settle()
 
 
 # ---- threads
 
 
-def test_one_thread_starts_no_other():
+def test_one_thread_starts_no_other(machine):
     before = set(threading.enumerate())
-    team = Team(1)
-    team.run(Work(), CONTEXT)
+    team = Team(machine, 1)
+    team.run(Work(machine, 1), CONTEXT)
     assert set(threading.enumerate()) == before
 
 
-def test_a_dropped_team_ends_its_threads():
+def test_a_dropped_team_ends_its_threads(machine):
     gc.collect()
     before = set(threading.enumerate())
-    team, work = Team(3), Work()
+    team, work = Team(machine, 3), Work(machine, 3)
     team.run(work, CONTEXT)
     started = set(threading.enumerate()) - before
-    assert len(started) == 3 and all(thread.daemon for thread in started)
+    assert len(started) == 2 and all(thread.daemon for thread in started)
     del team
     gc.collect()
     for thread in started:
@@ -236,8 +204,8 @@ def measure_busy_seconds(seconds: float) -> float:
     return time.process_time() - begin
 
 
-def test_idle_threads_sleep():
-    team = Team(4)
-    team.run(Work(), CONTEXT)
+def test_idle_threads_sleep(machine):
+    team = Team(machine, 4)
+    team.run(Work(machine, 4), CONTEXT)
     gc.collect()
     assert min(measure_busy_seconds(0.3) for _ in range(3)) < 0.005

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlx_llama.core.backends import selection as backends
-from mlx_llama.core.backends.load_options import LoadOptions
+from mlx_llama.core.backends.load_options import LoadOptions, default_threads
 from mlx_llama.core.errors import BackendError
 
 
@@ -52,21 +52,36 @@ def test_dtypes_that_a_backend_takes_are_those_it_loads(dtype, backend, toy):
     assert backend.runtime.dtype_name(model.dtype) == ("float32" if dtype == "auto" else dtype)
 
 
+@pytest.mark.parametrize("short, dtype", [("bf16", "bfloat16"), ("fp16", "float16"), ("f16", "float16"), ("half", "float16"),
+                                          ("fp32", "float32"), ("f32", "float32"), ("float", "float32")])
+def test_other_tools_names_of_dtypes(short, dtype, backend, toy):
+    import torch
+
+    from mlx_llama.core.files.checkpoint import open_checkpoint
+
+    assert getattr(torch, dtype) == getattr(torch, short, getattr(torch, dtype))  # where torch has the short name too
+    if backend.name == "cpu" and dtype != "float32":
+        with pytest.raises(BackendError, match=f"dtype.*{dtype}.*: the cpu backend computes in float32"):
+            backend.load(open_checkpoint(toy), short)
+        return
+    assert backend.runtime.dtype_name(backend.load(open_checkpoint(toy), short).dtype) == dtype
+
+
 def test_only_what_is_given_is_passed_on(backend):
     assert backend.load_options() == {}
     assert backend.load_options("float32", compile=False) == {"compile": False}
     assert backend.load_options(compile=True) == {"compile": True}
 
 
-@pytest.mark.parametrize("bits", [8, "8"])
-def test_keys_and_values_in_8_bits_on_every_backend(bits, backend):
-    assert backend.load_options(cache_bits=bits) == {"cache_bits": 8}
-    assert backend.load_options("float32", compile=False, cache_bits=bits) == {"compile": False, "cache_bits": 8}
+@pytest.mark.parametrize("bits", [8, "8", 16, "16"])
+def test_keys_and_values_in_8_or_16_bits_on_every_backend(bits, backend):
+    assert backend.load_options(cache_bits=bits) == {"cache_bits": int(bits)}
+    assert backend.load_options("float32", compile=False, cache_bits=bits) == {"compile": False, "cache_bits": int(bits)}
 
 
-@pytest.mark.parametrize("bits", [4, 16, 0, "", "eight", True, 8.5, "８", "8" * 5000])
+@pytest.mark.parametrize("bits", [4, 32, 0, "", "eight", True, 8.5, "８", "8" * 5000])
 def test_other_widths_of_keys_and_values(bits, backend):
-    with pytest.raises(BackendError, match=f"^{spelt('cache_bits')} .*: must be 8; without it, ") as error:
+    with pytest.raises(BackendError, match=f"^{spelt('cache_bits')} .*: must be 8 or 16; without it, ") as error:
         backend.load_options(cache_bits=bits)
     assert len(str(error.value)) < 150
 
@@ -107,3 +122,24 @@ def test_limits_are_the_backends_own():
                             ({"activation_bits": 8}, "this is tpu")):
         with pytest.raises(BackendError, match=expected):
             options.check(**given)
+
+
+@pytest.mark.parametrize("weights, cores, threads", [
+    (0, 8, 1), (5 << 20, 8, 1), (8 << 20, 8, 2), (31 << 20, 8, 7), (1 << 30, 8, 8), (1 << 30, 1, 1)])
+def test_threads_by_default(weights, cores, threads):
+    assert default_threads(weights, cores) == threads
+
+
+def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
+    from mlx_llama import doctor, generate, load
+    from mlx_llama.core.system import machine
+
+    monkeypatch.setattr(machine, "physical_cores", lambda: 6)
+    llm = load(toy, backend="cpu")
+    if not llm.model.is_batch_invariant:
+        pytest.skip("no compiled kernels here")
+    assert llm.model.notices[0].startswith("1 thread on 6 cores, for a small model")
+    doctor.main([str(toy)])
+    assert "cpu   fits: computes in float32 on 1 thread;" in capsys.readouterr().out
+    assert "one per physical core, fewer for a small model" in " ".join(generate.parser().format_help().split())
+    assert "one per physical core, fewer for a small model" in " ".join(load.__doc__.split())

@@ -29,6 +29,14 @@ def test_a_shard_outside_the_folder(shard, tmp_path):
     assert "weight_map" in message and NORM in message and "index.json" in message
 
 
+@pytest.mark.parametrize("length", [300, 100_000])
+def test_a_shard_of_too_long_a_name(length, tmp_path):
+    folder = make_checkpoint(tmp_path / "m", shards=2)
+    change_index(folder, lambda weight_map: weight_map | {NORM: "x" * length + ".safetensors"})
+    message = refusal(open_checkpoint, folder)
+    assert "index.json: lists the shard 'xxx" in message and len(message) < 600
+
+
 def change_index(folder, change):
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())

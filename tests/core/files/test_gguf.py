@@ -1,6 +1,7 @@
 """GGUF files written by gguf, against the readers of transformers and gguf; damaged, lying and strange files."""
 
 import math
+import os
 import struct
 import time
 
@@ -17,6 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cpu_fallback.model import Llama
 from mlx_llama.core.errors import ConfigError, TemplateError
+from mlx_llama.core.files import gguf as gguf_module
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
 from mlx_llama.core.files.gguf import GGUFFile, part_names
 from mlx_llama.core.files.quantized import GGUFWeight
@@ -294,7 +296,8 @@ def test_yarn_attn_factor_multiplies(tmp_path):
         (put("tokenizer.ggml.eos_token_id", [1, 999], V.ARRAY), "tokenizer.ggml.eos_token_id is [1, 999]"),
         (put("tokenizer.ggml.bos_token_id", [1, 2], V.ARRAY), "tokenizer.ggml.bos_token_id is [1, 2]"),
         (put("general.type", "adapter", V.STRING), "general.type is 'adapter', expected 'model'"),
-        (put("llama.expert_count", 8, V.UINT32), "llama.expert_count is 8, expected 0"),
+        (put("llama.expert_count", 8, V.UINT32), "llama.expert_used_count is missing"),
+        (put("llama.expert_shared_count", 1, V.UINT32), "llama.expert_shared_count is 1, expected 0"),
         (put("llama.attention.causal", False, V.BOOL), "llama.attention.causal is False"),
         (put("llama.logit_scale", 0.5, V.FLOAT32), "llama.logit_scale is 0.5"),
         (drop("llama.embedding_length"), "llama.embedding_length is missing"),
@@ -531,8 +534,8 @@ DAMAGED = {
     "text length": (container([entry("a", 8, struct.pack("<Q", HUGE))]), "the length of metadata 'a' is"),
     "text beyond the end": (container([entry("a", 8, struct.pack("<Q", 1000))]), "metadata 'a' takes 1000 bytes"),
     "text not UTF-8": (container([entry("a", 8, text(b"\xc3("))]), "expected UTF-8"),
-    "array of numbers": (container([entry("a", 9, struct.pack("<IQ", 4, HUGE))]), "metadata 'a' takes"),
-    "array of texts": (container([entry("a", 9, struct.pack("<IQ", 8, HUGE))]), "metadata 'a' has 11529215046068469"),
+    "array of numbers": (container([entry("a", 9, struct.pack("<IQ", 4, 1000))]), "metadata 'a' takes"),
+    "array of texts": (container([entry("a", 9, struct.pack("<IQ", 8, 1000))]), "metadata 'a' has 1000 strings"),
     "array of texts that lie": (
         container([entry("a", 9, struct.pack("<IQ", 8, 2) + text("x") + struct.pack("<Q", HUGE))], data=bytes(64)),
         "metadata 'a'[2] is text beyond the end",
@@ -569,6 +572,34 @@ def test_damaged_containers(case, tmp_path):
     (tmp_path / "m.gguf").write_bytes(raw)
     message = refusal(GGUFFile, tmp_path / "m.gguf")
     assert expected in message and str(tmp_path / "m.gguf") in message
+
+
+def test_metadata_beyond_all_models_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    """Sparse files of gigabytes, which take no room on the disk."""
+    monkeypatch.setattr(gguf_module._Part, "_walk_strings", lambda *_: pytest.fail("read"))
+    path = tmp_path / "m.gguf"
+    for kind, nbytes in ((8, 8), (7, 1), (0, 1), (6, 4)):  # strings, booleans, bytes, float32
+        count = 3_000_000_000 // nbytes
+        path.write_bytes(container([entry("words", 9, struct.pack("<IQ", kind, count))]))
+        os.truncate(path, 3_000_001_000)
+        assert f"metadata 'words' is an array of {count} items, and all arrays may have" in refusal(GGUFFile, path)
+    path.write_bytes(container([entry("words", 8, struct.pack("<Q", 1 << 24))]))
+    os.truncate(path, 3_000_000_000)
+    assert "keys, names and strings up to metadata 'words' take more than 16777216 bytes" in refusal(GGUFFile, path)
+
+
+def test_limits_hold_for_all_metadata_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_module, "_ITEM_LIMIT", 6)
+    monkeypatch.setattr(gguf_module, "_TEXT_LIMIT", 20)
+    words = struct.pack("<IQ", 8, 3) + text("a") * 3
+    for count, is_refused in ((2, False), (3, True)):
+        (tmp_path / "m.gguf").write_bytes(container([entry(f"k{i}", 9, words) for i in range(count)]))
+        if is_refused:
+            assert "metadata 'k2' is an array of 3 items" in refusal(GGUFFile, tmp_path / "m.gguf")
+        else:
+            assert len(GGUFFile(tmp_path / "m.gguf").metadata["k1"]) == 3
+    (tmp_path / "m.gguf").write_bytes(container([entry("a", 8, text("x" * 9)), entry("b", 8, text("y" * 10))]))
+    assert "up to metadata 'b' take more than 20 bytes" in refusal(GGUFFile, tmp_path / "m.gguf")
 
 
 def test_the_smallest_container_opens(tmp_path):

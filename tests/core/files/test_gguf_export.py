@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from making import SENTENCES, make_checkpoint
+from making_gguf import make_gguf
 
 from mlx_llama.core.errors import ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.files.quantize import write_mlx
 
 
 def gguf_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -138,6 +141,40 @@ def test_a_window_is_written_and_named(tmp_path):
     written = write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     assert gguf_fields(tmp_path / "out.gguf")["llama.attention.sliding_window"] == 100
     assert "looks back 100 tokens" in written.notices[0]
+
+
+def test_metadata_of_a_gguf_source_is_copied_with_its_types(tmp_path):
+    from gguf import GGUFValueType as T
+
+    arrays = {T.BOOL: [True, False], T.INT8: [-128, 127], T.UINT8: [0, 255], T.INT16: [-5], T.UINT16: [65535],
+              T.INT32: [-(2**31)], T.UINT32: [2**32 - 1], T.INT64: [-(2**63), 2**63 - 1], T.UINT64: [2**64 - 1],
+              T.FLOAT32: [0.5, float("inf")], T.FLOAT64: [0.1, -1e300], T.STRING: ["a", ""]}
+    scalars = {T.BOOL: True, T.INT64: -1, T.UINT32: 7, T.UINT64: 2**63, T.FLOAT32: 0.25, T.FLOAT64: 0.1, T.STRING: "ä"}
+
+    def edit(writer):
+        for kind, values in arrays.items():
+            writer.add_key_value(f"tokenizer.array.{kind.name}", values, T.ARRAY, kind)
+        for kind, value in scalars.items():
+            writer.add_key_value(f"tokenizer.scalar.{kind.name}", value, kind)
+
+    make_gguf(tmp_path / "in.gguf", edit=edit)
+    assert write_gguf(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out.gguf").notices == ()
+    before, after = (gguf.GGUFReader(path).fields for path in (tmp_path / "in.gguf", tmp_path / "out.gguf"))
+    odd = [name for name in before if name.startswith("tokenizer.")]
+    assert len(odd) > len(arrays) + len(scalars)
+    for name in odd:
+        assert (after[name].types, after[name].contents()) == (before[name].types, before[name].contents()), name
+    write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "folder", 4, 32)
+
+
+def test_an_empty_array_is_left_out_with_a_notice(tmp_path):
+    def edit(writer):
+        writer.add_key_value("tokenizer.none", [7], gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32)
+
+    make_gguf(tmp_path / "in.gguf", edit=edit)
+    checkpoint = open_checkpoint(tmp_path / "in.gguf")
+    checkpoint.gguf_metadata["tokenizer.none"] = checkpoint.gguf_metadata["tokenizer.none"][:0]
+    assert "'tokenizer.none' is an empty array" in " ".join(write_gguf(checkpoint, tmp_path / "out.gguf").notices)
 
 
 def test_rows_that_blocks_do_not_divide_stay_float16(tmp_path):

@@ -45,6 +45,27 @@ def test_ids_are_told_from_paths_by_their_form(name, expected, tmp_path, monkeyp
     assert hub.is_hub_id(name) is expected
 
 
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("hf.co/org/name", "org/name"),
+        ("https://huggingface.co/org/na.me-1B/", "org/na.me-1B"),
+        ("https://hf.co/org/name/tree/main", "org/name"),
+        ("https://huggingface.co/org/name/blob/main/sub/model-q4.gguf?download=true", "org/name:sub/model-q4.gguf"),
+        ("hf.co/org/name:model.gguf", "org/name:model.gguf"),
+        ("hf.co/org/name:Q4_K_M", "org/name:FILE.gguf"),
+        ("https://example.org/org/name", ""),
+        ("hf.co/org/name/too/deep", ""),
+        ("hf.co/org", ""),
+    ],
+)
+def test_an_address_of_the_hub_is_refused_with_the_name_that_was_meant(address, name):
+    assert hub.read_address(address) == name
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(address if address != "hf.co/org" else "hf.co//org")
+    assert (f"did you mean {name}?" in str(caught.value)) == bool(name)
+
+
 def test_an_existing_folder_is_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert hub.is_hub_id("org/name")

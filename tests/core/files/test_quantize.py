@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from making import SENTENCES, make_checkpoint
+from making_gguf import make_gguf
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.files import quantize
@@ -140,3 +141,25 @@ def test_groups_that_divide_nothing(tmp_path):
     source = make_checkpoint(tmp_path / "in")
     with pytest.raises(OptionsError, match="group_size 128: divides the rows of no matrix"):
         write_mlx(open_checkpoint(source), tmp_path / "out", 4, 128)
+
+
+@pytest.mark.parametrize("kind, bits", [("Q4_0", 4), ("Q4_1", 4), ("Q5_0", 5), ("Q5_1", 5), ("Q8_0", 8), ("IQ4_NL", 8)])
+def test_a_gguf_source_of_the_same_bits_is_kept_exactly(kind, bits, tmp_path):
+    judge = make_gguf(tmp_path / "in.gguf", kinds=kind)
+    checkpoint = open_checkpoint(tmp_path / "in.gguf")
+    notices = write_mlx(checkpoint, tmp_path / "out", bits, 32).notices
+    assert not any("quantised already" in notice for notice in notices)
+    after = open_checkpoint(tmp_path / "out").tensors
+    for name, tensor in after.items():
+        if len(tensor.shape) == 2:
+            np.testing.assert_allclose(tensor.float32(), judge[name], rtol=1e-6, atol=1e-7, err_msg=name)
+    other = write_mlx(checkpoint, tmp_path / "other", bits, 64).notices
+    assert any(f"quantised already ({kind})" in notice for notice in other)
+
+
+def test_an_affine_source_of_the_same_bits_is_copied(tmp_path):
+    source = make_checkpoint(tmp_path / "in")
+    for out, start in (("one", source), ("two", tmp_path / "one")):
+        write_mlx(open_checkpoint(start), tmp_path / out, 4, 32)
+    one, two = (open_checkpoint(tmp_path / out).tensors for out in ("one", "two"))
+    assert all(np.array_equal(one[name].float32(), two[name].float32()) for name in one)

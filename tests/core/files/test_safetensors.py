@@ -4,6 +4,8 @@ import json
 import mmap
 import os
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -98,6 +100,31 @@ LYING = {
     "data after the end": lambda p: file_with({"w": entry()}, bytes(9), p),
     "data missing": lambda p: file_with({"w": entry()}, bytes(7), p),
 }
+
+
+def test_a_long_header_is_refused_before_it_is_read(tmp_path):
+    path = file_with(b"{", path=tmp_path / "model.safetensors", length=95_000_000)
+    os.truncate(path, 96_000_000)  # a sparse file: its header would be zeros
+    assert "header length is 95000000, expected at most 5000000" in refusal(SafetensorsFile, path)
+
+
+@pytest.mark.parametrize("header", [b'{"x":[' + b"[]," * 1_600_000 + b"[]]}",
+                                    b"{" + b",".join(b'"%06d":""' % i for i in range(400_000)) + b"}"])
+def test_the_longest_header_takes_little_memory(header, tmp_path):
+    path = file_with(header, path=tmp_path / "model.safetensors")
+    script = (
+        "import sys\n"
+        "from mlx_llama.core.errors import CheckpointError\n"
+        "from mlx_llama.core.files.safetensors import SafetensorsFile\n"
+        "from mlx_llama.core.system.machine import peak_memory\n"
+        "before = peak_memory()\n"
+        "try:\n"
+        "    SafetensorsFile(sys.argv[1])\n"
+        "except CheckpointError:\n"
+        "    print(peak_memory() - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60)
+    assert int(done.stdout) < 200e6, done.stderr
 
 
 @pytest.mark.parametrize("name", LYING)

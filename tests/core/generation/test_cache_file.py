@@ -139,10 +139,34 @@ def test_another_model_is_refused(make, saved, tmp_path):
     (("float32", None), ("float16", None), "load with --dtype float32 and without --cache-bits"),
     (("bfloat16", None), ("float32", None), "load with --dtype bfloat16"),
     (("float32", 8), ("float32", None), "load with --cache-bits 8"),
-    (("float16", None), ("float16", 8), "load with --dtype float16 and without --cache-bits")])
+    (("float16", None), ("float16", 8), "load with --dtype float16 and without --cache-bits"),
+    (("float32", 16), ("float32", None), "load with --dtype float16 and without --cache-bits, or with --dtype float32 and "
+                                         "--cache-bits 16"),
+    (("float32", None), ("float32", 16), "load with --dtype float32 and without --cache-bits"),
+    (("bfloat16", 16), ("float32", 16), "load with --dtype bfloat16")])
 def test_another_width_is_refused_with_the_remedy(made, run, remedy, checkpoint, tmp_path):
     path = write_cache(tmp_path / "it", make_state(checkpoint.config), Identity.of(checkpoint, *made))
     assert remedy in refused(path, Identity.of(checkpoint, *run))
+
+
+def test_longrope_turns_keys_by_the_contexts_length(tmp_path):
+    """Factors as in Phi-3: the same file is right in contexts on the same side of the trained length."""
+    from mlx_llama import load
+
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    folder = make_checkpoint(tmp_path / "phi", head_dim=16, rope_theta=10000.0, max_position_embeddings=128,
+                             original_max_position_embeddings=64, rope_scaling={"rope_type": "longrope", **factors})
+    made = {size: load(folder, backend="cpu", ctx_size=size) for size in (48, 64, 65, 128)}
+    for own, llm in made.items():
+        llm.generate("hello", max_tokens=2, temperature=0)
+        path = tmp_path / str(own)
+        llm.save_cache(path)
+        for size, other in made.items():
+            if (size > 64) == (own > 64):
+                assert other.load_cache(path)
+            else:
+                text = refused(path, other.identify_cache())
+                assert f"load with --ctx-size {'above' if own > 64 else 'of at most'} 64" in text
 
 
 def rewrite(path, metadata=None, **tensors):
@@ -188,10 +212,12 @@ def test_a_foreign_file_is_refused(saved, toy, tmp_path):
     assert "is not a prompt cache" in refused(toy / "model.safetensors", identity)
     assert "is no whole prompt cache" in refused(toy / "config.json", identity)
     assert "cannot be read: No such file" in refused(tmp_path / "none", identity)
-    assert "cannot be read: is not a file" in refused(tmp_path, identity)
+    assert "cannot be read: Is a directory" in refused(tmp_path, identity)
+    (tmp_path / "long").write_bytes((95_000_000).to_bytes(8, "little"))
+    assert "is no whole prompt cache (its header has 95000000 bytes)" in refused(tmp_path / "long", identity)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
-        assert "cannot be read: is not a file" in refused(tmp_path / "pipe", identity)
+        assert "cannot be read: is not a regular file" in refused(tmp_path / "pipe", identity)
     assert cache_file.cache_path(tmp_path / "a.json") == tmp_path / "a.json.safetensors"
 
 

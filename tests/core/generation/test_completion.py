@@ -57,3 +57,10 @@ def test_an_answer_is_late_only_with_a_line_break(llm):
             writer.push(token, 100.0 + i, is_late=writer.is_late(100.0 + i, 3.5))
         assert writer.completion.finish_reason == wanted
         assert len(writer.completion.tokens) == (5 if wanted == "length" else len(llm.tokenizer.encode(text)))
+
+
+def test_html_is_the_text_escaped():
+    done = Completion("<script>alert(1)</script>\n& \"é\"", [1, 2], "eos<b>")
+    shown = done._repr_html_()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\n&amp; &quot;é&quot;</div>" in shown and "eos&lt;b&gt;" in shown
+    assert "<script" not in shown and "<b>" not in shown and "pre-wrap" in shown

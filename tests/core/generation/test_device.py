@@ -51,3 +51,21 @@ def test_steps_and_reads_are_counted_for_each_row(llm, launched):
     pair = device.step(llm.model, np.array([[PROMPT[4]], [PROMPT[3]]], np.int32), cache, [2, 0], both, writers)
     assert device.read(pair, writers) == [wanted[4], wanted[3]]
     assert [(one.completion.launches, one.completion.read_bytes) for one in writers] == [(3, 36), (1, 4)]
+
+
+def test_a_step_whose_logits_a_function_changes_waits_once_more(llm, launched):
+    device, cache = Device(llm.backend), llm.model.make_cache(16, 2)
+    sampling, writer = llm.backend.sampling_batch([resolve({}).options]), Writer(Completion())
+    wanted = llm.logits(PROMPT)[-1]
+    seen = []
+
+    def process(logits):
+        seen.append(logits.copy())
+        logits[0, wanted.argmax()] = -np.inf
+        return logits
+
+    sampled = device.step_processed(llm.model, np.array([PROMPT], np.int32), cache, 1, sampling, writer, process)
+    assert device.read(sampled, [writer]) == [int(wanted.argsort()[-2])] and cache.lengths == [0, 5]
+    assert np.allclose(seen[0][0], wanted, atol=1e-4) and launched[-1][0] is sampled
+    done = writer.completion
+    assert (done.launches, done.waits, done.read_bytes) == (1, 2, 4 * len(wanted) + 4)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import numpy as np
 import pytest
 from making import make_checkpoint
 
 from mlx_llama import load
-from mlx_llama.core.errors import PARAMETERS, BackendError, ContextError
+from mlx_llama.core.errors import PARAMETERS, BackendError, ContextError, NumericalError, OptionsError, TemplateError
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,20 @@ def test_a_prompt_that_cannot_run_is_refused_before_any_work(prompt, message, ll
         llm.stream(prompt)
 
 
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tmp_path, monkeypatch):
+    """12 MB of spaces, over which the tokenizers library takes a minute, and panics."""
+    llm = load(make_checkpoint(tmp_path / "m", tokenizer="bytelevel"), backend="cpu")
+    spaces = " " * 12_000_000
+    for name in ("_encode_plain", "_encode_parsed", "_encode_continued"):
+        monkeypatch.setattr(llm.tokenizer, name, lambda text: pytest.fail("it was encoded"))
+    chat = llm.chat()
+    for ask in (lambda: llm.stream(spaces), lambda: llm.stream([{"role": "user", "content": spaces}]),
+                lambda: llm.respond([{"role": "user", "content": spaces}], []), lambda: chat.send(spaces)):
+        with pytest.raises(ContextError, match=r"the prompt has at least \d{4,} tokens and the context holds 256"):
+            ask()
+    assert chat.messages == []
+
+
 def test_an_empty_text_starts_from_bos(llm, tmp_path):
     assert llm.generate("", max_tokens=3).tokens == llm.generate([1], max_tokens=3).tokens
     folder = make_checkpoint(tmp_path / "m", tokenizer="bytelevel", bos_token_id=None)
@@ -72,7 +87,7 @@ def test_logits_are_those_of_transformers(toy, llm):
 
 
 def test_errors_name_the_parameters_of_load(toy):
-    assert set(inspect.signature(load).parameters) <= set(PARAMETERS)
+    assert set(inspect.signature(load).parameters) - {"on_progress"} <= set(PARAMETERS)
     for given, message in (({"threads": 0}, "^threads 0: must be"), ({"dtype": "int8"}, "^dtype 'int8' is not"),
                            ({"activation_bits": 8, "dtype": "float32"}, "^activation_bits 8 and dtype='float32'")):
         with pytest.raises(BackendError, match=message):
@@ -82,3 +97,96 @@ def test_errors_name_the_parameters_of_load(toy):
 def test_a_repr_is_one_short_line(llm):
     assert repr(llm).startswith(f"LLM({llm.checkpoint.name!r}, backend='cpu', device='CPU")
     assert "dtype='float32', context=256)" in repr(llm) and "\n" not in repr(llm)
+
+
+# Questions
+
+
+def test_a_question_goes_through_the_template(llm):
+    assert llm.ask("hi", max_tokens=5).tokens == llm.generate([{"role": "user", "content": "hi"}], max_tokens=5).tokens
+    assert llm.ask("hi", max_tokens=5).tokens == llm.chat().send("hi", max_tokens=5).tokens
+    assert llm.ask("hi", system="Be brief.", max_tokens=5, temperature=0.7, seed=1).tokens == llm.chat("Be brief.").send(
+        "hi", max_tokens=5, temperature=0.7, seed=1).tokens
+    assert llm.ask("hi", max_tokens=5).tokens != llm.generate("hi", max_tokens=5).tokens
+    with pytest.raises(ContextError, match="a question is a text, not list: `generate` takes messages"):
+        llm.ask([{"role": "user", "content": "hi"}])
+    with pytest.raises(OptionsError, match="there is no option 'max_tokenz' .did you mean 'max_tokens'"):
+        llm.ask("hi", max_tokenz=5)
+
+
+def test_a_model_without_a_template_continues_texts_and_refuses_questions(tmp_path):
+    folder = make_checkpoint(tmp_path / "m")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = folder / "tokenizer_config.json"
+    if config.exists():
+        raw = json.loads(config.read_text())
+        raw.pop("chat_template", None)
+        config.write_text(json.dumps(raw))
+    plain = load(folder, backend="cpu")
+    assert len(plain.generate("hi", max_tokens=2).tokens) == 2
+    with pytest.raises(TemplateError, match="template"):
+        plain.ask("hi")
+
+
+# Stop tokens
+
+
+def test_stop_tokens_end_an_answer_without_their_text(llm):
+    whole = llm.generate("Once", max_tokens=12)
+    token = whole.tokens[6]
+    cut = whole.tokens.index(token)
+    for given in ([int(token)], int(token), np.array([int(token)]), f"383,{int(token)}"):
+        done = llm.generate("Once", max_tokens=12, stop_token_ids=given)
+        assert (done.finish_reason, done.stop) == ("stop", int(token))
+        assert done.tokens == whole.tokens[:cut + 1] and whole.text.startswith(done.text)
+        assert llm.generate("Once", max_tokens=cut).text.startswith(done.text.rstrip("\ufffd"))
+    assert json.loads(json.dumps(done.receipt()))["stop"] == int(token)
+    with pytest.raises(OptionsError, match="option stop_token_ids: token id 384 is outside the vocabulary of 384"):
+        llm.generate("Once", stop_token_ids=[384])
+    with pytest.raises(OptionsError, match="option stop: .* texts; token ids are for stop_token_ids"):
+        llm.generate("Once", stop=["a", 5])
+
+
+def test_stop_tokens_are_those_of_transformers(toy, llm):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids, stops = llm.encode("Once upon"), [int(llm.generate("Once upon", max_tokens=8).tokens[5])]
+    model = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)
+    wanted = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, eos_token_id=stops, pad_token_id=0)[0, len(ids):]
+    assert llm.generate("Once upon", max_tokens=8, stop_token_ids=stops).tokens == wanted.tolist()
+
+
+# Weights that are damaged
+
+
+def damage(folder, name, change):
+    from safetensors.numpy import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = {key: np.array(value) for key, value in load_file(path).items()}
+    tensors[name] = change(tensors[name])
+    save_file(tensors, path)
+    return folder
+
+
+def put_nan(weight):
+    weight[7, 3] = np.nan
+    return weight
+
+
+@pytest.mark.parametrize("name, change", [
+    ("model.layers.0.mlp.down_proj.weight", put_nan), ("lm_head.weight", put_nan), ("model.norm.weight", lambda w: np.full_like(w, 3e38))])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_p": 0.9, "seed": 1}, {"logprobs": 1}, {"speculate": "prompt"}],
+                         ids=str)
+def test_numbers_that_are_not_finite_are_one_error(name, change, options, backend, tmp_path):
+    """Without another launch or read, in a batch too, and the model can be asked again."""
+    folder = damage(make_checkpoint(tmp_path / "m", tie_word_embeddings=False), name, change)
+    broken = load(folder, backend=backend.name, device=None if backend.name == "cpu" else "cpu", dtype="float32")
+    for _ in range(2):
+        stream = broken.stream([1, 5, 6], max_tokens=5, **options)
+        with pytest.raises(NumericalError, match="logits are not finite after 3 tokens: a weight is NaN or infinite.*dtype='float32'"):
+            stream.finish()
+        assert (stream.completion.waits, stream.completion.finish_reason) == (1, "error") and not stream.completion.tokens
+    for done in broken.batch([[1, 5], [1, 6, 7]], max_tokens=3, **options):
+        assert done.finish_reason == "error" and "not finite" in done.error and done.launches <= 2

@@ -8,8 +8,9 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.errors import OptionsError, spelled_as_flags
 from mlx_llama.core.generation import options
+from mlx_llama.core.generation.hooks import NAMES as HOOKS
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions, Options, from_generation_config, resolve
 
 
@@ -59,10 +60,11 @@ def test_every_option_has_a_flag_and_a_description():
 
 def test_type_checkers_see_the_one_table():
     """Fields and types; wider for options that take several forms of a value."""
-    wider = {"stop": str | Sequence[str], "logit_bias": Mapping[int, float] | Sequence[str],
+    wider = {"stop": str | Sequence[str], "stop_token_ids": int | Sequence[int], "logit_bias": Mapping[int, float] | Sequence[str],
              "schema": type | Mapping[str, Any] | str | bool}
-    assert list(Options.__annotations__) == list(FIELDS) and not Options.__total__
-    for name, annotation in get_type_hints(Options).items():
+    hints = get_type_hints(Options)
+    assert list(hints) == [*FIELDS, *HOOKS] and not Options.__total__
+    for name, annotation in list(hints.items())[:len(FIELDS)]:
         assert annotation == (wider.get(name) or FIELDS[name].annotation) | None, name
 
 
@@ -74,6 +76,8 @@ def test_type_checkers_see_the_one_table():
     ("temperature", np.bool_(True), "a number"), ("stop", ["\udcff"], "valid Unicode"), ("logit_bias", 5, "mapping"),
     ("logit_bias", {5: 1e39}, "between"), ("logit_bias", ["5"], "TOKEN_ID=BIAS, not '5'"),
     ("logit_bias", ["5=1", "05=2"], "5 has two"), ("stop", 5, "tuple"), ("logit_bias", {-3: 1.0}, "not negative"), ("logit_bias", ["x"], "TOKEN_ID=BIAS"),
+    ("stop_token_ids", [-1], "not negative"), ("stop_token_ids", "x", "integer"), ("stop_token_ids", [True], "token ids"),
+    ("stop_token_ids", 2.5, "token ids"), ("stop", ["a", 5], "stop_token_ids"),
     ("logit_bias", {5: float("inf")}, "finite"), ("prefill_step_size", 0, "at least 1"),
 ])
 def test_a_bad_value_names_option_value_and_range(name, value, allowed):
@@ -88,6 +92,43 @@ def test_all_bad_options_are_reported_at_once():
         resolve({"temperature": -1, "top_p": 2, "temprature": 1})
     for part in ("temperature: -1", "top_p: 2", "there is no option 'temprature' (did you mean 'temperature'?)"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name, value, meaning", [
+    ("top_k", -1, "(0 means all)"), ("top_p", 0, "(1 means all)"), ("repetition_penalty", 0, "(1 means off)"),
+    ("temperature", -1, "(0 means greedy)"), ("min_p", -1, "(0 means none)"), ("max_tokens", -5, "at most 2147483648")])
+def test_a_value_below_its_limit_is_told_the_one_that_switches_off(name, value, meaning):
+    with pytest.raises(OptionsError) as caught:
+        resolve({name: value})
+    assert str(caught.value).endswith(meaning)
+
+
+@pytest.mark.parametrize("words, meant", [
+    (["--temprature", "1"], "there is no flag --temprature (did you mean --temperature?)"),
+    (["--max_tokens=5"], "there is no flag --max_tokens (did you mean --max-tokens?)"),
+    (["-ngl", "99", "--model", "x"], "there is no flag -ngl (did you mean --device?)"),
+    (["-hf", "org/name"], "there is no flag -hf (did you mean --model?)"),
+    (["-t", "4", "--max-model-len", "9"], "there is no flag -t (did you mean --threads?); there is no flag --max-model-len (did "
+     "you mean --ctx-size?)"),
+    (["--zzz"], "unrecognized arguments: --zzz (see --help)"), (["--seed"], "argument --seed/-s: expected one argument (see --help)"),
+    (["-m", "models/llama.gguf"], "-m 'models/llama.gguf': is --max-tokens here, a number: did you mean --model?"),
+    (["-m", "llama.gguf"], "did you mean --model?")])
+def test_flags_that_were_meant_are_suggested(words, meant):
+    parser = options.Parser()
+    options.add_load_flags(parser)
+    options.add_generation_flags(parser)
+    with pytest.raises(OptionsError) as caught:
+        options.given_flags(parser.parse_args(words))
+    with spelled_as_flags():
+        assert meant in str(caught.value)
+
+
+def test_flags_of_other_tools_lead_to_flags_that_some_door_has():
+    from mlx_llama import generate
+
+    known = generate.parser()._option_string_actions
+    assert set(options.FOREIGN_FLAGS.values()) <= set(known)
+    assert not set(options.FOREIGN_FLAGS) - {"-m"} & set(known)
 
 
 def test_a_bad_generation_config_names_the_file():
@@ -166,4 +207,4 @@ def test_load_arguments_are_those_of_load():
     options.add_rows_flag(parser)
     given = options.load_arguments(parser.parse_args(["--kv-bits", "8", "--cache-memory", "2GB", "-np", "4"]))
     assert (given["cache_bits"], given["cache_memory"], given["max_rows"]) == ("8", "2GB", "4")
-    assert given.keys() == inspect.signature(load).parameters.keys()
+    assert given.keys() == inspect.signature(load).parameters.keys() - {"on_progress"}

@@ -65,6 +65,14 @@ def test_one_launch_and_one_read_per_token(count, eos, runs_ahead, chunk):
     assert not scheduler.steps and backend.events[-1] == "read"
 
 
+def test_a_chunk_is_no_wider_than_a_model_takes_in_a_short_time():
+    backend, scheduler = make(False)
+    scheduler.model.prefill_width = 3
+    handle = scheduler.submit(request(list(range(1, 11)), max_tokens=1, prefill_step_size=8))
+    handle.finish()
+    assert backend.events == ["launch"] * 4 + ["read"]
+
+
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_device_works_while_the_consumer_looks_and_an_eager_one_shows_first(runs_ahead):
     backend, scheduler = make(runs_ahead)
@@ -759,6 +767,7 @@ def test_closing_ends_requests_that_someone_waits_for():
 
 def test_consumers_on_many_threads_tick_inline():
     backend, scheduler = make()
+    backend.step_seconds = 0.002  # so that the requests meet
     prompts, found = make_prompts(12, longest=100), {}
     threads = [threading.Thread(target=lambda i=i: found.update({i: scheduler.submit(
         request(prompts[i], max_tokens=30)).finish().tokens})) for i in range(12)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 from typing import Literal
 
@@ -12,11 +13,13 @@ from machine import device_of
 from making import make_checkpoint
 from scripting import Script, make_scripted_checkpoint, tool_formats
 
+from core.text.cases import TEMPLATES
 from mlx_llama import LLM, load
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, TemplateError
 from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.scheduler import Scheduler
+from mlx_llama.core.text.template import encode_messages
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +89,17 @@ def test_the_oldest_turns_leave_the_context_the_system_prompt_stays(llm):
     assert 1 <= noticed <= 7 and chat.dropped > 0 and len(chat.messages) == 28
     text = llm.tokenizer.decode(chat.cached_tokens, skip_special=False)
     assert "SYSTEM" in text and "number 0" not in text and "number 13" in text
+
+
+def test_a_turn_too_long_to_be_encoded_leaves_the_context(tmp_path, monkeypatch):
+    """As of a session that was saved with another model."""
+    llm = load(make_checkpoint(tmp_path / "m", tokenizer="bytelevel"), backend="cpu")
+    chat = llm.chat(max_tokens=4)
+    chat.messages = [{"role": "user", "content": "x" * 3_000_000}, {"role": "assistant", "content": "y"}]
+    lengths, encode = [], llm.tokenizer._encode
+    monkeypatch.setattr(llm.tokenizer, "_encode", lambda text, **how: lengths.append(len(text)) or encode(text, **how))
+    assert chat.send("hello").finish_reason in ("length", "eos")
+    assert chat.dropped == 2 and max(lengths) < 1000
 
 
 def test_a_question_that_can_never_fit_changes_nothing(llm):
@@ -158,6 +172,77 @@ def test_regenerate_replaces_the_answer(llm):
     assert chat.messages == before
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.2, "stop": ["zzz"]}])
+def test_an_answer_that_goes_on_is_the_one_that_was_never_cut(options, llm):
+    options = options | {"logit_bias": {2: -100}}  # token 2 would end it
+    whole = llm.chat(**options).send("hello", max_tokens=30)
+    chat = llm.chat(**options)
+    stream = chat.stream("hello", max_tokens=30)
+    next(stream)
+    stream.close()
+    parts = [list(map(int, chat.last.tokens))]
+    while sum(map(len, parts)) < 30:
+        completion = chat.resume(max_tokens=min(11, 30 - sum(map(len, parts)))).finish()
+        parts.append(list(map(int, completion.tokens)))
+    assert sum(parts, []) == whole.tokens and len(parts) >= 4
+    assert chat.messages == [{"role": "user", "content": "hello"}, {"role": "assistant", "content": whole.text}]
+    assert completion.text == whole.text and completion.reused_tokens >= completion.prompt_tokens - 1
+    check_consistency(chat)
+
+
+def test_an_answer_goes_on_in_a_full_context(llm):
+    """It fills the context; then the oldest turns make room for it."""
+    chat = llm.chat(system="be kind", max_tokens=60, logit_bias={2: -100})
+    for question in ("first", "second", "third"):
+        chat.send(question)
+    while chat.last.finish_reason != "context":
+        chat.resume().finish()
+    assert chat.dropped == 0 and len(chat.cached_tokens) >= llm.engine.context - 1
+    text = chat.messages[-1]["content"]
+    completion = chat.resume().finish()
+    assert chat.dropped > 0 and "no longer seen by the model" in completion.notices[0]
+    assert chat.messages[-1]["content"].startswith(text.rstrip("\ufffd")) and len(chat.messages) == 6
+    with pytest.raises(ContextError, match="holds 512"):  # in time the answer alone is too long
+        for _ in range(10):
+            chat.resume().finish()
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_an_answer_from_a_file_goes_on_where_the_template_has_it(name, tmp_path):
+    llm = load(make_scripted_checkpoint(tmp_path / "m", TEMPLATES[name]), backend="cpu")
+    chat = llm.chat(max_tokens=4)
+    for answer in ("The answer is", "Once upon a time, ça va"):
+        chat.messages = talk = [{"role": "user", "content": "really?"}, {"role": "assistant", "content": answer}]
+        chat.resume().finish()
+        prompt = chat.cached_tokens[:chat.last.prompt_tokens]
+        text = llm.tokenizer.decode(prompt, skip_special=False)
+        assert text.endswith(answer) and text.count(answer) == 1
+        whole = encode_messages(llm.tokenizer, llm.template, talk, add_generation_prompt=False)
+        # Three templates end a question otherwise before an answer than before nothing.
+        assert whole[:len(prompt)] == prompt or name in ("blocks", "macro", "namespace")
+        assert chat.messages[-1]["content"].startswith(answer)
+
+
+def test_undo_and_edit(llm):
+    chat = llm.chat(max_tokens=6)
+    for call in (chat.undo, chat.regenerate, chat.resume, lambda: chat.edit("x")):
+        with pytest.raises(SessionError, match="ask something first|is empty"):
+            call()
+    chat.send("hello")
+    first = list(chat.messages)
+    chat.send("again")
+    chat.edit("other").finish()
+    assert chat.messages[:2] == first and chat.messages[2]["content"] == "other" and len(chat.messages) == 4
+    stream = chat.edit("never begun")
+    stream.close()
+    assert chat.undo()[0] == {"role": "user", "content": "other"} and chat.messages == first
+    with pytest.raises(SessionError, match="went on before this answer was begun"):
+        stream = chat.edit("third")
+        chat.undo()
+        next(stream)
+    assert chat.messages == []
+
+
 def test_save_and_load(llm, tmp_path):
     chat = llm.chat(system="be kind", max_tokens=8, temperature=0.5, seed=3, stop=["zzz"], logit_bias={5: 1.0})
     chat.send("hello \U0001f999")
@@ -184,16 +269,36 @@ def test_a_failed_save_leaves_the_old_file(llm, tmp_path):
     assert file.read_text() == old and [path.name for path in tmp_path.iterdir()] == ["chat.json"]
 
 
+def test_an_interrupt_right_after_the_rename_is_an_interrupt(llm, tmp_path, monkeypatch):
+    chat = llm.chat(max_tokens=2)
+    chat.send("hello")
+    rename = os.replace
+
+    def rename_and_stop(*paths):
+        rename(*paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", rename_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        chat.save(tmp_path / "chat.json")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]
+    other = llm.chat()
+    assert other.load(tmp_path / "chat.json") == [] and other.messages == chat.messages
+
+
 GOOD = {"format": "mlx_llama session", "version": 1, "model": "m", "system": None, "options": {}, "dropped": 0,
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 
-@pytest.mark.parametrize("damage", [b"[]", {"options": {"top_p": 9}}, {"options": {"logit_bias": {"99999": 1}}}])
+@pytest.mark.parametrize("damage", [b"[]", "system", {"options": {"top_p": 9}}, {"options": {"logit_bias": {"99999": 1}}}])
 def test_loading_a_damaged_session_loses_nothing(damage, llm, tmp_path):
     chat = llm.chat(system="mine", max_tokens=3)
     chat.send("hello")
     before = (list(chat.messages), chat.system, dict(chat.options), chat.dropped)
     file = tmp_path / "bad.json"
+    if isinstance(damage, str):
+        damage = json.dumps({name: value for name, value in GOOD.items() if name != damage}).encode()
     file.write_bytes(damage if isinstance(damage, bytes) else json.dumps(GOOD | damage).encode())
     with pytest.raises(SessionError, match=str(file)):
         chat.load(file)
@@ -356,6 +461,38 @@ def test_another_thread_may_close_an_answer_but_not_ask(llm):
     check_consistency(chat)
 
 
+def test_threads_that_use_one_session_in_every_way_get_a_session_error_at_most(llm, tmp_path):
+    chat = llm.chat(max_tokens=4, temperature=1.0, seed=1)
+    chat.send("first")
+    chat.save(tmp_path / "chat.json")
+
+    def act(i):
+        found = []
+        for turn in range(6):
+            kind = (i + turn) % 6
+            try:
+                if kind == 0:
+                    chat.send(f"question {i}")
+                elif kind == 1:
+                    list(chat.stream(f"question {i}"))
+                elif kind == 2:
+                    chat.clear()
+                elif kind == 3:
+                    chat.regenerate().finish()
+                elif kind == 4:
+                    chat.save(tmp_path / f"{i}.json")
+                else:
+                    chat.load(tmp_path / "chat.json")
+            except SessionError as error:
+                found.append(error)
+        return len(found)
+
+    found = on_threads(6, act)
+    assert all(isinstance(one, int) for one in found), found
+    check_consistency(chat)
+    assert chat.send("last").tokens
+
+
 # Tools
 
 
@@ -423,6 +560,17 @@ def test_a_turn_with_calls_is_regenerated_and_dropped_as_one(caller):
         done = chat.send(f"and {long}")
         assert chat.dropped == 4 and any("the oldest 4 messages" in notice for notice in done.notices)
         assert done.text == "Again seven." and "3 + 4?" not in script.prompts[-1] and len(chat.messages) == 10
+
+
+def test_a_turn_with_calls_is_taken_back_as_one(caller):
+    llm = caller
+    chat = llm.chat(tools=[add], max_tokens=200)
+    with Script(llm, CALL, "Seven."):
+        chat.send("3 + 4?")
+    with pytest.raises(SessionError, match="a conversation with tools cannot go on inside an answer"):
+        chat.resume()
+    assert [message["role"] for message in chat.undo()] == ["user", "assistant", "tool", "assistant"]
+    assert chat.messages == []
 
 
 def test_faults_of_functions_and_of_models_are_told_to_the_model(caller):

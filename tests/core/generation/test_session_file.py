@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from mlx_llama.core.errors import SessionError
+from mlx_llama.core.generation import session_file
 from mlx_llama.core.generation.session_file import read_session, write_session
 
 TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -23,12 +25,11 @@ def test_a_written_session_is_read_again(tmp_path):
 
 
 def test_fields_that_may_be_missing(tmp_path):
-    (tmp_path / "s.json").write_text(json.dumps({name: GOOD[name] for name in GOOD if name not in ("system", "dropped")}))
-    saved = read_session(tmp_path / "s.json")
-    assert (saved.system, saved.dropped) == (None, 0)
+    (tmp_path / "s.json").write_text(json.dumps({name: GOOD[name] for name in GOOD if name != "dropped"}))
+    assert read_session(tmp_path / "s.json").dropped == 0
 
 
-@pytest.mark.parametrize("name", ["format", "version", "model", "options", "messages"])
+@pytest.mark.parametrize("name", ["format", "version", "model", "system", "options", "messages"])
 def test_a_missing_field_is_named(name, tmp_path):
     (tmp_path / "s.json").write_text(json.dumps({key: value for key, value in GOOD.items() if key != name}))
     with pytest.raises(SessionError, match=f'no "{name}"|{name} is missing'):
@@ -54,6 +55,21 @@ def test_a_fault_is_named_in_one_line(damage, message, tmp_path):
         read_session(file)
     assert str(caught.value).startswith(f"{file}: ") and str(caught.value).isprintable()
     assert len(str(caught.value)) < 250 + len(str(file))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_pipes_devices_and_long_files_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("zero", "pipe"):
+        with pytest.raises(SessionError, match=f"{name}: cannot be read: is not a regular file"):
+            read_session(tmp_path / name)
+        with pytest.raises(SessionError, match=f"{name}: cannot be written: is not a regular file"):
+            write_session(tmp_path / name, model="m", system=None, options={}, messages=TURN)
+    write_session(tmp_path / "s.json", model="m", system=None, options={}, messages=TURN)
+    monkeypatch.setattr(session_file, "MOST_BYTES", 100)
+    with pytest.raises(SessionError, match="bytes or more, expected at most 100"):
+        read_session(tmp_path / "s.json")
 
 
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

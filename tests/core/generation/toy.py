@@ -152,7 +152,7 @@ class ToySampling:
 class ToyModel:
     """logits(position) = hash(all keys up to it); key(position) = hash(key before, token, position)."""
 
-    cache_bits, dtype, notices = None, "float32", ()
+    cache_bits, dtype, notices, prefill_width, adapters = None, "float32", (), 1 << 16, ()
 
     def __init__(self, backend, salt=0, context=1000, verify_width=16, rope="default", period=0):
         self.backend = backend
@@ -169,7 +169,13 @@ class ToyModel:
         return self._compute(tokens, index_pos, cache, rows)
 
     def step(self, tokens, index_pos, cache, sampling, *, rows=None, masks=None):
-        logits = self._compute(tokens, index_pos, cache, rows)
+        return self._sample(self._compute(tokens, index_pos, cache, rows), cache, sampling, rows, masks)
+
+    def sample(self, logits, cache, sampling, *, rows=None, masks=None):
+        assert isinstance(logits, np.ndarray) and logits.dtype == np.float32
+        return self._sample([[row.astype(np.float64)] for row in logits], cache, sampling, rows, masks)
+
+    def _sample(self, logits, cache, sampling, rows, masks):
         rows = range(len(logits)) if rows is None else rows
         assert len(rows) == len(sampling.options)
         recent = cache.recent(max(1, sampling.window), rows)
@@ -242,7 +248,7 @@ class ToyBackend:
         self.late_fault = None
         self.read_fault = None
         self.step_seconds = 0.0
-        self.runtime = SimpleNamespace(free_memory=lambda device: self.free, dtype_name=str)
+        self.runtime = SimpleNamespace(free_memory=lambda device: self.free, dtype_name=str, to_numpy=self.wait_for_logits)
         self.clear()
 
     def clear(self):
@@ -265,6 +271,10 @@ class ToyBackend:
     def launch(self, *arrays):
         self.events.append("launch")
 
+    def wait_for_logits(self, logits):
+        self.events.append("logits")
+        return np.array([row[-1] for row in logits], np.float32)
+
     def read(self, token):
         assert token.shape == (1, 1)
         return self.read_all(token)[0]
@@ -278,7 +288,7 @@ class ToyBackend:
 
 
 class ToyPiece(SimpleNamespace):
-    """What a StreamDecoder asks of a piece."""
+    """A piece, as a StreamDecoder sees it."""
 
 
 class ToyTokenizer:
@@ -330,7 +340,7 @@ def make(runs_ahead=False, *, eos=(EOS,), context=CONTEXT, draft=None, text=True
 
 def request(prompt, text=True, **given):
     """A request with options, seed 0 unless given."""
-    fields = {name: given.pop(name) for name in ("eos", "notify", "notices", "rule", "compile_seconds") if name in given}
+    fields = {name: given.pop(name) for name in ("eos", "notify", "notices", "rule", "compile_seconds", "hooks") if name in given}
     return Request(prompt, resolve({"seed": 0, **given}), wants_text=text, **fields)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_llama.core.models.architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE, BY_SPELLING, find_gguf
+from mlx_llama.core.models.architectures import ARCHITECTURES, BY_MODEL_TYPE, BY_SPELLING, Experts, find_gguf
 from mlx_llama.core.models.config import LlamaConfig
 
 
@@ -10,8 +10,23 @@ def test_every_entry_is_found_by_each_of_its_names():
     for name, one in ARCHITECTURES.items():
         assert BY_SPELLING[name] is BY_MODEL_TYPE[one.model_type] is one
         assert all(BY_SPELLING[alias] is one for alias in one.aliases)
-        assert BY_GGUF[one.gguf].names is one.names
+        assert find_gguf(one.gguf, one.experts is not None).names is one.names
     assert find_gguf("llama").name == "LlamaForCausalLM"  # of two architectures under one name, the first
+
+
+def split_experts(shapes: dict[str, tuple[int, ...]], experts: Experts) -> dict[str, tuple[int, ...]]:
+    """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
+    found = {}
+    for key, shape in shapes.items():
+        layer, _, part = key.partition("mlp.")
+        if part.startswith("experts."):
+            count, rows, columns = shape
+            modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
+            found |= {f"{layer}{experts.block}.experts.{i}.{module}.weight": (rows // len(modules), columns)
+                      for i in range(count) for module in modules}
+        else:
+            found[f"{layer}{experts.block}.{part}" if part else key] = shape
+    return found
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -20,15 +35,20 @@ def test_the_tensors_of_an_entry_are_those_of_transformers_class(name):
     torch = pytest.importorskip("torch")
     import transformers
 
-    sizes = dict(vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+    sizes = dict(vocab_size=1 << 18, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, head_dim=16)
     one = ARCHITECTURES[name]
+    if one.experts:
+        sizes |= {one.experts.fields[0]: 3, "num_experts_per_tok": 2}
     theirs = transformers.AutoConfig.for_model(one.model_type, **sizes)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(theirs)
-    wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()
+              if key != "lm_head.weight" or not theirs.tie_word_embeddings}
+    if one.experts:
+        wanted = split_experts(wanted, one.experts)
     ours = LlamaConfig.from_dict(sizes | {"architectures": [name], "model_type": one.model_type})
-    assert ours.tensor_shapes() == wanted
+    assert ours.stored_shapes() == wanted
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, () if theirs.eos_token_id is None else (
         theirs.eos_token_id,))

@@ -1,34 +1,47 @@
 """GGUF's tensor names: those of the gguf library's own map, both ways, for every architecture in the table."""
 
+import re
+
 import gguf
 import pytest
 
 from mlx_llama.core.models.architectures import ARCHITECTURES, find_gguf
+from mlx_llama.core.models.config import LlamaConfig
 
 LIBRARY = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-MODULES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
-           "mlp.down_proj", "input_layernorm", "post_attention_layernorm")
-GGUF_NAMES = {one.gguf: one.names for one in ARCHITECTURES.values()}
-EXTRA = {"qwen3": ("self_attn.q_norm", "self_attn.k_norm")}
+SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=13, num_attention_heads=4,
+             num_experts=3, num_experts_per_tok=2)
+GGUF_NAMES = {one.gguf: one.names for one in reversed(ARCHITECTURES.values())}
 
 
-@pytest.mark.parametrize("architecture", GGUF_NAMES)
-def test_names_are_the_librarys_both_ways(architecture):
-    names, theirs = GGUF_NAMES[architecture], gguf.get_tensor_name_map(LIBRARY[architecture], 13)
-    layers = [f"model.layers.{i}.{module}" for i in (0, 12) for module in (*MODULES, *EXTRA.get(architecture, ()))]
-    modules = ["model.embed_tokens", "model.norm", "lm_head", *layers]
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_names_are_the_librarys_both_ways(name):
+    one = ARCHITECTURES[name]
+    names, theirs = one.names, gguf.get_tensor_name_map(LIBRARY[one.gguf], 13)
+    is_tied = theirs.get_name("lm_head") is None  # always, in this architecture
+    config = LlamaConfig.from_dict(SIZES | {"model_type": one.model_type, "tie_word_embeddings": is_tied,
+                                            "num_key_value_heads": 2})
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in config.stored_shapes()))
+    stack_of = {module: stack for stack, modules in config.stacks().items() for module in modules}
     for module in modules:
         for suffix in (".weight", ".bias"):
             stored = names.gguf(module + suffix)
-            assert stored == theirs.get_name(module + suffix, (".weight", ".bias"))
-            assert names.hugging_face(stored) == module + suffix
-    assert len({names.gguf(module + ".weight") for module in modules}) == len(modules)
+            assert stored == theirs.get_name(re.sub(r"experts\.\d+", "experts", module) + suffix, (".weight", ".bias"))
+            assert names.hugging_face(stored) == stack_of.get(module, module) + suffix
+    assert len({names.gguf(module + ".weight") for module in modules}) == len({stack_of.get(one, one) for one in modules})
+
+
+def test_experts_of_the_first_files_have_a_tensor_each():
+    names = ARCHITECTURES["MixtralForCausalLM"].names
+    assert names.hugging_face("blk.3.ffn_gate.7.weight") == "model.layers.3.block_sparse_moe.experts.7.w1.weight"
+    assert names.hugging_face("blk.3.ffn_down.0.weight") == "model.layers.3.block_sparse_moe.experts.0.w2.weight"
+    assert names.hugging_face("blk.3.ffn_gate.weight") is names.hugging_face("blk.3.attn_q.1.weight") is None
 
 
 @pytest.mark.parametrize("name", [
     "rope_freqs.weight", "blk.0.attn_q", "blk.00.attn_q.weight", "blk.-1.attn_q.weight", "blk.0.attn_q.scale",
     "attn_q.weight", "blk.0.output.weight", "blk.0.ffn_gate_exps.weight", "blk.0.attn_q_norm.weight", "x blk.0.attn_q.weight",
-    "blk.٣.attn_q.weight", "",
+    "blk.٣.attn_q.weight", "", "blk.0.ffn_gate.0.weight",
 ])  # fmt: skip
 def test_a_name_that_llama_has_not_is_none(name):
     assert GGUF_NAMES["llama"].hugging_face(name) is None
@@ -50,4 +63,6 @@ def test_rows_are_permuted_for_llama_alone():
 def test_an_architecture_is_found_by_the_files_name():
     assert [find_gguf(name).name for name in ("llama", "qwen2", "qwen3")] == ["LlamaForCausalLM", "Qwen2ForCausalLM",
                                                                              "Qwen3ForCausalLM"]
+    assert find_gguf("llama", 8).name == "MixtralForCausalLM"
+    assert find_gguf("qwen3moe", 8) is find_gguf("qwen3moe") is ARCHITECTURES["Qwen3MoeForCausalLM"]
     assert find_gguf("mamba") is find_gguf(3) is find_gguf([]) is None

@@ -101,7 +101,8 @@ def test_sizes_are_those_of_transformers(fields, tmp_path):
     in_8_bits = held // 2 + 2 * count * len(range(0, size, 32))  # a byte each, and a float16 for up to 32 of a head
     assert {name: 1000 * size for name, size in diagnosis.model["cache_bytes_per_token"].items()} == {
         "32_bits": 2 * held, "16_bits": held, "8_bits": in_8_bits}
-    for name in ("cpu", "mlx"):
+    for name in ("cpu", "mlx"):  # float16 on the CPU, the activations' 16 bits on MLX
+        assert 1000 * fit(diagnose(tmp_path / "m", cache_bits=16), name).cache_bytes_per_token == held
         assert 1000 * fit(diagnose(tmp_path / "m", cache_bits=8), name).cache_bytes_per_token == in_8_bits
 
 

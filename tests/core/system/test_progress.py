@@ -57,3 +57,31 @@ def test_a_display_is_not_seen_by_other_threads():
     with progress.reported(lambda *given: seen.append(given)), ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: progress.meter(1)(1)).result()
     assert seen == []
+
+
+# Displays of calls from Python
+
+
+class Screen:
+    """A stream that may be a terminal."""
+
+    def __init__(self, is_terminal):
+        self.isatty = lambda: is_terminal
+
+
+def test_bars_need_a_terminal_that_moves_its_cursor(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    assert progress.moves_cursor(Screen(True)) and not progress.moves_cursor(Screen(False)) and not progress.moves_cursor(None)
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    assert not progress.moves_cursor(Screen(True))
+    monkeypatch.delenv("JPY_PARENT_PID")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not progress.moves_cursor(Screen(True))
+
+
+def test_outside_of_a_notebook_a_load_shows_nothing(capfd):
+    assert not progress.in_notebook()
+    with progress.show_bytes("loading", patience=0):
+        progress.meter(3)(3)
+    assert capfd.readouterr() == ("", "")

@@ -1,17 +1,14 @@
 """Texts, templates and conversations that several test files use."""
 
-import time
-
 import pytest
 from hypothesis import strategies as st
 from making import CHAT_TEMPLATE, config_fields
 
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.text import meter
 from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
 from mlx_llama.core.text.hf_tokenizer import load_tokenizer
-from mlx_llama.core.text.template import ChatTemplate
+from mlx_llama.core.text.template import ChatTemplate, read_template
 
 # Tokenizers
 
@@ -153,12 +150,16 @@ def plain(name="t", source=CHAT_TEMPLATE, **variables):
     return ChatTemplate(source, name, {"bos_token": "<s>", "eos_token": "</s>", **variables})
 
 
+def load_template(folder, tokenizer):
+    """A folder's template, or None."""
+    found = read_template(folder)
+    return found and ChatTemplate(*found, tokenizer.named)
+
+
 def run_hostile(source, messages=USER, **variables) -> str:
-    """Render a template that must fail, in time and in one line; returns that line."""
-    start = time.monotonic()
+    """Render a template that must fail, in one line; returns that line."""
     with pytest.raises(TemplateError) as caught:
         ChatTemplate(source, "evil.jinja", variables).render(messages)
-    assert time.monotonic() - start < meter.MAX_SECONDS + 2
     message = str(caught.value)
-    assert message.startswith("evil.jinja: ") and "\n" not in message and len(message) < 600
+    assert message.startswith("evil.jinja: ") and message.isprintable() and len(message) < 600
     return message

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from making import CHAT_TEMPLATE, LLAMA3_SPECIALS, byte_level_json, config_field
 from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
-from mlx_llama.core.text.template import encode_messages, load_gguf_template
+from mlx_llama.core.text.template import ChatTemplate, encode_messages, read_gguf_template
+from mlx_llama.core.text.tokenizer import byte_alphabet
 
 from .cases import VOCABULARIES, any_text, has_wide_space, load_vocabulary
 
@@ -248,7 +250,7 @@ def test_the_conversation_in_a_files_template():
     for kind in KINDS:
         metadata = toy(kind)[0] | {"tokenizer.chat_template": CHAT_TEMPLATE}
         ours = load_vocabulary(metadata)
-        template = load_gguf_template(metadata, "toy.gguf", ours)
+        template = ChatTemplate(*read_gguf_template(metadata, "toy.gguf"), ours.named)
         eos = ours.named["eos_token"]
         ids = encode_messages(ours, template, [{"role": "user", "content": f"hi {eos} there"}])
         assert ids[0] == ours.bos_id and ids.count(ours.bos_id) == 1
@@ -411,3 +413,57 @@ def test_more_tokens_than_embeddings():
     assert ours.decode([399]) == ""
     with pytest.raises(TokenizerError, match="outside the vocabulary"):
         ours.decode([400])
+
+
+# Control tokens of few characters, long texts
+
+
+@pytest.mark.parametrize("text", ["é", "\x80\x81", "éa", "aé", "éé"])
+def test_a_control_token_of_few_characters_is_spelt_with_others(text):
+    """Its merge exists, so that an ordinary text produces it; the text keeps its bytes."""
+    metadata, _ = toy_byte_level()
+    alphabet = {byte: char for char, byte in byte_alphabet().items()}
+    whole = "".join(alphabet[byte] for byte in text.encode("utf-8"))
+    tokens, merges = list(metadata["tokenizer.ggml.tokens"]), list(metadata["tokenizer.ggml.merges"])
+    types = list(metadata["tokenizer.ggml.token_type"])
+    for end in range(2, len(whole) + 1):
+        if whole[:end] not in tokens:
+            tokens.append(whole[:end])
+            types.append(CONTROL)
+        merges.insert(end - 2, f"{whole[:end - 1]} {whole[end - 1]}")
+    ours = load_vocabulary(metadata, tokens=tokens, token_type=np.array(types, np.int32), merges=merges)
+    for content in (text, f"x{text}y", text * 3):
+        ids = ours.encode(content)
+        assert not set(ids) & set(range(len(metadata["tokenizer.ggml.tokens"]), len(tokens)))
+        assert ours.decode(ids) == content
+    assert len(tokens) in ours.encode(text, parse_special=True) or whole != text  # its spelling in the file is not the text
+
+
+def test_a_text_that_the_library_panics_over(monkeypatch, vocabularies):
+    ours = vocabularies["llama-bpe"][1]
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(*_, **__):
+        raise PanicException("called `Result::unwrap()` on an `Err` value: RuntimeError(BacktrackLimitExceeded)\nmore")
+
+    monkeypatch.setattr(ours, "library", SimpleNamespace(encode=panic))
+    with pytest.raises(TokenizerError) as caught:
+        ours.encode("x")
+    assert "Result::unwrap" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [" " * 150_000, "\n" * 150_000, "a" * 150_000, "</s>" * 40_000, "é" * 110_000, "x \t" * 50_000],
+                         ids=lambda text: ascii(text[:4]))
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_long_text_has_at_least_so_many_tokens(name, text, vocabularies):
+    ours = vocabularies[name][1]
+    assert 0 < ours.count_at_least(text) <= len(ours.encode(text))
+    assert ours.count_at_least(text) >= len(text.encode()) // 256
+
+
+def test_vocabularies_without_some_bytes_have_no_bound():
+    metadata, _ = toy_byte_level()
+    tokens = [text if text != "Ā" else "ĀĀ" for text in metadata["tokenizer.ggml.tokens"]]
+    assert load_vocabulary(metadata, tokens=tokens).count_at_least("a" * 200_000) == 0

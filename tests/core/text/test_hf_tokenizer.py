@@ -1,5 +1,7 @@
 """Tokenizers of a Hugging Face folder against their libraries and transformers."""
 
+import base64
+import io
 import itertools
 import json
 
@@ -328,6 +330,12 @@ def test_an_added_token_beyond_the_model(tmp_path):
         ({"added_tokens_decoder": {"5": {"text": "a"}}}, "added_tokens_decoder"),
         ({"added_tokens_decoder": {"5": {"content": "<other>"}}}, "<other>"),
         ({"additional_special_tokens": [3]}, "additional_special_tokens"),
+        ({"additional_special_tokens": 5}, "additional_special_tokens"),
+        ({"additional_special_tokens": "<s>"}, "additional_special_tokens"),
+        ({"additional_special_tokens": ["\ud800"]}, "additional_special_tokens"),
+        ({"bos_token": "\ud800"}, "bos_token"),
+        ({"eos_token": {"content": "a\udfff"}}, "eos_token"),
+        ({"added_tokens_decoder": {"500": {"content": "\udc00"}}}, "added_tokens_decoder"),
     ],
     ids=str,
 )
@@ -346,6 +354,12 @@ def test_settings_that_are_not_json(name, text, tmp_path):
     folder = make_tokenizer(tmp_path, "sentencepiece")
     (folder / name).write_text(text, encoding="latin-1")
     assert name in refusal(folder)
+
+
+def test_added_tokens_json_with_a_lone_surrogate(tmp_path):
+    folder = make_tokenizer(tmp_path, "sentencepiece")
+    (folder / "added_tokens.json").write_text(json.dumps({"\ud800": 384}))
+    assert "ud800" in refusal(folder, vocab_size=400)
 
 
 @pytest.mark.parametrize("value", [-1, "5", True, 1.5, None, 2**40])
@@ -382,3 +396,147 @@ def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path):
     library.save(str(folder / "tokenizer.json"))
     text = "a much longer text than three tokens"
     assert load_folder(folder).decode(load_folder(folder).encode(text)) == text
+
+
+# tokenizer.json that its library accepts, and panics or aborts over
+
+
+def write_json(folder, kind, escape=False, **changes):
+    """A folder with a tokenizer.json whose parts are replaced; of `model` only the fields given. escape: in its keys."""
+    folder = make_tokenizer(folder, kind)
+    path = folder / "tokenizer.json"
+    parts = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in changes.items():
+        parts[name] = {**parts[name], **value} if name == "model" and "type" not in value else value
+    text = json.dumps(parts)
+    path.write_text(text.replace("precompiled", "\\u0070recompiled") if escape else text, encoding="utf-8")
+    return folder
+
+
+def charsmap(data):
+    return {"normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}}
+
+
+def replace(pattern, content):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def in_sequence(*steps):
+    return {"normalizer": {"type": "Sequence", "normalizers": list(steps)}}
+
+
+HUGE = b"\xfc\xff\xff\xff" + bytes(64)  # a trie of four gigabytes
+BROKEN = {
+    "charsmap empty": charsmap(b""),
+    "charsmap short": charsmap(b"abc"),
+    "charsmap huge": charsmap(HUGE),
+    "charsmap of a broken trie": charsmap(b"\x04\0\0\0" + b"\xff" * 8),
+    "charsmap no base64": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "!!!!!!!!!!!!"}},
+    "charsmap without a trie": charsmap(b"\x03\0\0\0" + b"abcdefgh"),
+    "growing": in_sequence(*[replace({"String": "a"}, "aaaaaaaaaa")] * 30),
+    "growing at once": in_sequence(*[replace({"String": "a"}, "a" * 100_000)] * 3),
+    "growing by a pattern": in_sequence(*[replace({"Regex": "x*"}, "a")] * 60),
+    "growing by prefixes": in_sequence(*[{"type": "Prepend", "prepend": "a" * 100_000}] * 3),
+    "matches nothing": {"normalizer": replace({"Regex": ""}, "b")},
+    "replaces nothing": {"normalizer": replace({"String": ""}, "b")},
+    "words without unknown": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "u"}},
+    "pieces without unknown": {"model": {"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##",
+                                         "max_input_chars_per_word": 100, "vocab": {"a": 0}}},
+    "unigram without unknown": {"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0], ["b", -1.0]]}},
+    "prefix longer than tokens": {"model": {"continuing_subword_prefix": "zzzzzzzzzz"}},
+    "parts of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "unknown special token": {"post_processor": {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+                                                 "single": [{"SpecialToken": {"id": "nope", "type_id": 0}}]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    (kind, name) for kind in ("llama2", "bytelevel") for name in BROKEN
+    if kind == "bytelevel" or name not in ("matches nothing", "replaces nothing")  # without byte level, they are harmless
+])  # fmt: skip
+def test_a_json_that_its_library_panics_over(kind, name, tmp_path):
+    """Bare exceptions, panics and aborts of the library are TokenizerError, at loading or at the first text."""
+    # Other classes: LlamaTokenizer would replace the normalizer.
+    folder = write_json(tmp_path, kind, **BROKEN[name])
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(TokenizerError) as caught:
+        ours = load_folder(folder, vocab_size=100_000)
+        for text in ("Hello", "a", "é🦙", "xyz" * 100):
+            ours.encode(text)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+
+
+def test_a_huge_charsmap_is_refused_however_its_key_is_spelled(tmp_path):
+    for escape in (False, True):
+        folder = write_json(tmp_path / str(escape), "bytelevel", escape, **charsmap(HUGE))
+        assert "a trie of 4294967292 bytes in" in refusal(folder)
+
+
+def test_a_whole_charsmap_is_taken(tmp_path):
+    """sentencepiece's own, which normalises full-width letters."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b c d e f g h"] * 10), model_writer=model, vocab_size=14, model_type="unigram",
+        normalization_rule_name="nmt_nfkc", hard_vocab_limit=False, minloglevel=2)  # fmt: skip
+    from transformers.convert_slow_tokenizer import import_protobuf
+
+    proto = import_protobuf().ModelProto.FromString(model.getvalue())
+    folder = write_json(tmp_path, "bytelevel", **charsmap(proto.normalizer_spec.precompiled_charsmap))
+    assert load_folder(folder).encode("Ｈello") == load_folder(make_tokenizer(tmp_path / "plain", "bytelevel")).encode("Hello")
+
+
+def test_sizes_in_the_file_are_not_applied(tmp_path):
+    huge = 1 << 62
+    folder = write_json(
+        tmp_path, "bytelevel",
+        truncation={"direction": "Right", "max_length": huge, "strategy": "LongestFirst", "stride": huge - 1},
+        padding={"strategy": {"Fixed": huge}, "direction": "Right", "pad_to_multiple_of": huge, "pad_id": 0, "pad_type_id": 0,
+                 "pad_token": "x"})  # fmt: skip
+    assert load_folder(folder).encode("Hello") == load_folder(make_tokenizer(tmp_path / "plain", "bytelevel")).encode("Hello")
+
+
+# The bound of tokens
+
+
+LONG = [" " * 150_000, "\n" * 150_000, "a" * 150_000, "llama " * 30_000, "é" * 120_000, "e\u0301" * 60_000, "\x00" * 120_000,
+        "</s>" * 30_000, "<|eot_id|>" * 12_000, "</s> " * 30_000, "🦙" * 110_000]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LONG, ids=lambda text: ascii(text[:6]))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_text_has_at_least_so_many_tokens(kind, text, made):
+    ours = made[kind].ours
+    for parse_special in (False, True):
+        assert ours.count_at_least(text) <= len(ours.encode(text, parse_special=parse_special))
+    if kind != "sentencepiece":  # whose white space and normalization its Python API does not tell
+        assert ours.count_at_least(text) >= len(text.encode()) // 50
+
+
+def test_a_short_text_is_not_counted(made):
+    assert made["bytelevel"].ours.count_at_least("a" * 99_999) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}},
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+        {"normalizer": replace({"Regex": " +"}, " ")},
+        {"normalizer": replace({"String": "  "}, " ")},
+        {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]]}},
+        {"added_tokens": [{"id": 378, "content": "<z>", "single_word": False, "lstrip": True, "rstrip": True,
+                           "normalized": False, "special": True}]},
+    ],
+    ids=lambda changes: json.dumps(changes)[:60],
+)  # fmt: skip
+def test_tokenizers_that_drop_text_have_no_bound(changes, tmp_path):
+    folder = write_json(tmp_path, "bytelevel", **changes)
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert load_folder(folder, vocab_size=1000).count_at_least(" " * 200_000) == 0
+
+
+def test_nfc_may_compose(tmp_path):
+    ours = load_folder(write_json(tmp_path, "bytelevel", normalizer={"type": "NFC"}))
+    for text in ("e\u0301" * 60_000, "\u1112\u1161\u11ab" * 40_000, "\u03b1\u0313\u0300\u0345" * 30_000):
+        assert 0 < ours.count_at_least(text) <= len(ours.encode(text))

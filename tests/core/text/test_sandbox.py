@@ -2,7 +2,9 @@
 
 import pytest
 
-from .cases import run_hostile
+from mlx_llama.core.text import sandbox
+
+from .cases import USER, run_hostile
 
 
 @pytest.mark.parametrize(
@@ -29,14 +31,16 @@ from .cases import run_hostile
         "{{ messages.append({}) }}",
         "{{ messages[0].update({}) }}",
         "{{ messages.clear() }}",
-        "{{ 'a'.translate({97: 'b'}) }}",
         "{% include '/etc/passwd' %}",
         "{% import 'os' as os %}",
         "{% extends 'x' %}",
     ],
 )
 def test_escapes_are_refused(source):
+    """By the sandbox itself, which known templates render in without a process."""
     run_hostile(source)
+    kind, _ = sandbox.answer(source, {"messages": USER})
+    assert kind == "fault"
 
 
 @pytest.mark.parametrize(
@@ -55,8 +59,13 @@ def test_escapes_are_refused(source):
         ),
         ("{{ '" + "(" * 3 + "' }}{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", ""),
         ("x" * (1 << 19), "characters"),
+        ("{{ {[]: 1} }}", "unhashable"),
+        ("{{ raise_exception('\x1b[2J\x9b\x07' ~ 'x' * 1000000) }}", "␛[2J\ufffd␇xxx"),
+        ("{{ messages['\x1b]0;x\x07' ~ 'y' * 1000000].z }}", "attribute '\\x1b]0;x\\x07yyy"),
+        ("{{ \x1b[2J }}", "char '\\x1b'"),
     ],
-    ids=["tag", "open", "filter", "unknown", "undefined", "zero", "call", "refusal", "deep", "long"],
+    ids=["tag", "open", "filter", "unknown", "undefined", "zero", "call", "refusal", "deep", "long", "unhashable",
+         "escapes", "escapes of a name", "escapes of a source"],
 )
 def test_a_failure_names_its_cause(source, word):
     assert word in run_hostile(source)

@@ -18,11 +18,10 @@ from mlx_llama.core.text.template import (
     ChatTemplate,
     encode_messages,
     load_builtin_template,
-    load_template,
     missing_template,
 )
 
-from .cases import KINDS, TEMPLATES, USER, conversation, plain
+from .cases import KINDS, TEMPLATES, USER, conversation, load_template, plain
 
 CONVERSATIONS = {
     "one": [("user", "Hello world")],

@@ -95,8 +95,7 @@ def test_an_ended_job_does_not_keep_the_model(inside, toy):
     job = server.post("/v1/jobs", prompt="hello", max_tokens=3).json()
     assert '"tokens_out":3' in server.http.get(job["sse_url"]).text
     server.wait(lambda: server.keeper.state == "idle")
-    gc.collect()
-    assert model() is None
+    server.wait(lambda: gc.collect() >= 0 and model() is None)  # the request's own task may still be ending
     assert '"tokens_out":3' in server.http.get(job["sse_url"]).text  # the events are kept
 
 

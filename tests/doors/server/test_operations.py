@@ -119,9 +119,11 @@ def test_metrics_of_one_request(guide):
     prompt = f"Once upon a time {time.time()} there was"  # not in the cache yet
     before = scrape(guide)
     guide.wait_idle()
-    first, used = [guide.post("/v1/completions", prompt=prompt, max_tokens=90, logit_bias={"2": -100}).json()["usage"] for _ in "12"]
+    first, used = [guide.post("/v1/completions", prompt=prompt, max_tokens=90, logit_bias={"2": -100, "6": -100}).json()["usage"]
+                   for _ in "12"]
     assert first["completion_tokens"] == used["completion_tokens"] == 90
     guide.http.post("/v1/completions", content=b"{")
+    guide.wait_idle()
     found = scrape(guide)
 
     def grown(*name):

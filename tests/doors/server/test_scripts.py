@@ -27,17 +27,17 @@ def test_openai_client(guide, llm):
     assert len(out) == 2 and len(out[1]) > 50
 
 
-def readme_blocks(language: str) -> list[str]:
-    """Code of README's section on the server."""
-    section = re.search(r"\n## A server\n(.*?)\n## ", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
-    return re.findall(rf"```{language}\n(.*?)```", section[1], re.S)
+def written_blocks(language: str) -> list[str]:
+    """Code of the README and of the server's page."""
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/server.md")]
+    return [block for page in pages for block in re.findall(rf"```{language}\n(.*?)```", page, re.S)]
 
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("sh")), reason="no curl here")
-def test_curl_lines_of_the_readme_work_as_they_stand(guide, llm):
+def test_curl_lines_of_the_readme_and_docs_work_as_they_stand(guide, llm):
     """But for the port."""
-    lines = [line for block in readme_blocks("sh") for line in block.replace("\\\n", "").splitlines() if line.startswith("curl ")]
-    assert lines
+    lines = [line for block in written_blocks("sh") for line in block.replace("\\\n", "").splitlines() if line.startswith("curl ")]
+    assert len(lines) > 4
     for line in lines:
         assert "http://127.0.0.1:8080" in line
         command = line.replace("http://127.0.0.1:8080", guide.url).split("   #")[0]
@@ -50,10 +50,11 @@ def test_curl_lines_of_the_readme_work_as_they_stand(guide, llm):
             assert json.loads(done.stdout)["choices"][0]["message"]["content"] == wanted
 
 
-def test_python_of_the_readme_runs_as_it_stands(guide, capsys):
+def test_clients_of_the_docs_run_as_they_stand(guide, capsys):
     """But for the port."""
-    for block in readme_blocks("python"):
-        assert "http://127.0.0.1:8080" in block or "load(" in block
+    clients = [block for block in written_blocks("python") if "http://127.0.0.1:8080" in block]
+    assert clients
+    for block in clients:
         exec(block.replace("http://127.0.0.1:8080", guide.url), {})
         assert capsys.readouterr().out
 

@@ -23,7 +23,7 @@ class Animal(BaseModel):
 
     kind: Literal["llama", "penguin", "dragon"]
     legs: Literal[2, 4]
-    friends: list[Literal["Molly", "Iris"]]
+    friend: Literal["Molly", "Iris"]
 
 
 WEATHER = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"enum": [1, 2, 3]}},

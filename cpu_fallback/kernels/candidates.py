@@ -1,0 +1,110 @@
+"""Candidates for the kernels of decoding, measured on this machine.
+
+A decoded token reads every weight once, so the prefetches of its products decide what share of the memory's bandwidth they
+get; the best distances differ from processor to processor. Candidates give the same bits. Each product runs over panels
+far larger than the caches, on all threads, candidates in turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.files.quantized import GGUF_FORMATS
+from mlx_llama.core.system.files import write_file
+
+from . import arithmetic, layouts
+from .emit import Function, Module, i64
+from .layouts import FloatLayout, Layout, LowBitLayout
+from .panels import Arena
+from .target import PREFETCHES, Prefetch, Target, compile_module, find_host, find_prefetch
+
+COLUMNS = 2048  # of the measured matrices
+NBYTES = 256 << 20  # of their panels
+ROUNDS = 3
+CANDIDATES: tuple[Prefetch, ...] = ((), ((1, 1024),), ((1, 2048),), ((1, 4096),), ((2, 2048),), ((2, 4096),), ((0, 4096),),
+                                    ((0, 6144),), ((1, 1024), (2, 3072)), ((1, 1024), (2, 4096)))
+_SWEEP = {"weights": i64, "x": i64, "out": i64, "panels": i64, "panel_bytes": i64, "blocks": i64}
+
+
+def layouts_by_format() -> dict[str, Layout]:
+    """The layout of each GGUF format and float dtype; formats with the same layout share an entry."""
+    found: dict[Layout, list[str]] = {}
+    for name, one in GGUF_FORMATS.items():
+        layout = LowBitLayout(one.bits, one.group_size, one.offset, one.has_biases, one.two_level,
+                              "float32" if name == "Q8_K" else "float16")
+        found.setdefault(layout, []).append(name)
+    for name, dtype in (("F16", "float16"), ("BF16", "bfloat16"), ("F32", "float32")):
+        found[FloatLayout(dtype)] = [name]
+    return {", ".join(names): layout for layout, names in found.items()}
+
+
+def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dict[str, Any]:
+    """Bytes per second of every format's product with every candidate (medians of ROUNDS), and the best by their geometric
+    mean over the formats. advance: is told each format."""
+    arena = Arena(NBYTES)
+    arena.bytes[:] = 17
+    processor = find_host().cpu
+    chosen, is_measured = find_prefetch(processor, target.name)
+    tried = list(dict.fromkeys((*CANDIDATES, chosen)))
+    figures: dict[str, list[float]] = {}
+    with ThreadPoolExecutor(threads) as pool:
+        for name, layout in layouts_by_format().items():
+            advance(name)
+            runs = [_Run(dataclasses.replace(target, prefetch=prefetch), layout, arena, pool, threads) for prefetch in tried]
+            rounds_of = [[run() for run in runs] for _ in range(ROUNDS)]
+            figures[name] = [statistics.median(rates) for rates in zip(*rounds_of)]
+    means = [statistics.geometric_mean(rates) for rates in zip(*figures.values())]
+    return {"processor": processor, "target": target.name, "threads": threads, "candidates": [list(map(list, one)) for one in tried],
+            "formats": figures, "mean": means, "chosen": tried.index(chosen), "best": means.index(max(means)),
+            "is_measured": is_measured}
+
+
+def save(figures: dict[str, Any]) -> str:
+    """Enter the best candidate of `measure` in the table that ships; returns its path. Raises OSError."""
+    table = json.loads(PREFETCHES.read_text())
+    table.setdefault(figures["processor"], {})[figures["target"]] = figures["candidates"][figures["best"]]
+    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(table[name])}" for name in table)
+    write_file(PREFETCHES, f"{{\n{lines}\n}}\n".encode())
+    return str(PREFETCHES)
+
+
+class _Run:
+    """Calls one compiled product for all panels in an arena; returns the rate."""
+
+    def __init__(self, target: Target, layout: Layout, arena: Arena, pool: ThreadPoolExecutor, threads: int):
+        self.arena, self.pool, self.threads = arena, pool, threads
+        self.blocks = COLUMNS // layout.block
+        self.panel_bytes = self.blocks * layout.block_bytes
+        together = arithmetic.panels_at_once(target, layout, 1)
+        self.panels = len(arena.bytes) // self.panel_bytes // threads // together * together  # of a thread
+        x_layout = layouts.FLOAT
+        if isinstance(layout, LowBitLayout):
+            x_layout = layouts.activation_layout(16, target.dot, arithmetic.dot_offset(target, layout))
+        self.x = Arena(x_layout.record(1) * (COLUMNS // (layouts.SPAN * layouts.GROUP)))
+        self.out = np.zeros((threads, 4096), np.float32)
+        module = Module()
+        module.triple = target.triple
+        product = arithmetic.product(module, target, layout, x_layout, 1, together)
+        f = Function(module, "sweep", _SWEEP, public=True)
+        with f.loop(f.panels // together) as i:
+            f.call(product, f.weights + i * f.panel_bytes * together, f.x, f.out, 64, f.blocks, 0, 0)
+        f.finish()
+        self.compiled = compile_module(target, f"sweep {layout.name}", ["sweep"], lambda: module)
+        self.sweep = self.compiled.function("sweep", len(_SWEEP))
+
+    def __call__(self) -> float:
+        started = time.perf_counter()
+        list(self.pool.map(self._run_part, range(self.threads)))
+        return self.threads * self.panels * self.panel_bytes / (time.perf_counter() - started)
+
+    def _run_part(self, part: int) -> None:
+        self.sweep(self.arena.address + part * self.panels * self.panel_bytes, self.x.address,
+                   self.out[part].ctypes.data, self.panels, self.panel_bytes, self.blocks)

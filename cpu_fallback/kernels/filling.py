@@ -1,0 +1,270 @@
+"""Kernels that fill panels (layouts.py) from rows of a file, as LLVM functions of addresses.
+
+A kernel reads 16 bytes of each of a panel's 16 rows and transposes them to four vectors, whose lanes are the rows. Stores
+are whole cache lines, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlx_llama.core.files.quantized import GGUF_FORMATS, IQ4_VALUES, GGUFFormat
+
+from . import layouts
+from .emit import LANES, Function, Module, Value, Variable, i8, i16, i32, i32s, i64, vector
+from .layouts import FIELDS, GROUP, ROWS, FloatLayout, LowBitLayout
+
+FILL = {"rows": i64, "panels": i64, "blocks": i64, "out": i64, "panel_bytes": i64}
+_EVERY_BYTE = 0x01010101
+
+
+def fill_name(layout: layouts.Layout, format: str = "") -> str:
+    return f"fill_{layout.name}_{format}" if format else f"fill_{layout.name}"
+
+
+def fill(module: Module, layout: layouts.Layout, format: str) -> Function:
+    """Write the function that fills `panels` panels, each of `blocks` blocks, from rows.
+
+    format: the GGUF format of the rows; "": numbers, or codes one per byte, which leave out the scales. rows: int64
+    [panels][16], addresses of rows; they hold whole blocks of the layout.
+    """
+    if (name := fill_name(layout, format)) in module.known:
+        return module.known[name]
+    f = Function(module, name, FILL, public=True)
+    with f.loop(f.panels) as p, f.loop(f.blocks) as b:
+        rows, out = f.rows + p * (8 * LANES), f.out + p * f.panel_bytes + b * layout.block_bytes
+        if isinstance(layout, FloatLayout):
+            _fill_from_floats(f, layout, rows, b, out)
+        elif format:
+            fill_block(f, layout, format, rows, b, out)
+        else:
+            with f.loop(layout.groups) as g:
+                block = _Block(f, rows, b * layout.block + g * GROUP, GROUP)
+                _store_group(f, layout.bits, [block.word(4 * k) for k in range(8)],
+                             out + g * layout.group_bytes + layout.offsets["codes"])
+    return f.finish()
+
+
+CHECKSUM = {"start": i64, "nbytes": i64, "out": i64}
+CHECKSUM_BYTES = 512
+
+
+def checksum(module: Module) -> Function:
+    """Write the function that sums `nbytes`, a multiple of 64, from `start`: 512 bytes to `out`.
+
+    Each of 128 words is a polynomial, whose value a change of one byte changes always.
+    """
+    f = Function(module, "checksum", CHECKSUM, public=True)
+    count = CHECKSUM_BYTES // 64
+    sums = [Variable(f, f.zero(i32s)) for _ in range(count)]
+
+    def add(address: Value, index: int) -> None:
+        sums[index].set(sums[index].get() * 0x01000193 + f.load(i32s, address, 64 * index, 64))
+
+    whole = f.nbytes // CHECKSUM_BYTES * CHECKSUM_BYTES
+    with f.loop(whole, step=CHECKSUM_BYTES) as at:
+        for index in range(count):
+            add(f.start + at, index)
+    with f.loop(f.nbytes, whole, 64) as at:
+        add(f.start + at, 0)
+    for index, one in enumerate(sums):
+        f.store(one.get(), f.out, 64 * index, 4)
+    return f.finish()
+
+
+class _Block:
+    """Bytes of 16 rows, `nbytes` from `at` on, loaded when they are first needed."""
+
+    def __init__(self, f: Function, rows: Value, at: Value, nbytes: int):
+        self.f, self.rows, self.at, self.nbytes = f, rows, at, nbytes
+        self._loaded: dict[int, list[Value]] = {}
+
+    def word(self, offset: int, first: int = 0) -> Value:
+        """Four bytes of each row, int32 [16]. first: start of the field that they belong to."""
+        start, skip = self._find(offset, first)
+        words, (index, shift) = self._load(start), divmod(skip, 4)
+        if shift == 0:
+            return words[index]
+        return words[index] >> 8 * shift | words[index + 1] << 32 - 8 * shift
+
+    def half(self, offset: int) -> Value:
+        """Two bytes of each row, the low half of int32 [16]; `offset` is even."""
+        start, skip = self._find(offset)
+        word = self._load(start)[skip // 4]
+        return word >> 16 if skip % 4 else word
+
+    def _find(self, offset: int, first: int = 0) -> tuple[int, int]:
+        """(where to load 16 bytes of the block, position of `offset` in them)."""
+        start = min(first + (offset - first) // 16 * 16, self.nbytes - 16)
+        return start, offset - start
+
+    def _load(self, start: int) -> list[Value]:
+        """Transpose 16 bytes of each row to four words."""
+        if start not in self._loaded:
+            f = self.f
+            at = self.at + start if start else self.at
+            parts = [f.load(vector(i32, 4), f.load(i64, self.rows, 8 * row, 8), at) for row in range(ROWS)]
+            # quads[j]: rows j, j + 4, j + 8, j + 12; then a transposition of 4 x 4 words in each quarter
+            first, every = list(range(8)), list(range(16))
+            quads = [parts[j].shuffle(first, parts[j + 4]).shuffle(every, parts[j + 8].shuffle(first, parts[j + 12]))
+                     for j in range(4)]
+            low, high = (
+                [quads[j].shuffle([lane + k for k in range(0, 16, 4) for lane in (a, 16 + a, a + 1, 17 + a)], quads[j + 1])
+                 for j in (0, 2)] for a in (0, 2))
+            self._loaded[start] = [
+                pair[0].shuffle([lane + k for k in range(0, 16, 4) for lane in (a, a + 1, 16 + a, 17 + a)], pair[1])
+                for pair in (low, high) for a in (0, 2)]
+        return self._loaded[start]
+
+
+def _fill_from_floats(f: Function, layout: FloatLayout, rows: Value, b: Value, out: Value) -> None:
+    width = layouts.WIDTHS[layout.dtype]
+    block = _Block(f, rows, b * (GROUP * width), GROUP * width)
+    for i in range(GROUP * width // 4):
+        word, at = block.word(4 * i), 4 * LANES * i
+        if width == 4:
+            f.store(word, out, at, 64)
+        else:  # two numbers
+            f.store(word.truncate(vector(i16)), out, at, 32)
+            f.store((word >> 16).truncate(vector(i16)), out, at + 32, 32)
+
+
+def fill_block(f: Function, layout: LowBitLayout, format: str, rows: Value, b: Value, out: Value) -> None:
+    """Fill the panel's block at `out` from block `b` of 16 rows. rows: the address of their addresses."""
+    file = GGUF_FORMATS[format]
+    per_block, groups = layout.block // file.block_size, file.block_size // GROUP
+    for i in range(per_block):
+        block = _Block(f, rows, b * (per_block * file.nbytes) + i * file.nbytes, file.nbytes)
+        parts = _SCALES[format](block)
+        if layout.packs_subs:
+            parts["subs"] = _pack_subs(parts.pop("scales"), parts.pop("biases"))
+        for part, values in parts.items():
+            kind = i16 if layout.width(part) == 2 else i32 if layout.width(part) == 4 else i8
+            for number, value in enumerate(values, i * len(values)):
+                value = value if kind is i32 else value.truncate(vector(kind))
+                f.store(value, out, layout.offsets[part] + number * ROWS * layout.width(part), 16)
+        for g in range(groups):
+            chunks = [_read_codes(block, file, c) for c in range(GROUP * g, GROUP * (g + 1), 4)]
+            _store_group(f, layout.bits, chunks, out + (i * groups + g) * layout.group_bytes + layout.offsets["codes"])
+
+
+def _pack_subs(scales: list[Value], biases: list[Value]) -> list[Value]:
+    """Sub scales and biases of eight groups in 6 bits (layouts.LowBitLayout)."""
+    vectors = scales[:4], scales[4:], biases[:4]
+    return [low | (high >> 2 * i & 3) << 6 for i, lows in enumerate(vectors) for low, high in zip(lows, biases[4:])]
+
+
+def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
+    """Codes c .. c + 3 of each row's block, one per byte: int32 [16]."""
+    chunk = None
+    for field in file.fields:
+        if field.run == 0:
+            # spread four bits to the lowest bits of four bytes
+            part = ((block.word(field.first + c // 32 * 4, field.first) >> c % 32 & 15) * 0x00204081) & _EVERY_BYTE
+        else:
+            per_run = field.run * 8 // field.width
+            word = block.word(field.first + c // per_run * field.run + c % field.run, field.first)
+            part = word >> c % per_run // field.run * field.width
+            if field.width < 8:
+                part = part & ((1 << field.width) - 1) * _EVERY_BYTE
+        part = part << field.at if field.at else part
+        chunk = part if chunk is None else chunk | part
+    if file.table:
+        return _look_up(block.f, chunk)
+    return chunk ^ _signed(file.flip * _EVERY_BYTE) if file.flip else chunk
+
+
+def _look_up(f: Function, indices: Value) -> Value:
+    """IQ4_VALUES[index] for each byte. One bit of the index after the other halves the candidates."""
+    values: list[Value | int] = [int(value) * _EVERY_BYTE for value in IQ4_VALUES]
+    for bit in range(4):
+        mask = (indices >> bit & _EVERY_BYTE) * 255
+        values = [_choose(f, mask, *values[at:at + 2]) for at in range(0, len(values), 2)]
+    return values[0]
+
+
+def _choose(f: Function, mask: Value, no: Value | int, yes: Value | int) -> Value:
+    if isinstance(no, int):
+        return mask & _signed(no ^ yes) ^ _signed(no)
+    return no ^ (no ^ yes) & mask
+
+
+def _signed(word: int) -> int:
+    """The int32 with the bits of a uint32."""
+    return word - (1 << 32) if word >> 31 else word
+
+
+def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> None:
+    """Store eight chunks of codes (layouts.FIELDS)."""
+    vectors: list[Value | None] = [None] * bits
+    for chunk, fields in zip(chunks, FIELDS[bits]):
+        for at, lowest, width, place in fields:
+            part = chunk >> place if place else chunk
+            part = part & ((1 << width) - 1) * _EVERY_BYTE if width < 8 else part
+            part = part << lowest if lowest else part
+            vectors[at] = part if vectors[at] is None else vectors[at] | part
+    for at, packed in enumerate(vectors):
+        f.store(packed, out, 64 * at, 64)
+
+
+# Scales of a file's block by part of the layout's block: values whose low bytes count, int32 [16], one per group. The
+# structs are in core/files/quantized.py.
+
+_Scales = dict[str, list[Value]]
+
+
+def _bytes(word: Value) -> list[Value]:
+    return [word >> 8 * i if i else word for i in range(4)]
+
+
+def _one_level(block: _Block) -> _Scales:
+    return {"scales": [block.half(0)]}
+
+
+def _one_level_biases(block: _Block) -> _Scales:
+    return {"scales": [block.half(0)], "biases": [block.half(2)]}
+
+
+def _two_levels(scale: Value, scales: list[Value], minimum: Value | None = None, biases: list[Value] | None = None) -> _Scales:
+    found = {"super_scales": [scale], "scales": scales}
+    # A bias is the minimum negated: its sign bit flips.
+    return found if minimum is None else found | {"super_biases": [minimum ^ 0x8000], "biases": biases}
+
+
+def _q2_k(block: _Block) -> _Scales:
+    pairs = [one for i in range(4) for one in _bytes(block.word(4 * i))]
+    return _two_levels(block.half(80), [one & 15 for one in pairs], block.half(82), [one >> 4 & 15 for one in pairs])
+
+
+def _q3_k(block: _Block) -> _Scales:
+    words, scales = [block.word(96 + 4 * i) for i in range(3)], []
+    for i in range(4):
+        low, high = words[i % 2] >> i // 2 * 4 & 0x0F0F0F0F, words[2] >> 2 * i & 0x03030303
+        scales += [one - 32 for one in _bytes(low | high << 4)]
+    return _two_levels(block.half(108), scales)
+
+
+def _q4_k(block: _Block) -> _Scales:
+    first, second, last = (block.word(4 + 4 * i) for i in range(3))
+
+    def pairs(lower: Value, shift: int) -> list[Value]:
+        upper = last >> shift & 0x0F0F0F0F | lower >> 2 & 0x30303030
+        return _bytes(lower & 0x3F3F3F3F) + _bytes(upper)
+
+    return _two_levels(block.half(0), pairs(first, 0), block.half(2), pairs(second, 4))
+
+
+def _q6_k(block: _Block) -> _Scales:
+    return _two_levels(block.half(208), [one for i in range(4) for one in _bytes(block.word(192 + 4 * i))])
+
+
+def _iq4_xs(block: _Block) -> _Scales:
+    low, high = block.word(4), block.half(2)
+    return _two_levels(block.half(0), [(low >> 4 * g & 15 | (high >> 2 * g & 3) << 4) - 32 for g in range(8)])
+
+
+_SCALES: dict[str, Callable[[_Block], _Scales]] = {
+    "Q4_0": _one_level, "Q4_1": _one_level_biases, "Q5_0": _one_level, "Q5_1": _one_level_biases, "Q8_0": _one_level,
+    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q4_k, "Q6_K": _q6_k,
+    "Q8_K": lambda block: {"scales": [block.word(0)] * 2}, "IQ4_NL": _one_level, "IQ4_XS": _iq4_xs,
+}

@@ -1,0 +1,143 @@
+"""Profile of compiled programs: the programs that run, by an interpreter that reads the clock after each operation.
+
+The seconds of a run are those of its threads, averaged: from a thread's waking to its end by operation, work and waiting at
+the barrier. The rest of the run is waking the threads, and the caller.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.backends.profile import ADAPTERS, ATTENTION, EMBEDDING, EXPERTS, HEAD_NORMS, ROPE, Profile, matrix_parts
+
+from .program import CONTEXT, Code, Part, Program
+from .runner import Runner
+from .team import Call, Team
+
+WAKING = "waking threads and the caller"
+_CALIBRATION = 0.05  # seconds
+_NAMES = {"rotate": ROPE, "attend": ATTENTION, "norm_heads": HEAD_NORMS, "adjust": "norm or scale after a product",
+          "experts": EXPERTS, "route": "choice of experts", "gather": "packing for experts", "combine": "sum of experts",
+          "select": ADAPTERS}
+_PACKED = {"norm": "norm, packing", "plain": "packing"}  # else the activation
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a program's operations from `first` on. ticks: int64 [threads, 1 + 2 operations] of
+    program._write_interpreter; seconds: of Team.run."""
+
+    program: Program
+    tokens: int
+    ticks: np.ndarray
+    seconds: float
+    first: int = 0
+
+
+class Clocked:
+    """A program for a team that writes `ticks`. clocked: address of Code.run_clocked."""
+
+    def __init__(self, program: Program | Part, ticks: np.ndarray, clocked: int):
+        self.program, self.ticks, self.clocked = program, ticks, clocked
+
+    def prepare(self, context: np.ndarray) -> Call:
+        """As Program.prepare."""
+        _, *call, _, _ = self.program.prepare(context)
+        return (self.clocked, *call, self.ticks.ctypes.data, self.ticks.strides[0])
+
+
+class ClockedTeam:
+    """A team that clocks each run of a program."""
+
+    def __init__(self, team: Team, code: Code):
+        self.team, self.threads, self.clocked = team, team.threads, code.compiled.address["run_clocked"]
+        self.runs: list[Run] = []
+
+    def run(self, program: Program | Part, context: np.ndarray) -> None:
+        """As Team.run."""
+        ticks = np.zeros((self.threads, 1 + 2 * len(program)), np.int64)
+        started = time.perf_counter()
+        self.team.run(Clocked(program, ticks, self.clocked), context)
+        seconds = time.perf_counter() - started
+        whole, first = (program.program, program.first) if isinstance(program, Part) else (program, 0)
+        self.runs.append(Run(whole, int(context[CONTEXT["tokens"]]), ticks, seconds, first))
+
+
+@contextmanager
+def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Profile]:
+    """Clock a model's programs until the context ends, which completes the profile. named: name_matrices of the model."""
+    profile = Profile(
+        slower=0.0, note="the compiled program as it runs, with a clock read after each operation")
+    team, second = runner.team, measure_clock(runner.code)
+    clocked = runner.team = ClockedTeam(team, runner.code)
+
+    def embed(tokens: np.ndarray) -> None:
+        started = time.perf_counter()
+        Runner.embed(runner, tokens)
+        profile.lost[EMBEDDING] = profile.lost.get(EMBEDDING, 0.0) + time.perf_counter() - started
+
+    runner.embed = embed
+    try:
+        yield profile
+    finally:
+        runner.team = team
+        del runner.embed
+    matrices = {part.address: (name, part) for name, matrix in named for part in matrix_parts(matrix)}
+    for run in clocked.runs:
+        _add(profile, run, matrices, second)
+
+
+def measure_clock(code: Code) -> float:
+    """Ticks of the clock in a second."""
+    def read() -> tuple[float, int]:
+        ticks = np.zeros(1, np.int64)
+        code.run_clocked(0, 0, 0, 1, np.zeros(len(CONTEXT), np.int64).ctypes.data, ticks.ctypes.data)
+        return time.perf_counter(), int(ticks[0])
+
+    (before, first), _, (after, last) = read(), time.sleep(_CALIBRATION), read()
+    return (last - first) / (after - before)
+
+
+def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
+    """Add one run to the profile."""
+    ticks = run.ticks / second
+    begun, done, released = ticks[:, :-1:2], ticks[:, 1::2], ticks[:, 2::2]  # seconds [threads, operations]
+    spent, waited = (released - begun).mean(axis=0), (released - done).mean(axis=0)
+    described = run.program.describe()
+    for index in range(spent.size):
+        kind, operands = described[run.first + index]
+        name, nbytes, flops = _name(run.first + index, described, matrices), 0, 0
+        if kind.startswith("product"):
+            if operands["weights"] in matrices:
+                panels = matrices[operands["weights"]][1]
+                nbytes, flops = panels.nbytes, 2 * run.tokens * math.prod(panels.shape)
+            else:  # an adapter's
+                nbytes = operands["items"] * operands["panel_bytes"]
+                flops = 2 * run.tokens * nbytes // 4
+        elif kind.startswith("experts") and run.tokens == 1:  # of a prompt's experts some are chosen by several tokens
+            parts = -(-operands["panels"] // operands["part"])
+            nbytes = operands["items"] // parts * operands["panels"] * operands["panel_bytes"]
+        profile.add(name, float(spent[index]), float(waited[index]), nbytes, flops)
+        if operands["wait"]:
+            profile.slower += float((done[:, index].max() - done[:, index]).mean())
+    walked = float((ticks[:, -1] - ticks[:, 0]).mean())
+    profile.lost[WAKING] = profile.lost.get(WAKING, 0.0) + run.seconds - walked
+
+
+def _name(index: int, described: list[tuple[str, dict[str, int]]], matrices: dict) -> str:
+    """The name of an operation; packing has its product's."""
+    kind = described[index][0].split()
+    if kind[0] in _NAMES:
+        return _NAMES[kind[0]]
+    product = next(operands for other, operands in described[index:] if other.startswith("product"))
+    if product["weights"] not in matrices:
+        return ADAPTERS
+    name = matrices[product["weights"]][0]
+    return name if kind[0] == "product" else f"{_PACKED.get(kind[1], f'{kind[1]}, packing')} for {name}"

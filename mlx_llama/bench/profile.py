@@ -1,0 +1,135 @@
+"""Profile of a decoded token or a prompt by operation: time, bytes, share of the bandwidth, and the time lost between."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from mlx_llama.core.backends.profile import ATTENTION, Profile
+
+from .loop import decode, prefill
+from .measure import Case, HostMemory, Loaded, random_tokens
+
+SAMPLING, HOST = "sampling", "host: loop, bookkeeping"
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A case of `rows` rows and its profile over `count` steps or prompts, which took `seconds`.
+
+    bandwidth: bytes per second, measured before and after; kv_nbytes: of keys and values that attention read, None for a
+    prompt.
+    """
+
+    case: Case
+    rows: int
+    count: int
+    seconds: float
+    bandwidth: float
+    profile: Profile
+    kv_nbytes: int | None
+
+    def figures(self) -> dict[str, Any]:
+        """Figures of a step or prompt by name: times in microseconds, rates in bytes per second, shares of the time."""
+        named, slower = [], self.profile.slower
+        for name, spent in self.profile.operations.items():
+            nbytes = self.kv_nbytes if name == ATTENTION else spent.nbytes
+            named.append(self._line(name, spent.seconds) | {
+                "calls": spent.calls / self.count,
+                "waiting_us": None if slower is None else spent.waiting / self.count * 1e6,
+                "nbytes": nbytes / self.count if nbytes else None,
+                "bytes_per_second": nbytes / spent.seconds if nbytes else None,
+                "bandwidth_share": nbytes / spent.seconds / self.bandwidth if nbytes else None,
+                "flops_per_second": spent.flops / spent.seconds if spent.flops else None})
+        nbytes = sum(one["nbytes"] or 0 for one in named)
+        rate = nbytes * self.count / self.seconds
+        waiting = sum(spent.waiting for spent in self.profile.operations.values())
+        lost = [self._line(reason, seconds) for reason, seconds in self.profile.lost.items()]
+        known = sum(spent.seconds for spent in self.profile.operations.values()) + sum(self.profile.lost.values())
+        return {
+            "test": self.case.name, "n_prompt": self.case.length if self.case.kind == "pp" else 0,
+            "n_gen": self.case.length if self.case.kind == "tg" else 0, "n_depth": self.case.depth, "n_rows": self.rows,
+            "us": self.seconds / self.count * 1e6, "bandwidth": self.bandwidth, "nbytes": nbytes, "bytes_per_second": rate,
+            "bandwidth_share": rate / self.bandwidth, "note": self.profile.note, "operations": named,
+            "between": [*lost, self._line(HOST, self.seconds - known)],
+            "slower_us": None if slower is None else slower / self.count * 1e6,
+            "barriers_us": None if slower is None else (waiting - slower) / self.count * 1e6,
+        }
+
+    def _line(self, name: str, seconds: float) -> dict[str, Any]:
+        return {"operation": name, "us": seconds / self.count * 1e6, "share": seconds / self.seconds}
+
+
+def measure_profiles(loaded: Loaded, cases: list[Case], row_counts: list[int], repetitions: int,
+                     advance: Callable[[str], None] = lambda name: None) -> list[Profiled]:
+    """Profile each case with each number of rows; calls advance(name) before each. Of the repetitions, after one without a
+    profile, the one of the median time is kept. A case's depth is that of all rows.
+
+    Raises ContextError where memory has no room for all rows, BackendError where the model cannot be profiled.
+    """
+    runtime, device, found = loaded.backend.runtime, loaded.backend.device, []
+    probe = HostMemory().bandwidth if runtime.bandwidth(device) is None else lambda: runtime.bandwidth(device)
+    for case in cases:
+        for rows in row_counts:
+            advance(case.name)
+            cache = loaded.model.make_cache(case.positions, rows=rows)
+            cache.check_memory(dict.fromkeys(range(rows), case.positions))
+            runs = [_run(loaded, cache, case, rows, probe) for _ in range(1 + repetitions)][1:]
+            found.append(sorted(runs, key=lambda run: run.seconds)[len(runs) // 2])
+    return found
+
+
+def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], float]) -> Profiled:
+    """Profile a case once, and leave the cache at its depth."""
+    tokens = random_tokens(case.positions + 1, loaded.checkpoint.config.vocab_size)
+    for row in range(rows):
+        cache.trim(min(case.depth, cache.lengths[row]), row)
+        if cache.lengths[row] < case.depth:
+            prefill(loaded.backend, loaded.model, cache, {row: tokens[cache.lengths[row]:case.depth]})
+    before, sampled = probe(), [0.0]
+    backend = dataclasses.replace(loaded.backend, sampling=SimpleNamespace(
+        SamplingBatch=lambda *given: _ClockedSampling(loaded.backend.sampling.SamplingBatch(*given), sampled)))
+    with loaded.model.profile() as profile:
+        started = time.perf_counter()
+        if case.kind == "pp":
+            prefill(backend, loaded.model, cache, {0: tokens[case.depth:case.positions]})
+        else:
+            for _ in decode(backend, loaded.model, cache, [tokens[case.depth]] * rows, case.length):
+                pass
+        seconds = time.perf_counter() - started
+    if sampled[0] and not backend.runs_ahead:  # elsewhere the call queues work
+        profile.lost[SAMPLING] = sampled[0]
+    for row in range(rows):
+        cache.trim(case.depth, row)
+    count = 1 if case.kind == "pp" else case.length
+    kv_nbytes = None
+    if case.kind == "tg":
+        kv_nbytes = rows * sum(_kv_nbytes(loaded, cache, case.depth + n + 1) for n in range(count))
+    return Profiled(case, rows, count, seconds, statistics.harmonic_mean([before, probe()]), profile, kv_nbytes)
+
+
+def _kv_nbytes(loaded: Loaded, cache: Any, length: int) -> int:
+    """Bytes of keys and values that a token at the end of `length` positions reads."""
+    layers = loaded.checkpoint.config.layers
+    return sum(min(length, spec.window or length) for spec in layers) * cache.position_nbytes // len(layers)
+
+
+class _ClockedSampling:
+    """Sampling that adds its seconds to `spent[0]`."""
+
+    def __init__(self, sampling: Any, spent: list[float]):
+        self._sampling, self._spent = sampling, spent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampling, name)
+
+    def __call__(self, *given: Any) -> Any:
+        started = time.perf_counter()
+        result = self._sampling(*given)
+        self._spent[0] += time.perf_counter() - started
+        return result

@@ -1,0 +1,181 @@
+"""Starts under mlx.launch and torchrun: rank 0 goes on with its command, the others follow it here."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import signal
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.errors import BackendError, LlamaError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.system import machine
+from mlx_llama.core.system.launch import find_launch
+
+from . import ranks, selection
+from .channel import Message, stop_process
+from .ranks import World
+
+IN_FLIGHT = 2  # launched steps, the oldest of which is awaited before another one is launched
+
+
+def join() -> World | None:
+    """Connect the processes of a launcher, once; None for a process alone. Raises BackendError."""
+    if world := ranks.current():
+        return world
+    launch = find_launch()
+    if launch is None:
+        return None
+    if reason := selection.missing(launch.backend):
+        raise BackendError(reason)
+    collective = selection.import_ranks(launch.backend).join()
+    if collective.size == 1:
+        return None
+    world = World(launch, collective)
+    ranks.enter(world)
+    if world.rank == 0:
+        atexit.register(world.end)
+    return world
+
+
+def follow_leader() -> bool:
+    """Join the launcher's processes. On rank 0 and alone: False at once. On others: repeat rank 0's calls until it ends, then
+    True. Raises BackendError."""
+    world = join()
+    if world is None or world.rank == 0:
+        return False
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides
+    Follower(world).run()
+    return True
+
+
+class Follower:
+    """Objects of a rank by name, and the calls on them."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self._named: dict[int, Any] = {}
+        self._backends: dict[int, selection.Backend] = {}  # by name of a model
+        self._drawn: dict[tuple, Any] = {}  # the last tokens on the device, by cache and rows
+        self._launched: deque[tuple[selection.Backend, Any]] = deque()
+
+    def run(self) -> None:
+        """Make rank 0's calls until it ends."""
+        while True:
+            message, arrays = self.world.calls.get()
+            do, number = message["do"], message.get("number")
+            if do == "end":
+                return
+            if do == "stop":
+                stop_process(message["text"])
+            answers = do in ("load", "state")
+            try:
+                for change in message["changes"]:
+                    self._change(change)
+                answer = None if do == "change" else getattr(self, f"_{do}")(message, arrays)
+            except Exception as error:  # rank 0 compares it with its own
+                text = str(error) if isinstance(error, LlamaError) else f"{type(error).__name__}: {error}"
+                self.world.answer(number, failed=text, answers=answers)
+            else:
+                if answers:
+                    self.world.answer(number, answer)
+
+    def _change(self, change: Message) -> None:
+        do = change["do"]
+        if do == "drop":
+            self._named.pop(change["name"], None)
+            if self._backends.pop(change["name"], None):  # a model
+                self._launched.clear()
+                gc.collect()
+                machine.trim_memory()
+            self._drawn = {key: tokens for key, tokens in self._drawn.items() if key[0] != change["name"]}
+        elif do == "make_cache":
+            cache = self._named[change["model"]].make_cache(change["capacity"], change["rows"])
+            ranks.ignore_memory(cache)
+            self._named[change["cache"]] = cache
+        elif do == "sampling":
+            self._named[change["name"]] = [_read_options(fields) for fields in change["options"]]
+        else:
+            ranks.change_cache(self._named[change["cache"]], change)
+
+    def _load(self, message: Message, arrays: dict) -> None:
+        checkpoint = open_checkpoint(message["checkpoint"], message["revision"])
+        if ranks.identify(checkpoint) != message["identity"]:
+            raise BackendError(f"{checkpoint.name} is another model here than on rank 0: copy it to every machine")
+        backend = selection.select(self.world.backend, message["device"])
+        model = backend.model.Llama.load(checkpoint, message["dtype"], backend.device, **message["options"],
+                                         ranks=self.world.ranks)
+        self._named[message["model"]], self._backends[message["model"]] = model, backend
+
+    def _forward(self, message: Message, arrays: dict) -> None:
+        backend, given = self._find(message)
+        probe = (lambda name, array: None) if message["probes"] else None
+        ranks.forward(backend, *given, message["all_positions"], probe)
+
+    def _step(self, message: Message, arrays: dict) -> None:
+        backend, given = self._find(message)
+        sampled = ranks.step(backend, *given, self._find_sampling(backend, message), self._await_masks if message["masks"] else None)
+        self._drawn[message["cache"], tuple(message["rows"])] = sampled
+        self._pace(backend, sampled)
+
+    def _sample(self, message: Message, arrays: dict) -> None:
+        backend, model = self._backends[message["model"]], self._named[message["model"]]
+        sampled = ranks.sample(backend, model, arrays["logits"], self._named[message["cache"]], message["rows"],
+                               self._find_sampling(backend, message), self._await_masks if message["masks"] else None)
+        self._drawn[message["cache"], tuple(message["rows"])] = sampled
+        self._pace(backend, sampled)
+
+    def _verify(self, message: Message, arrays: dict) -> None:
+        backend, given = self._find(message)
+        self._pace(backend, ranks.verify(backend, *given, self._find_sampling(backend, message)))
+
+    def _state(self, message: Message, arrays: dict) -> dict[str, np.ndarray]:
+        return self._named[message["cache"]].state(message["row"])
+
+    def _restore(self, message: Message, arrays: dict) -> None:
+        own = ranks.take_heads(arrays, self.world.rank, self.world.size)
+        self._named[message["cache"]].restore(own, message["row"])
+
+    def _find(self, message: Message) -> tuple[selection.Backend, tuple]:
+        """The backend, and the arguments that all calls of a model begin with."""
+        cache, tokens = self._named[message["cache"]], message["tokens"]
+        if tokens is None:
+            tokens = self._drawn[message["cache"], tuple(message["rows"])]
+            tokens = tokens if tokens.shape[1] == 1 else tokens[:, :1]
+        else:
+            tokens = np.array(tokens, np.int32)
+        model = message["model"]
+        return self._backends[model], (self._named[model], tokens, message["index_pos"], cache, message["rows"])
+
+    def _find_sampling(self, backend: selection.Backend, message: Message) -> Any:
+        """A SamplingBatch, made at its first use."""
+        name = message["sampling"]
+        if isinstance(self._named[name], list):
+            self._named[name] = backend.sampling_batch(self._named[name])
+        return self._named[name]
+
+    def _await_masks(self) -> np.ndarray:
+        message, arrays = self.world.calls.get()
+        if message["do"] == "stop":
+            stop_process(message["text"])
+        for change in message["changes"]:
+            self._change(change)
+        if "words" not in arrays:
+            raise BackendError("rank 0 has no masks")
+        return arrays["words"]
+
+    def _pace(self, backend: selection.Backend, sampled: Any) -> None:
+        """Wait for an earlier step: a follower runs no further ahead of its device than rank 0."""
+        self._launched.append((backend, sampled))
+        if len(self._launched) > IN_FLIGHT:
+            earlier, tokens = self._launched.popleft()
+            earlier.read_all(tokens)
+
+
+def _read_options(fields: Message) -> GenerationOptions:
+    biases = {int(token): bias for token, bias in fields["logit_bias"].items()}
+    return GenerationOptions(**fields | {"logit_bias": biases})

@@ -1,0 +1,115 @@
+"""Profile of a model's operations: their names, and a clock around the calls of a backend's `ops`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+EMBEDDING, ROPE, ATTENTION, HEAD_NORMS = "embedding", "rope, store keys and values", "attention", "norm of heads"
+EXPERTS, ADAPTERS = "experts", "adapters"
+# Words of `ops` that are clocked, with their names in a profile. A product has the name of its matrix.
+_PRODUCTS = ("linear", "gated_linear")
+_WORDS = {"embed": EMBEDDING, "add_rms_norm": "add, norm", "add": "add", "scale": "scale", "norm_heads": HEAD_NORMS,
+          "rms_norm": "norm after a product", "rope_and_store": ROPE, "attend": ATTENTION, "experts": EXPERTS,
+          "adapt": ADAPTERS, "gate": "gate",
+          **dict.fromkeys(_PRODUCTS, "product")}
+
+
+@dataclass
+class Spent:
+    """Totals of one operation over all its calls.
+
+    seconds: from the end of the operation before it to its end, a mean over threads; waiting: the part of them in which a
+    thread waits for others; nbytes: of weights read; flops: multiplications and additions of products.
+    """
+
+    calls: int = 0
+    seconds: float = 0.0
+    waiting: float = 0.0
+    nbytes: int = 0
+    flops: int = 0
+
+
+@dataclass
+class Profile:
+    """operations: by name, in the model's order. lost: {reason: seconds} outside of operations. slower: the seconds of all
+    `waiting` that are for threads with more to do, the others being the barriers' own; None: threads cannot be told apart,
+    and `waiting` is 0. note: how the figures were taken."""
+
+    operations: dict[str, Spent] = field(default_factory=dict)
+    lost: dict[str, float] = field(default_factory=dict)
+    slower: float | None = None
+    note: str = ""
+
+    def add(self, name: str, seconds: float, waiting: float = 0.0, nbytes: int = 0, flops: int = 0) -> None:
+        """Add a call to the totals of an operation."""
+        spent = self.operations.setdefault(name, Spent())
+        spent.calls += 1
+        spent.seconds += seconds
+        spent.waiting += waiting
+        spent.nbytes += nbytes
+        spent.flops += flops
+
+
+def name_matrices(model: Any) -> list[tuple[str, Any]]:
+    """(name in a profile, matrix or tuple of matrices) of each product of a model."""
+    named = []
+    for block in model.blocks:
+        named += [("query, key, value", block.attention.qkv), ("attention output", block.attention.out)]
+        if block.attention.spec.experts:
+            named.append(("router", block.mlp.router))
+        else:
+            named += [("gate, up", block.mlp.gate_up), ("down", block.mlp.down)]
+    return [(name, linear.weight) for name, linear in (*named, ("head", model.head))]
+
+
+def matrix_parts(matrix: Any) -> tuple[Any, ...]:
+    """The matrices of a product; each has shape (N, K) and nbytes."""
+    return matrix if isinstance(matrix, tuple) else (matrix,)
+
+
+@contextmanager
+def clock_ops(model: Any, ops: ModuleType, finish: Callable[[Any], object], note: str) -> Iterator[Profile]:
+    """Clock each call of a backend's `ops` while the context lasts. finish(results): wait until they are computed.
+
+    A call inside another counts for the outer one.
+    """
+    profile, inside = Profile(note=note), False
+    names = {id(matrix): name for name, matrix in name_matrices(model)}
+
+    def clock(word: str, function: Callable) -> Callable:
+        def clocked(x: Any, *given: Any, **named: Any) -> Any:
+            nonlocal inside
+            if inside:
+                return function(x, *given, **named)
+            inside, started = True, time.perf_counter()
+            try:
+                results = function(x, *given, **named)
+                finish(results)
+            finally:
+                inside = False
+            seconds = time.perf_counter() - started
+            if word in _PRODUCTS:
+                matrices = matrix_parts(given[0])
+                tokens, weights = math.prod(results.shape[:-1]), sum(math.prod(matrix.shape) for matrix in matrices)
+                profile.add(names.get(id(given[0]), _WORDS[word]), seconds, nbytes=sum(matrix.nbytes for matrix in matrices),
+                            flops=2 * tokens * weights)
+            else:
+                profile.add(_WORDS[word], seconds)
+            return results
+
+        return clocked
+
+    former = {word: getattr(ops, word) for word in _WORDS}
+    for word, function in former.items():
+        setattr(ops, word, clock(word, function))
+    try:
+        yield profile
+    finally:
+        for word, function in former.items():
+            setattr(ops, word, function)

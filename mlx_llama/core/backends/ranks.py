@@ -1,0 +1,491 @@
+"""One model over several processes: rank 0 leads, the others repeat its calls on their shares.
+
+A call that reaches the device is sent to all ranks in one message, together with the changes of the cache since the last
+one, and then made on rank 0's own share. So all ranks launch the same collective operations in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import os
+import queue
+import secrets
+import signal
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.errors import BackendError, LlamaError
+from mlx_llama.core.files import hub
+from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.system.launch import Launch
+
+from .channel import Arrays, Channel, Message, stop_process
+from .interface import Array, Cache, Masks, Model, Probe, SamplingBatch
+from .positions import Positions, checked_tokens
+
+JOIN_SECONDS = 120  # for all processes to start
+FLUSH_SECONDS = 2
+END_SECONDS = 5  # for another rank to end after rank 0
+ANSWER_SECONDS = 8  # for the other ranks to fail where rank 0 failed
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_context_size", "presence_penalty",
+            "frequency_penalty", "seed", "logit_bias", "logprobs")  # options that a SamplingBatch reads
+
+
+class World:
+    """The processes of a run, seen from one of them. launch: how they were started. ranks: the backend's collective
+    operations."""
+
+    def __init__(self, launch: Launch, ranks: Any):
+        self.backend, self.ranks, self.rank, self.size = launch.backend, ranks, ranks.rank, ranks.size
+        self.calls: queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]] = queue.SimpleQueue()  # of other ranks, to make
+        self._channels: dict[int, Channel] = {}
+        self._answers: dict[int, queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]]] = {}
+        self._changes: deque[Message] = deque()  # of caches, to send with the next call
+        self._numbers, self._names = itertools.count(1), itertools.count(1)
+        self._finished = 0  # the last call that rank 0 has made
+        self._failed: set[int] = set()  # calls that raised on rank 0
+        self._lock = threading.RLock()
+        self._progress = threading.Condition()
+        self._connect(launch.host)
+
+    def _connect(self, host: str) -> None:
+        """Connect rank 0 with each other rank. Its port and a secret come by a collective operation."""
+        words = [0] * 9
+        listener = None
+        try:
+            if self.rank == 0:
+                listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+                words = [listener.getsockname()[1], *(secrets.randbits(16) for _ in range(8))]
+            port, *key = self.ranks.sum_integers(words)
+            key = np.array(key, np.uint16).tobytes()
+            if self.rank:
+                connection = socket.create_connection((host, port), JOIN_SECONDS)
+                connection.sendall(key + bytes([self.rank]))
+                self._channels[0] = Channel(connection, self._receive_call, self._lose_leader)
+                return
+            listener.settimeout(JOIN_SECONDS)
+            while len(self._channels) < self.size - 1:
+                connection, _ = listener.accept()
+                connection.settimeout(JOIN_SECONDS)
+                told = connection.recv(len(key) + 1, socket.MSG_WAITALL)
+                if len(told) == len(key) + 1 and hmac.compare_digest(told[:-1], key):
+                    self._welcome(told[-1], connection)
+                else:
+                    connection.close()
+        except OSError as error:
+            raise BackendError(f"rank {self.rank} cannot be connected over {host}: {error}") from None
+        finally:
+            if listener:
+                listener.close()
+        threading.Thread(target=self._flush, name="mlx_llama ranks", daemon=True).start()
+
+    def _welcome(self, rank: int, connection: socket.socket) -> None:
+        answers = self._answers[rank] = queue.SimpleQueue()
+
+        def receive(message: Message, arrays: dict[str, np.ndarray]) -> None:
+            if "failed" in message and not message["answers"]:
+                self._compare_failure(rank, message)
+            answers.put((message, arrays))
+
+        self._channels[rank] = Channel(connection, receive, lambda reason: self.stop(f"rank {rank} {reason}"))
+
+    def _flush(self) -> None:
+        """Send changes that no call follows soon, as when a model was dropped."""
+        while True:
+            time.sleep(FLUSH_SECONDS)
+            if self._changes:
+                self.tell("change")
+
+    def _receive_call(self, message: Message, arrays: dict[str, np.ndarray]) -> None:
+        self.calls.put((message, arrays))
+        if message["do"] == "end":  # rank 0 may be gone first, which is no failure
+            time.sleep(END_SECONDS)
+            os._exit(0)  # this process waits for a device that never answers
+
+    def _lose_leader(self, reason: str) -> None:
+        stop_process(f"rank 0 {reason}, so rank {self.rank} stops")
+
+    def _compare_failure(self, rank: int, message: Message) -> None:
+        """Stop unless rank 0's own call failed, too."""
+        number = message["number"]
+        with self._progress:
+            self._progress.wait_for(lambda: self._finished >= number, ANSWER_SECONDS)
+        if number not in self._failed:
+            self.stop(f"rank {rank}: {message['failed']}")
+
+    def stop(self, text: str) -> None:
+        """End all processes with an error. Called on rank 0, from any thread."""
+        text += ": the run over several processes ends; start it again"
+        for channel in list(self._channels.values()):
+            channel.send({"do": "stop", "text": text})
+        stop_process(text)
+
+    # Rank 0
+
+    def tell(self, do: str, arrays: Arrays | None = None, **fields: Any) -> int:
+        """Send a call to all other ranks; returns its number."""
+        with self._lock:
+            number = next(self._numbers)
+            changes = []
+            while self._changes:
+                changes.append(self._changes.popleft())
+            for channel in self._channels.values():
+                channel.send({"do": do, "number": number, "changes": changes, **fields}, arrays)
+            return number
+
+    def change(self, do: str, **fields: Any) -> None:
+        """Send a change with the next call."""
+        self._changes.append({"do": do, **fields})
+
+    def name(self) -> int:
+        """A new name for an object that all ranks have."""
+        return next(self._names)
+
+    @contextmanager
+    def together(self, do: str, arrays: Arrays | None = None, **fields: Any) -> Iterator[int]:
+        """Make a call on all ranks; the block makes it on rank 0. Ctrl-C waits for its end."""
+        with self._lock, uninterrupted():
+            number = self.tell(do, arrays, **fields)
+            try:
+                yield number
+            except Exception as error:
+                self._failed.add(number)
+                self._finish(number)
+                self._await_failures(number, error)
+                raise
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        with self._progress:
+            self._finished = number
+            self._progress.notify_all()
+
+    def _await_failures(self, number: int, error: Exception) -> None:
+        for rank in self._answers:
+            try:
+                message, _ = self._take_answer(rank, number, ANSWER_SECONDS)
+            except queue.Empty:
+                message = {}
+            if "failed" not in message:
+                self.stop(f"rank 0: {error}")
+
+    def answers(self, number: int) -> list[tuple[Message, dict[str, np.ndarray]]]:
+        """Answers of the other ranks to a call, in their order. Raises BackendError where one failed."""
+        found = [self._take_answer(rank, number, None) for rank in sorted(self._answers)]
+        for rank, (message, _) in zip(sorted(self._answers), found):
+            if "failed" in message:
+                raise BackendError(f"rank {rank}: {message['failed']}")
+        return found
+
+    def _take_answer(self, rank: int, number: int, seconds: float | None) -> tuple[Message, dict[str, np.ndarray]]:
+        while True:
+            message, arrays = self._answers[rank].get(timeout=seconds)
+            if message["number"] == number:
+                return message, arrays
+
+    def end(self) -> None:
+        """Let the other ranks end."""
+        for channel in self._channels.values():
+            channel.send({"do": "end"})
+            channel.close()
+        self._channels = {}
+
+    # Other ranks
+
+    def answer(self, number: int, arrays: Arrays | None = None, **fields: Any) -> None:
+        """Answer a call of rank 0."""
+        self._channels[0].send({"number": number, **fields}, arrays)
+
+
+_current: list[World] = []  # at most one: a process belongs to one run
+
+
+def current() -> World | None:
+    """The run that this process belongs to; None for a process alone."""
+    return _current[0] if _current else None
+
+
+def enter(world: World) -> None:
+    """Belong to a run from now on."""
+    _current[:] = [world]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off to the end of the block, in the main thread: others do not see it."""
+    former = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(former):
+        yield
+        return
+    received: list[tuple] = []
+    signal.signal(signal.SIGINT, lambda *given: received.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if received:
+        former(*received[0])
+
+
+# Calls that every rank makes alike
+
+
+def forward(backend: Any, model: Model, tokens: Array, index_pos: int | list[int], cache: Cache, rows: list[int],
+            all_positions: bool, probe: Probe | None) -> Array:
+    """Model.forward, launched."""
+    logits = model.forward(tokens, index_pos, cache, rows=rows, all_positions=all_positions, probe=probe)
+    backend.launch(logits, *cache.arrays())
+    return logits
+
+
+def step(backend: Any, model: Model, tokens: Array, index_pos: int | list[int], cache: Cache, rows: list[int],
+         sampling: SamplingBatch, masks: Masks | None) -> Array:
+    """Model.step, launched."""
+    sampled = model.step(tokens, index_pos, cache, sampling, rows=rows, masks=masks)
+    backend.launch(sampled)
+    return sampled
+
+
+def verify(backend: Any, model: Model, tokens: Array, index_pos: int, cache: Cache, rows: list[int],
+           sampling: SamplingBatch) -> Array:
+    """Model.verify, launched."""
+    sampled = model.verify(tokens, index_pos, cache, sampling, rows=rows)
+    backend.launch(sampled)
+    return sampled
+
+
+def sample(backend: Any, model: Model, logits: Array, cache: Cache, rows: list[int], sampling: SamplingBatch,
+           masks: Masks | None) -> Array:
+    """Model.sample, launched."""
+    sampled = model.sample(logits, cache, sampling, rows=rows, masks=masks)
+    backend.launch(sampled)
+    return sampled
+
+
+# The model on rank 0
+
+
+def load(world: World, backend: Any, checkpoint: Checkpoint, dtype: str, options: dict[str, Any],
+         build: Callable[[], Model]) -> LeadingModel:
+    """Load a model's shares on all ranks. build: loads rank 0's. Raises LlamaError, with the rank where another failed."""
+    name = world.name()
+    number = world.tell("load", model=name, checkpoint=checkpoint.name, revision=_find_revision(checkpoint), dtype=dtype, options=options,
+                        device=backend.device_kind, identity=identify(checkpoint))
+    error = model = None
+    try:
+        model = build()
+    except LlamaError as own:  # the others answer anyway
+        error = own
+    try:
+        world.answers(number)
+    except BackendError as theirs:
+        error = error or theirs
+    if error:
+        world.change("drop", name=name)
+        raise error
+    return LeadingModel(world, backend, model, checkpoint, name)
+
+
+def _find_revision(checkpoint: Checkpoint) -> str | None:
+    """The commit of a hub id's files; None for a path."""
+    if not (hub.is_hub_id(checkpoint.name) or hub.gguf_in_hub(checkpoint.name)):
+        return None
+    return next((one.name for one in (checkpoint.path, *checkpoint.path.parents) if one.parent.name == "snapshots"), None)
+
+
+def identify(checkpoint: Checkpoint) -> str:
+    """Config, shapes and formats of a model, to compare it between machines."""
+    shapes = sorted((name, *tensor.shape, tensor.nbytes) for name, tensor in checkpoint.tensors.items())
+    return hashlib.sha256(repr((checkpoint.config, shapes)).encode()).hexdigest()
+
+
+class LeadingModel:
+    """A Model whose calls are made on all ranks. config: of the whole model; matrices and memory are of rank 0's share."""
+
+    def __init__(self, world: World, backend: Any, model: Model, checkpoint: Checkpoint, name: int):
+        self._world, self._backend, self._model, self._name = world, backend, model, name
+        self.config = checkpoint.config
+        weakref.finalize(self, world.change, "drop", name=name)
+
+    def __getattr__(self, field: str) -> Any:
+        return getattr(self._model, field)
+
+    def make_cache(self, capacity: int, rows: int = 1) -> LeadingCache:
+        """A Cache on all ranks. Raises ContextError below 1."""
+        inner = self._model.make_cache(capacity, rows)
+        name = self._world.name()
+        self._world.change("make_cache", model=self._name, cache=name, capacity=capacity, rows=rows)
+        return LeadingCache(self._world, inner, name)
+
+    def forward(self, tokens: Array, index_pos: int | Sequence[int], cache: LeadingCache, *,
+                rows: Sequence[int] | None = None, all_positions: bool = False, probe: Probe | None = None) -> Array:
+        """As Model.forward; computes the logits at once."""
+        tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
+        with self._world.together("forward", all_positions=all_positions, probes=probe is not None, **fields):
+            return forward(self._backend, self._model, tokens, index_pos, cache.inner, chosen, all_positions, probe)
+
+    def step(self, tokens: Array, index_pos: int | Sequence[int], cache: LeadingCache, sampling: SamplingBatch, *,
+             rows: Sequence[int] | None = None, masks: Masks | None = None) -> Array:
+        """As Model.step."""
+        tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
+        with self._world.together("step", sampling=self._share_sampling(sampling), masks=masks is not None, **fields):
+            return step(self._backend, self._model, tokens, index_pos, cache.inner, chosen, sampling,
+                        masks and (lambda: self._share_masks(masks)))
+
+    def sample(self, logits: Array, cache: LeadingCache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
+               masks: Masks | None = None) -> Array:
+        """As Model.sample; sends the logits, so that all ranks have the tokens on their devices."""
+        chosen = cache.inner.select_rows(len(logits), rows)
+        known = logits if isinstance(logits, np.ndarray) else self._backend.runtime.to_numpy(logits)
+        with self._world.together("sample", {"logits": known}, model=self._name, cache=cache.name, rows=chosen,
+                                  sampling=self._share_sampling(sampling), masks=masks is not None):
+            return sample(self._backend, self._model, known, cache.inner, chosen, sampling,
+                          masks and (lambda: self._share_masks(masks)))
+
+    def verify(self, tokens: Array, index_pos: int, cache: LeadingCache, sampling: SamplingBatch, *,
+               rows: Sequence[int] | None = None) -> Array:
+        """As Model.verify."""
+        tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
+        with self._world.together("verify", sampling=self._share_sampling(sampling), **fields):
+            return verify(self._backend, self._model, tokens, index_pos, cache.inner, chosen, sampling)
+
+    def profile(self) -> Any:
+        """Raises BackendError: the other ranks would wait."""
+        raise BackendError("a model over several processes cannot be profiled by operation: profile it in one process")
+
+    def _prepare(self, tokens: Array, index_pos: int | Sequence[int], cache: LeadingCache, rows: Sequence[int] | None) -> tuple:
+        """(tokens, index_pos, rows, fields of the message), checked and with storage, so that the call itself cannot fail on
+        one rank alone."""
+        tokens = checked_tokens(tokens, self.config.vocab_size)
+        batch, count = tokens.shape
+        chosen = cache.inner.select_rows(batch, rows)
+        starts = [int(start) for start in index_pos] if np.iterable(index_pos) else [int(index_pos)] * batch
+        for row, start in zip(chosen, starts):
+            cache.inner.check_continues(row, start, count)
+        cache.reserve({row: start + count for row, start in zip(chosen, starts)})
+        index = starts if np.iterable(index_pos) else starts[0]
+        known = tokens.tolist() if isinstance(tokens, np.ndarray) else None  # None: what the last step over these rows drew
+        return tokens, index, chosen, {"model": self._name, "cache": cache.name, "tokens": known, "index_pos": index,
+                                       "rows": chosen}
+
+    def _share_sampling(self, sampling: SamplingBatch) -> int:
+        """The name of a SamplingBatch, which is sent once."""
+        name = getattr(sampling, "_rank_name", None)
+        if name is None:
+            name = sampling._rank_name = self._world.name()
+            options = [{field: getattr(o, field) for field in SAMPLING} for o in sampling.options]
+            self._world.change("sampling", name=name, options=options)
+            weakref.finalize(sampling, self._world.change, "drop", name=name)
+        return name
+
+    def _share_masks(self, masks: Masks) -> np.ndarray:
+        try:
+            words = masks()
+        except Exception:
+            self._world.tell("masks")  # without any: they fail, too
+            raise
+        self._world.tell("masks", {"words": words})
+        return words
+
+
+class LeadingCache:
+    """A Cache on all ranks: changes go to the others with the next call. Its bytes are those of rank 0's share."""
+
+    def __init__(self, world: World, inner: Cache, name: int):
+        self._world, self.inner, self.name = world, inner, name
+        self._free_memory = inner.free_memory
+        ignore_memory(inner)
+        weakref.finalize(self, world.change, "drop", name=name)
+
+    def __getattr__(self, field: str) -> Any:
+        return getattr(self.inner, field)
+
+    def free_memory(self) -> int | None:
+        """Bytes of free memory on rank 0's device; None: unknown."""
+        return self._free_memory()
+
+    def check_memory(self, ends: Mapping[int, int]) -> None:
+        """Raise ContextError if storage for `ends` exceeds rank 0's free memory."""
+        Positions.check_memory(self, ends)
+
+    def reserve(self, ends: Mapping[int, int]) -> None:
+        """Allocate storage. Raises ContextError where memory is short."""
+        grown = {int(row): int(end) for row, end in ends.items() if end > self.inner.allocated[row]}
+        if grown:
+            self.check_memory(grown)
+            self._change("reserve", ends=list(grown.items()))
+
+    def trim(self, length: int, row: int = 0) -> None:
+        """Keep the first `length` positions of a row. Raises ContextError if there are fewer."""
+        self._change("trim", length=length, row=row)
+
+    def reset(self, row: int | None = None) -> None:
+        """Drop a row's positions, None for all rows'."""
+        self._change("reset", row=row)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of row `source` to the empty row `target`. Raises ContextError."""
+        if length:
+            self.inner.check_copy(source, target, length)
+            self.check_memory({target: length})
+        self._change("copy_prefix", source=source, target=target, length=length)
+
+    def _change(self, do: str, **fields: Any) -> None:
+        with self._world._lock, uninterrupted():
+            change_cache(self.inner, {"do": do, **fields})
+            self._world.change(do, cache=self.name, **fields)
+
+    def state(self, row: int = 0) -> dict[str, np.ndarray]:
+        """All positions of a row with the heads of all ranks; see Cache.state."""
+        with self._world.together("state", cache=self.name, row=row) as number:
+            own = self.inner.state(row)
+            if not own:
+                return own
+            parts = [own, *(arrays for _, arrays in self._world.answers(number))]
+        return {"tokens": own["tokens"], **{name: np.concatenate([part[name] for part in parts], axis=1)
+                                            for name in ("keys", "values")}}
+
+    def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
+        """Load a row's `state` of any run or backend. Raises ContextError when it does not fit this model."""
+        own = take_heads(state, 0, self._world.size)
+        self.inner.check_state(own, row)
+        self.check_memory({row: len(state["tokens"])} if state else {})
+        with self._world.together("restore", {name: np.asarray(array) for name, array in state.items()}, cache=self.name, row=row):
+            self.inner.restore(own, row)
+
+
+def ignore_memory(cache: Cache) -> None:
+    """Have a cache decide nothing by the free memory of its process: all ranks decide alike, and rank 0 checks."""
+    cache.free_memory = lambda: None
+
+
+def change_cache(cache: Cache, change: Message) -> None:
+    """Make a change on one rank."""
+    do = change["do"]
+    if do == "reserve":
+        cache.reserve(dict(change["ends"]))
+    elif do == "trim":
+        cache.trim(change["length"], change["row"])
+    elif do == "reset":
+        cache.reset(change["row"])
+    else:
+        cache.copy_prefix(change["source"], change["target"], change["length"])
+
+
+def take_heads(state: Mapping[str, np.ndarray], rank: int, size: int) -> dict[str, np.ndarray]:
+    """A rank's heads of a `state` of all."""
+    taken = dict(state)
+    for name in ("keys", "values") if state else ():
+        count = state[name].shape[1] // size
+        taken[name] = state[name][:, rank * count:(rank + 1) * count]
+    return taken

@@ -1,0 +1,121 @@
+"""Shares of a checkpoint for the processes of a tensor-parallel run (Shoeybi et al. 2019, arXiv 1909.08053).
+
+Query heads go with their key-value heads; gate and up are split by rows, the matrices behind them, output and down, by columns;
+embedding and head by vocabulary. A share is a checkpoint of a smaller model with the same stream, so a backend's
+weights.py fuses and packs it like any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from mlx_llama.core.errors import BackendError
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.files.parts import column_unit, take_columns, take_rows
+from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.models.config import LlamaConfig
+
+Span = tuple[int, int]
+
+HEAD_PROBES = ("query", "key", "value", "query_rope", "key_rope")  # checkpoints [B, heads, T, D], of a process's own heads
+
+
+@dataclass(frozen=True)
+class Share:
+    """One process's part of a model. checkpoint: with its tensors and sizes, and the vocabulary of the whole.
+
+    vocabulary: by process, the token ids whose rows of embedding and head it has, first and last + 1. summed: modules whose
+    outputs are this process's summand.
+    """
+
+    checkpoint: Checkpoint
+    vocabulary: tuple[Span, ...]
+    summed: frozenset[str]
+
+
+def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
+    """The share of process `rank` of `size`. Reads no weights. Raises BackendError with the numbers of processes that work."""
+    config, tensors = checkpoint.config, checkpoint.tensors
+    _check(checkpoint, size)
+    groups = _span(config.num_key_value_heads, 1, rank, size)
+    per_group = config.num_attention_heads // config.num_key_value_heads
+    heads = groups[0] * per_group, groups[1] * per_group
+    hidden = _span(config.intermediate_size, _hidden_unit(checkpoint), rank, size)
+    vocabulary = tuple(_span(config.vocab_size, 1, one, size) for one in range(size))
+    queries, keys = ((first * config.head_dim, last * config.head_dim) for first, last in (heads, groups))
+
+    rows: dict[str, Span] = dict.fromkeys(("model.embed_tokens", config.head_name), vocabulary[rank])
+    columns: dict[str, Span] = {}
+    for spec in config.layers:
+        rows |= zip(spec.qkv, (queries, keys, keys))
+        rows |= dict.fromkeys(spec.gate_up, hidden)
+        columns |= {spec.out: queries, spec.down: hidden}
+    taken: dict[str, Tensor | AffineWeight] = {}
+    for name, tensor in tensors.items():
+        module, _, part = name.rpartition(".")
+        if module in rows:
+            taken[name] = take_rows(tensor, *rows[module])
+        elif module in columns and part == "weight":
+            taken[name] = take_columns(tensor, *columns[module])
+        elif module not in columns or rank == 0:  # the bias of a sum is added once
+            taken[name] = tensor
+    own = dataclasses.replace(config, num_attention_heads=heads[1] - heads[0], num_key_value_heads=groups[1] - groups[0],
+                              intermediate_size=hidden[1] - hidden[0])
+    part = dataclasses.replace(checkpoint, config=own, tensors=taken, nbytes=sum(one.nbytes for one in taken.values()))
+    return Share(part, vocabulary, frozenset(columns))
+
+
+def working_sizes(checkpoint: Checkpoint) -> list[int]:
+    """Numbers of processes that the model can be split over, 1 included."""
+    config = checkpoint.config
+    blocks = config.intermediate_size // _hidden_unit(checkpoint)
+    unit = max((column_unit(tensors) for tensors in _of(checkpoint, "out")), default=1)
+    groups, heads = config.num_key_value_heads, config.num_attention_heads
+    return [size for size in range(1, groups + 1) if groups % size == 0 and heads // size * config.head_dim % unit == 0
+            and size <= blocks]
+
+
+def _check(checkpoint: Checkpoint, size: int) -> None:
+    _check_layout(checkpoint.config, checkpoint)
+    working = working_sizes(checkpoint)
+    if size in working:
+        return
+    config = checkpoint.config
+    unit = max((column_unit(tensor) for name in ("out", "down") for tensor in _of(checkpoint, name)), default=1)
+    blocks = f" and blocks of {unit} weights" if unit > 1 else ""
+    raise BackendError(f"{checkpoint.name} cannot be split evenly over {size} processes: it has {config.num_key_value_heads} "
+                       f"key-value heads, {config.intermediate_size} hidden units{blocks}; start "
+                       f"{' or '.join(map(str, working[1:])) or 'one process'}"
+                       f"{' processes' if working[1:] else ''}")
+
+
+def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
+    """Raise BackendError for matrices that this split does not know."""
+    known = {"model.embed_tokens", "model.norm", config.head_name}
+    for spec in config.layers:
+        if len(spec.qkv) != 3 or len(spec.gate_up or ()) != 2 or not spec.down:
+            raise BackendError(f"{checkpoint.name}: layers with fused projections or experts are not split over several "
+                               "processes: start one")
+        known |= {*spec.qkv, *spec.gate_up, spec.out, spec.down, *(name for name in (
+            spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm) if name)}
+        known |= {name for name in (spec.query_norm, spec.key_norm)
+                  if name and checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,)}
+    unknown = next((name for name in checkpoint.tensors if name.rpartition(".")[0] not in known), None)
+    if unknown:
+        raise BackendError(f"{checkpoint.name}: {unknown} is not split over several processes: start one")
+
+
+def _of(checkpoint: Checkpoint, field: str) -> list[Tensor | AffineWeight]:
+    return [checkpoint.tensors[f"{getattr(spec, field)}.weight"] for spec in checkpoint.config.layers]
+
+
+def _hidden_unit(checkpoint: Checkpoint) -> int:
+    return math.lcm(*{column_unit(tensor) for tensor in _of(checkpoint, "down")})
+
+
+def _span(count: int, unit: int, rank: int, size: int) -> Span:
+    """Share `rank` of 0 .. count - 1 in whole units, as even as they allow; the last one takes the rest of a unit."""
+    units = -(-count // unit)
+    return tuple(min(units * one // size * unit, count) for one in (rank, rank + 1))

@@ -1,0 +1,111 @@
+"""The user's folder for files that can be made again: machine code, and weights as the cpu backend lays them out.
+
+Its size is limited: MLX_LLAMA_CACHE_SIZE, else a quarter of the disk's free space. The least recently used files of weights
+go first. Nothing that fails here is an error: the files are made again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import time
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from mlx_llama.core.errors import OptionsError
+
+FOLDER, SIZE = "MLX_LLAMA_CACHE", "MLX_LLAMA_CACHE_SIZE"  # environment variables
+PARTIAL = ".new-"  # begins the names of files being written
+_STALE = 3600.0  # seconds after which a partial file's writer is gone
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def cache_folder() -> Path | None:
+    """MLX_LLAMA_CACHE, else the system's folder for caches; None if there is neither."""
+    if given := os.environ.get(FOLDER):
+        return Path(given)
+    try:
+        return user_cache_path("mlx_llama", appauthor=False)
+    except RuntimeError:
+        return None
+
+
+def size_limit() -> int:
+    """Bytes that the folder may take, 0 for none: MLX_LLAMA_CACHE_SIZE, else a quarter of what it takes and the disk has free.
+
+    Raises OptionsError for a malformed variable.
+    """
+    given = os.environ.get(SIZE, "")
+    if given:
+        found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,2})\s*", given)
+        if not found or found[2].upper() not in _UNITS:
+            raise OptionsError(f"{SIZE}={given!r:.40}: must be a size such as 20GB or 512MB, or 0 for no cached weights")
+        return int(float(found[1]) * _UNITS[found[2].upper()])
+    folder = cache_folder()
+    if folder is None:
+        return 0
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return (shutil.disk_usage(folder).free + sum(size for _, _, size in files())) // 4
+    except OSError:
+        return 0
+
+
+def files(suffix: str = "") -> list[tuple[Path, float, int]]:
+    """(path, time of the last use, bytes) of the files whose name ends with `suffix`, least recently used first."""
+    folder, found = cache_folder(), []
+    if folder is None:
+        return []
+    try:
+        for entry in os.scandir(folder):
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:  # another process removed it
+                continue
+            if stat.S_ISREG(status.st_mode) and entry.name.endswith(suffix):
+                found.append((Path(entry.path), status.st_mtime, status.st_size))
+    except OSError:
+        return []
+    return sorted(found, key=lambda one: one[1])
+
+
+def make_room(nbytes: int, suffix: str) -> bool:
+    """Remove the least recently used files with `suffix` until `nbytes` more fit; False if they cannot."""
+    for path, used, _ in files():
+        if path.name.startswith(PARTIAL) and time.time() - used > _STALE:
+            remove(path)
+    limit, taken = size_limit(), sum(size for _, _, size in files())
+    removable = files(suffix)
+    if taken - sum(size for _, _, size in removable) + nbytes > limit:
+        return False
+    for path, _, size in removable:
+        if taken + nbytes <= limit:
+            break
+        if remove(path):
+            taken -= size
+    return taken + nbytes <= limit
+
+
+def clear() -> int:
+    """Remove all files that this package put there; returns their bytes."""
+    return sum(size for path, _, size in files()
+               if (path.suffix in (".o", ".panels") or path.name.startswith(PARTIAL)) and remove(path))
+
+
+def remove(path: Path) -> bool:
+    """Remove a file; False if that fails, as on Windows while a process maps it."""
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def is_private(status: os.stat_result) -> bool:
+    """True for a regular file that no other user can have written."""
+    return stat.S_ISREG(status.st_mode) and (
+        not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022))

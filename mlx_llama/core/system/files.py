@@ -1,0 +1,79 @@
+"""Files read within limits, and written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_PIECE = 1 << 20  # bytes read at once
+
+
+def open_file(path: str | os.PathLike) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, a pipe or a device: reading from these may never end.
+        ValueError: a NUL in the name.
+    """
+    file = open(path, "rb", opener=_open_at_once)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise _irregular(path)
+    return file
+
+
+def read_file(path: str | os.PathLike, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes.
+
+    Raises:
+        OSError: as `open_file`; the file is longer.
+        ValueError: a NUL in the name.
+    """
+    with open_file(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) <= limit:
+            parts, size = [], 0
+            while size <= limit and (part := file.read(_PIECE)):  # a file may be longer than it says
+                parts.append(part)
+                size += len(part)
+            if size <= limit:
+                return b"".join(parts)
+    raise OSError(errno.EFBIG, f"has {size} bytes or more, expected at most {limit}", os.fspath(path))
+
+
+def write_file(path: str | os.PathLike, content: bytes, is_private: bool = False) -> None:
+    """Write a file whole or not at all: beside the old one, which it then replaces. Symbolic links stay.
+
+    is_private: only the owner may read it.
+
+    Raises:
+        OSError: it cannot be written, or something other than a regular file is there.
+        ValueError: a NUL in the name.
+    """
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise _irregular(path)
+    path = Path(os.path.realpath(path))
+    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666), "wb") as file:
+            file.write(content)
+        if path.exists() and not is_private:
+            shutil.copymode(path, partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for a writer
+
+
+def _irregular(path: str | os.PathLike) -> OSError:
+    return OSError(errno.EINVAL, "is not a regular file", os.fspath(path))

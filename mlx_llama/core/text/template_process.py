@@ -1,0 +1,180 @@
+"""The process that renders chat templates of strangers: limited time, limited memory, no secrets.
+
+A template can compute for hours inside one call of Python's, or take all memory there, and nothing inside the interpreter
+stops it. A process can be stopped. It starts with the first such template, answers all later ones, and is replaced after
+one that exceeds a limit. It gets no file but its two pipes and no environment, and imports Jinja alone (sandbox.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MAX_SECONDS = 5.0  # of processor time for one rendering; real templates take milliseconds
+MAX_MEMORY = 512 << 20  # bytes of the process, of which Python and Jinja take some 20 MB
+MAX_GROWTH = 1 << 20  # characters that a text may have beyond 16 times the conversation
+_PATIENCE, _PERIOD = 0.1, 0.02  # seconds before the first look at a busy process, and between two
+_OUT_OF_MEMORY = 77  # sandbox.OUT_OF_MEMORY; importing it would import Jinja
+# Imports sandbox.py without its package, which would import NumPy. Arguments: the file, bytes of memory, Jinja's folders.
+_PROGRAM = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+sys.path += sys.argv[3:]
+found = spec_from_file_location("sandbox", sys.argv[1])
+sandbox = module_from_spec(found)
+found.loader.exec_module(sandbox)
+sandbox.serve(int(sys.argv[2]))
+"""
+# Variables that the process gets: the clock's zone, and what Python needs to find its libraries.
+_ENVIRONMENT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+
+
+class Stopped(Exception):
+    """A rendering reached a limit, or its process failed; the text is a clause that says why."""
+
+
+class TemplateProcess:
+    """At most one process, started when it is needed. Threads take turns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.stop)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def request(self, source: str, values: Mapping[str, Any] | None) -> tuple[str, str]:
+        """Render a template; without values, compile it alone.
+
+        values: its variables, of JSON's types.
+
+        Returns ("text" | "refusal" | "fault", a text), see sandbox.py.
+
+        Raises Stopped, and TypeError or ValueError for values that JSON cannot express.
+        """
+        variables = json.dumps(values)
+        longest = MAX_GROWTH + 16 * (len(source) + len(variables))
+        line = f"[{json.dumps(source)}, {variables}, {MAX_SECONDS}, {longest}]\n".encode()
+        with self._lock:
+            try:
+                kind, text = json.loads(self._exchange(line, 100 + 12 * longest))  # 12: "\ud83d\ude42"
+            except BaseException:  # of Ctrl-C, too: the next request would get this one's answer
+                self.stop()
+                raise
+        return kind, text
+
+    def start(self) -> None:
+        """Start the process, unless it runs. Does not wait for it; the next request tells what is wrong."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                try:
+                    self._process = _start()
+                except Stopped:
+                    pass
+
+    def stop(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _forget(self) -> None:
+        """In a forked process: leave the process to its owner."""
+        self._lock, self._process = threading.Lock(), None
+
+    def _exchange(self, line: bytes, longest: int) -> bytes:
+        if self._process is None or self._process.poll() is not None:
+            self._process = _start()
+        process, done = self._process, threading.Event()
+        excess: list[str] = []
+        assert process.stdin and process.stdout
+        watch = threading.Thread(target=_watch, args=(process, done, excess), daemon=True)
+        watch.start()
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            answer = process.stdout.readline(longest)
+        except OSError:  # it has ended
+            answer = b""
+        finally:
+            done.set()
+        watch.join()
+        if excess:
+            raise Stopped(excess[0])
+        if not answer.endswith(b"\n"):
+            raise Stopped(_name_end(process))
+        return answer
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """Start the process: isolated from the user's settings of Python, and from the terminal's Ctrl-C."""
+    folders = {str(Path(found.origin).parents[1]) for name in ("jinja2", "markupsafe")
+               if (found := importlib.util.find_spec(name)) and found.origin}
+    file = str(Path(__file__).with_name("sandbox.py"))
+    command = [sys.executable, "-I", "-S", "-B", "-c", _PROGRAM, file, str(MAX_MEMORY), *folders]
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    apart: dict[str, Any] = {"start_new_session": True}
+    if sys.platform == "win32":
+        apart = {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                env=environment, **apart)
+    except (OSError, TypeError, ValueError) as e:  # sys.executable may be None
+        raise Stopped(f"the process that renders it cannot be started ({e})") from None
+
+
+def _watch(process: subprocess.Popen[bytes], done: threading.Event, excess: list[str]) -> None:
+    """End the process when it exceeds a limit, and put the reason into `excess`."""
+    start: float | None = None
+    pause = _PATIENCE
+    while not done.wait(pause):
+        import psutil  # 15 ms that most renderings do not need
+
+        pause = _PERIOD
+        try:
+            watched = psutil.Process(process.pid)
+            times, memory = watched.cpu_times(), watched.memory_info().rss
+        except psutil.Error:  # ended
+            continue
+        seconds = times.user + times.system
+        start = seconds if start is None else start
+        if seconds - start > MAX_SECONDS:
+            excess.append(_too_slow())
+        elif memory > MAX_MEMORY:
+            excess.append(_too_large())
+        else:
+            continue
+        process.kill()
+        return
+
+
+def _name_end(process: subprocess.Popen[bytes]) -> str:
+    """The reason why the process has ended, or gave too long an answer."""
+    process.kill()
+    status = process.wait()
+    if status == _OUT_OF_MEMORY:
+        return _too_large()
+    if sys.platform != "win32" and status == -signal.SIGXCPU:
+        return _too_slow()
+    return f"its process ended with the status {status}"
+
+
+def _too_slow() -> str:
+    return f"more than {MAX_SECONDS:g} seconds"
+
+
+def _too_large() -> str:
+    return f"more than {MAX_MEMORY >> 20} MB of memory"
+
+
+PROCESS = TemplateProcess()

@@ -1,0 +1,181 @@
+"""Matrices with two levels of scales (GGUF's K types) on MLX's GPU: kernels that read each code once, for a few rows of x and for
+dequantising, and the same in plain operations, which judges the kernels and replaces them on the CPU."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+SUPER_GROUP = 256  # weights that share a super scale
+MOST_ROWS = 16  # rows of x for which `multiply` takes less time than dequantising; estimated, not measured on Metal
+
+
+class Layout(NamedTuple):
+    """A format: w = scale * (code - offset) + bias over groups of `group_size` columns.
+
+    sub_bits: width of the unsigned sub scale, above which the sub bias lies in the same number; 0 for a signed sub scale
+    and no bias.
+    """
+
+    bits: int
+    group_size: int
+    offset: int
+    sub_bits: int
+
+    @property
+    def sub_kind(self) -> type[np.integer]:
+        """The dtype of Parts.subs."""
+        return {0: np.int8, 4: np.uint8, 8: np.uint16}[self.sub_bits]
+
+
+class Parts(NamedTuple):
+    """Arrays of a matrix [N, K], each with the rows first.
+
+    packed: uint32 [N, K * bits / 32], each row one stream of codes, low bits first. subs: sub scales and sub biases, int8,
+    uint8 or uint16 [N, K / group_size]. supers: float16 [N, K / 256, 1 or 2], super scales and super biases.
+    """
+
+    packed: mx.array
+    subs: mx.array
+    supers: mx.array
+
+
+# Bodies of Metal functions; MLX writes the signatures, with the shapes that a body names. Template arguments: T, BITS, GROUP,
+# OFFSET, SUB_BITS. A thread takes 32 columns at a time, which are BITS words.
+_WORDS = """
+        uint words[BITS];
+        #pragma unroll
+        for (int j = 0; j < BITS; j++) words[j] = packed[(n * chunks + chunk) * BITS + j];
+"""
+_CODE = """
+                const int at = i * BITS, shift = at % 32;
+                uint code = words[at / 32] >> shift;
+                if (shift + BITS > 32) code |= words[(at / 32 + 1) % BITS] << (32 - shift);
+                code &= (1 << BITS) - 1;
+"""
+_SCALING = """
+            const int sub = subs[n * chunks * (32 / GROUP) + chunk * (32 / GROUP) + g];
+            const int place = (n * (chunks / 8) + chunk / 8) * (SUB_BITS == 0 ? 1 : 2);
+            const float scale = float(supers[place]) * (SUB_BITS == 0 ? sub : sub & ((1 << SUB_BITS) - 1));
+            const float bias = SUB_BITS == 0 ? 0.0f : float(supers[place + 1]) * (sub >> SUB_BITS);
+"""
+# A SIMD group computes four neighbouring outputs of one row of x, so that 32 numbers of x are read once for four rows of w.
+_MULTIPLY = f"""
+    const int K = x_shape[1], N = packed_shape[0], chunks = K / 32;
+    const int m = threadgroup_position_in_grid.x;
+    const int first = (threadgroup_position_in_grid.y * 2 + simdgroup_index_in_threadgroup) * 4;
+    float sums[4] = {{0, 0, 0, 0}};
+    for (int chunk = thread_index_in_simdgroup; chunk < chunks; chunk += 32) {{
+        float values[32], totals[32 / GROUP];
+        #pragma unroll
+        for (int g = 0; g < 32 / GROUP; g++) totals[g] = 0;
+        #pragma unroll
+        for (int i = 0; i < 32; i++) {{
+            values[i] = float(x[m * K + chunk * 32 + i]);
+            totals[i / GROUP] += values[i];
+        }}
+        #pragma unroll
+        for (int r = 0; r < 4; r++) {{
+        const int n = first + r < N ? first + r : N - 1;
+{_WORDS}
+        #pragma unroll
+        for (int g = 0; g < 32 / GROUP; g++) {{
+            float dot = 0;
+            #pragma unroll
+            for (int i = g * GROUP; i < (g + 1) * GROUP; i++) {{
+{_CODE}
+                dot += float(code) * values[i];
+            }}
+{_SCALING}
+            sums[r] += scale * (dot - OFFSET * totals[g]) + bias * totals[g];
+        }}
+        }}
+    }}
+    #pragma unroll
+    for (int r = 0; r < 4; r++) {{
+        const float sum = simd_sum(sums[r]);
+        if (thread_index_in_simdgroup == 0 && first + r < N) out[m * N + first + r] = T(sum);
+    }}
+"""
+_DEQUANTISE = f"""
+        const int chunks = packed_shape[1] / BITS, chunk = thread_position_in_grid.x, n = thread_position_in_grid.y;
+{_WORDS}
+        #pragma unroll
+        for (int g = 0; g < 32 / GROUP; g++) {{
+{_SCALING}
+            #pragma unroll
+            for (int i = g * GROUP; i < (g + 1) * GROUP; i++) {{
+{_CODE}
+                out[(n * chunks + chunk) * 32 + i] = T(scale * (float(code) - OFFSET) + bias);
+            }}
+        }}
+"""
+
+
+def multiply(layout: Layout, parts: Parts, x: mx.array) -> mx.array:
+    """x @ w.T by a kernel for Metal, summed in float32. x: [M, K]; returns [M, N] in x's dtype."""
+    M, N = x.shape[0], parts.packed.shape[0]
+    return _kernel("two_level_multiply", ("x", *Parts._fields), _MULTIPLY)(
+        inputs=[x, *parts], template=[("T", x.dtype), *_template(layout)], grid=(32 * M, 2 * -(-N // 8), 1),
+        threadgroup=(32, 2, 1), output_shapes=[(M, N)], output_dtypes=[x.dtype])[0]
+
+
+def dequantise(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.array:
+    """w by a kernel for Metal, [N, K] in `dtype`."""
+    N, K = parts.packed.shape[0], parts.packed.shape[1] * 32 // layout.bits
+    return _kernel("two_level_dequantise", Parts._fields, _DEQUANTISE)(
+        inputs=[*parts], template=[("T", dtype), *_template(layout)], grid=(K // 32, N, 1), threadgroup=(8, 8, 1),
+        output_shapes=[(N, K)], output_dtypes=[dtype])[0]
+
+
+def dequantise_plainly(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.array:
+    """w by MLX's own operations, with gguf's bits in float32: [N, K] in `dtype`."""
+    N, K = parts.packed.shape[0], parts.packed.shape[1] * 32 // layout.bits
+    ones = mx.ones((N, K // 32))
+    codes = mx.dequantize(parts.packed, ones, ones * -layout.offset, group_size=32, bits=layout.bits)
+    scales, biases = parts.subs, None
+    if layout.sub_bits:
+        scales, biases = parts.subs & ((1 << layout.sub_bits) - 1), parts.subs >> layout.sub_bits
+
+    def scaling(subs: mx.array, level: int) -> mx.array:
+        supers = parts.supers[..., level:level + 1].astype(mx.float32)
+        return (subs.astype(mx.float32).reshape(N, K // SUPER_GROUP, -1) * supers).reshape(N, -1, 1)
+
+    values = codes.reshape(N, -1, layout.group_size) * scaling(scales, 0)
+    if biases is not None:
+        values = values + scaling(biases, 1)
+    return values.reshape(N, K).astype(dtype)
+
+
+@functools.cache
+def find_fault(layout: Layout, dtype: mx.Dtype) -> str:
+    """Try both kernels of a layout on the default device; returns why they cannot be used, or ""."""
+    rng, (N, K, M) = np.random.default_rng(0), (11, 1536, 2)
+    subs = rng.integers(0, 1 << 16, (N, K // layout.group_size)).astype(layout.sub_kind)
+    packed = rng.integers(0, 1 << 32, (N, K * layout.bits // 32), dtype=np.uint32)
+    supers = rng.uniform(-1e-4, 1e-4, (N, K // SUPER_GROUP, 2 if layout.sub_bits else 1)).astype(np.float16)
+    parts = Parts(mx.array(packed), mx.array(subs), mx.array(supers))
+    x = mx.array(rng.standard_normal((M, K)).astype(np.float32)).astype(dtype)
+    judge = dequantise_plainly(layout, parts, mx.float32)
+    try:
+        found = [(multiply(layout, parts, x), x.astype(mx.float32) @ judge.T), (dequantise(layout, parts, dtype), judge)]
+        mx.eval(found)
+    except Exception as error:  # Metal's compiler, a driver: any of them must not keep a model from running
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
+    rounding = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 2e-2}[dtype]
+    for got, wanted in found:
+        if not mx.abs(got.astype(mx.float32) - wanted).max().item() <= rounding * mx.abs(wanted).max().item():
+            return "their numbers differ from those of plain operations"
+    return ""
+
+
+@functools.cache
+def _kernel(name: str, inputs: tuple[str, ...], source: str):
+    return mx.fast.metal_kernel(name=name, input_names=list(inputs), output_names=["out"], source=source)
+
+
+def _template(layout: Layout) -> list[tuple[str, int]]:
+    return list(zip(("BITS", "GROUP", "OFFSET", "SUB_BITS"), layout))

@@ -1,0 +1,125 @@
+"""Answers of a model by every way through the scheduler: run by a test in one process, and under a launcher in several.
+
+python rank_cases.py OUT.json BACKEND MODEL ...: the answers of each model, and facts of this process, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+FIRST = "Once upon a time there was a little llama"
+CASES = {
+    "greedy": {},
+    "sampled": {"temperature": 0.9, "seed": 7},
+    "filtered": {"temperature": 1.1, "seed": 5, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2,
+                 "logit_bias": {17: 1.5, 300: -2.0}},
+    "penalised": {"presence_penalty": 0.5, "frequency_penalty": 0.2},
+    "speculated": {"speculate": "prompt"},
+    "log-probabilities": {"logprobs": 2},
+    "grammar": {"regex": "[a-z ]{3,9}[0-9]{2}"},
+}
+
+
+FEW = ("sampled", "filtered")
+
+
+def forbid_even(tokens, logits):
+    """A logits processor: odd tokens alone."""
+    logits[:, ::2] = -1e9
+    return logits
+
+
+def run_cases(llm, is_thorough: bool) -> dict:
+    """Tokens by case, of requests in steps of several rows and alone. is_thorough: all cases, prefixes and files."""
+    found = {}
+    cases = {name: options for name, options in CASES.items() if is_thorough or name in FEW}
+    handles = {name: llm.submit(FIRST, max_tokens=6, **options) for name, options in cases.items()}
+    found["together"] = {name: handle.finish().tokens for name, handle in handles.items()}
+    found["alone"] = llm.generate(FIRST, max_tokens=6).tokens
+    found["logits"] = [round(float(one), 4) for one in llm.logits(llm.encode(FIRST))[:, ::50].flatten()]
+    if not is_thorough:
+        return found
+    longer = llm.generate(FIRST + " who lived on a hill", max_tokens=6)
+    found["from a prefix"] = [longer.tokens, longer.reused_tokens]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompt.safetensors"
+        llm.save_cache(path)
+        found["saved"] = path.stat().st_size
+        llm.scheduler.close()  # forgets its rows
+        found["loaded"] = llm.load_cache(path)
+    found["processed"] = llm.generate(FIRST, max_tokens=5, logits_processor=forbid_even).tokens
+    again = llm.generate(FIRST + " who lived on a hill", max_tokens=6)
+    found["from a file"] = [again.tokens, again.reused_tokens]
+    return found
+
+
+def load_case(name: str, backend: str):
+    """A model at float32. name: a path, perhaps "|" and a draft model's."""
+    import mlx_llama
+
+    path, _, draft = name.partition("|")
+    return mlx_llama.load(path, backend=backend, device="cpu", dtype="float32", draft_model=draft or None)
+
+
+def count_weights(model) -> int:
+    """Bytes of all matrices of a model, of this process."""
+    from mlx_llama.core.backends.profile import matrix_parts, name_matrices
+
+    matrices = {id(part): part for _, matrix in name_matrices(model) for part in matrix_parts(matrix)}
+    matrices[id(model.embedding.weight)] = model.embedding.weight
+    return sum(part.nbytes for part in matrices.values())
+
+
+def count_sent() -> int:
+    """Bytes that this process has sent over TCP to other ranks by collective operations, as the kernel counts them."""
+    import os
+    import socket
+    import struct
+
+    from mlx_llama.core.backends import ranks
+
+    messages = {one._socket.getsockname() for one in ranks.current()._channels.values()}
+    total = 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            one = socket.socket(fileno=os.dup(int(number)))
+        except OSError:
+            continue
+        with one:
+            if one.type == socket.SOCK_STREAM and one.getsockname() not in messages:
+                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
+                total += sent - again
+    return total
+
+
+def measure_traffic(llm) -> list[int]:
+    """(bytes given to collective operations, bytes sent) of 4 greedy tokens, after those of a prompt."""
+    from mlx_llama.core.backends import ranks
+    from mlx_llama.core.proofs.parity import greedy
+
+    prompt, counts = llm.encode(FIRST), []
+    for count in (4, 8):
+        given, sent = ranks.current().ranks.sent, count_sent()
+        greedy(llm, prompt, count)
+        counts.append((ranks.current().ranks.sent - given, count_sent() - sent))
+    return [after - before for before, after in zip(*counts)]
+
+
+def main(out: str, backend: str, *models: str) -> None:
+    from mlx_llama.core.backends import ranks
+
+    results = {}
+    for name in models:
+        llm = load_case(name, backend)
+        results[name] = run_cases(llm, not results) | {"weights": count_weights(llm.model), "size": ranks.current().size}
+        if len(results) == 1:
+            results[name]["traffic"] = measure_traffic(llm)
+    Path(out).write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,282 @@
+"""A mixture of experts: which weights a token touches, bits in company, files that store experts one by one, refusals."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from making import config_fields, encode_tensor, make_checkpoint, random_tensors, refusal, write_safetensors
+from making_gguf import add_config, add_sentencepiece
+
+from backends.conftest import relative_error
+from backends.triton_process import DEVICE, call, computing  # noqa: F401
+from mlx_llama.core.backends.selection import select
+from mlx_llama.core.backends.shards import take_share
+from mlx_llama.core.errors import BackendError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation import options
+from mlx_llama.core.models.config import LlamaConfig
+
+MIXTRAL = dict(architectures=["MixtralForCausalLM"], num_local_experts=6, num_experts_per_tok=2)
+TOKENS = np.random.default_rng(1).integers(3, 384, (3, 26)).astype(np.int32)
+
+
+@functools.cache
+def weights() -> dict[str, np.ndarray]:
+    return random_tensors(config_fields(**MIXTRAL))
+
+
+@functools.cache
+def folder() -> Path:
+    return make_checkpoint(Path(tempfile.mkdtemp()) / "mixtral", tensors=weights(), **MIXTRAL)
+
+
+@functools.cache
+def low_bit() -> Path:
+    from mlx_llama.core.files.quantize import write_mlx
+
+    out = Path(tempfile.mkdtemp()) / "low-bit"
+    write_mlx(open_checkpoint(folder()), out, 4, 32)
+    return out
+
+
+def unused_experts(backend, path: Path, token: int) -> dict[int, list[int]]:
+    """{layer: experts that a text of this one token does not use}, by the router's weights in float64."""
+    model, inputs = backend.load(open_checkpoint(path), "float32"), {}
+    model.forward([[token]], 0, model.make_cache(1), probe=lambda name, array: inputs.__setitem__(
+        name, backend.runtime.to_numpy(array)))
+    found = {}
+    for spec in model.config.layers:
+        router = weights()[f"{spec.experts.router}.weight"].astype(np.float64)
+        scores = router @ inputs[f"{spec.index}.ffn_norm"].reshape(-1)
+        found[spec.index] = np.argsort(-scores)[spec.experts.used:].tolist()
+    return found
+
+
+@pytest.mark.parametrize("compile", [None, False])
+def test_only_the_chosen_experts_weights_take_part(compile, backend, tmp_path):
+    """All others are NaN, which any product with them would show."""
+    unused = unused_experts(backend, folder(), 7)
+    poisoned = {name: values.copy() for name, values in weights().items()}
+    for layer, experts in unused.items():
+        assert len(experts) == 4
+        for expert in experts:
+            for module in ("w1", "w2", "w3"):
+                poisoned[f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{module}.weight"][:] = np.nan
+    results = []
+    for path in (folder(), make_checkpoint(tmp_path / "poisoned", tensors=poisoned, **MIXTRAL)):
+        model = backend.load(open_checkpoint(path), "float32", compile=compile)
+        results.append(backend.runtime.to_numpy(model.forward([[7]], 0, model.make_cache(1))))
+    assert np.isfinite(results[0]).all() and results[0].tobytes() == results[1].tobytes()
+
+
+@pytest.mark.parametrize("path", [folder, low_bit], ids=["float32", "low-bit"])
+def test_compiled_rows_have_the_same_bits_in_any_company(path):
+    backend = select("cpu")
+    model = backend.load(open_checkpoint(path()))
+    assert model.is_batch_invariant
+    whole = model.forward(TOKENS, 0, model.make_cache(26, 3), all_positions=True)
+    for row in range(3):
+        cache, parts = model.make_cache(26), []
+        for first, last in ((0, 1), (1, 2), (2, 13), (13, 26)):
+            parts.append(model.forward(TOKENS[row:row + 1, first:last], first, cache, all_positions=True))
+        assert np.concatenate(parts, axis=1).tobytes() == whole[row:row + 1].tobytes()
+    cache = model.make_cache(26, 3)
+    for at in range(26):
+        stepped = model.forward(TOKENS[:, at:at + 1], at, cache)
+    assert stepped.tobytes() == whole[:, -1].tobytes()
+
+
+def test_low_bit_steps_of_rows_are_those_of_a_prompt(backend):
+    model = backend.load(open_checkpoint(low_bit()), "float32", compile=True if backend.name == "mlx" else None)
+    cache, sampler = model.make_cache(40, 3), backend.sampling_batch([options.resolve({"temperature": 0}).options] * 3)
+    model.forward(TOKENS[:, :-1], 0, cache)
+    token = TOKENS[:, -1:]
+    for _ in range(4):
+        token = model.step(token, list(cache.lengths), cache, sampler)
+    tokens = np.stack([cache.state(row)["tokens"] for row in range(3)])
+    logits = backend.runtime.to_numpy(model.forward(tokens, 0, model.make_cache(40, 3), all_positions=True))
+    for row in range(3):
+        for at in range(25, 28):
+            assert logits[row, at].max() - logits[row, at, tokens[row, at + 1]] < 1e-3 * np.abs(logits[row, at]).max()
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["one by one", "stacks"])
+def test_gguf_files_of_both_ages(stacked, tmp_path):
+    """Until 2024 each expert had a tensor of its own."""
+    import gguf
+
+    config, tensors = config_fields(**MIXTRAL), weights()
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    add_config(writer, config)
+    add_sentencepiece(writer)
+    writer.add_expert_count(6)
+    writer.add_expert_used_count(2)
+    names, parts = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2), {"w1": "gate", "w2": "down", "w3": "up"}
+    heads = {"q_proj": 4, "k_proj": 2}
+    for name, values in tensors.items():
+        if ".experts." in name:
+            _, _, layer, _, _, expert, part, _ = name.split(".")
+            if not stacked:
+                writer.add_tensor(f"blk.{layer}.ffn_{parts[part]}.{expert}.weight", values)
+            elif expert == "0":
+                whole = np.stack([tensors[name.replace(".0.w", f".{i}.w")] for i in range(6)])
+                writer.add_tensor(f"blk.{layer}.ffn_{parts[part]}_exps.weight", whole)
+            continue
+        if (count := heads.get(name.split(".")[-2])):
+            values = values.reshape(count, 2, -1, 64).swapaxes(1, 2).reshape(values.shape)
+        base, suffix = name.rsplit(".", 1)
+        writer.add_tensor(f"{names.get_name(base)}.{suffix}", np.ascontiguousarray(values))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    found = open_checkpoint(tmp_path / "m.gguf")
+    assert found.config.architecture == "MixtralForCausalLM"
+    for name, values in tensors.items():
+        np.testing.assert_array_equal(found.tensors[name].float32(), values)
+
+
+QWEN = dict(architectures=["Qwen3MoeForCausalLM"], num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, head_dim=64,
+            hidden_size=256, moe_intermediate_size=256, vocab_size=384)
+
+
+@functools.cache
+def written(format: str) -> tuple[Path, np.ndarray]:
+    """A GGUF file with stacks of low-bit experts, and transformers' logits for its weights dequantised by gguf."""
+    import gguf
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from mlx_llama.core.files.gguf_export import write_gguf
+
+    home = Path(tempfile.mkdtemp())
+    write_gguf(open_checkpoint(make_checkpoint(home / "m", **QWEN)), home / "m.gguf", format)
+    found, config = open_checkpoint(home / "m.gguf"), LlamaConfig.from_dict(config_fields(**QWEN))
+    dequantised = {name: tensor.float32() for name, tensor in found.tensors.items()}
+    stacks = {tensor.name: tensor for tensor in gguf.GGUFReader(home / "m.gguf").tensors}
+    for layer in range(2):
+        spec = config.layers[layer].experts
+        for part, names in (("gate", spec.gate), ("up", spec.up), ("down", spec.down)):
+            stack = stacks[f"blk.{layer}.ffn_{part}_exps.weight"]
+            whole = gguf.dequantize(stack.data, stack.tensor_type)
+            for one, wanted in zip(names, whole, strict=True):
+                np.testing.assert_array_equal(dequantised[f"{one}.weight"], wanted)
+    model = AutoModelForCausalLM.from_pretrained(make_checkpoint(home / "judge", tensors=dequantised, **QWEN), dtype=torch.float32)
+    with torch.no_grad():
+        return home / "m.gguf", model(torch.from_numpy(TOKENS).long()).logits.numpy()
+
+
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_K_M"])
+def test_low_bit_stacks_of_gguf_files(format, load):
+    path, wanted = written(format)
+    model, to_numpy = load(path)
+    cache = model.make_cache(26, 3)
+    got = [to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True)) for a, b in ((0, 20), (20, 25), (25, 26))]
+    assert relative_error(np.concatenate(got, axis=1), wanted) < 1e-4
+
+
+def test_experts_of_different_formats_are_refused(backend, tmp_path):
+    mx = pytest.importorskip("mlx.core")
+    out = tmp_path / "mixed"
+    out.mkdir()
+    for file in folder().iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    arrays, odd = {}, "model.layers.1.block_sparse_moe.experts.2.w1"
+    for name, values in weights().items():
+        arrays[name] = encode_tensor(values, "float32")
+        if ".experts." in name:
+            with mx.stream(mx.cpu):
+                parts = [np.array(one) for one in mx.quantize(mx.array(values), 32, 8 if name == f"{odd}.weight" else 4)]
+            arrays[name] = ("U32", parts[0].shape, parts[0].tobytes())
+            for kind, part in zip(("scales", "biases"), parts[1:]):
+                arrays[name.replace("weight", kind)] = encode_tensor(part, "float32")
+    write_safetensors(out / "model.safetensors", arrays)
+    config = json.loads((out / "config.json").read_text())
+    config["quantization"] = {"bits": 4, "group_size": 32, odd: {"bits": 8, "group_size": 32}}
+    (out / "config.json").write_text(json.dumps(config))
+    message = refusal(backend.load, open_checkpoint(out), "float32")
+    assert message.startswith(f"{odd}.weight: has another format")
+
+
+def test_a_stack_beside_its_experts_is_refused(tmp_path):
+    tensors, stack = dict(weights()), "model.layers.0.block_sparse_moe.switch_mlp.gate_proj.weight"
+    tensors[stack] = np.zeros((6, 96, 64), np.float32)
+    path = make_checkpoint(tmp_path / "both", tensors=tensors, **MIXTRAL)
+    first = "model.layers.0.block_sparse_moe.experts.0.w1.weight"
+    assert f"holds {stack!r} and {first!r}, which are the same" in refusal(open_checkpoint, path)
+
+
+def test_a_stack_of_another_number_of_experts_is_misshaped(tmp_path):
+    tensors = {name: values for name, values in weights().items() if not name.endswith(".w1.weight")}
+    for layer in (0, 1):
+        tensors[f"model.layers.{layer}.block_sparse_moe.switch_mlp.gate_proj.weight"] = np.zeros((5, 96, 64), np.float32)
+    path = make_checkpoint(tmp_path / "five", tensors=tensors, **MIXTRAL)
+    assert "has shape [5, 96, 64], config.json calls for [96, 64]" in refusal(open_checkpoint, path)
+
+
+def test_experts_are_not_split_over_processes():
+    with pytest.raises(BackendError, match="layers with fused projections or experts are not split over several processes"):
+        take_share(open_checkpoint(folder()), 0, 2)
+
+
+def test_a_token_reads_the_experts_that_it_uses():
+    from mlx_llama.bench.measure import bytes_per_token
+
+    model = select("cpu").load(open_checkpoint(folder()), "float32")
+    experts = 2 * 6 * 3 * 96 * 64  # numbers of 2 layers
+    assert bytes_per_token(open_checkpoint(folder()), model, 0) == 4 * (
+        sum(values.size for values in weights().values()) - 383 * 64 - experts * 4 // 6)
+
+
+def test_the_doctor_counts_the_experts(capsys):
+    from mlx_llama import doctor
+
+    doctor.main([str(folder())])
+    assert "feed-forward 96 of 6 experts, 2 for a token, vocabulary 384" in capsys.readouterr().out
+
+
+def test_the_profile_names_the_experts(backend):
+    model = backend.load(open_checkpoint(low_bit()), "float32", compile=None if backend.name == "cpu" else False)
+    cache = model.make_cache(8)
+    with model.profile() as profile:
+        model.forward([[3, 4, 5, 6]], 0, cache)
+        backend.runtime.to_numpy(model.forward([[7]], 4, cache))
+    assert {"router", "experts"} <= profile.operations.keys()
+    assert "gate, up" not in profile.operations
+
+
+# Triton's kernels
+
+
+def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+    """[(by kernels, by torch's own operations)] of a layer's experts, for one row and for five, whose first has its bits."""
+    import torch
+
+    backend, found = select("cuda", None if DEVICE.type == "cuda" else "cpu"), []
+    plain = backend.load(open_checkpoint(path), "float32", compile=False).blocks[1].mlp
+    with computing(by_kernels=True):
+        mlp = backend.load(open_checkpoint(path), "float32", compile=False).blocks[1].mlp
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 1, 64), np.float32)).to(DEVICE)
+    with torch.inference_mode():
+        for count in (1, 5):
+            with computing(by_kernels=True):
+                one = mlp(x[:count], None)
+                assert torch.equal(one[:1], mlp(x[:1], None))
+            with computing(by_kernels=False):
+                other = plain(x[:count], None)
+            found.append((one.cpu().numpy(), other.cpu().numpy()))
+    return found
+
+
+@pytest.mark.parametrize("path", [folder, low_bit], ids=["float32", "low-bit"])
+def test_experts_by_tritons_kernels_are_torchs(path, call):  # noqa: F811
+    for got, wanted in call(by_kernels, path()):
+        assert relative_error(got, wanted) < 1e-5
+
+
+def test_the_config_of_a_toy_has_its_experts():
+    spec = LlamaConfig.from_dict(config_fields(**MIXTRAL)).layers[0]
+    assert spec.gate_up == () and spec.down == "" and spec.experts.count == 6

@@ -1,0 +1,124 @@
+"""Processes forked after a model was loaded: they answer alike, or refuse; none of them waits for threads it lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from machine import open_backend
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+
+# in_child(f): what f returns in a forked process, or its error. The answer of `model` is `expected`.
+SETUP = """
+import multiprocessing, os, sys, threading, warnings
+import mlx_llama
+from mlx_llama.core.backends.selection import select
+
+warnings.simplefilter("ignore")  # Python warns of forks beside threads
+backend, model = sys.argv[1:]
+options = {"backend": backend, "device": "cpu"} | ({"threads": 2} if backend == "cpu" else {})
+load = lambda: mlx_llama.load(model, **options)
+ask = lambda llm: llm.generate("Once upon", max_tokens=8, temperature=0).text
+
+def in_child(function):
+    def report(pipe):
+        try:
+            pipe.send(function())
+        except Exception as error:
+            pipe.send(f"{type(error).__name__}: {error}")
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=report, args=(theirs,), daemon=True)
+    child.start()
+    if not ours.poll(60):
+        child.kill()
+        sys.exit("the forked process hangs")
+    answer = ours.recv()
+    child.join()
+    return answer
+"""
+
+
+@pytest.fixture
+def run(toy):
+    """run(backend, script): execute SETUP and the script in a process of its own."""
+    def start(backend, script: str) -> None:
+        done = subprocess.run([sys.executable, "-c", SETUP + script, backend.name, str(toy)], timeout=200, text=True,
+                              capture_output=True, cwd=Path(__file__).parents[2])
+        assert done.returncode == 0, done.stderr
+
+    return start
+
+
+def test_a_fork_after_a_load(run, backend):
+    """The NumPy backend starts new threads; a framework's own cannot be started again."""
+    run(backend, """
+llm = load()
+expected = ask(llm)
+found = [in_child(lambda: ask(llm)), in_child(lambda: ask(load()))]
+if backend == "cpu":
+    assert found == [expected] * 2, found
+else:
+    assert all(one.startswith(f"BackendError: the {backend} backend had loaded a model when") for one in found), found
+assert ask(llm) == expected
+""")
+
+
+def test_a_fork_before_the_first_load(run, backend):
+    run(backend, """
+select(backend, "cpu")
+found = [in_child(lambda: ask(load())) for _ in range(2)]
+assert found == [ask(load())] * 2, found
+""")
+
+
+def test_a_fork_while_other_threads_compute(run):
+    """Locks that they hold and requests that they serve stay behind."""
+    run(open_backend("cpu"), """
+llm = load()
+expected = ask(llm)
+llm.scheduler.start()
+stop = threading.Event()
+
+def work():
+    while not stop.is_set():
+        ask(llm)
+
+threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for _ in range(5):
+    found = in_child(lambda: ask(llm))
+    assert found == expected, found
+assert in_child(lambda: [llm.scheduler.close(), ask(llm)][1]) == expected
+stop.set()
+for thread in threads:
+    thread.join()
+llm.scheduler.close()
+""")
+
+
+def test_requests_go_on_in_the_first_process_alone(run):
+    run(open_backend("cpu"), """
+llm = load()
+answer = llm.stream("Once upon", max_tokens=8, temperature=0)
+first = next(answer)
+found = in_child(lambda: [ask(llm), list(answer)])
+assert found == "SessionError: this request was lost: submit it again", found
+assert first + "".join(answer) == ask(llm) == in_child(lambda: ask(llm))
+""")
+
+
+def test_the_kernels_alone(run):
+    """Without a scheduler: models and caches in Python."""
+    run(open_backend("cpu"), """
+llm = load()
+cache = llm.model.make_cache(64)
+step = lambda: llm.model.forward([[1, 2, 3]], 0, llm.model.make_cache(64)).tolist()
+expected = step()
+assert in_child(step) == expected and in_child(step) == step() == expected
+""")

@@ -1,0 +1,325 @@
+"""GGUF's K types as MLX's GPU holds them: bytes against the file's, numbers against gguf's dequantiser, and the Metal kernels, run as
+MLX would hand them to Metal (tests/metal.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import shutil
+import tempfile
+from pathlib import Path
+
+import metal
+import numpy as np
+import pytest
+from machine import open_backend
+from making_gguf import HALVES, dequantise, make_gguf, random_blocks
+
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
+from mlx_llama.core.generation.options import resolve
+
+from .test_quantized import MIXED, SHAPE
+
+K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+TWO_LEVEL = (*K_TYPES, "IQ4_XS")
+SHAPES = [(11, 256), (24, 2816), (64, 1024)]  # rows that fill no SIMD group, columns that fill no round of its lanes
+
+
+@pytest.fixture(scope="module")
+def mlx():
+    return open_backend("mlx")
+
+
+@pytest.fixture
+def gpu_layout(mlx, monkeypatch):
+    """Matrices packed as for a GPU, on MLX's CPU device, multiplied by plain operations."""
+    from mlx_llama.mlx_native import quantized
+
+    monkeypatch.setattr(quantized, "lays_for_gpu", lambda device: True)
+    return quantized
+
+
+@pytest.fixture
+def kernels(gpu_layout, monkeypatch):
+    """The same, multiplied by the Metal kernels."""
+    import mlx.core as mx
+
+    if shutil.which("g++") is None:
+        pytest.skip("g++ compiles the Metal kernels here, and is not installed")
+    monkeypatch.setattr(mx.fast, "metal_kernel", metal.metal_kernel)
+    use_kernels(gpu_layout, monkeypatch)
+    forget_kernels(monkeypatch)
+    return gpu_layout
+
+
+def use_kernels(quantized, monkeypatch):
+    pack = quantized.TwoLevelMatrix.pack
+    monkeypatch.setattr(quantized.TwoLevelMatrix, "pack", lambda *args: dataclasses.replace(pack(*args), has_kernel=True))
+
+
+def forget_kernels(monkeypatch):
+    from mlx_llama.mlx_native.kernels import two_level
+
+    for name in ("_kernel", "find_fault"):
+        monkeypatch.setattr(two_level, name, functools.cache(getattr(two_level, name).__wrapped__))
+
+
+def weight(kind: str, rows: int, columns: int, scales=None) -> tuple[GGUFWeight, np.ndarray]:
+    """(a random matrix, its numbers by gguf). scales: makes the float16 scales of `count` blocks."""
+    blocks = random_blocks(kind, rows, columns, np.random.default_rng(rows))
+    if scales is not None:
+        every = blocks.reshape(rows * columns // 256, -1)
+        for at in HALVES[kind]:
+            every[:, at:at + 2] = scales(len(every)).astype(np.float16)[:, None].view(np.uint8)
+    return GGUFWeight("w", kind, (rows, columns), blocks), dequantise(blocks, kind)
+
+
+def rms_error(got, wanted: np.ndarray) -> float:
+    got = np.asarray(got, np.float64)
+    return float(np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)))
+
+
+def product(matrix, x: np.ndarray) -> np.ndarray:
+    import mlx.core as mx
+
+    return np.array(matrix.matmul(mx.array(x)), np.float64)
+
+
+# Bytes
+
+
+@functools.cache
+def model_file(kind: str) -> Path:
+    path = Path(tempfile.mkdtemp()) / "m.gguf"
+    make_gguf(path, kinds=MIXED.get(kind, kind), **SHAPE)
+    return path
+
+
+@pytest.mark.parametrize("kind", [*K_TYPES, "Q4_K_M", "Q5_K_M", "Q2_K mix"])
+def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
+    """Of all tensors, embedding and head included, by MLX's own count, which rounds arrays up to a fraction of a page."""
+    import mlx.core as mx
+
+    from mlx_llama.mlx_native import facts
+
+    checkpoint = open_checkpoint(model_file(kind))
+    matrices = sum(tensor.nbytes for tensor in checkpoint.tensors.values() if isinstance(tensor, AffineWeight))
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    model = mlx.load(checkpoint)
+    held = mx.get_active_memory() - before
+    weights = [model.embedding.weight, model.head.weight, model.blocks[0].attention.qkv.weight,
+               model.blocks[0].attention.out.weight, model.blocks[0].mlp.gate_up.weight, model.blocks[0].mlp.down.weight]
+    weights = [one for each in weights for one in (each if isinstance(each, tuple) else [each])]
+    assert sum(one.nbytes for one in weights) <= 1.04 * matrices
+    assert held <= 1.15 * matrices
+    planned = facts.weights_nbytes(checkpoint.tensors.values(), "float16", True)
+    assert planned <= held <= 1.02 * planned + 20000
+
+
+@pytest.mark.parametrize("kind", ["Q4_K_M", "Q6_K"])
+def test_the_doctor_counts_on_the_kernels_where_there_is_metal(kind, monkeypatch):
+    from mlx_llama.core.system.gpus import Gpus
+    from mlx_llama.mlx_native import facts
+
+    monkeypatch.setattr(facts.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(facts.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(facts, "_metal_memory", lambda: 16 << 30)
+    on_mac = facts.describe({"mlx": "0.32.4"}, Gpus())
+    elsewhere = dataclasses.replace(on_mac, kernels=None)  # an NVIDIA GPU, where mx.fast.metal_kernel raises
+    checkpoint = open_checkpoint(model_file(kind))
+    mac, nvidia = (facts.plan_weights(checkpoint.tensors.values(), "float16", each) for each in (on_mac, elsewhere))
+    assert mac.low_bit_operand == nvidia.low_bit_operand == "float16"
+    assert mac.nbytes <= 1.05 * checkpoint.nbytes < 1.1 * checkpoint.nbytes < nvidia.nbytes <= 1.25 * checkpoint.nbytes
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", TWO_LEVEL)
+def test_the_layout_has_the_bits_of_gguf(kind, shape, mlx, gpu_layout):
+    """Dequantised in float32, whole and by row; two matrices concatenated."""
+    import mlx.core as mx
+
+    first, second = weight(kind, *shape), weight(kind, shape[0] + 1, shape[1])
+    matrix = gpu_layout.pack([first[0], second[0]], mx.float32, mlx.device)
+    assert isinstance(matrix, gpu_layout.TwoLevelMatrix) and matrix.shape == (2 * shape[0] + 1, shape[1])
+    judge = np.concatenate([first[1], second[1]])
+    rows = np.array([[0, 2 * shape[0]], [shape[0], 3]], np.int32)
+    np.testing.assert_array_equal(np.array(matrix.rows(mx.array(rows))), judge[rows])
+    x = np.random.default_rng(0).standard_normal((2, 3, shape[1])).astype(np.float32)
+    assert rms_error(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64)) < 2e-6
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", TWO_LEVEL)
+def test_the_metal_kernels_read_what_gguf_reads(kind, shape, mlx, kernels):
+    """Of a token, of a few rows and of a prompt. Products round operands to nothing, and results to x's dtype."""
+    import mlx.core as mx
+
+    stored, judge = weight(kind, *shape)
+    for dtype, bound in (("float32", 2e-6), ("float16", 4e-4)):
+        matrix = kernels.pack([stored], getattr(mx, dtype), mlx.device)
+        assert matrix.has_kernel
+        for count in (1, 3, 20):
+            x = np.random.default_rng(count).standard_normal((count, shape[1])).astype(dtype)
+            assert rms_error(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64)) < bound
+    from mlx_llama.mlx_native.kernels import two_level
+
+    in_16_bits = two_level.dequantise(matrix.layout, matrix.parts, mx.float16)
+    np.testing.assert_array_equal(np.array(in_16_bits), judge.astype(np.float16))
+    for dtype in (mx.float32, mx.float16, mx.bfloat16):
+        assert two_level.find_fault(matrix.layout, dtype) == ""
+
+
+SPREADS = {
+    "smallest": lambda count: np.full(count, 2.0**-24),
+    "subnormal": lambda count: np.random.default_rng(1).uniform(2.0**-24, 2.0**-14, count),
+    "every magnitude": lambda count: 2.0 ** np.random.default_rng(2).uniform(-24, 5, count),
+    "one large": lambda count: np.where(np.arange(count) == 3, 8.0, 2.0**-20),
+    "large": lambda count: np.full(count, 60000.0),
+    "zero": lambda count: np.where(np.arange(count) % 2, 0.0, 1e-4),
+}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("kind", K_TYPES)
+def test_any_scales_that_a_file_may_hold(kind, spread, mlx, kernels, monkeypatch):
+    """With the kernels, and with MLX's own product instead, whose scales are rounded to 16 bits or kept in 32."""
+    import mlx.core as mx
+
+    stored, judge = weight(kind, 24, 512, SPREADS[spread])
+    x = np.random.default_rng(3).standard_normal((24, 512)).astype(np.float32)
+    wanted = x.astype(np.float64) @ judge.T.astype(np.float64)
+    matrix = kernels.pack([stored], mx.float16, mlx.device)
+    assert rms_error(product(matrix, x[:2]), wanted[:2]) < 2e-6 and rms_error(product(matrix, x), wanted) < 2e-6
+    plain = kernels.pack([stored], mx.float16, mlx.device, has_kernel=False)
+    assert isinstance(plain, kernels.QuantizedMatrix)
+    assert rms_error(product(as_float32(plain), x), wanted) < 1e-3
+    # dequantised for a prompt on a GPU
+    chosen = kernels._product_dtype(stored, mx.float16, mlx.device, np.abs(judge).max())
+    rounded = judge.astype(np.float16 if chosen == mx.float16 else np.float32).astype(np.float64)
+    assert rms_error(x.astype(np.float64) @ rounded.T, wanted) < 5e-4
+
+
+def as_float32(matrix):
+    """A QuantizedMatrix with its scales widened, since MLX's CPU device sums 16-bit products in 16 bits."""
+    import mlx.core as mx
+
+    return dataclasses.replace(matrix, scalings=tuple(tuple(part.astype(mx.float32) for part in pair)
+                                                      for pair in matrix.scalings))
+
+
+# Models
+
+
+def logits(mlx, path: Path, dtype: str, length: int = 7) -> np.ndarray:
+    tokens = np.random.default_rng(1).integers(3, 384, (1, length)).astype(np.int32)
+    model = mlx.load(open_checkpoint(path), dtype)
+    return mlx.runtime.to_numpy(model.forward(tokens, 0, model.make_cache(length), all_positions=True))
+
+
+@pytest.mark.parametrize("kind", ["Q6_K", "Q4_K_M", "Q2_K mix"])
+def test_a_models_logits_do_not_depend_on_the_layout(kind, mlx, monkeypatch, request):
+    """The CPU device's own layout is judged by transformers in test_quantized.py. Activations in float16 change more."""
+    path = model_file(kind)
+    wanted, in_16_bits = logits(mlx, path, "float32"), logits(mlx, path, "auto")
+    request.getfixturevalue("kernels")
+    assert rms_error(logits(mlx, path, "float32"), wanted) < 1e-5
+    assert rms_error(logits(mlx, path, "float32", 20)[:, :7], wanted) < 1e-5  # more rows than the kernel takes
+    assert rms_error(logits(mlx, path, "auto"), wanted) <= 1.2 * rms_error(in_16_bits, wanted) + 1e-4
+
+
+def test_a_product_is_one_primitive_of_a_decode_step(mlx, kernels, monkeypatch):
+    """As MLX would hand the step to Metal: groups of 16 too read their codes once, and nothing is dequantised but a row."""
+    import mlx.core as mx
+
+    names = {}
+    for kind in ("Q4_0", "Q6_K", "Q4_K"):
+        model = mlx.load(open_checkpoint(model_file(kind)))
+        cache, sampling = model.make_cache(64), mlx.sampling_batch([resolve({"temperature": 0}).options])
+        model.forward([[1, 2, 3]], 0, cache)
+        token = model.step(np.array([[5]], np.int32), 3, cache, sampling)
+        mx.eval(token)
+        monkeypatch.setattr(mx.fast, "metal_kernel", metal._metal_kernel)
+        forget_kernels(monkeypatch)
+        names[kind] = [record["name"] for record in metal.exported(lambda token: model.step(token, 4, cache, sampling), token)]
+        monkeypatch.setattr(mx.fast, "metal_kernel", metal.metal_kernel)
+        forget_kernels(monkeypatch)
+    assert names["Q4_0"].count("QuantizedMatmul") == names["Q6_K"].count("CustomKernel") == names["Q4_K"].count("CustomKernel")
+    assert "QuantizedMatmul" not in names["Q6_K"] + names["Q4_K"]
+    rows = 40  # operations that dequantise the embedding's row
+    assert max(len(names["Q6_K"]), len(names["Q4_K"])) <= len(names["Q4_0"]) + rows
+
+
+# Kernels that cannot be used
+
+
+@pytest.fixture
+def gpu(kernels, mlx, monkeypatch):
+    """A device that says it is a GPU, and streams of which are the CPU's."""
+    import mlx.core as mx
+
+    class Device:
+        type = mx.gpu
+
+    device, stream = Device(), mx.stream
+    monkeypatch.setattr(mx, "stream", lambda one: stream(mlx.device if one is device else one))
+    return device
+
+
+def no_metal(**settings):
+    def call(**arguments):
+        raise RuntimeError("[metal_kernel] No Metal back-end.\nnor any other")
+
+    return call
+
+
+def wrong_numbers(**settings):
+    kernel = metal.metal_kernel(**settings)
+    return lambda **arguments: [array * 1.01 for array in kernel(**arguments)]
+
+
+@pytest.mark.parametrize("kernel, reason", [(no_metal, "RuntimeError: [metal_kernel] No Metal back-end."),
+                                            (wrong_numbers, "their numbers differ from those of plain operations")])
+def test_kernels_that_fail_their_trial_are_not_used(kernel, reason, mlx, gpu, kernels, monkeypatch):
+    import mlx.core as mx
+
+    from mlx_llama.mlx_native import facts, runtime, weights
+
+    monkeypatch.setattr(runtime, "device_name", lambda device: "a GPU")
+    monkeypatch.setattr(weights, "_free_memory", lambda device: None)
+    checkpoint = open_checkpoint(model_file("Q4_K_M"))
+    found = weights.Weights(checkpoint, mx.float16, gpu)
+    assert found.notices == () and kernels.find_faults(low_bit(checkpoint), mx.float16, mlx.device) == {}
+    monkeypatch.setattr(mx.fast, "metal_kernel", kernel)
+    forget_kernels(monkeypatch)
+    found = weights.Weights(checkpoint, mx.float16, gpu)
+    assert [reason in notice for notice in found.notices] == [True, True]  # Q4_K and Q6_K
+    assert "Q6_K" in found.notices[0] + found.notices[1]
+    matrix = found.linear("model.layers.0.self_attn.o_proj").weight
+    assert isinstance(matrix, kernels.QuantizedMatrix) and matrix.scalings[0][0].dtype == mx.float16
+    held = found.linear("lm_head").weight.nbytes + found.embedding("model.embed_tokens").weight.nbytes + matrix.nbytes
+    names = ("lm_head.weight", "model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight")
+    assert held == sum(facts.tensor_nbytes(checkpoint.tensors[name], "float16", True, False) for name in names)
+
+
+def low_bit(checkpoint):
+    return [tensor for tensor in checkpoint.tensors.values() if isinstance(tensor, AffineWeight)]
+
+
+@pytest.mark.parametrize("kind", K_TYPES)
+def test_without_kernels_16_bit_scales_are_close_enough(kind, mlx, gpu_layout):
+    import mlx.core as mx
+
+    stored, judge = weight(kind, 64, 2048)
+    matrix = gpu_layout.pack([stored], mx.float16, mlx.device, has_kernel=False)
+    assert matrix.scalings[0][0].dtype == mx.float16
+    found = product(as_float32(matrix), np.eye(2048, dtype=np.float32)).T
+    assert rms_error(found, judge) < 2.15e-4  # 2.1e-4 by rounding scales alone, 2.3e-4 to 2.8e-4 if biases added to it
+    if stored.group_size == 32:
+        assert matrix.nbytes <= 1.15 * stored.nbytes

@@ -1,0 +1,149 @@
+"""Shares of a model on threads of one process, whose sums and gathers meet at a barrier: the layers and the sampling of tensor
+parallelism without launchers, by Triton's kernels too."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from machine import open_backend
+from making import make_checkpoint
+from making_gguf import make_gguf
+
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation import options
+
+torch = pytest.importorskip("torch")
+
+from backends.triton_process import DEVICE, call, computing  # noqa: E402, F401
+
+PROMPT = [1, 17, 300, 45, 9]
+SAMPLING = {"greedy": {}, "noise": {"temperature": 1.0, "seed": 2**63 + 5},
+            "everything": {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2,
+                           "presence_penalty": 0.1, "logit_bias": {5: 1.0}, "seed": 3, "logprobs": 2}}
+
+
+class Meeting:
+    """The place where `size` threads exchange arrays, one running at a time."""
+
+    def __init__(self, size: int):
+        self.size, self.barrier, self.turn, self.given = size, threading.Barrier(size, timeout=60), threading.Lock(), {}
+
+    def exchange(self, rank: int, value):
+        """The values of all threads, in the order of ranks."""
+        self.given[rank] = value
+        self._wait()
+        values = [self.given[one] for one in range(self.size)]
+        self._wait()
+        return values
+
+    def _wait(self) -> None:
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
+
+
+class ThreadRanks:
+    """`Ranks` of a thread."""
+
+    def __init__(self, meeting: Meeting, rank: int, stack, settle):
+        self.meeting, self.rank, self.size, self.stack, self.settle = meeting, rank, meeting.size, stack, settle
+
+    def sum(self, x):
+        return sum(self.meeting.exchange(self.rank, self.settle(x)))
+
+    def gather(self, x):
+        return self.stack(self.meeting.exchange(self.rank, self.settle(x)))
+
+
+def answers(backend, model) -> dict:
+    """Tokens of rows decoded together, by kind of sampling, and logits."""
+    found = {}
+    for name, chosen in SAMPLING.items():
+        both = [options.resolve(chosen).options, options.resolve({"seed": 1, "temperature": 0.5} if name == "noise" else {}).options]
+        sampling, cache, drawn = backend.sampling_batch(both), model.make_cache(64, 2), []
+        for row in (0, 1):
+            model.forward([PROMPT[row:]], 0, cache, rows=[row])
+        tokens = np.array([[3], [4]], np.int32)
+        for _ in range(4):
+            tokens = model.step(tokens, list(cache.lengths), cache, sampling)
+            drawn.append(backend.runtime.to_numpy(tokens)[:, 0].tolist())
+            tokens = tokens if tokens.shape[1] == 1 else tokens[:, :1]
+        found[name] = drawn
+    cache = model.make_cache(64)
+    found["logits"] = backend.runtime.to_numpy(model.forward([PROMPT], 0, cache, all_positions=True))
+    found["one more"] = backend.runtime.to_numpy(model.forward([[5]], len(PROMPT), cache))
+    return found
+
+
+def compare(name: str, path, size: int = 2) -> None:
+    """Every thread's answers against those of the whole model. Raises AssertionError."""
+    backend, checkpoint, meeting = open_backend(name), open_checkpoint(path), Meeting(size)
+    if name == "mlx":
+        import mlx.core as mx
+
+        stack, settle = mx.stack, lambda x: (mx.eval(x), x)[1]
+    else:
+        stack, settle = torch.stack, lambda x: x
+
+    def run(rank: int) -> dict:
+        with meeting.turn:
+            model = backend.model.Llama.load(checkpoint, "float32", backend.device, ranks=ThreadRanks(meeting, rank, stack, settle))
+            return answers(backend, model)
+
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(run, range(size)))
+    wanted = answers(backend, backend.load(checkpoint, "float32"))
+    for one in found:
+        for logits in ("logits", "one more"):
+            assert np.abs(one[logits] - wanted[logits]).max() < 1e-4
+        assert {name: one[name] for name in SAMPLING} == {name: wanted[name] for name in SAMPLING}
+
+
+def compare_by_kernels(path) -> None:
+    with computing(by_kernels=True):
+        compare("cuda", path)
+
+
+@pytest.fixture(scope="module", params=["tied", "biases", "qwen3", "low-bit"])
+def model(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    if request.param == "low-bit":
+        make_gguf(folder / "toy.gguf", kinds="Q4_0")
+        return folder / "toy.gguf"
+    fields = {"tied": {"tie_word_embeddings": True, "vocab_size": 385}, "biases": {"attention_bias": True, "mlp_bias": True},
+              "qwen3": {"architectures": ["Qwen3ForCausalLM"]}}
+    return make_checkpoint(folder / "toy", **fields[request.param])
+
+
+@pytest.mark.parametrize("name", ["mlx", "cuda"])
+def test_shares_give_what_the_whole_gives(name, model):
+    compare(name, model)
+
+
+@pytest.mark.slow
+def test_shares_by_kernels(tmp_path, call):  # noqa: F811
+    call(compare_by_kernels, make_checkpoint(tmp_path / "toy", tie_word_embeddings=True, num_hidden_layers=1, vocab_size=385))
+
+
+def measure_noise_of_shares() -> bool:
+    """The noise of a share is that part of the whole noise, bit for bit."""
+    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.draw import Kind, gumbel_table, pack
+    from cuda_fallback.kernels.state import MAX_ROWS
+
+    words = np.zeros((Kind(True).words, MAX_ROWS), np.int64)
+    pack([options.resolve({"temperature": 1.0, "seed": 2**63 + 5}).options] * 2, Kind(True), words)
+    words, scores = torch.from_numpy(words).to(DEVICE), torch.zeros((2, 100), device=DEVICE)
+    given = gumbel_table(scores.device), torch.tensor([7, 8], device=DEVICE), words
+    whole = decode.add_noise(scores, *given)
+    parts = [decode.add_noise(scores[:, a:b].contiguous(), *given, a) for a, b in ((0, 33), (33, 100))]
+    return bool(torch.equal(torch.cat(parts, dim=1), whole)) and bool(whole.abs().sum() > 1)
+
+
+def test_noise_of_shares_by_kernels(call):  # noqa: F811
+    assert call(measure_noise_of_shares)

@@ -1,0 +1,34 @@
+"""The templates that render without a process of their own."""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_llama.core.files.checkpoint import GUIDE_PATH
+from mlx_llama.core.text.known_templates import KNOWN, digest, is_known
+
+from .cases import TEMPLATES
+
+TOOL_TEMPLATES = Path(__file__).resolve().parents[2] / "data" / "tool-templates"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [TEMPLATES["llama-2"], TEMPLATES["llama-3"], TEMPLATES["zephyr"], TEMPLATES["smollm2"],
+     (GUIDE_PATH / "chat_template.jinja").read_text(encoding="utf-8"),
+     (TOOL_TEMPLATES / "llama-3.1.jinja").read_text(encoding="utf-8"),
+     (TOOL_TEMPLATES / "qwen2.5.jinja").read_text(encoding="utf-8")],
+    ids=["llama-2", "llama-3", "zephyr", "smollm2", "guide", "llama-3.1", "qwen2.5"],
+)
+def test_templates_of_known_families_are_known_by_every_character(source):
+    assert is_known(source) and is_known(source.replace("\n", "\r\n") + "\n")
+    middle = len(source) // 2
+    assert not is_known(source[:middle] + "x" + source[middle:]) and not is_known(source + "x")
+
+
+def test_digests_are_digests():
+    assert all(len(one) == 64 and int(one, 16) >= 0 for one in KNOWN) and digest("") not in KNOWN
+
+
+def test_no_text_breaks_the_look_up():
+    assert not is_known("\ud800") and not is_known("")

@@ -1,0 +1,80 @@
+"""mlx_llama.bench --kernels: candidates for the kernels of decoding, and the table that ships."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from llvmlite import binding as llvm
+
+from cpu_fallback.kernels import candidates, target as targets
+from mlx_llama import load
+from mlx_llama.bench import command as bench
+from mlx_llama.core.files.quantized import GGUF_FORMATS
+
+FLAGS = ("--kernels", "--backend", "cpu")
+
+
+@pytest.fixture
+def table(monkeypatch, tmp_path):
+    """A copy of the table, and short measurements of two candidates."""
+    copy = tmp_path / "prefetches.json"
+    shutil.copy(targets.PREFETCHES, copy)
+    for module in (targets, candidates):
+        monkeypatch.setattr(module, "PREFETCHES", copy)
+    monkeypatch.setattr(candidates, "NBYTES", 1 << 20)
+    monkeypatch.setattr(candidates, "ROUNDS", 1)
+    monkeypatch.setattr(candidates, "CANDIDATES", ((), ((1, 512),)))
+    return copy
+
+
+def test_every_format_is_measured_and_the_best_saved(table, capsys):
+    before = json.loads(table.read_text())
+    assert bench.main([*FLAGS, "--json", "--save", "--threads", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    named = {name for names in found["formats"] for name in names.split(", ")}
+    assert named == {*GGUF_FORMATS, "F16", "BF16", "F32"}
+    assert all(len(rates) == len(found["candidates"]) and min(rates) > 0 for rates in found["formats"].values())
+    wanted = np.exp(np.log(list(found["formats"].values())).mean(0))
+    assert found["mean"] == pytest.approx(wanted.tolist()) and found["best"] == int(np.argmax(wanted))
+    after = json.loads(table.read_text())
+    processor = llvm.get_host_cpu_name()
+    best = found["candidates"][found["best"]]
+    assert after == before | {processor: before.get(processor, {}) | {found["target"]: best}}
+    targets._best.cache_clear()
+    assert [list(one) for one in targets.build_target(found["target"]).prefetch] == best
+
+
+def test_the_text_names_the_processor_and_the_choice(table, capsys):
+    assert bench.main([*FLAGS, "--threads", "1"]) == 0
+    text = capsys.readouterr().out
+    assert llvm.get_host_cpu_name() in text and "best here: " in text and "Q4_K" in text
+    assert json.loads(table.read_text()) == json.loads(targets.PREFETCHES.read_text())
+
+
+def test_prefetches_change_no_bit(monkeypatch):
+    prompt, found = list(range(5, 45)), []
+    for prefetch in ((), ((1, 1024), (2, 3072)), ((2, 4096),), ((0, 4096),)):
+        monkeypatch.setattr(targets, "find_prefetch", lambda processor, name: (prefetch, True))
+        llm = load(backend="cpu")
+        found.append((llm.logits(prompt).tobytes(), list(llm.generate(prompt, max_tokens=20).tokens)))
+    assert found[1:] == found[:1] * 3
+
+
+@pytest.mark.parametrize("flags, named", [
+    (("--save",), "--save is for --kernels"), ((*FLAGS, "--profile"), "--profile"), ((*FLAGS, "-o", "csv"), "--output csv"),
+    ((*FLAGS, "--model", "x"), "--model"), (("--kernels", "--backend", "mlx", "--device", "cpu"), "use --backend cpu")])
+def test_contradictions_are_refused(door, flags, named):
+    done = door(bench.main, *flags)
+    assert done.code == 2 and named in done.err and done.err.count("\n") == 1 and done.out == ""
+
+
+def test_a_table_that_cannot_be_written_is_told(door, table, monkeypatch):
+    def refuse(path, content, **given):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(candidates, "write_file", refuse)
+    done = door(bench.main, *FLAGS, "--save", "--threads", "1")
+    assert done.code == 2 and "prefetches" in done.err and "Permission denied" in done.err

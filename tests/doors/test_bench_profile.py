@@ -1,0 +1,146 @@
+"""The bench's profile: every backend, every format, sums and bytes; and flags that it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from machine import device_of
+
+from mlx_llama.bench import command as bench
+from mlx_llama.bench.measure import Case, HostMemory, load
+from mlx_llama.bench.profile import HOST, SAMPLING, Profiled, measure_profiles
+from mlx_llama.core.backends.profile import ATTENTION, Profile
+from mlx_llama.core.files.checkpoint import open_checkpoint
+
+PRODUCTS = ("query, key, value", "attention output", "gate, up", "down", "head")
+
+
+@pytest.fixture(autouse=True)
+def small_probe(monkeypatch):
+    monkeypatch.setattr(HostMemory, "__init__", lambda self: None)
+    monkeypatch.setattr(HostMemory, "bandwidth", lambda self: 1e9)
+
+
+def flags(backend) -> list[str]:
+    return ["--backend", backend.name, *([] if backend.name == "cpu" else ["--device", device_of(backend)])]
+
+
+def profiled(door, toy, *arguments: str) -> str:
+    done = door(bench.main, "--model", toy, "--profile", "-r", "2", *" ".join(arguments).split())
+    assert done.code == 0, done.err
+    return done.out
+
+
+def test_a_token_and_a_prompt_on_every_backend(backend, door, toy):
+    checkpoint = open_checkpoint(toy)
+    told = json.loads(profiled(door, toy, "-p 9 -n 4 -d 0,30", "-o json", *flags(backend)))
+    assert [one["test"] for one in told["profiles"]] == ["pp9", "pp9 @ d30", "tg4", "tg4 @ d30"]
+    weights = sum(tensor.nbytes for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
+    embedding = checkpoint.tensors["model.embed_tokens.weight"].nbytes
+    for one in told["profiles"]:
+        lines = {line["operation"]: line for line in one["operations"]}
+        between = {line["operation"]: line for line in one["between"]}
+        assert list(lines)[-1] == "head" and HOST in between
+        assert (SAMPLING in between) == (not backend.runs_ahead)
+        assert sum(line["us"] for line in (*lines.values(), *between.values())) == pytest.approx(one["us"])
+        assert sum(line["share"] for line in (*lines.values(), *between.values())) == pytest.approx(1)
+        assert sum(lines[name]["nbytes"] for name in PRODUCTS) == weights - embedding  # float32, whole panels
+        read = lines[ATTENTION]["nbytes"]
+        if one["n_gen"]:  # 4 tokens of 2 layers, 2 heads of 16 float32, keys and values
+            assert read == (one["n_depth"] + 2.5) * 2 * 2 * 2 * 16 * 4
+        assert one["nbytes"] == weights - embedding + (read or 0)
+        assert (one["slower_us"] is None) == (backend.name != "cpu") == (lines["down"]["waiting_us"] is None)
+
+
+def test_rows_are_one_step(backend, door, toy):
+    [alone], [three] = (json.loads(profiled(door, toy, f"-b {rows} -n 4 -d 20 -o json", *flags(backend)))["profiles"]
+                        for rows in (1, 3))
+    lines = [{line["operation"]: line for line in one["operations"]} for one in (alone, three)]
+    assert three["n_rows"] == 3 and lines[1][ATTENTION]["nbytes"] == 3 * lines[0][ATTENTION]["nbytes"]
+    assert [one["head"]["calls"] for one in lines] == [1, 1] and lines[0]["head"]["nbytes"] == lines[1]["head"]["nbytes"]
+    slots = 4 if backend.name == "mlx" else 3  # its rooms have a power of two
+    assert lines[1]["head"]["flops_per_second"] * lines[1]["head"]["us"] == pytest.approx(
+        slots * lines[0]["head"]["flops_per_second"] * lines[0]["head"]["us"])
+
+
+def test_a_sliding_window_bounds_what_attention_reads(tmp_path):
+    from making import make_checkpoint
+
+    from mlx_llama.core.backends.selection import select
+
+    made = make_checkpoint(tmp_path / "m", architectures=["MistralForCausalLM"], sliding_window=7)
+    loaded = load(open_checkpoint(made), select("cpu"), "float32")
+    [one] = measure_profiles(loaded, [Case("tg", 2, 30)], [1], 1)
+    assert one.figures()["operations"][3]["nbytes"] == 7 * loaded.model.make_cache(1).position_nbytes
+
+
+def test_every_format_has_every_operation(door, toy):
+    asked = "-p 9 -n 4 --backend cpu --threads 2 -o"
+    told = json.loads(profiled(door, toy, asked, "json"))
+    names = [line["operation"] for one in told["profiles"] for line in (*one["operations"], *one["between"])]
+    assert len(names) == 2 * (12 + 4)
+    listed = list(csv.DictReader(io.StringIO(profiled(door, toy, asked, "csv"))))
+    assert [row["operation"] for row in listed] == names and all(float(row["us"]) or row["operation"] for row in listed)
+    table = [[cell.strip() for cell in line.strip("|").split("|")]
+             for line in profiled(door, toy, asked, "md").splitlines() if line.startswith("|")]
+    assert [row[0] for row in table if row[0] not in ("operation", "---")] == names and {len(row) for row in table} == {8}
+    text = profiled(door, toy, asked, "text")
+    assert all(text.count(f"\n{name}  ") == names.count(name) for name in names)
+    assert "us for slower threads" in text and "note: 2 threads" in text and "Gflop/s" in text and "GB/s" in text
+
+
+def test_figures_of_known_seconds():
+    profile = Profile(slower=0.25, lost={"waking": 0.5})
+    for _ in range(8):
+        profile.add("down", 0.25, waiting=0.0625, nbytes=10**9, flops=125 * 10**6)
+    profile.add(ATTENTION, 1.0)
+    figures = Profiled(Case("tg", 4, 7), 2, 4, 4.0, 8e9, profile, 10**9).figures()
+    down, attention = figures["operations"]
+    assert (down["calls"], down["us"], down["share"], down["waiting_us"]) == (2, 5e5, 0.5, 125e3)
+    assert (down["nbytes"], down["bytes_per_second"], down["bandwidth_share"], down["flops_per_second"]) == (2e9, 4e9, 0.5, 5e8)
+    assert (attention["nbytes"], attention["bytes_per_second"], attention["flops_per_second"]) == (25e7, 1e9, None)
+    assert [(line["operation"], line["us"]) for line in figures["between"]] == [("waking", 125e3), (HOST, 125e3)]
+    assert (figures["us"], figures["nbytes"], figures["bandwidth_share"]) == (1e6, 2.25e9, 9e9 / 4 / 8e9)
+    assert (figures["slower_us"], figures["barriers_us"]) == (62500, 62500)
+
+
+def test_the_lazy_graph_is_said_to_be_broken(door, toy):
+    pytest.importorskip("mlx.core")
+    out = profiled(door, toy, "-n 4 --backend mlx --device cpu")
+    assert "an evaluation after each operation, which breaks the lazy graph: shares count, not sums" in out
+
+
+def test_a_traced_step_is_not_profiled(toy):
+    pytest.importorskip("mlx.core")
+    from mlx_llama.core.backends.selection import select
+    from mlx_llama.core.errors import BackendError
+
+    model = select("mlx", "cpu").load(open_checkpoint(toy), compile=True)
+    with pytest.raises(BackendError, match="load the model with compile=False"):
+        model.profile()
+
+
+def test_ops_are_restored(backend, toy):
+    import importlib
+
+    from mlx_llama.core.backends.selection import PACKAGES
+
+    ops = importlib.import_module(f"{PACKAGES[backend.name]}.ops")
+    before = dict(vars(ops))
+    model = backend.load(open_checkpoint(toy), compile=False)
+    with pytest.raises(ZeroDivisionError), model.profile():
+        1 / 0
+    assert vars(ops) == before
+
+
+@pytest.mark.parametrize("arguments, part", [
+    ("--plot x.png", "--profile and --plot contradict each other"), ("--host", "--profile and --host contradict each other"),
+    ("--compile", "--profile and --compile contradict each other"), ("-b 2 -p 8", "take no --prompt-tokens"),
+    ("-b 2 -d 250", "tg64 @ d250 needs 314 positions")])
+def test_flags_that_a_profile_cannot_honour(arguments, part, door, toy, monkeypatch):
+    monkeypatch.setattr(bench, "load", lambda *rest, **more: pytest.fail("loaded"))
+    done = door(bench.main, "--model", toy, "--backend", "cpu", "--profile", *arguments.split())
+    assert done.code == 2 and done.out == "" and done.err.count("\n") == 1 and part in done.err

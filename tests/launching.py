@@ -1,0 +1,101 @@
+"""Several processes on this machine, by the ecosystem's launchers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` neighbouring ports that are free, below those that the system hands out."""
+    for port in range(random.randrange(12000, 30000), 60000, count):
+        sockets = []
+        try:
+            for one in range(port, port + count):
+                sockets.append(socket.create_server(("127.0.0.1", one)))
+            return port
+        except OSError:
+            continue
+        finally:
+            for one in sockets:
+                one.close()
+    raise OSError("no free ports")
+
+
+def launch(backend: str, size: int, *command: str, **options) -> subprocess.Popen:
+    """Start `size` processes of `python COMMAND` in a session of their own, by mlx.launch or torchrun. options: of Popen."""
+    if backend == "mlx":
+        starter = [str(BIN / "mlx.launch"), "-n", str(size), "--backend", "ring", "--starting-port", str(free_ports(size)),
+                   "--", sys.executable, *command]
+    else:
+        starter = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--master-addr", "127.0.0.1",
+                   "--master-port", str(free_ports(1)), *command]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    return subprocess.Popen(starter, cwd=ROOT, env=env, start_new_session=True, **given)
+
+
+def finish(process: subprocess.Popen, seconds: float = 240) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a launcher; its processes are ended after a time."""
+    try:
+        out, error = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        end(process)
+        out, error = process.communicate()
+        raise AssertionError(f"still running after {seconds} s: {out[-2000:]} {error[-4000:]}") from None
+    finally:
+        end(process)
+    return process.returncode, out, error
+
+
+def members(process: subprocess.Popen) -> Sequence[int]:
+    """A launcher's session and its descendants, which torchrun gives sessions of their own."""
+    import psutil
+
+    found = {process.pid} if process.poll() is None else set()
+    try:
+        found |= {one.pid for one in psutil.Process(process.pid).children(recursive=True)}
+    except psutil.NoSuchProcess:
+        pass
+    for one in psutil.pids():
+        try:
+            if os.getsid(one) == process.pid:
+                found.add(one)
+        except ProcessLookupError:
+            pass
+    return sorted(found)
+
+
+def find_ranks(process: subprocess.Popen) -> dict[int, int]:
+    """{rank: process id} of a launcher's processes."""
+    import psutil
+
+    found = {}
+    for one in members(process):
+        try:
+            env, name = psutil.Process(one).environ(), psutil.Process(one).name()
+        except psutil.Error:
+            continue
+        rank = env.get("MLX_RANK", env.get("RANK"))
+        if rank is not None and "python" in name:
+            found[int(rank)] = one
+    return found
+
+
+def end(process: subprocess.Popen) -> None:
+    """Kill what is left of a launcher's session."""
+    for one in members(process):
+        try:
+            os.kill(one, signal.SIGKILL)
+        except ProcessLookupError:
+            pass

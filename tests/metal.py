@@ -1,0 +1,105 @@
+"""Metal kernels on a machine without Metal.
+
+`exported` lists a function's primitives as MLX would hand them to a GPU, with the Metal source of its kernels (MLX 0.32.4 records
+them without Metal). `metal_kernel` runs that source: compiled as C++, thread by thread. Lanes of a SIMD group run one after the
+other, the last first, so that a sum over the group is complete when lane 0 takes it; other lanes may not use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+_metal_kernel = mx.fast.metal_kernel
+_PRELUDE = """
+#include <cstdint>
+#include <cstring>
+#define device
+#define constant
+typedef unsigned int uint;
+typedef _Float16 float16_t;
+struct uint3 { uint x, y, z; };
+struct bfloat16_t {
+    uint16_t bits;
+    explicit bfloat16_t(float value) { uint32_t b; memcpy(&b, &value, 4); bits = (b + 0x7fff + ((b >> 16) & 1)) >> 16; }
+    explicit operator float() const { uint32_t b = uint32_t(bits) << 16; float value; memcpy(&value, &b, 4); return value; }
+};
+static float simd_sums[64];
+static int simd_call;
+static float simd_sum(float value) { return simd_sums[simd_call++] += value; }
+"""
+_LAUNCH = """
+extern "C" void launch(void** a, int gx, int gy, int gz, int tx, int ty, int tz) {{
+  tx = tx < gx ? tx : gx; ty = ty < gy ? ty : gy; tz = tz < gz ? tz : gz;
+  for (int z = 0; z < gz; z += tz) for (int y = 0; y < gy; y += ty) for (int x = 0; x < gx; x += tx)
+    for (int end = tx * ty * tz, start; end > 0; end = start) {{
+      start = (end - 1) / 32 * 32;
+      memset(simd_sums, 0, sizeof simd_sums);
+      for (int i = end - 1; i >= start; i--) {{
+        const uint3 thread_position_in_grid = {{x + uint(i % tx), y + uint(i / tx % ty), z + uint(i / tx / ty)}};
+        const uint3 threadgroup_position_in_grid = {{uint(x / tx), uint(y / ty), uint(z / tz)}};
+        const uint thread_index_in_simdgroup = i % 32, simdgroup_index_in_threadgroup = i / 32;
+        simd_call = 0;
+        if (thread_position_in_grid.x < gx && thread_position_in_grid.y < gy && thread_position_in_grid.z < gz)
+          {instance}({arguments});
+      }}
+    }}
+}}
+"""
+
+
+def exported(function: Callable, *arrays: mx.array) -> list[dict]:
+    """The primitives of function(*arrays), in order: name, arguments, inputs and outputs."""
+    seen: list[dict] = []
+    mx.export_function(seen.append, function, *arrays)
+    return [record for record in seen if record["type"] == "primitive"]
+
+
+def metal_kernel(name: str, **settings):
+    """Stands in for mx.fast.metal_kernel: computes at once, what MLX's own record of the call says."""
+    kernel = _metal_kernel(name=name, **settings)
+
+    def call(*, inputs, **rest):
+        (record,) = [record for record in exported(lambda *arrays: kernel(inputs=list(arrays), **rest), *inputs)
+                     if record["name"] == "CustomKernel"]
+        _, source, *sizes, shape_infos = record["arguments"][:9]
+        held = [np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array) for array in inputs]
+        pointers = []
+        for array, (has_shape, *_) in zip(held, shape_infos):
+            pointers += [array.ctypes.data_as(ctypes.c_void_p)]
+            if has_shape:
+                pointers.append(ctypes.cast((ctypes.c_int * array.ndim)(*array.shape), ctypes.c_void_p))
+        outputs = [np.zeros(shape, np.uint16 if dtype == mx.bfloat16 else np.array(mx.zeros(1, dtype)).dtype)
+                   for shape, dtype in zip(rest["output_shapes"], rest["output_dtypes"])]
+        pointers += [array.ctypes.data_as(ctypes.c_void_p) for array in outputs]
+        _compile(source)((ctypes.c_void_p * len(pointers))(*pointers), *map(ctypes.c_int, sizes))
+        return [mx.array(array).view(dtype) for array, dtype in zip(outputs, rest["output_dtypes"])]
+
+    return call
+
+
+@functools.cache
+def _compile(source: str):
+    """The kernel over its whole grid as a C function of pointers, grid and threadgroup. Raises RuntimeError as MLX does."""
+    function, _, instance = source.rstrip().rpartition("template [[host_name(")
+    instance = re.search(r"decltype\((.*)\) ", instance)[1]
+    parameters = re.search(r"\[\[kernel\]\] void \w+\((.*?)\) \{", function, re.S)[1].split(",\n")
+    arguments = []
+    for number, parameter in enumerate(parameters):
+        kind, name = re.match(r"\s*(.*?)(\w+) \[\[", parameter).groups()
+        arguments.append(f"({kind})a[{number}]" if "[[buffer(" in parameter else name)
+    folder = Path(tempfile.mkdtemp())
+    (folder / "kernel.cpp").write_text(_PRELUDE + function + _LAUNCH.format(instance=instance, arguments=", ".join(arguments)))
+    done = subprocess.run(["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-w", "kernel.cpp", "-o", "kernel.so"], cwd=folder,
+                          capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"[metal::Device] Unable to build metal library from source\n{done.stderr[-2000:]}")
+    return ctypes.CDLL(str(folder / "kernel.so")).launch
