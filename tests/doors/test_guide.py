@@ -89,21 +89,15 @@ def test_it_is_small_and_has_grouped_heads():
 
 @pytest.mark.slow
 def test_the_card_quotes_the_score_and_the_score_holds():
-    """The card quotes the output of --evaluate. Off-topic questions of kinds that it never saw are answered as such.
-
-    Processors sum in different orders, so that near ties fall differently: the counts are compared within 2 % of the questions.
-    """
+    """The card quotes the output of --evaluate. Off-topic questions of kinds that it never saw are answered as such."""
     done = subprocess.run([sys.executable, "examples/training/train_guide.py", "--evaluate", "--backend", "cpu"], cwd=ROOT,
                           capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     card = (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
-    line = re.compile(r"^(.+): (\d+) of (\d+) right \([\d.]+%\), (\d+) wrong, (\d+) times it does not know$", re.M)
-    counted, quoted = line.findall(done.stdout), line.findall(card)
-    assert [(name, total) for name, _, total, _, _ in counted] == [(name, total) for name, _, total, _, _ in quoted]
-    for here, there, least in zip(counted, quoted, (0.45, 0.9, 0.6), strict=True):
-        right, total, *others = map(int, here[1:])
-        assert right >= least * total
-        assert all(abs(a - int(b)) <= 0.02 * total for a, b in zip((right, *others), (there[1], *there[3:])))
+    shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", done.stdout)]
+    assert len(shares) == 3 and all(share >= least for share, least in zip(shares, (0.45, 0.9, 0.6)))
+    for line in done.stdout.strip().splitlines():
+        assert line in card
 
 
 @pytest.fixture(scope="module")
