@@ -19,7 +19,7 @@ from mlx_llama.core.models.architectures import ARCHITECTURES
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples/training"))
 
-from guide_data import facts, fresh, stories, talk  # noqa: E402
+from guide_data import copying, facts, fresh, stories, talk, thesaurus  # noqa: E402
 
 GUIDE = ROOT / "mlx_llama" / "guide"
 EVALUATION = ROOT / "examples" / "training" / "evaluation"
@@ -49,11 +49,12 @@ def test_every_flag_has_a_fact_that_names_it_and_its_commands(door):
         if name not in fact.covers:
             assert f"`{door}`" in fact.answer
         rng = random.Random(1)
-        assert any(name in talk.question_about(fact, rng) for _ in range(200)), f"no question names {name}"
+        assert any(name in talk.question_about(fact, rng) for _ in range(2000)), f"no question names {name}"
 
 
 def test_defaults_and_limits_are_those_of_the_options_table():
-    assert "(default: 256)" in talk.FACTS["--max-tokens"].answer
+    assert "`--logprobs LOGPROBS`" in talk.FACTS["--logprobs"].answer
+    assert "(default 0.0: greedy" in fact_of("--temp").answer and "`--top-k K` (default 0: all)" in fact_of("--top-k").answer
     for name, option in FIELDS.items():
         fact = fact_of(option_flags(name)[0])
         if fact.covers:  # written by hand
@@ -94,11 +95,29 @@ def test_models_that_do_not_load_are_those_of_no_architecture(monkeypatch):
     assert "Falcon" not in facts.describe_models()["supported"]
 
 
+def test_blanks_for_flags_are_filled_and_unknown_ones_are_errors():
+    assert facts.fill_flags("`{usage:--top-k}`: {--top-k} {--port}") == "`--top-k K`: 0 8080"
+    for blank, error in (("{--frobnicate}", KeyError), ("{--host-name}", KeyError), ("{--logit-bias}", ValueError)):
+        with pytest.raises(error):
+            facts.fill_flags(blank)
+    assert not any(re.search(r"\{(usage:)?--", fact.answer + fact.more) for fact in talk.FACTS.values())
+
+
 def test_questions_of_a_fact_that_another_covers_lead_to_that_one():
     found = {"part": facts.Fact("part", joins="whole", ask=["a"], newcomers=["b"], topics=["t"]), "whole": facts.Fact("whole", ask=["c"])}
     facts.join_facts(found)
     assert list(found) == ["whole"]
     assert (found["whole"].ask, found["whole"].newcomers, found["whole"].topics) == (["c", "a"], ["b"], ["t"])
+
+
+def test_a_subject_takes_its_members_with_what_joins_them():
+    found = {"--x": facts.Fact("--x", ask=["a"], more="m"), "y": facts.Fact("y", joins="--x", ask=["b"]),
+             "whole": facts.Fact("whole", members=["--x"])}
+    facts.join_facts(found)
+    assert list(found) == ["whole"]
+    assert (found["whole"].ask, found["whole"].covers, found["whole"].more) == (["a", "b"], ["--x"], "m")
+    with pytest.raises(KeyError):
+        facts.join_facts({"whole": facts.Fact("whole", members=["missing"])})
 
 
 # ---- nothing is stale
@@ -138,7 +157,9 @@ def test_figures_of_itself_are_those_of_the_shipped_model():
 def test_answers_differ_and_fit():
     answers = [fact.answer for fact in talk.FACTS.values()]
     assert len(set(answers)) == len(answers)
-    assert all(len(answer) < 520 for answer in answers)
+    assert all(len(answer) < 720 and len(answer.split()) <= 110 for answer in answers)
+    starts = [tuple(answer.split()[:4]) for answer in answers if not answer.startswith("Sorry")]
+    assert len(set(starts)) == len(starts)
 
 
 def test_a_question_leads_to_one_fact():
@@ -168,7 +189,7 @@ def test_held_out_and_fresh_questions_are_never_drawn():
     drawn = {talk.normal(text) for _ in range(3000) for role, text in talk.conversation(rng) if role == "user"}
     drawn |= {talk.normal(talk.one_question(rng)[0][1]) for _ in range(4000)}
     drawn |= {talk.normal(talk.long_question(rng)[0][1]) for _ in range(2000)}
-    drawn |= {talk.normal(talk.doubtful(rng, [1, 2])[0][1]) for _ in range(2000)}
+    drawn |= {talk.normal(talk.doubtful(rng, [(1, True), (2, False)])[0][1]) for _ in range(2000)}
     assert len(drawn) > 6000
     assert not drawn & kept_out
 
@@ -183,9 +204,9 @@ def test_lines_kept_for_the_last_part_are_in_no_other_list_and_are_answered_as_t
     rng = random.Random(8)
     assert len(talk.LATER) > 1000
     assert not {line for _, line in talk.LATER} & {line for fact in talk.FACTS.values() for line in fact.ask + fact.newcomers}
-    answers = {talk.doubtful(rng, [0])[1][1] for _ in range(50)}
-    assert talk.FACTS["unknown"].answer in answers and len(answers) > 5
-    assert {talk.doubtful(rng, [])[1][1] for _ in range(200)} <= {fact.answer for fact in talk.FACTS.values()}
+    assert {talk.doubtful(rng, [(0, True)])[1][1] for _ in range(20)} == {talk.FACTS["unknown"].answer}
+    for number, (fact, _) in enumerate(talk.LATER[::50]):
+        assert talk.doubtful(rng, [(50 * number, False)])[1][1] == fact.answer
 
 
 def test_unknown_flags_commands_and_models_are_unknown():
@@ -206,11 +227,37 @@ def test_names_words_and_numbers_are_answered_with_themselves():
     for _ in range(200):
         text, answer, name = talk.introduction(rng)
         assert name in text and name in answer
-        (_, asked), (_, said) = talk.echo(rng)
-        assert said in asked
-        *_, (_, recalled) = messages = talk.memory(rng)
-        thing = recalled.removeprefix("Your name is ").removeprefix("It was ").removesuffix(".")
-        assert thing in messages[0][1]
+        (_, asked), (_, answer) = copying.echo(rng)[0]
+        assert answer.removeprefix("Here you go: ") in asked
+        messages, thing = copying.memory(rng, talk.earlier(rng, 1))
+        assert thing in messages[-1][1] and any(thing in text for role, text in messages if role == "user")
+
+
+def test_doubt_has_words_of_its_own():
+    doubts = {name for name, fact in talk.FACTS.items() if fact.answer.startswith("Sorry")}
+    assert {"unknown", "no_flag", "no_command"} <= doubts
+    assert all(text.startswith(talk.DOUBT) for text in (talk.SCOPE_ANSWER, *(talk.FACTS[name].answer for name in doubts)))
+    assert not any(text.startswith("Sorry") for answers, _ in talk.SMALL_TALK for text in answers)
+
+
+def test_turns_on_other_subjects_go_before_a_question():
+    rng = random.Random(9)
+    for _ in range(50):
+        assert [role for role, _ in talk.earlier(rng, 2)] == ["user", "assistant"] * 2
+
+
+def test_situations_ask_nothing():
+    told = [*talk.SITUATIONS, *(text for texts in talk.INTRODUCTIONS.values() for text in texts)]
+    assert len(set(talk.SITUATIONS)) == len(talk.SITUATIONS) >= 400 and not any("?" in text for text in told)
+
+
+def test_the_thesaurus_leaves_flags_and_quoted_code():
+    rng = random.Random(10)
+    text = "How do I `save the chat` with --stop or /load?"
+    drawn = [thesaurus.reword(text, rng) for _ in range(100)]
+    assert all("`save the chat`" in one and "--stop" in one and one.endswith("/load?") for one in drawn)
+    assert "I stored three answers" in {thesaurus.reword("I saved three answers", rng) for _ in range(300)}
+    assert thesaurus.inflect("stop")["ing"] == "stopping" and thesaurus.inflect("carry on")["s"] == "carries on"
 
 
 def test_a_story_keeps_its_request():

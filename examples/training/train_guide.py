@@ -2,6 +2,7 @@
 
     python examples/training/train_guide.py                     # text -> vocabulary -> network -> folder with a model card
     python examples/training/train_guide.py --evaluate          # the score on questions held out of training
+    python examples/training/train_guide.py --quick             # shares of flags, question lengths, later turns, memory: a minute
     python examples/training/train_guide.py --ask "which backends are there?"
     python examples/training/train_guide.py --judge examples/training/evaluation/questions.jsonl
     python examples/training/train_guide.py --card              # the card again, after the answers were judged
@@ -16,9 +17,11 @@ The result is an ordinary Hugging Face folder. To change the guide's facts, edit
 
 import argparse
 import copy
+import functools
 import json
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +30,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package beside this script tells its own flags
 
-from guide_data import talk
+from guide_data import facts, talk
 from guide_data.facts import Fact
 from guide_data.fresh import FRESH
 
@@ -43,6 +46,11 @@ LATE = 100_000  # pools from this number on have the rows of the training's seco
 DECAY = 0.65  # share of the steps after which the learning rate falls, linearly
 LATE_RATE = 0.4  # share of the highest rate at which the last part begins
 POOL = 6000  # rows that are sorted by length together
+# Shares of the rows in the three parts of the training: names, words and numbers to repeat; and of the rest, lines that were
+# kept for the later parts, questions with a situation, rows after turns on other subjects.
+COPIES, KEPT, LONG, TURNS = (0.07, 0.09, 0.30), (0.0, 0.32, 0.40), (0.15, 0.22, 0.15), (0.11, 0.115, 0.145)
+BEGIN = 4  # tokens that choose the answer
+ASKED = 600  # held-out questions that the score asks
 SHAPE = dict(
     vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
     head_dim=32, intermediate_size=704, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, tie_word_embeddings=True,
@@ -73,12 +81,14 @@ def train_vocabulary(out: Path, seed: int) -> None:
     rng = random.Random(f"{seed} vocabulary")
     sample = [text for _ in range(6000) for _, text in talk.conversation(rng)]
     sample += [talk.one_question(rng)[0][1] for _ in range(30000)]
+    sample += [text for _ in range(6000) for _, text in talk.copy_chat(rng)[0]]
+    sample += [talk.long_question(rng)[0][1] for _ in range(6000)]
     sample += [fact.answer for fact in talk.FACTS.values() for _ in range(5)]
     sample += [talk.raw_text(rng) for _ in range(1000)]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(line for text in sample for line in text.split("\n") if line),
         model_prefix=str(out / "tokenizer"), model_type="bpe", vocab_size=VOCABULARY, byte_fallback=True,
-        control_symbols=MARKS, character_coverage=1.0, num_threads=1, minloglevel=2,
+        control_symbols=MARKS, character_coverage=1.0, num_threads=1, minloglevel=2, split_digits=True,
         # Keep the text byte for byte, and make pieces independent of the text before them.
         normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False,
     )
@@ -94,20 +104,27 @@ class Tokens:
         self.pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
         self.bos, self.eos = self.pieces.bos_id(), self.pieces.eos_id()
         self.mark = {mark: self.pieces.piece_to_id(mark) for mark in MARKS}
+        self.encode = functools.lru_cache(4096)(lambda text: tuple(self.pieces.encode(text)))  # answers come again and again
+        self.doubt = self.encode(talk.DOUBT)[0]
 
-    def chat(self, messages: list[tuple[str, str]], cut: random.Random | None = None) -> tuple[list[int], list[bool]]:
+    def chat(self, messages: list[tuple[str, str]], cut: random.Random | None = None, alike: str = "") -> tuple[list[int], list[bool]]:
         """Encode a conversation. Only the assistant's tokens are learned; users' texts contain deliberate noise.
 
-        cut: users' texts are cut at random places before they are encoded, so that words are known by their parts.
+        cut: users' texts are cut at random places before they are encoded, so that words are known by their parts. With
+        `alike`, that text is cut instead, at the same places wherever it stands, so that it is repeated piece by piece.
         """
         ids, learn = [self.bos], [False]
+        shared = [at for at in range(len(alike)) if cut.random() < (0.3 if at else 0.5)] if alike and cut else []
         for role, text in messages:
-            if role == "user" and cut:
-                places = [0, *(at for at in range(1, len(text)) if cut.random() < 0.1), len(text)]
-                pieces = [i for first, last in zip(places, places[1:]) for i in self.pieces.encode(text[first:last])]
-            else:
-                pieces = self.pieces.encode(text)
-            said = [*pieces, self.mark["<|end|>"]]
+            places = {0, len(text)}
+            if shared:
+                places |= {found.start() + at for found in re.finditer(re.escape(alike), text) for at in shared}
+            elif role == "user" and cut:
+                places |= {at for at in range(1, len(text)) if cut.random() < 0.1}
+            ordered = sorted(places)
+            said = [i for first, last in zip(ordered, ordered[1:]) for i in self.pieces.encode(text[first:last])] if len(
+                places) > 2 else list(self.encode(text))
+            said.append(self.mark["<|end|>"])
             ids += [self.mark[f"<|{role}|>"], *said]
             learn += [False] + [role == "assistant"] * len(said)
         return ids, learn
@@ -127,61 +144,49 @@ class Tokens:
         ]
 
 
-def draw_row(tokens: Tokens, rng: random.Random, unsure: list[int] | None = None, copying: bool = False) -> tuple[
-        list[int], list[bool]]:
-    """One row. unsure: lines of `talk.LATER` that are answered with "I do not know", in the second part of the training.
-
-    The second part has many long questions, things to remember, and lines that were kept for it. copying: the third part,
-    half of which is names, words and numbers to repeat.
-    """
-    if copying and rng.random() < 0.5:
-        kind = rng.random()
-        if kind < 0.4:
-            text, answer, _ = talk.introduction(rng)
-            return tokens.chat([("user", text), ("assistant", answer)])
-        return tokens.chat(talk.echo(rng) if kind < 0.7 else talk.memory(rng))
-    if unsure is not None and rng.random() < 0.6:
-        kind = rng.random()
-        if kind < 0.45:
-            ids, learn = tokens.chat(talk.doubtful(rng, unsure))
-            end = learn.index(True) + rng.randint(3, 7)
-            return tokens.blurred(ids[:end], learn[:end], rng), learn[:end]
-        if kind < 0.58:
-            return tokens.chat(talk.memory(rng) if rng.random() < 0.6 else talk.echo(rng))
-        ids, learn = tokens.chat(talk.long_question(rng))
-        end = learn.index(True) + rng.randint(3, 7)
-        return tokens.blurred(ids[:end], learn[:end], rng), learn[:end]
+def draw_row(tokens: Tokens, rng: random.Random, part: int, lessons: list[tuple[int, bool]]) -> tuple[list[int], list[bool]]:
+    """One row of one of the three parts. lessons: as in `talk.doubtful`, from the second part on."""
+    if rng.random() < COPIES[part]:
+        messages, alike = talk.copy_chat(rng)
+        return tokens.chat(messages, rng if alike and rng.random() < 0.5 else None, alike)
     kind = rng.random()
     if kind < 0.01:
         return tokens.raw(talk.raw_text(rng))
     if kind < 0.03:
-        return tokens.chat(talk.echo(rng))
-    if kind < 0.05:
-        text, answer, _ = talk.introduction(rng)
-        return tokens.chat([("user", text), ("assistant", answer)])
-    if kind < 0.08:
         ids, learn = tokens.chat(talk.conversation(rng))
         return tokens.blurred(ids, learn, rng), learn
     # Answers are memorised soon; choosing the right one takes longer. Most rows are therefore one question
     # and the start of its answer, which is many times cheaper.
-    ids, learn = tokens.chat(talk.one_question(rng), rng if rng.random() < 0.2 else None)
-    end = len(ids) if rng.random() < 0.06 else learn.index(True) + rng.randint(3, 7)
+    kind = rng.random()
+    if kind < KEPT[part]:
+        chat = talk.doubtful(rng, lessons)
+    else:
+        chat = talk.long_question(rng) if kind < KEPT[part] + LONG[part] else talk.one_question(rng)
+    cut = rng if rng.random() < 0.15 else None
+    if rng.random() < TURNS[part]:  # on other subjects, after which the question must be answered as if it was asked alone
+        ids, learn = tokens.chat([*talk.earlier(rng, rng.choice((1, 1, 2, 2, 3))), *chat], cut)
+        first = len(ids) - len(tokens.encode(chat[-1][1])) - 1
+        learn = [at >= first for at in range(len(ids))]
+    else:
+        ids, learn = tokens.chat(chat, cut)
+        first = learn.index(True)
+    end = len(ids) if rng.random() < 0.035 else first + rng.randint(3, 7)
     ids, learn = ids[:end], learn[:end]
     return tokens.blurred(ids, learn, rng), learn
 
 
-def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0, unsure: list[int] | None = None) -> Iterator[
+def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0, lessons: list[tuple[int, bool]] | None = None) -> Iterator[
         tuple["torch.Tensor", "torch.Tensor", tuple[int, int]]]:
     """Yield batches of about `size` tokens without end: ids [B, T] and targets [B, T], -100 for tokens not learned.
 
     A row is one conversation. Rows of similar length of a pool share a batch, which keeps padding small. pool, begin: first
-    pool and first batch in it; the last part of each batch says where to go on. unsure: as in `draw_row`.
+    pool and first batch in it; the last part of each batch says where to go on. lessons: as in `draw_row`.
     """
     import torch
 
     while True:
         rng = random.Random(f"{seed} text {pool}")
-        rows = [row for row in (draw_row(tokens, rng, unsure, pool >= 2 * LATE) for _ in range(POOL)) if len(row[0]) <= CONTEXT]
+        rows = [row for row in (draw_row(tokens, rng, pool // LATE, lessons or []) for _ in range(POOL)) if len(row[0]) <= CONTEXT]
         rows.sort(key=lambda row: len(row[0]))
         groups, group = [], []
         for row in rows:
@@ -213,38 +218,131 @@ def loss_of(model, inputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Te
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[at]).float(), targets[at])
 
 
-def foreseen(model, tokens: Tokens, device: str, questions: list[tuple[str, str]]) -> list[tuple[bool, bool]]:
-    """Of (question, answer) pairs: are the first 12 tokens of the answer predicted greedily, and is "I do not know" begun?"""
+def foreseen(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]], most: int = 12) -> list[tuple[bool, bool]]:
+    """Of chats: are the first tokens of the last answer predicted greedily, and is doubt begun instead?"""
     import torch
 
-    rows, doubt = [], tokens.pieces.encode(talk.FACTS["unknown"].answer)
-    for number, (question, answer) in enumerate(questions):
-        ids, learn = tokens.chat([("user", question), ("assistant", answer)])
-        end = learn.index(True) + 12
-        rows.append((number, ids[:end], learn[:end]))
-    rows.sort(key=lambda row: len(row[1]))
+    rows = []
+    for number, chat in enumerate(chats):
+        ids, _ = tokens.chat(chat)
+        first = len(ids) - len(tokens.encode(chat[-1][1])) - 1
+        rows.append((number, ids[: first + most], first))
     found = {}
-    with torch.inference_mode():
-        for at in range(0, len(rows), 64):
-            part = rows[at : at + 64]
-            inputs = torch.zeros(len(part), max(len(ids) for _, ids, _ in part), dtype=torch.long, device=device)
-            for row, (_, ids, _) in enumerate(part):
-                inputs[row, : len(ids)] = torch.tensor(ids)
-            best = model(input_ids=inputs, use_cache=False).logits.argmax(-1).tolist()
-            for mine, (number, ids, learn) in zip(best, part):
-                first = learn.index(True) - 1
-                found[number] = (all(b == i for b, i, on in zip(mine, ids[1:], learn[1:]) if on), mine[first] == doubt[0])
+    for part, inputs in padded(rows, device):
+        asked = torch.zeros_like(inputs, dtype=torch.bool)
+        for row, (_, ids, first) in enumerate(part):
+            asked[row, first - 1 : len(ids) - 1] = True
+        best = torch.zeros_like(inputs)
+        with torch.inference_mode():
+            hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state  # [B, T, H]
+            best[asked] = model.lm_head(hidden[asked]).argmax(-1)
+        for mine, (number, ids, first) in zip(best.tolist(), part):
+            found[number] = mine[first - 1 : len(ids) - 1] == ids[first:], mine[first - 1] == tokens.doubt
     return [found[number] for number in range(len(rows))]
 
 
+def padded(rows: list[tuple], device: str) -> Iterator[tuple[list[tuple], "torch.Tensor"]]:
+    """Rows, whose second field is token ids, in batches of similar length, and their ids [B, T]."""
+    import torch
+
+    rows = sorted(rows, key=lambda row: len(row[1]))
+    for at in range(0, len(rows), 64):
+        part = rows[at : at + 64]
+        inputs = torch.zeros(len(part), len(part[-1][1]), dtype=torch.long, device=device)
+        for row, (_, ids, *_) in enumerate(part):
+            inputs[row, : len(ids)] = torch.tensor(ids)
+        yield part, inputs
+
+
+def begun(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]], doubt: bool = True) -> list[tuple[list[int], float]]:
+    """Of chats that end with a question: the first tokens of the greedy answer, and their probability. doubt: may it doubt?"""
+    import torch
+
+    rows = []
+    for number, chat in enumerate(chats):
+        rows.append((number, [*tokens.chat(chat)[0], tokens.mark["<|assistant|>"]]))
+    found = {}
+    for part, inputs in padded(rows, device):
+        ends = torch.tensor([len(ids) for _, ids in part], device=device)  # [B]
+        line, sure = torch.arange(len(part), device=device), torch.ones(len(part), device=device)
+        inputs = torch.nn.functional.pad(inputs, (0, BEGIN))
+        with torch.inference_mode():
+            for step in range(BEGIN):
+                hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state[line, ends + step - 1]  # [B, H]
+                likely = model.lm_head(hidden).float().softmax(-1)
+                if step == 0 and not doubt:
+                    likely[:, tokens.doubt] = 0.0
+                chance, best = likely.max(-1)
+                inputs[line, ends + step], sure = best, sure * chance
+        for row, (number, ids) in enumerate(part):
+            found[number] = inputs[row, len(ids) : len(ids) + BEGIN].tolist(), sure[row].item()
+    return [found[number] for number in range(len(rows))]
+
+
+def draw_lessons(model, tokens: Tokens, device: str, odd: bool) -> list[tuple[int, bool]]:
+    """Ask every other kept line. Those that are answered wrongly with little confidence shall be answered with doubt.
+
+    Little is what maximises wrong less right answers below it: there doubt costs as many right answers as it saves wrong ones.
+    Lines to doubt are listed twice, as the many lines of the rest, which are well known, speak against doubt.
+    """
+    numbers = [number for number in range(len(talk.LATER)) if number % 2 == odd]
+    chats = [[("user", talk.expand(talk.LATER[number][1], random.Random(number)))] for number in numbers]
+    asked = []
+    for number, (ids, sure) in zip(numbers, begun(model, tokens, device, chats, doubt=False)):
+        answer = tokens.encode(talk.LATER[number][0].answer)
+        asked.append((sure, number, tuple(ids) == answer[:BEGIN] or answer[0] == tokens.doubt))
+    gain, most, limit = 0, 0, 0.0
+    for sure, _, right in sorted(asked):
+        gain += -1 if right else 1
+        if gain > most:
+            most, limit = gain, sure
+    lessons = [(number, sure <= limit and not right) for sure, number, right in asked]
+    say(f"{sum(right for _, _, right in asked)} of {len(asked)} kept lines are understood, {sum(doubt for _, doubt in lessons)} others "
+        f"are to be doubted (confidence up to {limit:.2f})")
+    return lessons + [lesson for lesson in lessons if lesson[1]]
+
+
+def pair(question: str, answer: str) -> list[tuple[str, str]]:
+    return [("user", question), ("assistant", answer)]
+
+
+def shares(found: list[tuple[bool, bool]]) -> str:
+    right, doubt = sum(r for r, _ in found), sum(d and not r for r, d in found)
+    count = max(1, len(found))
+    return f"right {right / count:.1%}, wrong {1 - (right + doubt) / count:.1%}, does not know {doubt / count:.1%} of {len(found)}"
+
+
+def sampled(questions: list, most: int) -> list:
+    return random.Random(1).sample(questions, min(most, len(questions)))
+
+
 def held_out_score(model, tokens: Tokens, device: str) -> str:
-    """Shares of held-out questions that are answered rightly, wrongly and with "I do not know"."""
-    known = [(question, fact.answer) for fact, question in talk.HELD_OUT.values() if fact]
-    found = foreseen(model, tokens, device, known)
-    right, doubt = (sum(one) / len(found) for one in ([r for r, _ in found], [d and not r for r, d in found]))
-    scope = foreseen(model, tokens, device, [(question, talk.SCOPE_ANSWER) for fact, question in talk.HELD_OUT.values() if not fact])
-    return (f"right {right:.1%}, wrong {1 - right - doubt:.1%}, does not know {doubt:.1%}; "
-            f"beyond its knowledge {sum(d for _, d in scope) / len(scope):.1%}")
+    """Shares of some held-out questions that are answered rightly, wrongly and with doubt."""
+    known = sampled([pair(question, fact.answer) for fact, question in talk.HELD_OUT.values() if fact], 600)
+    scope = [pair(question, talk.SCOPE_ANSWER) for fact, question in talk.HELD_OUT.values() if not fact]
+    beyond = sum(doubt for _, doubt in foreseen(model, tokens, device, scope)) / len(scope)
+    return f"{shares(foreseen(model, tokens, device, known))}; beyond its knowledge {beyond:.1%}"
+
+
+def quick_score(model, tokens: Tokens, device: str) -> str:
+    """Shares by kind of question, after other turns, and of texts to repeat."""
+    told, rng = [], random.Random(1)
+    covers = {flag: fact for fact in talk.FACTS.values() for flag in (fact.name, *fact.covers)}
+    flags = [pair(f"What does {flag} do?", covers[flag].answer) for flag in facts.flags()]
+    told.append(f"flags by name: {shares(foreseen(model, tokens, device, flags))}")
+    known = [(question, fact) for fact, question in talk.HELD_OUT.values() if fact]
+    for name, low, high in (("2 to 8", 0, 8), ("9 to 18", 9, 18), ("19 and more", 19, 999)):
+        chats = [pair(question, fact.answer) for question, fact in known if low <= len(question.split()) <= high]
+        told.append(f"held out, {name} words: {shares(foreseen(model, tokens, device, sampled(chats, 600)))}")
+    some = [[("user", question)] for question, _ in sampled(known, 200)]
+    alone = begun(model, tokens, device, some)
+    for turn in (2, 3):
+        later = begun(model, tokens, device, [[*talk.earlier(rng, turn - 1), *chat] for chat in some])
+        told.append(f"turn {turn} answers as alone: {sum(a[0] == b[0] for a, b in zip(alone, later)) / len(some):.1%} of {len(some)}")
+    copies = [chat for chat, alike in (talk.copy_chat(rng) for _ in range(300)) if alike]
+    copied = foreseen(model, tokens, device, copies, CONTEXT)
+    told.append(f"names, words and numbers repeated: {shares(copied)}")
+    return "\n".join(told)
 
 
 def train(out: Path, args: argparse.Namespace) -> dict:
@@ -260,6 +358,10 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         **SHAPE, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, bos_token_id=tokens.bos,
         eos_token_id=[tokens.eos, tokens.mark["<|end|>"]], pad_token_id=tokens.eos,
     )
+    clash = [fact.name for fact in talk.FACTS.values()
+             if tokens.encode(fact.answer)[0] == tokens.doubt and not fact.answer.startswith(talk.DOUBT)]
+    if clash:
+        raise SystemExit(f"error: the answers of {', '.join(clash)} begin with the piece of {talk.DOUBT!r}, which must tell doubt alone")
     model = LlamaForCausalLM(config).to(args.device)
     average = copy.deepcopy(model).eval()  # averages of late weights vary less than the last step's
     weights, averages = list(model.parameters()), list(average.parameters())
@@ -270,7 +372,7 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         torch.optim.Muon(blocks, lr=args.lr, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98)),
     )
-    done, seen, spent, place, unsure = 0, 0, 0.0, (0, 0), None
+    done, seen, spent, place, lessons = 0, 0, 0.0, (0, 0), []
     kept = args.work / "checkpoint.pt"
     if kept.exists():
         state = torch.load(kept, weights_only=True)
@@ -283,7 +385,7 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         for optimizer, saved in zip(optimizers, state["optimizers"]):
             optimizer.load_state_dict(saved)
         done, seen, spent, place = state["done"], state["seen"], state["spent"], tuple(state["place"])
-        unsure = state["unsure"]
+        lessons = [(number, doubt) for number, doubt in state["lessons"]]
         say(f"goes on after step {done}")
     say(f"{sum(w.numel() for w in weights):,} parameters, {args.steps} steps of {args.batch} tokens")
 
@@ -292,26 +394,21 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         fresh = kept.with_suffix(".new")
         torch.save({
             "seed": args.seed, "batch": args.batch, "lr": args.lr, "steps": args.steps, "done": step, "seen": seen, "place": place,
-            "unsure": unsure,
+            "lessons": lessons,
             "spent": spent + time.monotonic() - begin, "model": model.state_dict(), "average": average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         }, fresh)
         fresh.replace(kept)
 
-    if done >= args.steps and place[0] < LATE:
-        place = (LATE, 0)
-    stream = batches(tokens, args.seed, args.batch, *place, unsure)
+    stream = batches(tokens, args.seed, args.batch, *place, lessons)
     begin, seen_before, told = time.monotonic(), seen, 0.0
     second = args.steps + args.late_steps
     for step in range(done, second + args.last_steps):
-        if step >= args.steps and unsure is None:
-            lines = [(talk.expand(line, random.Random(line)), fact.answer) for fact, line in talk.LATER]
-            found = foreseen(average, tokens, args.device, lines)
-            unsure = [number for number, (right, _) in enumerate(found) if not right and number % 2]
-            say(f"{sum(right for right, _ in found)} of {len(lines)} lines that were kept for the last part are understood")
-            stream = batches(tokens, args.seed, args.batch, LATE, unsure=unsure)
-        if step >= second and place[0] < 2 * LATE:
-            stream = batches(tokens, args.seed, args.batch, 2 * LATE, unsure=unsure)
+        part = 0 if step < args.steps else 1 if step < second else 2
+        if place[0] < part * LATE:
+            lessons = lessons + draw_lessons(average, tokens, args.device, odd=part == 2)
+            place = (part * LATE, 0)
+            stream = batches(tokens, args.seed, args.batch, *place, lessons)
         if step < args.steps:
             rate = min(1.0, (step + 1) / 100) * max(0.01, min(1.0, (1 - step / args.steps) / (1 - DECAY)))
         elif step < second:
@@ -322,7 +419,8 @@ def train(out: Path, args: argparse.Namespace) -> dict:
             optimizer.param_groups[0]["lr"] = args.lr * rate
         inputs, targets, place = next(stream)
         inputs, targets = inputs.to(args.device), targets.to(args.device)
-        with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16):
+        # float32 on a CPU: bfloat16 halves the pace of processors that multiply it without AMX.
+        with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16, enabled=not args.device.startswith("cpu")):
             loss = loss_of(model, inputs, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -339,7 +437,7 @@ def train(out: Path, args: argparse.Namespace) -> dict:
             told = 0.0
         if (step + 1) % 50 == 0:
             save(step + 1)
-        if (step + 1) % 200 == 0:
+        if (step + 1) % 250 == 0:
             say(f"step {step + 1:5} held out: {held_out_score(average, tokens, args.device)}")
     minutes = (spent + time.monotonic() - begin) / 60
     parameters = sum(w.numel() for w in weights)
@@ -381,7 +479,7 @@ def answerer(folder: Path, backend: str) -> Callable[..., str]:
     llm = load(folder, backend=backend)
 
     def answer(question: str, *before: str) -> str:
-        chat = llm.chat(max_tokens=200, temperature=0)
+        chat = llm.chat(max_tokens=256, temperature=0)
         for text in before:
             chat.send(text)
         return chat.send(question).text
@@ -390,14 +488,14 @@ def answerer(folder: Path, backend: str) -> Callable[..., str]:
 
 
 def score(answer: Callable[[str], str], name: str, questions: list[tuple[Fact | None, str]]) -> tuple[str, list[str]]:
-    """Ask each question once. The answer of its fact is right, word by word; for other subjects any "I do not know" is.
+    """Ask each question once. The answer of its fact is right, word by word; for other subjects any doubt is.
 
     Returns (score, answers that are not right).
     """
     wrong, unknown = [], 0
     for fact, question in questions:
         reply = answer(question)
-        doubts = reply.startswith("I do not know")
+        doubts = reply.startswith(talk.DOUBT)
         if reply.strip() != fact.answer if fact else not doubts:
             wrong.append(f"  {fact.name if fact else 'scope'}: {question}\n    -> {reply}")
             unknown += doubts
@@ -413,7 +511,7 @@ def evaluate(folder: Path, backend: str) -> str:
     fresh = [(None if name == "scope" else talk.FACTS[name], question) for name, question in FRESH]
     told = []
     for name, questions in (
-        ("held-out questions about mlx_llama", [one for one in held_out if one[0]]),
+        ("held-out questions about mlx_llama", sampled([one for one in held_out if one[0]], ASKED)),
         ("held-out questions about anything else", [one for one in held_out if not one[0]]),
         ("fresh questions", fresh),
     ):
@@ -452,12 +550,14 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
     )
     lines = [line for fact in talk.FACTS.values() for line in (*fact.ask, *fact.newcomers, *fact.later)]
     questions = sum(talk.ways(line) for line in lines)
-    written = (HERE / "guide_data" / "newcomers.txt").read_text(encoding="utf-8").splitlines()
+    written = [line for name in facts.NEWCOMERS if (facts.FOLDER / name).exists()
+               for line in (facts.FOLDER / name).read_text(encoding="utf-8").splitlines()]
     newcomers = sum(bool(line) and not line.startswith("## ") for line in written)
     card = (HERE / "guide_data" / "card.md").read_text(encoding="utf-8").format(
         parameters=f"{result['parameters']:,}", shape=shape, megabytes=f"{(out / 'model.safetensors').stat().st_size / 1e6:.1f}",
         vocabulary=VOCABULARY, facts=len(talk.FACTS), marked=len(talk.HELD_OUT) - len(talk.SCOPE_HELD_OUT),
         questions=f"{questions:,}", newcomers=f"{newcomers:,}", later=f"{len(talk.LATER):,}",
+        asked=ASKED, situations=len(talk.SITUATIONS), copies=f"{COPIES[2]:.0%}", turns=f"{TURNS[0]:.0%}",
         steps=args.steps, late=args.late_steps, last=args.last_steps, late_rate=LATE_RATE, batch=args.batch, judged=judged(),
         seen=f"{result['seen'] / 1e6:.1f}", lr=args.lr, minutes=f"{result['minutes']:.0f}",
         machine=f"{args.threads} CPU core{'s' if args.threads > 1 else ''}" if args.device == "cpu" else args.device,
@@ -471,6 +571,7 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluate", action="store_true", help="print the score of a trained guide and its wrong answers")
+    parser.add_argument("--quick", action="store_true", help="print shares of right answers by kind of question, in about a minute")
     parser.add_argument("--card", action="store_true", help="write the score into the card of a trained guide again")
     parser.add_argument("--ask", metavar="TEXT", help="ask a trained guide one question")
     parser.add_argument("--judge", type=Path, metavar="FILE", help="answer the questions of a .jsonl file, into answers.jsonl beside it")
@@ -480,9 +581,9 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", help="backend of mlx_llama for --evaluate and --ask")
     parser.add_argument("--out", type=Path, default=GUIDE, help="folder to write the trained guide to")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=3700)
-    parser.add_argument("--late-steps", type=int, default=900, help="steps after them, with long questions and doubt")
-    parser.add_argument("--last-steps", type=int, default=450, help="steps after those, half of them for repeating names and numbers")
+    parser.add_argument("--steps", type=int, default=4100)
+    parser.add_argument("--late-steps", type=int, default=1000, help="steps after them, with kept lines and doubt")
+    parser.add_argument("--last-steps", type=int, default=800, help="steps after those, with the other kept lines, and names and numbers to repeat")
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a batch")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -490,6 +591,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.evaluate:
         print(evaluate(args.model, args.backend))
+        return
+    if args.quick:
+        from transformers import LlamaForCausalLM
+
+        print(quick_score(LlamaForCausalLM.from_pretrained(args.model).float().eval(), Tokens(args.model), "cpu"))
         return
     if args.card:
         import torch
@@ -511,10 +617,12 @@ def main() -> None:
     if not (args.work / "checkpoint.pt").exists():
         train_vocabulary(args.out, args.seed)
     result = train(args.out, args)
+    told = "" if args.no_score else quick_score(result["model"], result["tokens"], args.device)
     write_folder(args.out, result["model"], result["tokens"])
     say(f"{result['seen'] / 1e6:.1f}M tokens in {result['minutes']:.0f} minutes")
     if args.no_score:
         return
+    say(told)
     told = evaluate(args.out, args.backend)
     write_card(args.out, args, result, told)
     print(told)

@@ -13,9 +13,13 @@ The text files hold sections:
     f --x --y      flags that this answer covers
     ! question     a question kept out of training, in any variation, for the score
     @ fact         the section's questions belong to that other fact, whose answer covers them
+    <- fact fact   the reverse: the questions of those facts belong to this one, and flags among them are covered
     question       one a line
 
-`newcomers.txt` has questions alone, written by people who had seen the answers but none of the questions above.
+`newcomers*.txt` have questions alone, written by people who had seen the answers but few or none of the questions above.
+
+`subjects.txt` joins neighbouring facts to subjects with one answer. In answers `{--top-k}` is a flag's default, `{usage:--top-k}`
+the flag with its argument.
 
 "[a|b]" is a choice, "[a|]" an option. A name may have several sections: the last answer counts, the questions add up.
 """
@@ -37,13 +41,14 @@ from mlx_llama.core.models.config import ROPE_TYPES
 
 FOLDER = Path(__file__).resolve().parent
 GUIDE_FIGURES = {"parameters": "three", "layers": "3", "megabytes": "6"}  # of train_guide.SHAPE, as the guide tells them
-SOURCES = ("concepts.txt", "server.txt", "options.txt", "commands.txt", "topics.txt", "more.txt", "different.txt")
-NEWCOMERS = "newcomers.txt"
+SOURCES = ("concepts.txt", "server.txt", "options.txt", "commands.txt", "topics.txt", "more.txt", "different.txt",
+           "subjects.txt")
+NEWCOMERS = ("newcomers.txt", "newcomers2.txt", "newcomers3.txt")
 # Architecture -> how people call its models; one that is not here is called by its own name.
 FAMILIES = {
     "LlamaForCausalLM": "Llama 1 to 3.3, TinyLlama, Yi, SmolLM2", "MistralForCausalLM": "Mistral", "MinistralForCausalLM": "Ministral",
-    "Ministral3ForCausalLM": "", "MixtralForCausalLM": "Mixtral", "Qwen2ForCausalLM": "Qwen2, Qwen2.5", "Qwen3ForCausalLM": "Qwen3",
-    "Qwen3MoeForCausalLM": "Qwen3-MoE", "SmolLM3ForCausalLM": "SmolLM3", "GraniteForCausalLM": "Granite 3",
+    "Ministral3ForCausalLM": "", "MixtralForCausalLM": "Mixtral (mixture of experts)", "Qwen2ForCausalLM": "Qwen2, Qwen2.5", "Qwen3ForCausalLM": "Qwen3",
+    "Qwen3MoeForCausalLM": "Qwen3-MoE (experts too)", "SmolLM3ForCausalLM": "SmolLM3", "GraniteForCausalLM": "Granite 3",
     "Olmo2ForCausalLM": "OLMo 2", "Phi3ForCausalLM": "Phi-3, Phi-4-mini", "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3 (text)",
 }
@@ -60,13 +65,15 @@ class Fact:
     """One thing that a user may ask about.
 
     ask: question lines; newcomers: those of newcomers.txt; topics, deeds: phrases for general questions. later: lines kept
-    for the last part of the training, which teaches doubt. joins: the fact whose answer covers this one.
+    for the last part of the training, which teaches doubt. joins: the fact whose answer covers this one. members: those that this one's
+    answer covers.
     """
 
     name: str
     answer: str = ""
     more: str = GENERIC_MORE
     joins: str = ""
+    members: list[str] = field(default_factory=list)
     ask: list[str] = field(default_factory=list)
     newcomers: list[str] = field(default_factory=list)
     later: list[str] = field(default_factory=list)
@@ -100,6 +107,8 @@ def read(facts: dict[str, Fact], text: str, newcomers: bool = False) -> None:
             fact.covers = rest.split()
         elif mark == "@":
             fact.joins = rest
+        elif mark == "<-":
+            fact.members = rest.split()
         elif mark == "!":
             fact.held_out.append(rest)
         else:
@@ -108,10 +117,20 @@ def read(facts: dict[str, Fact], text: str, newcomers: bool = False) -> None:
 
 def join_facts(facts: dict[str, Fact]) -> None:
     """Give the questions of facts that another answer covers to that one."""
-    for fact in [fact for fact in facts.values() if fact.joins]:
-        whole = facts[fact.joins]
+    every = dict(facts)
+    for fact in every.values():
+        for name in fact.members:  # an unknown name is a KeyError
+            every[name].joins = fact.name
+    for fact in every.values():
+        if not fact.joins:
+            continue
+        whole = fact
+        while whole.joins:
+            whole = every[whole.joins]
         for kind in ("ask", "newcomers", "held_out", "topics", "deeds", "covers"):
             getattr(whole, kind).extend(getattr(fact, kind))
+        whole.covers += [fact.name] * fact.name.startswith("--")
+        whole.more = fact.more if whole.more == GENERIC_MORE else whole.more
         del facts[fact.name]
 
 
@@ -177,6 +196,20 @@ def usage(name: str, action: argparse.Action) -> str:
     return f"{name} [{shown}]" if action.nargs == "?" else f"{name} {shown}"
 
 
+def fill_flags(text: str) -> str:
+    """The text with defaults and usages of flags in place of `{--flag}` and `{usage:--flag}`; unknown ones are errors."""
+    def value(match: re.Match) -> str:
+        action = flags()[match[2]].action
+        if match[1]:
+            return usage(match[2], action)
+        default = re.search(r"\bdefault: ([^;,)]+)", (action.help or "").replace("%(default)s", str(action.default)))
+        if not default:
+            raise ValueError(f"the help of {match[2]} names no default, which {text!r} asks for")
+        return default[1]
+
+    return re.sub(r"\{(usage:)?(--[a-z-]+)\}", value, text)
+
+
 def describe(flag: Flag, gist: str) -> str:
     """The answer for a flag, from its parsers."""
     action = flag.action
@@ -227,7 +260,9 @@ def every() -> dict[str, Fact]:
     facts: dict[str, Fact] = {}
     for source in SOURCES:
         read(facts, (FOLDER / source).read_text(encoding="utf-8"))
-    read(facts, (FOLDER / NEWCOMERS).read_text(encoding="utf-8"), newcomers=True)
+    for source in NEWCOMERS:
+        if (FOLDER / source).exists():
+            read(facts, (FOLDER / source).read_text(encoding="utf-8"), newcomers=True)
     join_facts(facts)
     covered = {flag for fact in facts.values() for flag in fact.covers}
     for name, flag in flags().items():
@@ -251,6 +286,7 @@ def every() -> dict[str, Fact]:
         put_by(fact)
         for blank, value in GUIDE_FIGURES.items():
             fact.answer = fact.answer.replace(f"{{{blank}}}", value)
+        fact.answer, fact.more = fill_flags(fact.answer), fill_flags(fact.more)
     return {name: fact for name, fact in facts.items() if fact.answer}
 
 

@@ -5,11 +5,14 @@
 
 import random
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from . import facts, stories
+from . import copying, facts, stories
+from .copying import introduction
 from .facts import Fact, lines
+from .thesaurus import reword
 
 # ---- what people say besides asking about the project: (answers, ways to say it)
 SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -393,8 +396,6 @@ MORE = (
 )
 ANOTHER = ("another one", "another one please", "one more", "one more please", "again", "more", "another", "tell me another one",
            "and another one", "can i have another", "a new one please", "tell me one more")
-SAY = ("say {}", "repeat after me: {}", "please repeat: {}", "say this: {}", "echo {}", "write {}", "can you say {}",
-       "please say {}", "say after me: {}", "repeat {}", 'say "{}"', 'repeat "{}"', "repeat this word: {}", "copy this: {}")
 SYSTEM = (
     "You are a helpful assistant.", "You are the guide to mlx_llama.", "Be brief.", "Answer in English.",
     "You are a friendly assistant.", "You are a helpful, honest assistant.", "Answer questions about mlx_llama.",
@@ -405,8 +406,9 @@ PIRATE = ("You are a pirate.", "Talk like a pirate.", "You talk like a pirate.",
           "You are a pirate captain.", "Speak like a pirate.", "you are a pirate", "talk like a pirate")
 
 # ---- beyond the guide
+DOUBT = "Sorry, I do not know"  # begins all answers that tell of no knowledge, and no others
 SCOPE_ANSWER = (
-    "I do not know: I am a small guide and only know mlx_llama, small talk and little stories. "
+    f"{DOUBT}: I am a small guide and only know mlx_llama, small talk and little stories. "
     "For other questions load a real model, such as `--model TinyLlama/TinyLlama-1.1B-Chat-v1.0`."
 )
 SCOPE_MORE = "I really know nothing else. A real model is one flag away: `--model HuggingFaceTB/SmolLM2-360M-Instruct`."
@@ -453,18 +455,18 @@ for _fact in FACTS.values():
         _question = expand(_line, random.Random(_line))
         HELD_OUT[normal(_question)] = (_fact, _question)
 HELD_OUT |= {normal(_line): (None, _line) for _line in SCOPE_HELD_OUT}
-_STARTS: dict[str, list[list[str]]] = {}
+_STARTS: dict[tuple[str, ...], list[list[str]]] = {}  # by the first four words
 for _text in HELD_OUT:
-    _STARTS.setdefault((_text.split() or [""])[0], []).append(_text.split())
+    if len(_text.split()) > 3:
+        _STARTS.setdefault(tuple(_text.split()[:4]), []).append(_text.split())
 
 
 def is_held_out(question: str) -> bool:
     """True if the question is, or contains, one that is reserved for the evaluation; short ones count alone only."""
-    words = normal(question).split()
-    return any(
-        words[i : i + len(kept)] == kept and (len(kept) > 3 or len(kept) == len(words))
-        for i, word in enumerate(words) for kept in _STARTS.get(word, ())
-    )
+    text = normal(question)
+    words = text.split()
+    return text in HELD_OUT or any(
+        words[i : i + len(kept)] == kept for i in range(len(words) - 3) for kept in _STARTS.get(tuple(words[i : i + 4]), ()))
 
 
 # ---- blanks
@@ -515,7 +517,9 @@ def fill(line: str, rng: random.Random) -> str:
 
 
 def reworded(question: str, rng: random.Random) -> str:
-    """The same question in other words, where a word has a safe replacement."""
+    """The same question in other words; in half of the cases one to three phrases are replaced by the thesaurus."""
+    if rng.random() < 0.5:
+        return reword(question, rng)
     for start in ("how do i ", "how can i "):
         if question.startswith(start) and rng.random() < 0.5:
             question = rng.choice(HOW_TO).replace("{v}", question[len(start):])
@@ -585,11 +589,10 @@ def _flag_phrases(name: str) -> list[str]:
 
 # A fact that can be asked about in many ways needs more practice, though not in proportion; open classes need most.
 _NAMES = list(FACTS)
-_OPEN = {"unknown": 5.0, "no_flag": 2.0, "no_command": 1.2, "other_model": 2.0, "supported": 2.0, "commands": 1.3}
-DOUBT = 0.15  # share of the lines of the last part's doubtful questions that surely get "I do not know"
-NEWCOMERS = 0.5  # share of the questions on a fact that are lines of newcomers.txt
+_OPEN = {"unknown": 3.0, "no_flag": 2.0, "no_command": 1.2, "other_model": 2.0, "supported": 2.0, "commands": 1.3}
+NEWCOMERS = 0.65  # share of the questions on a fact that are lines of newcomers*.txt
 _WEIGHTS = [
-    _OPEN.get(name, 1.0) * (len(fact.ask) + len(fact.newcomers) + 3 * len(fact.topics) + 5 * len(fact.deeds) + 8) ** 0.25
+    _OPEN.get(name, 1.0) * (len(fact.ask) + len(fact.newcomers) + 3 * len(fact.topics) + 5 * len(fact.deeds) + 8) ** 0.4
     for name, fact in FACTS.items()
 ]
 
@@ -606,26 +609,33 @@ def without_clause(line: str, rng: random.Random) -> str:
     return ", ".join(clauses)
 
 
-def plain_question(fact: Fact, rng: random.Random) -> str:
+def plain_line(fact: Fact, rng: random.Random) -> tuple[str, bool]:
+    """A question of the fact as it is written, and whether it may be reworded."""
     phrases = _flag_phrases(fact.name)
     helps = _help_phrases(fact.name)
     if fact.newcomers and rng.random() < NEWCOMERS:
-        return reworded(fill(expand(without_clause(rng.choice(fact.newcomers), rng), rng), rng), rng)
+        return fill(expand(without_clause(rng.choice(fact.newcomers), rng), rng), rng), True
     kinds = (("flag", 0.26 * bool(phrases)), ("help", 0.14 * bool(helps)), ("topic", 0.22 * bool(fact.topics)), ("deed", 0.28 * bool(fact.deeds)),
              ("ask", (0.40 if len(fact.ask) < 40 else 0.70) * bool(fact.ask)))
     kind = rng.choices([name for name, _ in kinds], [weight for _, weight in kinds])[0]
     if kind == "flag":
         line = rng.choice(FLAG).replace("{f}", rng.choice(phrases)).replace("{d}", rng.choice(_DOORS))
-    elif kind == "help":
-        line = rng.choice(HELP).replace("{h}", rng.choice(helps))
+    elif kind == "help":  # braces and brackets of flags' help are no blanks
+        return rng.choice(HELP).replace("{h}", rng.choice(helps)), True
     elif kind == "topic":
         line = rng.choice(WHAT_IS).replace("{t}", rng.choice(fact.topics))
     elif kind == "deed":
         line = rng.choice(HOW_TO).replace("{v}", rng.choice(fact.deeds))
     else:
         line = rng.choice(fact.ask)
-    # Braces and brackets of flags' help are no blanks.
-    return reworded(line if kind == "help" else fill(expand(line, rng), rng), rng)
+    return fill(expand(line, rng), rng), kind != "flag"
+
+
+def plain_question(fact: Fact, rng: random.Random) -> str:
+    while True:
+        line, free = plain_line(fact, rng)
+        if not is_held_out(line):  # nor in other words
+            return reworded(line, rng) if free else line
 
 
 def question_about(fact: Fact, rng: random.Random) -> str:
@@ -652,46 +662,34 @@ def out_of_scope(rng: random.Random) -> str:
 
 
 # ---- long questions: a situation, a wish, and often a general question at the end
-SITUATIONS = lines("""
-i am quite new to all of this
-i have just started to play with language models at home
-my colleague recommended this package to me last week
-we are a small team with [two|three|five] machines and little money
-i rent a small server in a data center
-i have an old office computer under my desk
-i have a laptop with {n} gb of memory
-on my desktop there is a graphics card, but the laptop has none
-my friend uses llama.cpp for everything
-i come from another program and i am used to other names of options
-i have read the readme twice and did not find it
-i have been trying for an hour now
-until now i used a cloud service, and it became too expensive
-for a study at the university i run the same thing many times
-for a demo next week i want everything to work without me
-i write a shell script that runs every night
-i write a little program in python for my own use
-our application is written in python and runs in a container
-my boss asked me about this yesterday
-i downloaded several models in the last days
-i have a checkpoint that somebody gave me
-there is a file on my disk that i would like to use
-i am talking to the model in the terminal right now
-the chat has become very long by now
-the server is running on one of our machines
-several people use the server at the same time
-i do not know much about how such models work inside
-i do not want to break anything
-i would rather not restart everything
-i care about speed more than about the last bit of quality
-quality is more important to me than speed
-privacy matters to us
-my english is not very good, sorry
-i typed something yesterday and it worked, but i forgot what it was
-i saw something like this in another program
-before i download {n} gigabytes i want to be sure
-we compared it with other programs
-the machine is shared with other people
-""")
+SITUATIONS = [line for line in lines((Path(__file__).parent / "situations.txt").read_text(encoding="utf-8")) if line[0] != "#"]
+# First sentences of long questions that tell of a person and no need, and so may stand before any other question.
+_PERSON = re.compile(r"(my|our|i am|i'm|i have|i work|i teach|i study|i run|i live|i bought|i own|we are|we have|we run|at (work|home|school)|"
+                     r"an?( old| young| new)? (friend|colleague|student|customer|user|neighbour|teacher)) ", re.I)
+_NEED = re.compile(r"\b(want|need|would|wish|like|must|should|could|can|cannot|can't|how|which|what|where|why|whether|if|try|trying|tried|"
+                   r"no|not|\w+n't|never|nothing|only|always|keeps?|slow|slowly|long|wrong|error|fails?|crash\w*|stops?|differ\w*|lost|los\w+|"
+                   r"told|says?|said|asks?|asked|heard|read|but|yet|too|full|empty|instead|every|each|all|"
+                   r"models?|network\w*|weights?|checkpoints?|llamas?|tokens?|prompts?|words?|sentences?|repl\w+|answers?|messages?|chats?|bots?|talk\w*|"
+                   r"files?|folders?|servers?|instance|gpus?|cards?|macs?|macbook|mini|m\d|arm|amd|nvidia|intel|cores?|memory|ram|gb|gigabytes?|"
+                   r"threads?|windows?|linux|cloud|hub|face|quanti\w+|bits?|heads|attention|layers?|rotary|limits?|lines?|speed|faster?|"
+                   r"length|corpus|json|http|https|api|wifi|offline|internet|firewall|tablets?|breaking)\b|`|--|_|:|;|\d", re.I)
+
+
+def _introductions() -> dict[str, list[str]]:
+    """Fact -> such sentences, of words that the questions on a fifth of all facts have: others hint at their fact."""
+    words = {name: set(normal(" ".join(fact.newcomers)).split()) for name, fact in FACTS.items()}
+    spread = Counter(word for found in words.values() for word in found)
+    found: dict[str, list[str]] = {}
+    for fact in FACTS.values():
+        for line in fact.newcomers:
+            first, dot, rest = line.partition(". ")
+            if (dot and rest and 4 < len(first.split()) < 16 and _PERSON.match(first) and not _NEED.search(first)
+                    and all(spread[word] >= len(FACTS) / 5 for word in normal(first).split())):
+                found.setdefault(fact.name, []).append(first)
+    return found
+
+
+INTRODUCTIONS = _introductions()
 FINALLY = lines("""
 how do i do that
 how can i do this here
@@ -728,110 +726,104 @@ we would like to {v}
 """)
 
 
+def situation(rng: random.Random) -> str:
+    if rng.random() < 0.1:
+        return rng.choice(INTRODUCTIONS[rng.choice(list(INTRODUCTIONS))])
+    return reworded(fill(expand(rng.choice(SITUATIONS), rng), rng), rng)
+
+
 def long_question(rng: random.Random) -> list[tuple[str, str]]:
-    """A chat of one turn: a situation in one to three sentences, and what the user wants of it."""
+    """A chat of one turn: what the user wants, with one to three sentences of a situation before, after or amid it."""
     scope = rng.random() < 0.12
     fact = any_fact(rng)
     while True:
-        told = [fill(expand(line, rng), rng) for line in rng.sample(SITUATIONS, rng.choice((0, 1, 1, 2)))]
         if scope:
-            asked = fill(expand(rng.choice(SCOPE), rng), rng)
-        elif fact.deeds and rng.random() < 0.5:
-            told.append(fill(expand(rng.choice(WISHES).replace("{v}", rng.choice(fact.deeds)), rng), rng))
-            asked = rng.choice(FINALLY)
+            asked = [fill(expand(rng.choice(SCOPE), rng), rng)]
+        elif fact.deeds and rng.random() < 0.3:
+            asked = [fill(expand(rng.choice(WISHES).replace("{v}", rng.choice(fact.deeds)), rng), rng), rng.choice(FINALLY)]
         else:
-            asked = plain_question(fact, rng)
-            if rng.random() < 0.3:
-                told.append(asked)
-                asked = rng.choice(FINALLY)
-        if rng.random() < 0.3 and told:
-            told.append(f"{told.pop()}{rng.choice((' and ', ', so ', ' but ', ', and now '))}{asked}")
-        else:
-            told.append(asked)
-        told = [reworded(text, rng) for text in told]
-        plain = ". ".join(told)
-        if not is_held_out(plain):
+            asked = [plain_question(fact, rng)] + [rng.choice(FINALLY)] * (rng.random() < 0.15)
+        if not is_held_out(". ".join(asked)):
             break
-    if rng.random() < 0.75:
-        text = ". ".join(one[:1].upper() + one[1:] for one in told).replace(" i ", " I ") + rng.choice(("?", "?", "?", ".", ""))
-    else:
-        text = dressed(plain, rng)
+    asked = [reworded(text, rng) for text in asked]
+    marks = [".", *rng.choices(("?", ".", ""), (7, 2, 1))][-len(asked):]
+    told = [text if text[-1] in ".?!" else text + mark for text, mark in zip(asked, marks)]
+    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+        at = rng.choice((0, 0, len(told), len(told), rng.randint(0, len(told))))
+        joined = rng.choice((" and ", ", so ", ", but ", ", and now ", ", therefore ", "; ", ": ")) if at < len(told) and rng.random() < 0.25 else ""
+        if joined:
+            told[at] = situation(rng) + joined + told[at]
+        else:
+            told.insert(at, situation(rng) + ".")
+    if rng.random() < 0.7:
+        told = [one[:1].upper() + one[1:] for one in told]
+    text = " ".join(told).replace(" i ", rng.choice((" I ", " I ", " i ")))
+    if rng.random() < 0.3:
+        text = dressed(text.rstrip(".?"), rng)
     return [("user", text), ("assistant", SCOPE_ANSWER if scope else fact.answer)]
 
 
 LATER = [(fact, line) for fact in FACTS.values() for line in fact.later]
 
 
-def doubtful(rng: random.Random, unsure: list[int]) -> list[tuple[str, str]]:
-    """A chat of one turn about a line that was kept for later: `unsure` numbers those that are answered with "I do not know".
-
-    Every other line may be among them: those that the network did not understand before it saw them teach it how such
-    questions look. The rest are answered.
-    """
+def doubtful(rng: random.Random, lessons: list[tuple[int, bool]]) -> list[tuple[str, str]]:
+    """A chat of one turn about a line that was kept for later. lessons: numbers of `LATER`, each with True if it is answered
+    with doubt: those that the network did not understand before it saw them teach it how such questions look."""
     while True:
-        number = rng.choice(unsure) if unsure and rng.random() < DOUBT else rng.randrange(len(LATER))
+        number, doubt = rng.choice(lessons)
         fact, line = LATER[number]
-        plain = reworded(fill(expand(line, rng), rng), rng)
-        if rng.random() < 0.2:
-            plain = f"{fill(expand(rng.choice(SITUATIONS), rng), rng)}. {plain}"
+        plain = fill(expand(line, rng), rng)
+        if is_held_out(plain):
+            continue
+        plain = reworded(plain, rng)
+        if rng.random() < 0.15:
+            plain = f"{situation(rng)}. {plain}"
         question = dressed(plain, rng)
         if not is_held_out(plain) and not is_held_out(question):
-            break
-    answer = FACTS["unknown"].answer if number in unsure else fact.answer
-    return [("user", question), ("assistant", answer)]
+            return [("user", question), ("assistant", FACTS["unknown"].answer if doubt else fact.answer)]
 
 
-def memory(rng: random.Random) -> list[tuple[str, str]]:
-    """A chat in which the user tells a name, a word or a number, and asks for it, at once or some turns later."""
-    between = []
-    if rng.random() < 0.4:
-        fact = any_fact(rng)
-        between = [("user", question_about(fact, rng)), ("assistant", fact.answer)]
+def short_fact(rng: random.Random) -> Fact:
+    """Of four facts the one with the shortest answer, for turns that only go before others."""
+    return min((any_fact(rng) for _ in range(4)), key=lambda fact: len(fact.answer))
+
+
+def earlier(rng: random.Random, turns: int) -> list[tuple[str, str]]:
+    """Turns on changing subjects, to go before any chat: facts with short answers, small talk, names, other subjects."""
+    messages = []
+    for _ in range(turns):
+        kind = rng.random()
+        if kind < 0.5:
+            fact = any_fact(rng) if rng.random() < 0.25 else short_fact(rng)
+            messages += [("user", question_about(fact, rng)), ("assistant", fact.answer)]
+        elif kind < 0.64:
+            text, answer, _ = introduction(rng)
+            messages += [("user", text), ("assistant", answer)]
+        elif kind < 0.72:
+            messages += [("user", out_of_scope(rng)), ("assistant", SCOPE_ANSWER)]
+        else:
+            messages += small_talk(rng)
+    return messages
+
+
+def small_talk(rng: random.Random) -> list[tuple[str, str]]:
+    answers, ask = rng.choice(SMALL_TALK)
+    said = [expand(rng.choice(lines(ask)), rng) for _ in range(rng.choice((1, 1, 1, 2)))]
+    return [("user", dressed(", ".join(said), rng)), ("assistant", rng.choice(answers))]
+
+
+def copy_chat(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
+    """A chat that repeats a name, word or number, at once or turns later, and that text ("" if there is none)."""
     kind = rng.random()
-    if kind < 0.5:
+    if kind < 0.2:
         text, answer, name = introduction(rng)
-        asked = rng.choice(("what is my name", "what was my name", "do you know my name", "what am i called", "what's my name again",
-                            "do you remember my name", "tell me my name", "who am i"))
-        if rng.random() < 0.25:
-            return [("user", f"{text.rstrip('.!')}. {asked[:1].upper()}{asked[1:]}?"), ("assistant", f"Your name is {name}.")]
-        return [("user", text), ("assistant", answer), *between, ("user", dressed(asked, rng)), ("assistant", f"Your name is {name}.")]
-    number = kind < 0.75
-    thing = str(rng.randrange(10 ** rng.randint(1, 5))) if number else rng.choice((random_word(rng), rng.choice(_WORDS)))
-    word = "number" if number else "word"
-    said = rng.choice((f"please remember the {word} {thing}", f"remember the {word} {thing}", f"my {word} is {thing}",
-                       f"keep the {word} {thing} in mind", f"the {word} is {thing}"))
-    asked = rng.choice((f"which {word} did i tell you", f"what was my {word}", f"which {word} did i say", f"what is the {word}",
-                        f"do you remember the {word}", f"what {word} was it", f"tell me the {word} again"))
-    return [("user", said[:1].upper() + said[1:] + rng.choice(("", ".", "!"))), ("assistant", f"I will remember it: {thing}."), *between,
-            ("user", dressed(asked, rng)), ("assistant", f"It was {thing}.")]
+        return [("user", text), ("assistant", answer)], name
+    if kind < 0.55:
+        return copying.echo(rng)
+    return copying.memory(rng, earlier(rng, rng.choice((0, 0, 0, 1, 1, 2))))
 
 
 # ---- conversations
-
-
-def any_name(rng: random.Random) -> str:
-    """A name to remember; most are made up, so that remembering is learned and not a list."""
-    if rng.random() < 0.35:
-        return rng.choice(stories.NAMES)
-    name = "".join(
-        rng.choice(("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "j", "h", "c", "w", "sh", "th", "br", "kr", "ch"))
-        + rng.choice(("a", "e", "i", "o", "u", "a", "e", "i", "ai", "ie", "ee", "ou", "y"))
-        + rng.choice(("", "", "", "n", "r", "l", "s", "nn", "m", "ck"))
-        for _ in range(rng.choice((1, 2, 2, 2, 3)))
-    ).capitalize()
-    return name + rng.choice(("", "", "", "n", "s", "l", "r", "a", "o"))
-
-
-def introduction(rng: random.Random) -> tuple[str, str, str]:
-    """The user tells a name: (text, answer, name)."""
-    name = any_name(rng)
-    text = rng.choice((
-        "my name is {}", "my name is {}", "i am {}", "call me {}", "hello, i am {}", "hi, my name is {}", "i'm {}", "you can call me {}",
-        "hey, {} here", "hi i'm {}", "my name's {}", "the name is {}", "people call me {}", "good morning, i am {}", "hello my name is {}",
-        "this is {}", "{} is my name", "please call me {}", "i am called {}",
-    )).format(name)
-    text = text[:1].upper() + text[1:] if rng.random() < 0.6 else text
-    return text + rng.choice(("", ".", "!", ".")), f"Nice to meet you, {name}! What would you like to know?", name
 
 
 def turn(rng: random.Random, name: str, last: Fact | str | None) -> tuple[str, str, Fact | str | None, str]:
@@ -865,32 +857,13 @@ def turn(rng: random.Random, name: str, last: Fact | str | None) -> tuple[str, s
     return text, answer, None, name
 
 
-def echo(rng: random.Random) -> list[tuple[str, str]]:
-    """Words and numbers to repeat: practice in copying, which names in stories and conversations need."""
-    def word() -> str:
-        kind = rng.random()
-        if kind < 0.5:
-            return rng.choice(rng.choice((stories.HEROES, stories.ADJECTIVES, stories.NAMES)))
-        if kind < 0.7:
-            return any_name(rng)
-        if kind < 0.85:
-            return random_word(rng)
-        return str(rng.randrange(10 ** rng.randint(1, 6)))
-
-    said = " ".join(word() for _ in range(rng.choice((1, 1, 2, 3, 4, 6))))
-    text = rng.choice(SAY).format(said)
-    return [("user", text[:1].upper() + text[1:] if rng.random() < 0.5 else text), ("assistant", said)]
-
-
 def one_question(rng: random.Random) -> list[tuple[str, str]]:
     """A chat of one turn, mostly about a fact."""
     kind = rng.random()
     if kind < 0.12:
         return [("user", out_of_scope(rng)), ("assistant", SCOPE_ANSWER)]
     if kind < 0.18:
-        answers, ask = rng.choice(SMALL_TALK)
-        said = [expand(rng.choice(lines(ask)), rng) for _ in range(rng.choice((1, 1, 1, 2)))]
-        return [("user", dressed(", ".join(said), rng)), ("assistant", rng.choice(answers))]
+        return small_talk(rng)
     fact = any_fact(rng)
     return [("user", question_about(fact, rng)), ("assistant", fact.answer)]
 
