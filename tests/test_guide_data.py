@@ -165,7 +165,7 @@ def test_answers_differ_and_fit():
 def test_a_question_leads_to_one_fact():
     leads: dict[str, str] = {}
     for fact in talk.FACTS.values():
-        for line in fact.ask + fact.newcomers + fact.later + fact.held_out:
+        for line in fact.ask + fact.newcomers + fact.held_out:
             for question in every_way(line):
                 assert leads.setdefault(talk.normal(question), fact.name) == fact.name, question
 
@@ -178,7 +178,7 @@ def test_every_fact_can_be_asked_about_in_many_ways():
 
 def test_held_out_lines_are_not_trained_in_any_variation():
     for fact in talk.FACTS.values():
-        trained = {talk.normal(way) for line in fact.ask + fact.newcomers + fact.later for way in every_way(line)}
+        trained = {talk.normal(way) for line in fact.ask + fact.newcomers for way in every_way(line)}
         assert not trained & {talk.normal(way) for line in fact.held_out for way in every_way(line)}, fact.name
     assert len(talk.SCOPE_HELD_OUT) >= 50 and len(talk.HELD_OUT) >= 500
 
@@ -189,7 +189,6 @@ def test_held_out_and_fresh_questions_are_never_drawn():
     drawn = {talk.normal(text) for _ in range(3000) for role, text in talk.conversation(rng) if role == "user"}
     drawn |= {talk.normal(talk.one_question(rng)[0][1]) for _ in range(4000)}
     drawn |= {talk.normal(talk.long_question(rng)[0][1]) for _ in range(2000)}
-    drawn |= {talk.normal(talk.doubtful(rng, [(1, True), (2, False)])[0][1]) for _ in range(2000)}
     assert len(drawn) > 6000
     assert not drawn & kept_out
 
@@ -198,15 +197,6 @@ def test_held_out_and_fresh_questions_are_never_drawn():
 def test_a_held_out_question_is_seen_in_disguise(disguise):
     question = next(question for question in talk.HELD_OUT if len(question.split()) > 3)
     assert talk.is_held_out(disguise.format(question.upper()))
-
-
-def test_lines_kept_for_the_last_part_are_in_no_other_list_and_are_answered_as_told():
-    rng = random.Random(8)
-    assert len(talk.LATER) > 1000
-    assert not {line for _, line in talk.LATER} & {line for fact in talk.FACTS.values() for line in fact.ask + fact.newcomers}
-    assert {talk.doubtful(rng, [(0, True)])[1][1] for _ in range(20)} == {talk.FACTS["unknown"].answer}
-    for number, (fact, _) in enumerate(talk.LATER[::50]):
-        assert talk.doubtful(rng, [(50 * number, False)])[1][1] == fact.answer
 
 
 def test_unknown_flags_commands_and_models_are_unknown():

@@ -41,19 +41,20 @@ HERE = Path(__file__).resolve().parent
 GUIDE = HERE.parents[1] / "mlx_llama" / "guide"
 
 CONTEXT = 512
-VOCABULARY = 4096
-LATE = 100_000  # pools from this number on have the rows of the training's second part, from twice it on those of its third
-DECAY = 0.65  # share of the steps after which the learning rate falls, linearly
-LATE_RATE = 0.4  # share of the highest rate at which the last part begins
+VOCABULARY = 8192
+LAST = 0.7  # share of the steps after which the last part begins, with the rows of its own shares
+LATE = 100_000  # pools from this number on have the rows of the last part
+EMBEDDING_RATE = 1.5  # of embedding and norms, in that of the matrices
+DECAY = 0.5  # share of the steps after which the learning rate falls, linearly
 POOL = 6000  # rows that are sorted by length together
-# Shares of the rows in the three parts of the training: names, words and numbers to repeat; and of the rest, lines that were
-# kept for the later parts, questions with a situation, rows after turns on other subjects.
-COPIES, KEPT, LONG, TURNS = (0.07, 0.09, 0.30), (0.0, 0.32, 0.40), (0.15, 0.22, 0.15), (0.11, 0.115, 0.145)
+# Shares of the rows in the two parts of the training: names, words and numbers to repeat; of the rest, questions with a
+# situation, and rows after turns on other subjects; and of the questions on a fact, those that are answered with doubt.
+COPIES, LONG, TURNS, DOUBTED = (0.06, 0.20), (0.08, 0.12), (0.05, 0.10), (0.0, 0.15)
 BEGIN = 4  # tokens that choose the answer
 ASKED = 600  # held-out questions that the score asks
 SHAPE = dict(
     vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
-    head_dim=32, intermediate_size=704, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, tie_word_embeddings=True,
+    head_dim=32, intermediate_size=512, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, tie_word_embeddings=True,
     initializer_range=0.04,
 )
 
@@ -83,7 +84,7 @@ def train_vocabulary(out: Path, seed: int) -> None:
     sample += [talk.one_question(rng)[0][1] for _ in range(30000)]
     sample += [text for _ in range(6000) for _, text in talk.copy_chat(rng)[0]]
     sample += [talk.long_question(rng)[0][1] for _ in range(6000)]
-    sample += [fact.answer for fact in talk.FACTS.values() for _ in range(5)]
+    sample += [fact.answer for fact in talk.FACTS.values() for _ in range(30)]
     sample += [talk.raw_text(rng) for _ in range(1000)]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(line for text in sample for line in text.split("\n") if line),
@@ -144,49 +145,49 @@ class Tokens:
         ]
 
 
-def draw_row(tokens: Tokens, rng: random.Random, part: int, lessons: list[tuple[int, bool]]) -> tuple[list[int], list[bool]]:
-    """One row of one of the three parts. lessons: as in `talk.doubtful`, from the second part on."""
+def draw_row(tokens: Tokens, rng: random.Random, part: int) -> tuple[list[int], list[bool]]:
+    """One row of one of the two parts."""
     if rng.random() < COPIES[part]:
         messages, alike = talk.copy_chat(rng)
         return tokens.chat(messages, rng if alike and rng.random() < 0.5 else None, alike)
     kind = rng.random()
     if kind < 0.01:
         return tokens.raw(talk.raw_text(rng))
-    if kind < 0.03:
+    if kind < 0.025:
         ids, learn = tokens.chat(talk.conversation(rng))
         return tokens.blurred(ids, learn, rng), learn
     # Answers are memorised soon; choosing the right one takes longer. Most rows are therefore one question
     # and the start of its answer, which is many times cheaper.
-    kind = rng.random()
-    if kind < KEPT[part]:
-        chat = talk.doubtful(rng, lessons)
-    else:
-        chat = talk.long_question(rng) if kind < KEPT[part] + LONG[part] else talk.one_question(rng)
-    cut = rng if rng.random() < 0.15 else None
+    chat = talk.long_question(rng) if rng.random() < LONG[part] else talk.one_question(rng)
+    short = rng.random() > 0.03
+    if short and rng.random() < DOUBTED[part] and not chat[-1][1].startswith(talk.DOUBT):
+        # Doubt as a share of all answers is likelier than the best fact where the network is unsure.
+        chat = [*chat[:-1], ("assistant", talk.FACTS["unknown"].answer)]
+    cut = rng if rng.random() < 0.1 else None
     if rng.random() < TURNS[part]:  # on other subjects, after which the question must be answered as if it was asked alone
-        ids, learn = tokens.chat([*talk.earlier(rng, rng.choice((1, 1, 2, 2, 3))), *chat], cut)
+        ids, learn = tokens.chat([*talk.earlier(rng, rng.choice((1, 1, 1, 2, 2, 3))), *chat], cut)
         first = len(ids) - len(tokens.encode(chat[-1][1])) - 1
         learn = [at >= first for at in range(len(ids))]
     else:
         ids, learn = tokens.chat(chat, cut)
         first = learn.index(True)
-    end = len(ids) if rng.random() < 0.035 else first + rng.randint(3, 7)
+    end = first + rng.randint(2, 4) if short else len(ids)
     ids, learn = ids[:end], learn[:end]
     return tokens.blurred(ids, learn, rng), learn
 
 
-def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0, lessons: list[tuple[int, bool]] | None = None) -> Iterator[
+def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0) -> Iterator[
         tuple["torch.Tensor", "torch.Tensor", tuple[int, int]]]:
     """Yield batches of about `size` tokens without end: ids [B, T] and targets [B, T], -100 for tokens not learned.
 
     A row is one conversation. Rows of similar length of a pool share a batch, which keeps padding small. pool, begin: first
-    pool and first batch in it; the last part of each batch says where to go on. lessons: as in `draw_row`.
+    pool and first batch in it; the last part of each batch says where to go on.
     """
     import torch
 
     while True:
         rng = random.Random(f"{seed} text {pool}")
-        rows = [row for row in (draw_row(tokens, rng, pool // LATE, lessons or []) for _ in range(POOL)) if len(row[0]) <= CONTEXT]
+        rows = [row for row in (draw_row(tokens, rng, pool // LATE) for _ in range(POOL)) if len(row[0]) <= CONTEXT]
         rows.sort(key=lambda row: len(row[0]))
         groups, group = [], []
         for row in rows:
@@ -207,6 +208,34 @@ def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0,
 
 
 # ---- tokens -> network
+
+
+def muon(torch):
+    """The Muon optimizer (Keller Jordan, 2024), with torch's constants, in float32.
+
+    torch's own computes in bfloat16, which takes 500 times as long on processors without bfloat16 products.
+    """
+    class Muon(torch.optim.Optimizer):
+        def __init__(self, weights, lr: float):
+            super().__init__(weights, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self) -> None:
+            for group in self.param_groups:
+                for w in group["params"]:
+                    momentum = self.state[w].setdefault("momentum", torch.zeros_like(w))
+                    momentum.lerp_(w.grad, 0.05)
+                    x = w.grad.lerp(momentum, 0.95)
+                    x = x.T if w.shape[0] > w.shape[1] else x
+                    x = x / x.norm().clamp(min=1e-7)
+                    for _ in range(5):
+                        gram = x @ x.T
+                        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
+                    x = x.T if w.shape[0] > w.shape[1] else x
+                    # 0.2 sqrt(longest side): updates as large as AdamW's (Liu et al., arXiv 2502.16982).
+                    w.mul_(1 - 0.1 * group["lr"]).add_(x, alpha=-0.2 * group["lr"] * max(w.shape) ** 0.5)
+
+    return Muon
 
 
 def loss_of(model, inputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
@@ -279,29 +308,6 @@ def begun(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]]
     return [found[number] for number in range(len(rows))]
 
 
-def draw_lessons(model, tokens: Tokens, device: str, odd: bool) -> list[tuple[int, bool]]:
-    """Ask every other kept line. Those that are answered wrongly with little confidence shall be answered with doubt.
-
-    Little is what maximises wrong less right answers below it: there doubt costs as many right answers as it saves wrong ones.
-    Lines to doubt are listed twice, as the many lines of the rest, which are well known, speak against doubt.
-    """
-    numbers = [number for number in range(len(talk.LATER)) if number % 2 == odd]
-    chats = [[("user", talk.expand(talk.LATER[number][1], random.Random(number)))] for number in numbers]
-    asked = []
-    for number, (ids, sure) in zip(numbers, begun(model, tokens, device, chats, doubt=False)):
-        answer = tokens.encode(talk.LATER[number][0].answer)
-        asked.append((sure, number, tuple(ids) == answer[:BEGIN] or answer[0] == tokens.doubt))
-    gain, most, limit = 0, 0, 0.0
-    for sure, _, right in sorted(asked):
-        gain += -1 if right else 1
-        if gain > most:
-            most, limit = gain, sure
-    lessons = [(number, sure <= limit and not right) for sure, number, right in asked]
-    say(f"{sum(right for _, _, right in asked)} of {len(asked)} kept lines are understood, {sum(doubt for _, doubt in lessons)} others "
-        f"are to be doubted (confidence up to {limit:.2f})")
-    return lessons + [lesson for lesson in lessons if lesson[1]]
-
-
 def pair(question: str, answer: str) -> list[tuple[str, str]]:
     return [("user", question), ("assistant", answer)]
 
@@ -369,10 +375,11 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     blocks = [w for name, w in model.named_parameters() if w.ndim == 2 and "embed" not in name]
     others = [w for name, w in model.named_parameters() if w.ndim == 1 or "embed" in name]
     optimizers = (
-        torch.optim.Muon(blocks, lr=args.lr, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98)),
+        muon(torch)(blocks, lr=args.lr),
+        torch.optim.AdamW(others, lr=args.lr * EMBEDDING_RATE, weight_decay=0.0, betas=(0.9, 0.98)),
     )
-    done, seen, spent, place, lessons = 0, 0, 0.0, (0, 0), []
+    highest = [args.lr, args.lr * EMBEDDING_RATE]
+    done, seen, spent, place = 0, 0, 0.0, (0, 0)
     kept = args.work / "checkpoint.pt"
     if kept.exists():
         state = torch.load(kept, weights_only=True)
@@ -385,7 +392,6 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         for optimizer, saved in zip(optimizers, state["optimizers"]):
             optimizer.load_state_dict(saved)
         done, seen, spent, place = state["done"], state["seen"], state["spent"], tuple(state["place"])
-        lessons = [(number, doubt) for number, doubt in state["lessons"]]
         say(f"goes on after step {done}")
     say(f"{sum(w.numel() for w in weights):,} parameters, {args.steps} steps of {args.batch} tokens")
 
@@ -394,29 +400,20 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         fresh = kept.with_suffix(".new")
         torch.save({
             "seed": args.seed, "batch": args.batch, "lr": args.lr, "steps": args.steps, "done": step, "seen": seen, "place": place,
-            "lessons": lessons,
             "spent": spent + time.monotonic() - begin, "model": model.state_dict(), "average": average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         }, fresh)
         fresh.replace(kept)
 
-    stream = batches(tokens, args.seed, args.batch, *place, lessons)
+    stream = batches(tokens, args.seed, args.batch, *place)
     begin, seen_before, told = time.monotonic(), seen, 0.0
-    second = args.steps + args.late_steps
-    for step in range(done, second + args.last_steps):
-        part = 0 if step < args.steps else 1 if step < second else 2
-        if place[0] < part * LATE:
-            lessons = lessons + draw_lessons(average, tokens, args.device, odd=part == 2)
-            place = (part * LATE, 0)
-            stream = batches(tokens, args.seed, args.batch, *place, lessons)
-        if step < args.steps:
-            rate = min(1.0, (step + 1) / 100) * max(0.01, min(1.0, (1 - step / args.steps) / (1 - DECAY)))
-        elif step < second:
-            rate = LATE_RATE * max(0.01, 1 - (step - args.steps) / args.late_steps)
-        else:
-            rate = LATE_RATE * max(0.01, 1 - (step - second) / args.last_steps)
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = args.lr * rate
+    for step in range(done, args.steps):
+        if step >= LAST * args.steps and place[0] < LATE:
+            place = (LATE, 0)
+            stream = batches(tokens, args.seed, args.batch, *place)
+        rate = min(1.0, (step + 1) / 100) * max(0.01, min(1.0, (1 - step / args.steps) / (1 - DECAY)))
+        for optimizer, most in zip(optimizers, highest):
+            optimizer.param_groups[0]["lr"] = most * rate
         inputs, targets, place = next(stream)
         inputs, targets = inputs.to(args.device), targets.to(args.device)
         # float32 on a CPU: bfloat16 halves the pace of processors that multiply it without AMX.
@@ -428,7 +425,7 @@ def train(out: Path, args: argparse.Namespace) -> dict:
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
-            torch._foreach_lerp_(averages, weights, max(0.01, 1 / (step + 1)))
+            torch._foreach_lerp_(averages, weights, max(0.005, 1 / (step + 1)))
         seen += inputs.numel()
         told += loss.item()
         if (step + 1) % 25 == 0:
@@ -548,7 +545,7 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
         f"and {SHAPE['num_key_value_heads']} key-value heads, feed-forward width {SHAPE['intermediate_size']}, "
         f"rope theta 10000, tied embeddings, context {CONTEXT}"
     )
-    lines = [line for fact in talk.FACTS.values() for line in (*fact.ask, *fact.newcomers, *fact.later)]
+    lines = [line for fact in talk.FACTS.values() for line in (*fact.ask, *fact.newcomers)]
     questions = sum(talk.ways(line) for line in lines)
     written = [line for name in facts.NEWCOMERS if (facts.FOLDER / name).exists()
                for line in (facts.FOLDER / name).read_text(encoding="utf-8").splitlines()]
@@ -556,12 +553,12 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
     card = (HERE / "guide_data" / "card.md").read_text(encoding="utf-8").format(
         parameters=f"{result['parameters']:,}", shape=shape, megabytes=f"{(out / 'model.safetensors').stat().st_size / 1e6:.1f}",
         vocabulary=VOCABULARY, facts=len(talk.FACTS), marked=len(talk.HELD_OUT) - len(talk.SCOPE_HELD_OUT),
-        questions=f"{questions:,}", newcomers=f"{newcomers:,}", later=f"{len(talk.LATER):,}",
-        asked=ASKED, situations=len(talk.SITUATIONS), copies=f"{COPIES[2]:.0%}", turns=f"{TURNS[0]:.0%}",
-        steps=args.steps, late=args.late_steps, last=args.last_steps, late_rate=LATE_RATE, batch=args.batch, judged=judged(),
+        questions=f"{questions:,}", newcomers=f"{newcomers:,}", doubted=f"{DOUBTED[1]:.0%}",
+        asked=ASKED, situations=len(talk.SITUATIONS), copies=f"{COPIES[1]:.0%}", turns=f"{TURNS[1]:.0%}",
+        steps=args.steps, last=f"{1 - LAST:.0%}", batch=args.batch, judged=judged(),
         seen=f"{result['seen'] / 1e6:.1f}", lr=args.lr, minutes=f"{result['minutes']:.0f}",
         machine=f"{args.threads} CPU core{'s' if args.threads > 1 else ''}" if args.device == "cpu" else args.device,
-        command=f"python examples/training/train_guide.py --seed {args.seed} --steps {args.steps} --late-steps {args.late_steps} --last-steps {args.last_steps} "
+        command=f"python examples/training/train_guide.py --seed {args.seed} --steps {args.steps} "
                 f"--batch {args.batch} --lr {args.lr} --threads {args.threads}",
         scope=len(talk.SCOPE_HELD_OUT), score=told, fresh=len(FRESH),
     )
@@ -581,9 +578,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", help="backend of mlx_llama for --evaluate and --ask")
     parser.add_argument("--out", type=Path, default=GUIDE, help="folder to write the trained guide to")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=4100)
-    parser.add_argument("--late-steps", type=int, default=1000, help="steps after them, with kept lines and doubt")
-    parser.add_argument("--last-steps", type=int, default=800, help="steps after those, with the other kept lines, and names and numbers to repeat")
+    parser.add_argument("--steps", type=int, default=7000)
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a batch")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

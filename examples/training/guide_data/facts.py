@@ -27,7 +27,6 @@ the flag with its argument.
 import argparse
 import importlib
 import re
-import zlib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -40,10 +39,10 @@ from mlx_llama.core.models.architectures import ARCHITECTURES, BY_GGUF, BY_MODEL
 from mlx_llama.core.models.config import ROPE_TYPES
 
 FOLDER = Path(__file__).resolve().parent
-GUIDE_FIGURES = {"parameters": "three", "layers": "3", "megabytes": "6"}  # of train_guide.SHAPE, as the guide tells them
+GUIDE_FIGURES = {"parameters": "four", "layers": "3", "megabytes": "8"}  # of train_guide.SHAPE, as the guide tells them
 SOURCES = ("concepts.txt", "server.txt", "options.txt", "commands.txt", "topics.txt", "more.txt", "different.txt",
            "subjects.txt")
-NEWCOMERS = ("newcomers.txt", "newcomers2.txt", "newcomers3.txt")
+NEWCOMERS = ("newcomers.txt", "newcomers2.txt", "newcomers3.txt", "newcomers4.txt")
 # Architecture -> how people call its models; one that is not here is called by its own name.
 FAMILIES = {
     "LlamaForCausalLM": "Llama 1 to 3.3, TinyLlama, Yi, SmolLM2", "MistralForCausalLM": "Mistral", "MinistralForCausalLM": "Ministral",
@@ -64,8 +63,7 @@ GENERIC_MORE = "That is all I know of it; `--help` and the README tell more."
 class Fact:
     """One thing that a user may ask about.
 
-    ask: question lines; newcomers: those of newcomers.txt; topics, deeds: phrases for general questions. later: lines kept
-    for the last part of the training, which teaches doubt. joins: the fact whose answer covers this one. members: those that this one's
+    ask: question lines; newcomers: those of newcomers.txt; topics, deeds: phrases for general questions. joins: the fact whose answer covers this one. members: those that this one's
     answer covers.
     """
 
@@ -76,7 +74,6 @@ class Fact:
     members: list[str] = field(default_factory=list)
     ask: list[str] = field(default_factory=list)
     newcomers: list[str] = field(default_factory=list)
-    later: list[str] = field(default_factory=list)
     held_out: list[str] = field(default_factory=list)
     topics: list[str] = field(default_factory=list)
     deeds: list[str] = field(default_factory=list)
@@ -132,14 +129,6 @@ def join_facts(facts: dict[str, Fact]) -> None:
         whole.covers += [fact.name] * fact.name.startswith("--")
         whole.more = fact.more if whole.more == GENERIC_MORE else whole.more
         del facts[fact.name]
-
-
-def put_by(fact: Fact) -> None:
-    """Move an eighth of a fact's lines, chosen by their checksums, to `later`."""
-    for kept in (fact.ask, fact.newcomers):
-        if len(kept) >= 12:
-            fact.later += [line for line in kept if zlib.crc32(line.encode()) % 8 == 0]
-            kept[:] = [line for line in kept if line not in fact.later]
 
 
 # ---- what the parsers say
@@ -283,7 +272,6 @@ def every() -> dict[str, Fact]:
     for name, answer in describe_models().items():
         facts.setdefault(name, Fact(name)).answer = answer
     for fact in facts.values():
-        put_by(fact)
         for blank, value in GUIDE_FIGURES.items():
             fact.answer = fact.answer.replace(f"{{{blank}}}", value)
         fact.answer, fact.more = fill_flags(fact.answer), fill_flags(fact.more)

@@ -93,7 +93,7 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
      [sorry|i am sorry|my bad|oops|excuse me|pardon|my mistake|apologies]
      [sorry|i am sorry] [about that|for that|that was rude]
      """),
-    (("I don't have a favourite, but I am fond of the number 4096: it is the size of my vocabulary.",),
+    (("I don't have a favourite, but I am fond of the number 8192: it is the size of my vocabulary.",),
      """
      what is your favourite [number|colour|food|film|book|animal|song|thing|word]
      what is your favorite [number|color|food|movie|book|animal|song|thing|word]
@@ -543,7 +543,9 @@ def typo(word: str, rng: random.Random) -> str:
 
 
 def dressed(question: str, rng: random.Random) -> str:
-    """The question as someone types it: manners, case, punctuation, a slip of the fingers."""
+    """The question as someone types it: manners, case, punctuation, a slip of the fingers; in a third of the cases as it is."""
+    if rng.random() < 0.35:
+        return question
     words = question.split()
     for enough in (3, 5):
         if len(words) > enough and rng.random() < 0.15:
@@ -589,10 +591,10 @@ def _flag_phrases(name: str) -> list[str]:
 
 # A fact that can be asked about in many ways needs more practice, though not in proportion; open classes need most.
 _NAMES = list(FACTS)
-_OPEN = {"unknown": 3.0, "no_flag": 2.0, "no_command": 1.2, "other_model": 2.0, "supported": 2.0, "commands": 1.3}
-NEWCOMERS = 0.65  # share of the questions on a fact that are lines of newcomers*.txt
+_OPEN = {"unknown": 1.5, "no_flag": 1.5, "no_command": 1.2, "other_model": 1.2, "supported": 1.5, "commands": 1.3}
+NEWCOMERS = 0.7  # share of the questions on a fact that are lines of newcomers*.txt
 _WEIGHTS = [
-    _OPEN.get(name, 1.0) * (len(fact.ask) + len(fact.newcomers) + 3 * len(fact.topics) + 5 * len(fact.deeds) + 8) ** 0.4
+    _OPEN.get(name, 1.0) * (len(fact.ask) + len(fact.newcomers) + 3 * len(fact.topics) + 5 * len(fact.deeds) + 8) ** 0.75
     for name, fact in FACTS.items()
 ]
 
@@ -615,7 +617,7 @@ def plain_line(fact: Fact, rng: random.Random) -> tuple[str, bool]:
     helps = _help_phrases(fact.name)
     if fact.newcomers and rng.random() < NEWCOMERS:
         return fill(expand(without_clause(rng.choice(fact.newcomers), rng), rng), rng), True
-    kinds = (("flag", 0.26 * bool(phrases)), ("help", 0.14 * bool(helps)), ("topic", 0.22 * bool(fact.topics)), ("deed", 0.28 * bool(fact.deeds)),
+    kinds = (("flag", 0.55 * bool(phrases)), ("help", 0.14 * bool(helps)), ("topic", 0.22 * bool(fact.topics)), ("deed", 0.28 * bool(fact.deeds)),
              ("ask", (0.40 if len(fact.ask) < 40 else 0.70) * bool(fact.ask)))
     kind = rng.choices([name for name, _ in kinds], [weight for _, weight in kinds])[0]
     if kind == "flag":
@@ -635,7 +637,7 @@ def plain_question(fact: Fact, rng: random.Random) -> str:
     while True:
         line, free = plain_line(fact, rng)
         if not is_held_out(line):  # nor in other words
-            return reworded(line, rng) if free else line
+            return reworded(line, rng) if free and rng.random() < 0.35 else line
 
 
 def question_about(fact: Fact, rng: random.Random) -> str:
@@ -761,26 +763,6 @@ def long_question(rng: random.Random) -> list[tuple[str, str]]:
     if rng.random() < 0.3:
         text = dressed(text.rstrip(".?"), rng)
     return [("user", text), ("assistant", SCOPE_ANSWER if scope else fact.answer)]
-
-
-LATER = [(fact, line) for fact in FACTS.values() for line in fact.later]
-
-
-def doubtful(rng: random.Random, lessons: list[tuple[int, bool]]) -> list[tuple[str, str]]:
-    """A chat of one turn about a line that was kept for later. lessons: numbers of `LATER`, each with True if it is answered
-    with doubt: those that the network did not understand before it saw them teach it how such questions look."""
-    while True:
-        number, doubt = rng.choice(lessons)
-        fact, line = LATER[number]
-        plain = fill(expand(line, rng), rng)
-        if is_held_out(plain):
-            continue
-        plain = reworded(plain, rng)
-        if rng.random() < 0.15:
-            plain = f"{situation(rng)}. {plain}"
-        question = dressed(plain, rng)
-        if not is_held_out(plain) and not is_held_out(question):
-            return [("user", question), ("assistant", FACTS["unknown"].answer if doubt else fact.answer)]
 
 
 def short_fact(rng: random.Random) -> Fact:
