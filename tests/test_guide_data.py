@@ -296,7 +296,7 @@ def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path):
     pytest.importorskip("transformers")
 
     def command(name: str) -> list[str]:
-        return [sys.executable, "examples/training/train_guide.py", "--steps", "60", "--late-steps", "20", "--last-steps", "10", "--batch", "256",
+        return [sys.executable, "examples/training/train_guide.py", "--steps", "60", "--batch", "256",
                 "--threads", "1", "--no-score",
                 "--out", str(tmp_path / name), "--work", str(tmp_path / name / "work")]
 

@@ -49,7 +49,7 @@ DECAY = 0.5  # share of the steps after which the learning rate falls, linearly
 POOL = 6000  # rows that are sorted by length together
 # Shares of the rows in the two parts of the training: names, words and numbers to repeat; of the rest, questions with a
 # situation, and rows after turns on other subjects; and of the questions on a fact, those that are answered with doubt.
-COPIES, LONG, TURNS, DOUBTED = (0.06, 0.20), (0.08, 0.12), (0.05, 0.10), (0.0, 0.15)
+COPIES, LONG, TURNS, DOUBTED = (0.06, 0.20), (0.08, 0.12), (0.05, 0.10), (0.0, 0.25)
 BEGIN = 4  # tokens that choose the answer
 ASKED = 600  # held-out questions that the score asks
 SHAPE = dict(
