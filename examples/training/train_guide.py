@@ -42,14 +42,15 @@ GUIDE = HERE.parents[1] / "mlx_llama" / "guide"
 
 CONTEXT = 512
 VOCABULARY = 8192
-LAST = 0.7  # share of the steps after which the last part begins, with the rows of its own shares
-LATE = 100_000  # pools from this number on have the rows of the last part
+PARTS = (0.0, 0.7, 0.93)  # shares of the steps after which the training's parts begin, each with the rows of its own shares
+PART = 100_000  # pools from this number on have the rows of the second part, from twice it on those of the third
 EMBEDDING_RATE = 1.5  # of embedding and norms, in that of the matrices
 DECAY = 0.5  # share of the steps after which the learning rate falls, linearly
 POOL = 6000  # rows that are sorted by length together
-# Shares of the rows in the two parts of the training: names, words and numbers to repeat; of the rest, questions with a
-# situation, and rows after turns on other subjects; and of the questions on a fact, those that are answered with doubt.
-COPIES, LONG, TURNS, DOUBTED = (0.06, 0.20), (0.08, 0.12), (0.05, 0.10), (0.0, 0.25)
+# Shares of the rows in the three parts of the training: names, words and numbers to repeat; of the rest, questions with a
+# situation, and rows after turns on other subjects; and of the questions on a fact, those that are answered with doubt:
+# many teach it to doubt, then fewer leave the doubt where it is unsure most.
+COPIES, LONG, TURNS, DOUBTED = (0.06, 0.20, 0.12), (0.08, 0.12, 0.12), (0.05, 0.10, 0.10), (0.0, 0.25, 0.11)
 BEGIN = 4  # tokens that choose the answer
 ASKED = 600  # held-out questions that the score asks
 SHAPE = dict(
@@ -146,7 +147,7 @@ class Tokens:
 
 
 def draw_row(tokens: Tokens, rng: random.Random, part: int) -> tuple[list[int], list[bool]]:
-    """One row of one of the two parts."""
+    """One row of one of the three parts."""
     if rng.random() < COPIES[part]:
         messages, alike = talk.copy_chat(rng)
         return tokens.chat(messages, rng if alike and rng.random() < 0.5 else None, alike)
@@ -187,7 +188,7 @@ def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0)
 
     while True:
         rng = random.Random(f"{seed} text {pool}")
-        rows = [row for row in (draw_row(tokens, rng, pool // LATE) for _ in range(POOL)) if len(row[0]) <= CONTEXT]
+        rows = [row for row in (draw_row(tokens, rng, pool // PART) for _ in range(POOL)) if len(row[0]) <= CONTEXT]
         rows.sort(key=lambda row: len(row[0]))
         groups, group = [], []
         for row in rows:
@@ -408,8 +409,9 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     stream = batches(tokens, args.seed, args.batch, *place)
     begin, seen_before, told = time.monotonic(), seen, 0.0
     for step in range(done, args.steps):
-        if step >= LAST * args.steps and place[0] < LATE:
-            place = (LATE, 0)
+        part = sum(step >= share * args.steps for share in PARTS) - 1
+        if place[0] < part * PART:
+            place = (part * PART, 0)
             stream = batches(tokens, args.seed, args.batch, *place)
         rate = min(1.0, (step + 1) / 100) * max(0.01, min(1.0, (1 - step / args.steps) / (1 - DECAY)))
         for optimizer, most in zip(optimizers, highest):
@@ -553,9 +555,9 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
     card = (HERE / "guide_data" / "card.md").read_text(encoding="utf-8").format(
         parameters=f"{result['parameters']:,}", shape=shape, megabytes=f"{(out / 'model.safetensors').stat().st_size / 1e6:.1f}",
         vocabulary=VOCABULARY, facts=len(talk.FACTS), marked=len(talk.HELD_OUT) - len(talk.SCOPE_HELD_OUT),
-        questions=f"{questions:,}", newcomers=f"{newcomers:,}", doubted=f"{DOUBTED[1]:.0%}",
+        questions=f"{questions:,}", newcomers=f"{newcomers:,}", doubted=f"{DOUBTED[1]:.0%}", doubted_last=f"{DOUBTED[2]:.0%}",
         asked=ASKED, situations=len(talk.SITUATIONS), copies=f"{COPIES[1]:.0%}", turns=f"{TURNS[1]:.0%}",
-        steps=args.steps, last=f"{1 - LAST:.0%}", batch=args.batch, judged=judged(),
+        steps=args.steps, second=f"{PARTS[1]:.0%}", third=f"{PARTS[2]:.0%}", batch=args.batch, judged=judged(),
         seen=f"{result['seen'] / 1e6:.1f}", lr=args.lr, minutes=f"{result['minutes']:.0f}",
         machine=f"{args.threads} CPU core{'s' if args.threads > 1 else ''}" if args.device == "cpu" else args.device,
         command=f"python examples/training/train_guide.py --seed {args.seed} --steps {args.steps} "
