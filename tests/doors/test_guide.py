@@ -12,6 +12,7 @@ import pytest
 from machine import device_of
 
 from mlx_llama import load
+from mlx_llama.chat.commands import CACHE_FLAG
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +96,7 @@ def test_the_card_quotes_the_score_and_the_score_holds():
     assert done.returncode == 0, done.stderr[-2000:]
     card = (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
     shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", done.stdout)]
-    assert len(shares) == 3 and all(share >= least for share, least in zip(shares, (0.45, 0.9, 0.6)))
+    assert len(shares) == 3 and all(share >= least for share, least in zip(shares, (0.5, 0.9, 0.7)))
     for line in done.stdout.strip().splitlines():
         assert line in card
 
@@ -103,7 +104,7 @@ def test_the_card_quotes_the_score_and_the_score_holds():
 @pytest.fixture(scope="module")
 def ask():
     llm = load(backend="cpu")
-    return lambda text: llm.generate([{"role": "user", "content": text}], max_tokens=160).text
+    return lambda text: llm.generate([{"role": "user", "content": text}], max_tokens=256).text
 
 
 # Names, most of which no list of the training has.
@@ -113,7 +114,7 @@ NAMES = ("Anna", "Wolfgang", "Siobhan", "Priyanka", "Zbigniew", "Oluwaseun", "Xo
 def test_it_repeats_names_words_and_numbers(ask):
     said = [(ask(f"My name is {name}."), f"Nice to meet you, {name}!") for name in NAMES]
     said += [(ask(f"Repeat after me: {text}"), text) for text in ("blue teapot", "4711", "Zugspitze 8848", "tomorrow")]
-    assert sum(wanted in got for got, wanted in said) >= 0.35 * len(said), said  # the card says: less than half
+    assert sum(wanted in got for got, wanted in said) >= 0.7 * len(said), said  # the card says: most
 
 
 def test_it_says_that_it_does_not_know(ask):
@@ -127,7 +128,7 @@ def test_flags_that_it_names_exist(ask):
     sys.path.insert(0, str(ROOT / "examples/training"))
     from guide_data import facts
 
-    known, flags = facts.known_flags(), list(facts.flags())
+    known, flags = facts.known_flags() | {CACHE_FLAG}, list(facts.flags())  # of /save
     answers = {flag: ask(f"What does {flag} do?") for flag in flags}
     assert all(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", answer)) <= known for answer in answers.values())
     named = [flag for flag, answer in answers.items() if flag.removeprefix("--no-") in answer]
