@@ -207,8 +207,8 @@ def test_tokenize_and_back(guide, llm):
     ids = guide.post("/tokenize", content="Hello ü").json()["tokens"]
     assert ids == llm.tokenizer.encode("Hello ü", parse_special=True)
     assert guide.post("/tokenize", content="Hello", add_special=True).json()["tokens"][0] == llm.tokenizer.bos_id
-    pieces = guide.post("/tokenize", content="ü", with_pieces=True).json()["tokens"]
-    assert bytes(sum((piece["piece"] for piece in pieces if isinstance(piece["piece"], list)), [])) == "ü".encode()
+    pieces = guide.post("/tokenize", content="学", with_pieces=True).json()["tokens"]
+    assert bytes(sum((piece["piece"] for piece in pieces if isinstance(piece["piece"], list)), [])) == "学".encode()
     assert guide.post("/detokenize", tokens=ids).json()["content"] == "Hello ü"
     done = guide.post("/detokenize", tokens=[10**6])
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == "tokens"
@@ -224,7 +224,7 @@ def test_template_props_and_slots(guide, llm):
     assert len(slots) == 32 and {slot["id"] for slot in slots} == set(range(32))
 
 
-STORIES = ["Once upon a time there was a llama who lived on a hill.", "A second story is about a sheep that could not sleep at all.",
+STORIES = ["Once upon a time there was a llama who lived on a hill.", "A long time ago there was a sheep that could not",
            "The third is short, but it is long enough to be told from others."]
 
 

@@ -26,10 +26,11 @@ def test_a_chat_answer_is_the_one_of_generate(client, llm):
 
 
 def test_a_stream_is_the_same_text_in_pieces(client, llm):
-    wanted = llm.generate(QUESTION, max_tokens=40, temperature=0.9, seed=7)
+    question = [{"role": "user", "content": "Which backends are there?"}]
+    wanted = llm.generate(question, max_tokens=40, temperature=0.9, seed=7)
     stream = client.chat.completions.create(
         model="guide",
-        messages=QUESTION,
+        messages=question,
         max_completion_tokens=40,
         temperature=0.9,
         seed=7,
