@@ -3,7 +3,7 @@
     python examples/benchmarks/measure_cache_bits.py [--backend cpu] [--held-out] [FILE ...]
 
 FILE ...: checkpoints, by default the guide. Printed: relative RMS of the logits of the last 32 of 96 random tokens;
---held-out: the guide's perplexity of questions kept out of its training, each with its answer, at all widths.
+--held-out: the guide's perplexity of 300 questions kept out of its training, each with its answer, at all widths.
 llama.cpp's q8_0 cache is measured on the same tokens, against its f16 one, for GGUF files where llama-cpp-python is installed.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import sys
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def measure_held_out(backend: str) -> None:
     nll: dict[int | None, float] = {}
     for bits in (None, *BITS):
         llm, total, count = load(None, backend, bits), 0.0, 0
-        for fact, question in talk.HELD_OUT.values():
+        for fact, question in random.Random(1).sample(list(talk.HELD_OUT.values()), 300):
             answer = fact.answer if fact else talk.SCOPE_ANSWER
             messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             tokens = llm.encode(messages)[:-1]  # without the token that opens another answer

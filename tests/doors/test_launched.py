@@ -38,7 +38,7 @@ def test_parity_with_one_process():
 
 
 @pytest.mark.parametrize("size, command, said", [
-    (3, ON, "cannot be split evenly over 3 processes: it has 2 key-value heads, 704 hidden units; start 2 processes"),
+    (3, ON, "cannot be split evenly over 3 processes: it has 2 key-value heads, 512 hidden units; start 2 processes"),
     (2, ["--backend", "cpu"], "--backend cpu computes in one process, and mlx.launch started several"),
     (2, ["--backend", "cuda", "--device", "cpu"], "start with torchrun"),
     (2, ["--nonsense"], "--nonsense"),
