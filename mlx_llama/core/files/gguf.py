@@ -175,16 +175,16 @@ class GGUFFile:
         return LlamaConfig.from_gguf(metadata, shapes, divisors, dtype, str(self.path))
 
     @cached_property
-    def _absent_biases(self) -> tuple[str, ...]:
+    def _absent_biases(self) -> dict[str, tuple[int, ...]]:
         # To llama.cpp each bias is optional; the config has all biases of a block or none. Absent ones are zero.
         if not any(name.endswith(".bias") for name in self._tensors):
-            return ()
+            return {}
         shapes = self.config.stored_shapes()
-        return tuple(name for name in shapes if name.endswith(".bias") and name not in self._tensors)
+        return {name: shape for name, shape in shapes.items() if name.endswith(".bias") and name not in self._tensors}
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._tensors:
-            return self.config.stored_shapes()[name]
+            return self._absent_biases[name]
         part, stored = self._tensors[name]
         return part.tensors[stored].shape
 
