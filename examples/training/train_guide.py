@@ -26,13 +26,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package beside this script tells its own flags
 
 from guide_data import facts, talk
 from guide_data.facts import Fact
 from guide_data.fresh import FRESH
+from guide_data.teacher import CLASSES, Teacher, class_of
+from guide_data.teacher import train as train_teacher
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +53,8 @@ POOL = 6000  # rows that are sorted by length together
 # situation, and rows after turns on other subjects; and of the questions on a fact, those that are answered with doubt:
 # many teach it to doubt, then fewer leave the doubt where it is unsure most.
 COPIES, LONG, TURNS, DOUBTED = (0.06, 0.20, 0.12), (0.08, 0.12, 0.12), (0.05, 0.10, 0.10), (0.0, 0.25, 0.11)
+TAUGHT = 0.5  # share of the teacher in what is learned about the choice of the answer
+INSTRUCTED = 0.1  # share of the rows of one question that have a system prompt
 BEGIN = 4  # tokens that choose the answer
 ASKED = 600  # held-out questions that the score asks
 SHAPE = dict(
@@ -146,40 +150,53 @@ class Tokens:
         ]
 
 
-def draw_row(tokens: Tokens, rng: random.Random, part: int) -> tuple[list[int], list[bool]]:
+class Row(NamedTuple):
+    """ids and learn as of `Tokens`. first: where the answer to a question on a fact begins, of which that fact's number is
+    `fact`; 0 in other rows."""
+
+    ids: list[int]
+    learn: list[bool]
+    first: int = 0
+    fact: int = 0
+    question: str = ""
+
+
+def draw_row(tokens: Tokens, rng: random.Random, part: int) -> Row:
     """One row of one of the three parts."""
     if rng.random() < COPIES[part]:
         messages, alike = talk.copy_chat(rng)
-        return tokens.chat(messages, rng if alike and rng.random() < 0.5 else None, alike)
+        return Row(*tokens.chat(messages, rng if alike and rng.random() < 0.5 else None, alike))
     kind = rng.random()
     if kind < 0.01:
-        return tokens.raw(talk.raw_text(rng))
+        return Row(*tokens.raw(talk.raw_text(rng)))
     if kind < 0.025:
         ids, learn = tokens.chat(talk.conversation(rng))
-        return tokens.blurred(ids, learn, rng), learn
+        return Row(tokens.blurred(ids, learn, rng), learn)
     # Answers are memorised soon; choosing the right one takes longer. Most rows are therefore one question
     # and the start of its answer, which is many times cheaper.
     chat = talk.long_question(rng) if rng.random() < LONG[part] else talk.one_question(rng)
+    (_, question), (_, answer) = chat
     short = rng.random() > 0.03
-    if short and rng.random() < DOUBTED[part] and not chat[-1][1].startswith(talk.DOUBT):
-        # Doubt as a share of all answers is likelier than the best fact where the network is unsure.
-        chat = [*chat[:-1], ("assistant", talk.FACTS["unknown"].answer)]
     cut = rng if rng.random() < 0.1 else None
-    if rng.random() < TURNS[part]:  # on other subjects, after which the question must be answered as if it was asked alone
-        ids, learn = tokens.chat([*talk.earlier(rng, rng.choice((1, 1, 1, 2, 2, 3))), *chat], cut)
-        first = len(ids) - len(tokens.encode(chat[-1][1])) - 1
-        learn = [at >= first for at in range(len(ids))]
-    else:
-        ids, learn = tokens.chat(chat, cut)
-        first = learn.index(True)
-    end = first + rng.randint(2, 4) if short else len(ids)
-    ids, learn = ids[:end], learn[:end]
-    return tokens.blurred(ids, learn, rng), learn
+    # Turns on other subjects and system prompts, with which the question must be answered as if it was asked alone.
+    if rng.random() < TURNS[part]:
+        chat = [*talk.earlier(rng, rng.choice((1, 1, 1, 2, 2, 3))), *chat]
+    if rng.random() < INSTRUCTED:
+        chat = [("system", rng.choice(talk.SYSTEM)), *chat]
+    ids, _ = tokens.chat(chat, cut)
+    first = len(ids) - len(tokens.encode(answer)) - 1
+    end = first + rng.randint(2, BEGIN) if short else len(ids)
+    learn = [at >= first for at in range(end)]
+    ids = tokens.blurred(ids[:end], learn, rng)
+    fact = class_of(answer)
+    if fact == CLASSES["small talk"] or answer.startswith(talk.DOUBT):
+        return Row(ids, learn)
+    return Row(ids, learn, first, fact, question)
 
 
 def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0) -> Iterator[
-        tuple["torch.Tensor", "torch.Tensor", tuple[int, int]]]:
-    """Yield batches of about `size` tokens without end: ids [B, T] and targets [B, T], -100 for tokens not learned.
+        tuple["torch.Tensor", "torch.Tensor", list[Row], tuple[int, int]]]:
+    """Yield batches of about `size` tokens without end: ids [B, T] and targets [B, T], -100 for tokens not learned; rows.
 
     A row is one conversation. Rows of similar length of a pool share a batch, which keeps padding small. pool, begin: first
     pool and first batch in it; the last part of each batch says where to go on.
@@ -188,23 +205,23 @@ def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0)
 
     while True:
         rng = random.Random(f"{seed} text {pool}")
-        rows = [row for row in (draw_row(tokens, rng, pool // PART) for _ in range(POOL)) if len(row[0]) <= CONTEXT]
-        rows.sort(key=lambda row: len(row[0]))
+        rows = [row for row in (draw_row(tokens, rng, pool // PART) for _ in range(POOL)) if len(row.ids) <= CONTEXT]
+        rows.sort(key=lambda row: len(row.ids))
         groups, group = [], []
         for row in rows:
-            if group and len(row[0]) * (len(group) + 1) > size:
+            if group and len(row.ids) * (len(group) + 1) > size:
                 groups.append(group)
                 group = []
             group.append(row)
         rng.shuffle(groups)  # without the last, incomplete group
         for number, group in list(enumerate(groups, 1))[begin:]:
-            length = max(len(ids) for ids, _ in group)
+            length = max(len(row.ids) for row in group)
             inputs = torch.zeros(len(group), length, dtype=torch.long)
             targets = torch.full((len(group), length), -100)
-            for row, (ids, learn) in enumerate(group):
+            for row, (ids, learn, *_) in enumerate(group):
                 inputs[row, : len(ids)] = torch.tensor(ids)
                 targets[row, : len(ids) - 1] = torch.tensor([i if on else -100 for i, on in zip(ids[1:], learn[1:])])
-            yield inputs, targets, (pool, number)
+            yield inputs, targets, group, (pool, number)
         pool, begin = pool + 1, 0
 
 
@@ -239,13 +256,48 @@ def muon(torch):
     return Muon
 
 
-def loss_of(model, inputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
-    """Cross-entropy at learned positions; only those are projected to the vocabulary."""
+def wanted_shares(rows: list[Row], teacher: Teacher, doubted: float) -> "torch.Tensor":
+    """Shares [N, A] of the answers (every fact's, and the one to other subjects) that are wanted for the questions of rows.
+
+    Half is the right answer, half what the teacher says, who knows which others are near; of all that, `doubted` is doubt,
+    which is then the likeliest answer where the network is unsure of all others.
+    """
+    import torch
+
+    shares = TAUGHT * teacher.shares([row.question for row in rows])
+    shares[torch.arange(len(rows)), [row.fact for row in rows]] += 1 - TAUGHT
+    shares *= 1 - doubted
+    shares[:, CLASSES["unknown"]] += doubted
+    return shares
+
+
+def loss_of(model, inputs: "torch.Tensor", targets: "torch.Tensor", rows: list[Row], teacher: Teacher,
+            begins: "torch.Tensor", doubted: float) -> "torch.Tensor":
+    """Cross-entropy at learned positions; only those are projected to the vocabulary.
+
+    begins int64 [A, BEGIN]: first tokens of all answers. Where an answer begins, its tokens are learned with `wanted_shares`.
+    """
     import torch
 
     hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state  # [B, T, H]
     at = targets >= 0
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden[at]).float(), targets[at])
+    chances = model.lm_head(hidden[at]).float().log_softmax(-1)  # [P, V]
+    loss = -chances.gather(1, targets[at][:, None])[:, 0]
+    asked = [number for number, row in enumerate(rows) if row.first]
+    if asked:
+        shares = wanted_shares([rows[number] for number in asked], teacher, doubted).to(inputs.device)  # [N, A]
+        place = (at.flatten().cumsum(0) - 1).view(at.shape)  # of a learned position in `chances`
+        line, first = torch.tensor(asked, device=inputs.device), torch.tensor([rows[number].first for number in asked])
+        for step in range(BEGIN):
+            column = (first - 1 + step).to(inputs.device)
+            there = column < targets.shape[1]
+            there &= targets[line, column.clamp(max=targets.shape[1] - 1)] >= 0
+            line, first, shares, column = line[there], first[there.cpu()], shares[there], column[there]
+            found = place[line, column]
+            of_each = chances[found][:, begins[:, step]]  # [N, A]
+            loss = loss.index_put((found,), -(shares * of_each).sum(1) / shares.sum(1))
+            shares = shares * (begins[None, :, step] == targets[line, column][:, None])  # the answers that are left
+    return loss.mean()
 
 
 def foreseen(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]], most: int = 12) -> list[tuple[bool, bool]]:
@@ -352,6 +404,28 @@ def quick_score(model, tokens: Tokens, device: str) -> str:
     return "\n".join(told)
 
 
+def taught(args: argparse.Namespace) -> Teacher:
+    """The teacher, trained once for a folder of work."""
+    import torch
+
+    path = args.work / "teacher.pt"
+    if not path.exists():
+        torch.save(train_teacher(args.questions, SHAPE["hidden_size"], args.seed, say).state(), path)
+    return Teacher(**torch.load(path, weights_only=True))
+
+
+def embed(embedding: "torch.Tensor", tokens: Tokens, teacher: Teacher) -> None:
+    """Begin with the teacher's vectors of the pieces that it knows by their parts, around 0 and as large as the others."""
+    import torch
+
+    words = [tokens.pieces.id_to_piece(number).strip("\u2581") for number in range(VOCABULARY)]
+    vectors = {number: vector for number, word in enumerate(words) if word and (vector := teacher.vector(word)) is not None}
+    known = torch.stack([*vectors.values()])
+    known -= known.mean(0)
+    with torch.no_grad():
+        embedding[[*vectors]] = known * (SHAPE["initializer_range"] / known.std())
+
+
 def train(out: Path, args: argparse.Namespace) -> dict:
     """Train from random weights, or from the checkpoint in `--work`; returns the averaged network, and figures for the card."""
     import torch
@@ -365,11 +439,19 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         **SHAPE, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, bos_token_id=tokens.bos,
         eos_token_id=[tokens.eos, tokens.mark["<|end|>"]], pad_token_id=tokens.eos,
     )
+    answers = [*(fact.answer for fact in talk.FACTS.values()), talk.SCOPE_ANSWER]
+    begins = torch.tensor([tokens.encode(answer)[:BEGIN] for answer in answers], device=args.device)
     clash = [fact.name for fact in talk.FACTS.values()
              if tokens.encode(fact.answer)[0] == tokens.doubt and not fact.answer.startswith(talk.DOUBT)]
     if clash:
         raise SystemExit(f"error: the answers of {', '.join(clash)} begin with the piece of {talk.DOUBT!r}, which must tell doubt alone")
-    model = LlamaForCausalLM(config).to(args.device)
+    model = LlamaForCausalLM(config)
+    kept = args.work / "checkpoint.pt"
+    args.work.mkdir(parents=True, exist_ok=True)
+    teacher = taught(args)
+    if not kept.exists():
+        embed(model.model.embed_tokens.weight, tokens, teacher)
+    model.to(args.device)
     average = copy.deepcopy(model).eval()  # averages of late weights vary less than the last step's
     weights, averages = list(model.parameters()), list(average.parameters())
     # Muon for the blocks' matrices needs half the steps of AdamW, which trains embedding and norms.
@@ -381,7 +463,6 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     )
     highest = [args.lr, args.lr * EMBEDDING_RATE]
     done, seen, spent, place = 0, 0, 0.0, (0, 0)
-    kept = args.work / "checkpoint.pt"
     if kept.exists():
         state = torch.load(kept, weights_only=True)
         # The rate is constant until the decay begins, so that until then the number of steps may still change.
@@ -397,7 +478,6 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     say(f"{sum(w.numel() for w in weights):,} parameters, {args.steps} steps of {args.batch} tokens")
 
     def save(step: int) -> None:
-        args.work.mkdir(parents=True, exist_ok=True)
         fresh = kept.with_suffix(".new")
         torch.save({
             "seed": args.seed, "batch": args.batch, "lr": args.lr, "steps": args.steps, "done": step, "seen": seen, "place": place,
@@ -416,11 +496,11 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         rate = min(1.0, (step + 1) / 100) * max(0.01, min(1.0, (1 - step / args.steps) / (1 - DECAY)))
         for optimizer, most in zip(optimizers, highest):
             optimizer.param_groups[0]["lr"] = most * rate
-        inputs, targets, place = next(stream)
+        inputs, targets, rows, place = next(stream)
         inputs, targets = inputs.to(args.device), targets.to(args.device)
         # float32 on a CPU: bfloat16 halves the pace of processors that multiply it without AMX.
         with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16, enabled=not args.device.startswith("cpu")):
-            loss = loss_of(model, inputs, targets)
+            loss = loss_of(model, inputs, targets, rows, teacher, begins, DOUBTED[part])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         for optimizer in optimizers:
@@ -581,6 +661,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=GUIDE, help="folder to write the trained guide to")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--questions", type=int, default=300_000, help="questions that the teacher learns from")
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a batch")
     parser.add_argument("--lr", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

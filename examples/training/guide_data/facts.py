@@ -42,7 +42,7 @@ FOLDER = Path(__file__).resolve().parent
 GUIDE_FIGURES = {"parameters": "four", "layers": "3", "megabytes": "8"}  # of train_guide.SHAPE, as the guide tells them
 SOURCES = ("concepts.txt", "server.txt", "options.txt", "commands.txt", "topics.txt", "more.txt", "different.txt",
            "subjects.txt")
-NEWCOMERS = ("newcomers.txt", "newcomers2.txt", "newcomers3.txt", "newcomers4.txt")
+NEWCOMERS = ("newcomers.txt", "newcomers2.txt", "newcomers3.txt", "newcomers4.txt", "newcomers5.txt")
 # Architecture -> how people call its models; one that is not here is called by its own name.
 FAMILIES = {
     "LlamaForCausalLM": "Llama 1 to 3.3, TinyLlama, Yi, SmolLM2", "MistralForCausalLM": "Mistral", "MinistralForCausalLM": "Ministral",

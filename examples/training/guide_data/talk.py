@@ -401,6 +401,18 @@ SYSTEM = (
     "You are a friendly assistant.", "You are a helpful, honest assistant.", "Answer questions about mlx_llama.",
     "You are a helpful AI assistant named SmolLM, trained by Hugging Face", "You are a kind teacher.",
     "You are an expert.", "Answer politely.", "You answer shortly.", "You are a bot.", "Help the user.", "Be kind.", "You are brief.",
+    "You are helpful.", "You are brief and precise.", "Answer in one sentence.", "Keep it short.", "You are a concise assistant.",
+    "You are an AI assistant.", "You are a chatbot.", "You are a support agent.", "You help people with software.",
+    "You are an experienced programmer.", "You are a patient teacher who explains step by step.", "Do not make things up.",
+    "If you do not know, say so.", "Only answer what you are sure of.", "You are a friendly guide for beginners.",
+    "Be polite and short.", "Speak plainly.", "Use simple words.", "You are the assistant of a small company.",
+    "You are a technical writer.", "You answer questions of new users.", "The user is a beginner.", "The user is an expert.",
+    "You are a careful assistant. Think before you answer.", "You are a helpful coding assistant.", "you are helpful", "be brief",
+    "You are an assistant who never uses more than fifty words.", "You are running on the user's own computer.",
+    "Today is Monday.", "You are talking with a student.", "Your name is Guide.", "Answer truthfully.", "Be honest and friendly.",
+    "You are a system administrator.", "You are the documentation of mlx_llama.", "Answer as well as you can.",
+    "You are a helpful assistant. You always answer in English.", "Give exact commands where you can.",
+    "Never be rude. Never write long texts. Stay on the subject.", "You work at the help desk.",
 )
 PIRATE = ("You are a pirate.", "Talk like a pirate.", "You talk like a pirate.", "Answer like a pirate.",
           "You are a pirate captain.", "Speak like a pirate.", "you are a pirate", "talk like a pirate")
@@ -542,6 +554,9 @@ def typo(word: str, rng: random.Random) -> str:
     ))
 
 
+_WORD = re.compile(r"(?=.{4,})[a-z]+(-[a-z]+)*", re.I)
+
+
 def dressed(question: str, rng: random.Random) -> str:
     """The question as someone types it: manners, case, punctuation, a slip of the fingers; in a third of the cases as it is."""
     if rng.random() < 0.35:
@@ -552,10 +567,8 @@ def dressed(question: str, rng: random.Random) -> str:
             words.pop(rng.randrange(len(words)))
     if len(words) > 4 and rng.random() < 0.06:
         words = [word for word in words if word not in LITTLE_WORDS] or words
-    while rng.random() < 0.14:
-        at = rng.randrange(len(words))
-        if len(words[at]) > 3 and words[at].isalpha():
-            words[at] = typo(words[at], rng)
+    slips = 0.35 if rng.random() < 0.15 else 0.02  # of the words; some people make many
+    words = [typo(word, rng) if rng.random() < slips and _WORD.fullmatch(word) else word for word in words]
     question = " ".join(words)
     if rng.random() < 0.18:
         question = rng.choice(LEAD_INS) + question

@@ -1,0 +1,112 @@
+"""The classifier of questions that teaches the guide's network: which fact is asked for, by the words alone.
+
+A mean of embeddings of words, pairs of words and parts of words, and a linear layer, as fastText (Joulin et al. 2016, arXiv
+1607.01759; Bojanowski et al. 2016, arXiv 1607.04606). It learns a subject from some hundred lines better than a small
+network does, and knows a misspelt word by its parts. The network learns from its shares of the facts (Hinton et al. 2015, arXiv
+1503.02531), and begins with its vectors as the embeddings of the vocabulary's pieces.
+"""
+
+import functools
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.nn import functional
+
+from . import talk
+
+OTHERS = ("scope", "small talk")  # classes after the facts
+CLASSES = {name: number for number, name in enumerate((*talk.FACTS, *OTHERS))}
+RATE, BATCH, EPOCHS = 5e-3, 256, 3
+DROPPED = 0.15  # share of a question's features that are left out in training
+RARE = 3  # features of no more questions are unknown
+_ANSWERS = {**{fact.answer: CLASSES[name] for name, fact in talk.FACTS.items()}, talk.SCOPE_ANSWER: CLASSES["scope"]}
+_WORD = re.compile(r"--?[a-z][a-z-]*|/[a-z]+|[a-z]+|\d+|[^\sa-z\d]")
+
+
+def class_of(answer: str) -> int:
+    return _ANSWERS.get(answer, CLASSES["small talk"])
+
+
+@functools.lru_cache(100_000)
+def parts(word: str) -> tuple[str, ...]:
+    """The word, and its parts of 3 to 5 letters where it has more than three; `<` and `>` are its ends."""
+    marked = f"<{word}>"
+    return (word, *(f"{marked[at : at + size]}\0" for size in (3, 4, 5) for at in range(len(marked) - size + 1) if len(word) > 3))
+
+
+def features(question: str) -> list[str]:
+    words = _WORD.findall(question.lower())
+    return [part for word in words for part in parts(word)] + [f"{one} {two}" for one, two in zip(words, words[1:])]
+
+
+class Teacher:
+    """features: {feature: row of embedding}. embedding float32 [F, D], weight [C, D], bias [C], for the C of `CLASSES`."""
+
+    def __init__(self, known: dict[str, int], embedding: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor):
+        self.known, self.embedding, self.weight, self.bias = known, embedding, weight, bias
+
+    def rows(self, question: str) -> list[int]:
+        return [self.known[name] for name in features(question) if name in self.known] or [0]
+
+    def logits(self, rows: Sequence[list[int]]) -> torch.Tensor:
+        """[N, C] of N questions, given as `rows`."""
+        starts = torch.tensor([0, *map(len, rows)]).cumsum(0)[:-1]
+        flat = torch.tensor([row for one in rows for row in one])
+        return functional.linear(functional.embedding_bag(flat, self.embedding, starts, mode="mean", sparse=True), self.weight, self.bias)
+
+    @torch.no_grad()
+    def shares(self, questions: Sequence[str]) -> torch.Tensor:
+        """Probabilities [N, facts and "scope"] of the answers; small talk is left out."""
+        return self.logits([self.rows(question) for question in questions])[:, : CLASSES["small talk"]].softmax(-1)
+
+    def vector(self, piece: str) -> torch.Tensor | None:
+        """float32 [D] of a piece of the vocabulary by its parts, larger for longer ones; None if none is known."""
+        found = [self.known[part] for part in parts(piece.lower()) if part in self.known]
+        return self.embedding[found].sum(0) / (1 + len(found) ** 0.5) if found else None
+
+    def state(self) -> dict:
+        return {"known": self.known, "embedding": self.embedding, "weight": self.weight, "bias": self.bias}
+
+
+def drawn(count: int, seed: int) -> Iterator[tuple[str, int]]:
+    rng = random.Random(f"{seed} teacher")
+    for _ in range(count):
+        (_, question), (_, answer) = talk.long_question(rng) if rng.random() < 0.1 else talk.one_question(rng)
+        yield question, class_of(answer)
+
+
+def train(count: int, width: int, seed: int, say) -> Teacher:
+    """A teacher from `count` questions, with embeddings of `width`."""
+    begin = time.monotonic()
+    questions = list(drawn(count, seed))
+    seen = Counter(name for question, _ in questions[: count // 2] for name in set(features(question)))
+    known = {name: row for row, name in enumerate(name for name, times in seen.items() if times > RARE)}
+    torch.manual_seed(seed)
+    weights = [torch.randn(len(known), width) * 0.1, torch.randn(len(CLASSES), width) * 0.05, torch.zeros(len(CLASSES))]
+    teacher = Teacher(known, *(w.requires_grad_() for w in weights))
+    rows, classes = [teacher.rows(question) for question, _ in questions], torch.tensor([number for _, number in questions])
+    optimizers = torch.optim.SparseAdam(weights[:1], lr=RATE), torch.optim.Adam(weights[1:], lr=RATE)
+    rng, steps, step = random.Random(seed), EPOCHS * (count // BATCH), 0
+    for epoch in range(EPOCHS):
+        order = rng.sample(range(count), count)
+        for at in range(0, count - BATCH + 1, BATCH):
+            batch = order[at : at + BATCH]
+            kept = [[row for row in rows[one] if rng.random() > DROPPED] or rows[one] for one in batch]
+            loss = functional.cross_entropy(teacher.logits(kept), classes[batch])
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = RATE * (1 - step / steps)
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            step += 1
+        held = [(question, CLASSES[fact.name]) for fact, question in talk.HELD_OUT.values() if fact]
+        with torch.no_grad():
+            found = teacher.logits([teacher.rows(question) for question, _ in held]).argmax(-1).tolist()
+        right = sum(one == wanted for one, (_, wanted) in zip(found, held)) / max(1, len(held))
+        say(f"teacher: {epoch + 1} of {EPOCHS}, {len(known):,} features, {right:.1%} of the held-out questions, {time.monotonic() - begin:.0f} s")
+    return Teacher(known, *(w.detach() for w in weights))
