@@ -26,18 +26,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package beside this script tells its own flags
+# Set before torch is imported: spinning threads make a shared machine ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import torch
 from guide_data import facts, talk
 from guide_data.facts import Fact
 from guide_data.fresh import FRESH
-from guide_data.teacher import CLASSES, Teacher, class_of
-from guide_data.teacher import train as train_teacher
-
-if TYPE_CHECKING:
-    import torch
+from guide_data.teacher import CLASSES, Teacher, class_of, train as train_teacher
 
 HERE = Path(__file__).resolve().parent
 GUIDE = HERE.parents[1] / "mlx_llama" / "guide"
@@ -195,14 +194,12 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int) -> Row:
 
 
 def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0) -> Iterator[
-        tuple["torch.Tensor", "torch.Tensor", list[Row], tuple[int, int]]]:
+        tuple[torch.Tensor, torch.Tensor, list[Row], tuple[int, int]]]:
     """Yield batches of about `size` tokens without end: ids [B, T] and targets [B, T], -100 for tokens not learned; rows.
 
     A row is one conversation. Rows of similar length of a pool share a batch, which keeps padding small. pool, begin: first
     pool and first batch in it; the last part of each batch says where to go on.
     """
-    import torch
-
     while True:
         rng = random.Random(f"{seed} text {pool}")
         rows = [row for row in (draw_row(tokens, rng, pool // PART) for _ in range(POOL)) if len(row.ids) <= CONTEXT]
@@ -228,42 +225,38 @@ def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0)
 # ---- tokens -> network
 
 
-def muon(torch):
+class Muon(torch.optim.Optimizer):
     """The Muon optimizer (Keller Jordan, 2024), with torch's constants, in float32.
 
     torch's own computes in bfloat16, which took 60 times as long on a processor without bfloat16 products (AMD Zen 3).
     """
-    class Muon(torch.optim.Optimizer):
-        def __init__(self, weights, lr: float):
-            super().__init__(weights, {"lr": lr})
 
-        @torch.no_grad()
-        def step(self) -> None:
-            for group in self.param_groups:
-                for w in group["params"]:
-                    momentum = self.state[w].setdefault("momentum", torch.zeros_like(w))
-                    momentum.lerp_(w.grad, 0.05)
-                    x = w.grad.lerp(momentum, 0.95)
-                    x = x.T if w.shape[0] > w.shape[1] else x
-                    x = x / x.norm().clamp(min=1e-7)
-                    for _ in range(5):
-                        gram = x @ x.T
-                        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
-                    x = x.T if w.shape[0] > w.shape[1] else x
-                    # 0.2 sqrt(longest side): updates as large as AdamW's (Liu et al., arXiv 2502.16982).
-                    w.mul_(1 - 0.1 * group["lr"]).add_(x, alpha=-0.2 * group["lr"] * max(w.shape) ** 0.5)
+    def __init__(self, weights, lr: float):
+        super().__init__(weights, {"lr": lr})
 
-    return Muon
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for w in group["params"]:
+                momentum = self.state[w].setdefault("momentum", torch.zeros_like(w))
+                momentum.lerp_(w.grad, 0.05)
+                x = w.grad.lerp(momentum, 0.95)
+                x = x.T if w.shape[0] > w.shape[1] else x
+                x = x / x.norm().clamp(min=1e-7)
+                for _ in range(5):
+                    gram = x @ x.T
+                    x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
+                x = x.T if w.shape[0] > w.shape[1] else x
+                # 0.2 sqrt(longest side): updates as large as AdamW's (Liu et al., arXiv 2502.16982).
+                w.mul_(1 - 0.1 * group["lr"]).add_(x, alpha=-0.2 * group["lr"] * max(w.shape) ** 0.5)
 
 
-def wanted_shares(rows: list[Row], teacher: Teacher, doubted: float) -> "torch.Tensor":
+def wanted_shares(rows: list[Row], teacher: Teacher, doubted: float) -> torch.Tensor:
     """Shares [N, A] of the answers (every fact's, and the one to other subjects) that are wanted for the questions of rows.
 
     Half is the right answer, half what the teacher says, who knows which others are near; of all that, `doubted` is doubt,
     which is then the likeliest answer where the network is unsure of all others.
     """
-    import torch
-
     shares = TAUGHT * teacher.shares([row.question for row in rows])
     shares[torch.arange(len(rows)), [row.fact for row in rows]] += 1 - TAUGHT
     shares *= 1 - doubted
@@ -271,14 +264,12 @@ def wanted_shares(rows: list[Row], teacher: Teacher, doubted: float) -> "torch.T
     return shares
 
 
-def loss_of(model, inputs: "torch.Tensor", targets: "torch.Tensor", rows: list[Row], teacher: Teacher,
-            begins: "torch.Tensor", doubted: float) -> "torch.Tensor":
+def loss_of(model, inputs: torch.Tensor, targets: torch.Tensor, rows: list[Row], teacher: Teacher,
+            begins: torch.Tensor, doubted: float) -> torch.Tensor:
     """Cross-entropy at learned positions; only those are projected to the vocabulary.
 
     begins int64 [A, BEGIN]: first tokens of all answers. Where an answer begins, its tokens are learned with `wanted_shares`.
     """
-    import torch
-
     hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state  # [B, T, H]
     at = targets >= 0
     chances = model.lm_head(hidden[at]).float().log_softmax(-1)  # [P, V]
@@ -302,8 +293,6 @@ def loss_of(model, inputs: "torch.Tensor", targets: "torch.Tensor", rows: list[R
 
 def foreseen(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]], most: int = 12) -> list[tuple[bool, bool]]:
     """Of chats: are the first tokens of the last answer predicted greedily, and is doubt begun instead?"""
-    import torch
-
     rows = []
     for number, chat in enumerate(chats):
         ids, _ = tokens.chat(chat)
@@ -323,10 +312,8 @@ def foreseen(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str
     return [found[number] for number in range(len(rows))]
 
 
-def padded(rows: list[tuple], device: str) -> Iterator[tuple[list[tuple], "torch.Tensor"]]:
+def padded(rows: list[tuple], device: str) -> Iterator[tuple[list[tuple], torch.Tensor]]:
     """Rows, whose second field is token ids, in batches of similar length, and their ids [B, T]."""
-    import torch
-
     rows = sorted(rows, key=lambda row: len(row[1]))
     for at in range(0, len(rows), 64):
         part = rows[at : at + 64]
@@ -338,8 +325,6 @@ def padded(rows: list[tuple], device: str) -> Iterator[tuple[list[tuple], "torch
 
 def begun(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]], doubt: bool = True) -> list[tuple[list[int], float]]:
     """Of chats that end with a question: the first tokens of the greedy answer, and their probability. doubt: may it doubt?"""
-    import torch
-
     rows = []
     for number, chat in enumerate(chats):
         rows.append((number, [*tokens.chat(chat)[0], tokens.mark["<|assistant|>"]]))
@@ -406,18 +391,14 @@ def quick_score(model, tokens: Tokens, device: str) -> str:
 
 def taught(args: argparse.Namespace) -> Teacher:
     """The teacher, trained once for a folder of work."""
-    import torch
-
     path = args.work / "teacher.pt"
     if not path.exists():
         torch.save(train_teacher(args.questions, SHAPE["hidden_size"], args.seed, say).state(), path)
     return Teacher(**torch.load(path, weights_only=True))
 
 
-def embed(embedding: "torch.Tensor", tokens: Tokens, teacher: Teacher) -> None:
+def embed(embedding: torch.Tensor, tokens: Tokens, teacher: Teacher) -> None:
     """Begin with the teacher's vectors of the pieces that it knows by their parts, around 0 and as large as the others."""
-    import torch
-
     words = [tokens.pieces.id_to_piece(number).strip("\u2581") for number in range(VOCABULARY)]
     vectors = {number: vector for number, word in enumerate(words) if word and (vector := teacher.vector(word)) is not None}
     known = torch.stack([*vectors.values()])
@@ -428,7 +409,6 @@ def embed(embedding: "torch.Tensor", tokens: Tokens, teacher: Teacher) -> None:
 
 def train(out: Path, args: argparse.Namespace) -> dict:
     """Train from random weights, or from the checkpoint in `--work`; returns the averaged network, and figures for the card."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(args.seed)
@@ -458,7 +438,7 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     blocks = [w for name, w in model.named_parameters() if w.ndim == 2 and "embed" not in name]
     others = [w for name, w in model.named_parameters() if w.ndim == 1 or "embed" in name]
     optimizers = (
-        muon(torch)(blocks, lr=args.lr),
+        Muon(blocks, lr=args.lr),
         torch.optim.AdamW(others, lr=args.lr * EMBEDDING_RATE, weight_decay=0.0, betas=(0.9, 0.98)),
     )
     highest = [args.lr, args.lr * EMBEDDING_RATE]
@@ -525,8 +505,6 @@ def train(out: Path, args: argparse.Namespace) -> dict:
 
 def write_folder(out: Path, model, tokens: Tokens) -> None:
     """Write a Hugging Face folder: weights in bfloat16, config, tokenizer settings and template."""
-    import torch
-
     ends = [tokens.mark["<|end|>"], tokens.eos]
     model.config.eos_token_id = ends
     model.to(torch.bfloat16).save_pretrained(out)
@@ -676,8 +654,6 @@ def main() -> None:
         print(quick_score(LlamaForCausalLM.from_pretrained(args.model).float().eval(), Tokens(args.model), "cpu"))
         return
     if args.card:
-        import torch
-
         state = torch.load(args.work / "checkpoint.pt", weights_only=True)
         result = {"seen": state["seen"], "minutes": state["spent"] / 60, "parameters": sum(
             w.numel() for name, w in state["model"].items() if name != "lm_head.weight")}
@@ -689,8 +665,6 @@ def main() -> None:
     if args.ask:
         print(answerer(args.model, args.backend)(args.ask))
         return
-    # Set before torch is imported: spinning threads make a shared machine ten times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     args.out.mkdir(parents=True, exist_ok=True)
     if not (args.work / "checkpoint.pt").exists():
         train_vocabulary(args.out, args.seed)

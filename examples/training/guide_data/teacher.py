@@ -2,8 +2,8 @@
 
 A mean of embeddings of words, pairs of words and parts of words, and a linear layer, as fastText (Joulin et al. 2016, arXiv
 1607.01759; Bojanowski et al. 2016, arXiv 1607.04606). It learns a subject from some hundred lines better than a small
-network does, and knows a misspelt word by its parts. The network learns from its shares of the facts (Hinton et al. 2015, arXiv
-1503.02531), and begins with its vectors as the embeddings of the vocabulary's pieces.
+network does, and knows a misspelt word by its parts. The network learns from its shares of the facts (Hinton et al. 2015,
+arXiv 1503.02531), and begins with its vectors as the embeddings of the vocabulary's pieces.
 """
 
 import functools
@@ -34,8 +34,10 @@ def class_of(answer: str) -> int:
 @functools.lru_cache(100_000)
 def parts(word: str) -> tuple[str, ...]:
     """The word, and its parts of 3 to 5 letters where it has more than three; `<` and `>` are its ends."""
+    if len(word) < 4:
+        return (word,)
     marked = f"<{word}>"
-    return (word, *(f"{marked[at : at + size]}\0" for size in (3, 4, 5) for at in range(len(marked) - size + 1) if len(word) > 3))
+    return (word, *(f"{marked[at : at + size]}\0" for size in (3, 4, 5) for at in range(len(marked) - size + 1)))
 
 
 def features(question: str) -> list[str]:
@@ -56,7 +58,8 @@ class Teacher:
         """[N, C] of N questions, given as `rows`."""
         starts = torch.tensor([0, *map(len, rows)]).cumsum(0)[:-1]
         flat = torch.tensor([row for one in rows for row in one])
-        return functional.linear(functional.embedding_bag(flat, self.embedding, starts, mode="mean", sparse=True), self.weight, self.bias)
+        means = functional.embedding_bag(flat, self.embedding, starts, mode="mean", sparse=True)
+        return functional.linear(means, self.weight, self.bias)
 
     @torch.no_grad()
     def shares(self, questions: Sequence[str]) -> torch.Tensor:
@@ -83,7 +86,7 @@ def train(count: int, width: int, seed: int, say) -> Teacher:
     """A teacher from `count` questions, with embeddings of `width`."""
     begin = time.monotonic()
     questions = list(drawn(count, seed))
-    seen = Counter(name for question, _ in questions[: count // 2] for name in set(features(question)))
+    seen = Counter(name for question, _ in questions[: count // 2] for name in dict.fromkeys(features(question)))
     known = {name: row for row, name in enumerate(name for name, times in seen.items() if times > RARE)}
     torch.manual_seed(seed)
     weights = [torch.randn(len(known), width) * 0.1, torch.randn(len(CLASSES), width) * 0.05, torch.zeros(len(CLASSES))]
@@ -108,5 +111,6 @@ def train(count: int, width: int, seed: int, say) -> Teacher:
         with torch.no_grad():
             found = teacher.logits([teacher.rows(question) for question, _ in held]).argmax(-1).tolist()
         right = sum(one == wanted for one, (_, wanted) in zip(found, held)) / max(1, len(held))
-        say(f"teacher: {epoch + 1} of {EPOCHS}, {len(known):,} features, {right:.1%} of the held-out questions, {time.monotonic() - begin:.0f} s")
+        say(f"teacher: {epoch + 1} of {EPOCHS}, {len(known):,} features, {right:.1%} of the held-out questions, "
+            f"{time.monotonic() - begin:.0f} s")
     return Teacher(known, *(w.detach() for w in weights))
