@@ -291,13 +291,72 @@ def test_the_shipped_guide_has_the_same_tokens_everywhere():
 # ---- the training
 
 
+@pytest.mark.parametrize("doubted", [0.0, 0.2])
+def test_the_beginnings_of_answers_are_learned_with_the_teachers_shares(doubted, monkeypatch):
+    """The loss is torch's cross-entropy: of tokens, and of the shares that the answers give the next token where one begins."""
+    pytest.importorskip("transformers")
+    import torch
+    import train_guide
+    from guide_data import teacher
+    from torch.nn.functional import cross_entropy
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    tokens = train_guide.Tokens(GUIDE)
+    model = LlamaForCausalLM(LlamaConfig(**{**train_guide.SHAPE, "num_hidden_layers": 1, "initializer_range": 0.2})).eval()
+    known = {name: row for row, name in enumerate({"".join(pair): None for pair in ("th", "to", "server", "model", "token", "speed")})}
+    one = teacher.Teacher(known, torch.randn(len(known), 8), 2 * torch.randn(len(teacher.CLASSES), 8), torch.zeros(len(teacher.CLASSES)))
+    answers = [*(fact.answer for fact in talk.FACTS.values()), talk.SCOPE_ANSWER]
+    begins = torch.tensor([tokens.encode(answer)[:train_guide.BEGIN] for answer in answers])
+    inputs, targets, rows, _ = next(train_guide.batches(tokens, 1, 2048))
+    taught = [row for row in rows if row.first]
+    assert 0 < len(taught) < len(rows)
+    with torch.no_grad():
+        logits = model(inputs).logits
+        got = train_guide.loss_of(model, inputs, targets, rows, one, begins, doubted)
+        shares = train_guide.wanted_shares(taught, one, doubted)
+        found = []
+        for number, row in enumerate(rows):
+            of_answers = iter(shares[taught.index(row)]) if row.first else None
+            left = dict(enumerate(of_answers)) if of_answers else {}
+            for at in range(len(row.ids) - 1):
+                step, token = at + 1 - row.first, int(targets[number, at])
+                if token < 0:
+                    continue
+                if row.first and step < train_guide.BEGIN:
+                    wanted = torch.zeros(logits.shape[-1])
+                    for answer, share in left.items():
+                        wanted[begins[answer, step]] += share / sum(left.values())
+                    left = {answer: share for answer, share in left.items() if begins[answer, step] == token}
+                    found.append(cross_entropy(logits[number, at], wanted))
+                else:
+                    found.append(cross_entropy(logits[number, at], torch.tensor(token)))
+        torch.testing.assert_close(got, torch.stack(found).mean(), rtol=1e-5, atol=1e-6)
+        monkeypatch.setattr(train_guide, "TAUGHT", 0.0)
+        plain = train_guide.loss_of(model, inputs, targets, rows, one, begins, 0.0)
+        torch.testing.assert_close(plain, cross_entropy(logits.flatten(0, 1), targets.flatten()), rtol=1e-5, atol=1e-6)
+
+
+def test_the_teacher_knows_words_by_their_parts():
+    """A few questions are enough for misspelt words that none of them has."""
+    pytest.importorskip("torch")
+    from guide_data import teacher
+
+    one = teacher.train(3000, 32, 1, lambda text: None)
+    asked = {"speculation": "speculatoin", "adapters": "adaptters", "cuda": "nvidai"}
+    names = list(teacher.CLASSES)
+    for name, word in asked.items():
+        assert word not in one.known
+        assert names[one.shares([word])[0].argmax()] == name
+
+
 @pytest.mark.slow
 def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path):
     pytest.importorskip("transformers")
 
     def command(name: str) -> list[str]:
         return [sys.executable, "examples/training/train_guide.py", "--steps", "60", "--batch", "256",
-                "--threads", "1", "--no-score",
+                "--questions", "2000", "--threads", "1", "--no-score",
                 "--out", str(tmp_path / name), "--work", str(tmp_path / name / "work")]
 
     subprocess.run(command("whole"), cwd=ROOT, check=True, capture_output=True, timeout=600)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import mmap
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -176,21 +177,41 @@ def test_a_step_draws_for_each_row_as_alone(rows):
 # ---- keys and values of 8 bits
 
 
+def relative_rms(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((got - wanted)**2) / np.mean(wanted**2)))
+
+
+def q8_0(numbers: np.ndarray) -> np.ndarray:
+    """Rounded as llama.cpp's q8_0 cache rounds, by gguf."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    return gguf.quants.dequantize(gguf.quants.quantize(numbers, kind), kind).reshape(numbers.shape)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_guide_in_8_bits_is_close_to_its_own_width(compiled):
-    """Prompts and steps of rows alike; the codes are the same, however a prompt was cut."""
+    """As llama.cpp's q8_0 cache: codes are as exact, and logits to the factor by which rounded keys move those of later layers.
+
+    Prompts and steps of rows alike; the codes are the same, however a prompt was cut.
+    """
     options = dict(threads=2, activation_bits=32) if compiled else dict(compile=False)
     wide, narrow = (Llama.load(open_checkpoint(None), "float32", cache_bits=bits, **options) for bits in (None, 8))
     assert (wide.cache_bits, narrow.cache_bits) == (None, 8)
     ids = np.random.default_rng(1).integers(0, 384, (2, 200)).astype(np.int32)
     found = []
-    for llama in (wide, narrow):
+    for llama, rounded in ((wide, False), (wide, True), (narrow, False)):
         cache = llama.make_cache(300, 2)
-        logits = [llama.forward(ids, 0, cache, all_positions=True)]
-        logits += [llama.forward(ids[:, i:i + 1], 200 + i, cache)[:, None] for i in range(5)]
-        found.append((np.concatenate(logits, axis=1), cache))
-    (wanted, full), (got, cache) = found
-    assert 1e-5 < np.sqrt(np.mean((got - wanted)**2) / np.mean(wanted**2)) < 1e-2
+        llama.forward(ids, 0, cache, all_positions=True)
+        prompt = cache.state(0)
+        if rounded:
+            for row in (0, 1):
+                state = cache.state(row)
+                cache.restore({**state, "keys": q8_0(state["keys"]), "values": q8_0(state["values"])}, row)
+        found.append((np.stack([llama.forward(ids[:, i:i + 1], 200 + i, cache) for i in range(5)]), cache, prompt))
+    (wanted, full, exact), (peers, _, _), (got, cache, codes) = found
+    assert 1e-5 < relative_rms(got, wanted) < 4 * relative_rms(peers, wanted)
+    for name in ("keys", "values"):  # of the first layer, which sees no rounding
+        first = exact[name][0]
+        assert relative_rms(codes[name][0], first) == pytest.approx(relative_rms(q8_0(first), first), rel=0.01)
     c = narrow.config
     assert cache.position_nbytes == position_nbytes(c, 4, 8) and full.position_nbytes == position_nbytes(c, 4)
     assert cache.nbytes < 0.3 * full.nbytes
