@@ -43,17 +43,19 @@ GUIDE = HERE.parents[1] / "mlx_llama" / "guide"
 
 CONTEXT = 512
 VOCABULARY = 8192
-PARTS = (0.0, 0.7, 0.93)  # shares of the steps after which the training's parts begin, each with the rows of its own shares
-PART = 100_000  # pools from this number on have the rows of the second part, from twice it on those of the third
+PARTS = (0.0, 0.4, 0.7, 0.93)  # shares of the steps after which the training's parts begin, each with the rows of its own shares
+PART = 100_000  # pools from this number on have the rows of the second part, from twice it on those of the third, and so on
 EMBEDDING_RATE = 1.5  # of embedding and norms, in that of the matrices
 DECAY = 0.5  # share of the steps after which the learning rate falls, linearly
 POOL = 6000  # rows that are sorted by length together
-# Shares of the rows in the three parts of the training: names, words and numbers to repeat; of the rest, questions with a
-# situation, and rows after turns on other subjects; and of the questions on a fact, those that are answered with doubt:
-# many teach it to doubt, then fewer leave the doubt where it is unsure most.
-COPIES, LONG, TURNS, DOUBTED = (0.06, 0.20, 0.12), (0.08, 0.12, 0.12), (0.05, 0.10, 0.10), (0.0, 0.25, 0.11)
+# Shares of the rows in the parts of the training: names, words and numbers to repeat; of the rest, mixtures of two questions,
+# questions with a situation, and rows after turns on other subjects; and of what a question teaches, doubt.
+COPIES, MIXED = (0.06, 0.06, 0.20, 0.12), (0.0, 0.4, 0.4, 0.4)
+LONG, TURNS = (0.08, 0.08, 0.12, 0.12), (0.05, 0.05, 0.10, 0.10)
+DOUBTED = (0.0, 0.0, 0.25, 0.2)
 TAUGHT = 0.5  # share of the teacher in what is learned about the choice of the answer
 INSTRUCTED = 0.1  # share of the rows of one question that have a system prompt
+ANSWERS = [*(fact.answer for fact in talk.FACTS.values()), talk.SCOPE_ANSWER]  # that the teacher chooses from
 BEGIN = 4  # tokens that choose the answer
 ASKED = 600  # held-out questions that the score asks
 SHAPE = dict(
@@ -150,8 +152,8 @@ class Tokens:
 
 
 class Row(NamedTuple):
-    """ids and learn as of `Tokens`. first: where the answer to a question on a fact begins, of which that fact's number is
-    `fact`; 0 in other rows."""
+    """ids and learn as of `Tokens`. first: where the answer begins that the teacher helps to choose; 0 in other rows.
+    fact: the number of the right answer; -1 where the teacher alone says what is wanted."""
 
     ids: list[int]
     learn: list[bool]
@@ -160,8 +162,8 @@ class Row(NamedTuple):
     question: str = ""
 
 
-def draw_row(tokens: Tokens, rng: random.Random, part: int) -> Row:
-    """One row of one of the three parts."""
+def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) -> Row:
+    """One row of one of the parts."""
     if rng.random() < COPIES[part]:
         messages, alike = talk.copy_chat(rng)
         return Row(*tokens.chat(messages, rng if alike and rng.random() < 0.5 else None, alike))
@@ -173,7 +175,12 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int) -> Row:
         return Row(tokens.blurred(ids, learn, rng), learn)
     # Answers are memorised soon; choosing the right one takes longer. Most rows are therefore one question
     # and the start of its answer, which is many times cheaper.
-    chat = talk.long_question(rng) if rng.random() < LONG[part] else talk.one_question(rng)
+    mixed = rng.random() < MIXED[part]
+    if mixed:  # a question of no line, as unclear to the teacher as those of users: what the network learns here is how it judges
+        question = talk.mixed_question(rng)
+        chat = pair(question, ANSWERS[int(teacher.shares([question]).argmax())])
+    else:
+        chat = talk.long_question(rng) if rng.random() < LONG[part] else talk.one_question(rng)
     (_, question), (_, answer) = chat
     short = rng.random() > 0.03
     cut = rng if rng.random() < 0.1 else None
@@ -188,12 +195,14 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int) -> Row:
     learn = [at >= first for at in range(end)]
     ids = tokens.blurred(ids[:end], learn, rng)
     fact = class_of(answer)
+    if mixed:
+        return Row(ids, learn, first, -1, question)
     if fact == CLASSES["small talk"] or answer.startswith(talk.DOUBT):
         return Row(ids, learn)
     return Row(ids, learn, first, fact, question)
 
 
-def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0) -> Iterator[
+def batches(tokens: Tokens, teacher: Teacher, seed: int, size: int, pool: int = 0, begin: int = 0) -> Iterator[
         tuple[torch.Tensor, torch.Tensor, list[Row], tuple[int, int]]]:
     """Yield batches of about `size` tokens without end: ids [B, T] and targets [B, T], -100 for tokens not learned; rows.
 
@@ -202,7 +211,7 @@ def batches(tokens: Tokens, seed: int, size: int, pool: int = 0, begin: int = 0)
     """
     while True:
         rng = random.Random(f"{seed} text {pool}")
-        rows = [row for row in (draw_row(tokens, rng, pool // PART) for _ in range(POOL)) if len(row.ids) <= CONTEXT]
+        rows = [row for row in (draw_row(tokens, rng, pool // PART, teacher) for _ in range(POOL)) if len(row.ids) <= CONTEXT]
         rows.sort(key=lambda row: len(row.ids))
         groups, group = [], []
         for row in rows:
@@ -254,11 +263,13 @@ class Muon(torch.optim.Optimizer):
 def wanted_shares(rows: list[Row], teacher: Teacher, doubted: float) -> torch.Tensor:
     """Shares [N, A] of the answers (every fact's, and the one to other subjects) that are wanted for the questions of rows.
 
-    Half is the right answer, half what the teacher says, who knows which others are near; of all that, `doubted` is doubt,
-    which is then the likeliest answer where the network is unsure of all others.
+    Half is the right answer, half what the teacher says, who knows which others are near; of mixed questions all is what it
+    says. Of all that, `doubted` is doubt, which is then the likeliest answer where the network is unsure of all others.
     """
-    shares = TAUGHT * teacher.shares([row.question for row in rows])
-    shares[torch.arange(len(rows)), [row.fact for row in rows]] += 1 - TAUGHT
+    shares = teacher.shares([row.question for row in rows])
+    known = [number for number, row in enumerate(rows) if row.fact >= 0]
+    shares[known] *= TAUGHT
+    shares[known, [rows[number].fact for number in known]] += 1 - TAUGHT
     shares *= 1 - doubted
     shares[:, CLASSES["unknown"]] += doubted
     return shares
@@ -419,8 +430,7 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         **SHAPE, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, bos_token_id=tokens.bos,
         eos_token_id=[tokens.eos, tokens.mark["<|end|>"]], pad_token_id=tokens.eos,
     )
-    answers = [*(fact.answer for fact in talk.FACTS.values()), talk.SCOPE_ANSWER]
-    begins = torch.tensor([tokens.encode(answer)[:BEGIN] for answer in answers], device=args.device)
+    begins = torch.tensor([tokens.encode(answer)[:BEGIN] for answer in ANSWERS], device=args.device)
     clash = [fact.name for fact in talk.FACTS.values()
              if tokens.encode(fact.answer)[0] == tokens.doubt and not fact.answer.startswith(talk.DOUBT)]
     if clash:
@@ -466,13 +476,13 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         }, fresh)
         fresh.replace(kept)
 
-    stream = batches(tokens, args.seed, args.batch, *place)
+    stream = batches(tokens, teacher, args.seed, args.batch, *place)
     begin, seen_before, told = time.monotonic(), seen, 0.0
     for step in range(done, args.steps):
         part = sum(step >= share * args.steps for share in PARTS) - 1
         if place[0] < part * PART:
             place = (part * PART, 0)
-            stream = batches(tokens, args.seed, args.batch, *place)
+            stream = batches(tokens, teacher, args.seed, args.batch, *place)
         rate = min(1.0, (step + 1) / 100) * max(0.01, min(1.0, (1 - step / args.steps) / (1 - DECAY)))
         for optimizer, most in zip(optimizers, highest):
             optimizer.param_groups[0]["lr"] = most * rate
@@ -615,6 +625,7 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
         vocabulary=VOCABULARY, facts=len(talk.FACTS), marked=len(talk.HELD_OUT) - len(talk.SCOPE_HELD_OUT),
         questions=f"{questions:,}", newcomers=f"{newcomers:,}", doubted=f"{DOUBTED[1]:.0%}", doubted_last=f"{DOUBTED[2]:.0%}",
         asked=ASKED, situations=len(talk.SITUATIONS), copies=f"{COPIES[1]:.0%}", turns=f"{TURNS[1]:.0%}",
+        instructed=f"{INSTRUCTED:.0%}", read=f"{args.questions:,}",
         steps=args.steps, second=f"{PARTS[1]:.0%}", third=f"{PARTS[2]:.0%}", batch=args.batch, judged=judged(),
         seen=f"{result['seen'] / 1e6:.1f}", lr=args.lr, minutes=f"{result['minutes']:.0f}",
         machine=f"{args.threads} CPU core{'s' if args.threads > 1 else ''}" if args.device == "cpu" else args.device,

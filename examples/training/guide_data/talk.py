@@ -676,6 +676,19 @@ def out_of_scope(rng: random.Random) -> str:
             return question
 
 
+def mixed_question(rng: random.Random) -> str:
+    """Some words of a question, or the beginning of one and the end of another: nobody knows what is meant for sure."""
+    while True:
+        one, two = ((out_of_scope(rng) if rng.random() < 0.1 else question_about(any_fact(rng), rng)).split() for _ in range(2))
+        if rng.random() < 0.5:
+            words = [word for word in one if rng.random() < 0.65]
+        else:
+            words = one[: rng.randint(1, len(one))] + two[rng.randrange(len(two)) :]
+        question = " ".join(words)
+        if words and not is_held_out(question):
+            return question
+
+
 # ---- long questions: a situation, a wish, and often a general question at the end
 SITUATIONS = [line for line in lines((Path(__file__).parent / "situations.txt").read_text(encoding="utf-8")) if line[0] != "#"]
 # First sentences of long questions that tell of a person and no need, and so may stand before any other question.
