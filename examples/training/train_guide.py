@@ -623,10 +623,11 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
     card = (HERE / "guide_data" / "card.md").read_text(encoding="utf-8").format(
         parameters=f"{result['parameters']:,}", shape=shape, megabytes=f"{(out / 'model.safetensors').stat().st_size / 1e6:.1f}",
         vocabulary=VOCABULARY, facts=len(talk.FACTS), marked=len(talk.HELD_OUT) - len(talk.SCOPE_HELD_OUT),
-        questions=f"{questions:,}", newcomers=f"{newcomers:,}", doubted=f"{DOUBTED[1]:.0%}", doubted_last=f"{DOUBTED[2]:.0%}",
-        asked=ASKED, situations=len(talk.SITUATIONS), copies=f"{COPIES[1]:.0%}", turns=f"{TURNS[1]:.0%}",
+        questions=f"{questions:,}", newcomers=f"{newcomers:,}", doubted=f"{DOUBTED[2]:.0%}", doubted_last=f"{DOUBTED[3]:.0%}",
+        asked=ASKED, situations=len(talk.SITUATIONS), copies=f"{COPIES[2]:.0%}", turns=f"{TURNS[2]:.0%}",
         instructed=f"{INSTRUCTED:.0%}", read=f"{args.questions:,}",
-        steps=args.steps, second=f"{PARTS[1]:.0%}", third=f"{PARTS[2]:.0%}", batch=args.batch, judged=judged(),
+        steps=args.steps, mixed=f"{MIXED[1]:.0%}", second=f"{PARTS[1]:.0%}", third=f"{PARTS[2]:.0%}",
+        last=f"{PARTS[3]:.0%}", batch=args.batch, judged=judged(),
         seen=f"{result['seen'] / 1e6:.1f}", lr=args.lr, minutes=f"{result['minutes']:.0f}",
         machine=f"{args.threads} CPU core{'s' if args.threads > 1 else ''}" if args.device == "cpu" else args.device,
         command=f"python examples/training/train_guide.py --seed {args.seed} --steps {args.steps} "
