@@ -52,7 +52,7 @@ POOL = 6000  # rows that are sorted by length together
 # questions with a situation, and rows after turns on other subjects; and of what a question teaches, doubt.
 COPIES, MIXED = (0.06, 0.06, 0.20, 0.12), (0.0, 0.4, 0.4, 0.4)
 LONG, TURNS = (0.08, 0.08, 0.12, 0.12), (0.05, 0.05, 0.10, 0.10)
-DOUBTED = (0.0, 0.0, 0.25, 0.2)
+DOUBTED = (0.0, 0.0, 0.25, 0.14)
 TAUGHT = 0.5  # share of the teacher in what is learned about the choice of the answer
 INSTRUCTED = 0.1  # share of the rows of one question that have a system prompt
 ANSWERS = [*(fact.answer for fact in talk.FACTS.values()), talk.SCOPE_ANSWER]  # that the teacher chooses from
