@@ -337,13 +337,14 @@ def test_the_beginnings_of_answers_are_learned_with_the_teachers_shares(doubted,
         torch.testing.assert_close(plain, cross_entropy(logits.flatten(0, 1), targets.flatten()), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_teacher_knows_words_by_their_parts():
-    """A few questions are enough for misspelt words that none of them has."""
+    """Some thousand questions are enough for misspelt words that none of them has."""
     pytest.importorskip("torch")
     from guide_data import teacher
 
-    one = teacher.train(3000, 32, 1, lambda text: None)
-    asked = {"speculation": "speculatoin", "adapters": "adaptters", "cuda": "nvidai"}
+    one = teacher.train(8000, 32, 1, lambda text: None, epochs=24)
+    asked = {"speculation": "speculatoin", "adapters": "adaptters", "cuda": "nvidai", "quantize": "quantzie"}
     names = list(teacher.CLASSES)
     for name, word in asked.items():
         assert word not in one.known

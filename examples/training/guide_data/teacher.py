@@ -20,7 +20,7 @@ from . import talk
 
 OTHERS = ("scope", "small talk")  # classes after the facts
 CLASSES = {name: number for number, name in enumerate((*talk.FACTS, *OTHERS))}
-RATE, BATCH, EPOCHS = 5e-3, 256, 3
+RATE, BATCH = 5e-3, 256
 DROPPED = 0.15  # share of a question's features that are left out in training
 RARE = 3  # features of no more questions are unknown
 _ANSWERS = {**{fact.answer: CLASSES[name] for name, fact in talk.FACTS.items()}, talk.SCOPE_ANSWER: CLASSES["scope"]}
@@ -82,7 +82,7 @@ def drawn(count: int, seed: int) -> Iterator[tuple[str, int]]:
         yield question, class_of(answer)
 
 
-def train(count: int, width: int, seed: int, say) -> Teacher:
+def train(count: int, width: int, seed: int, say, epochs: int = 3) -> Teacher:
     """A teacher from `count` questions, with embeddings of `width`."""
     begin = time.monotonic()
     questions = list(drawn(count, seed))
@@ -93,8 +93,8 @@ def train(count: int, width: int, seed: int, say) -> Teacher:
     teacher = Teacher(known, *(w.requires_grad_() for w in weights))
     rows, classes = [teacher.rows(question) for question, _ in questions], torch.tensor([number for _, number in questions])
     optimizers = torch.optim.SparseAdam(weights[:1], lr=RATE), torch.optim.Adam(weights[1:], lr=RATE)
-    rng, steps, step = random.Random(seed), EPOCHS * (count // BATCH), 0
-    for epoch in range(EPOCHS):
+    rng, steps, step = random.Random(seed), epochs * (count // BATCH), 0
+    for epoch in range(epochs):
         order = rng.sample(range(count), count)
         for at in range(0, count - BATCH + 1, BATCH):
             batch = order[at : at + BATCH]
@@ -111,6 +111,6 @@ def train(count: int, width: int, seed: int, say) -> Teacher:
         with torch.no_grad():
             found = teacher.logits([teacher.rows(question) for question, _ in held]).argmax(-1).tolist()
         right = sum(one == wanted for one, (_, wanted) in zip(found, held)) / max(1, len(held))
-        say(f"teacher: {epoch + 1} of {EPOCHS}, {len(known):,} features, {right:.1%} of the held-out questions, "
+        say(f"teacher: {epoch + 1} of {epochs}, {len(known):,} features, {right:.1%} of the held-out questions, "
             f"{time.monotonic() - begin:.0f} s")
     return Teacher(known, *(w.detach() for w in weights))
