@@ -1,6 +1,6 @@
 """Train the guide: the small Llama that ships in `mlx_llama/guide`.
 
-    python examples/training/train_guide.py                     # text -> vocabulary -> network -> folder with a model card
+    python examples/training/train_guide.py                     # text -> vocabulary -> teacher -> network -> folder with a card
     python examples/training/train_guide.py --evaluate          # the score on questions held out of training
     python examples/training/train_guide.py --quick             # shares of flags, question lengths, later turns, memory: a minute
     python examples/training/train_guide.py --ask "which backends are there?"
