@@ -313,7 +313,7 @@ def test_the_beginnings_of_answers_are_learned_with_the_teachers_shares(doubted,
     with torch.no_grad():
         logits = model(inputs).logits
         got = train_guide.loss_of(model, inputs, targets, rows, one, begins, doubted)
-        shares = train_guide.wanted_shares(taught, one, doubted)
+        shares = train_guide.target_probabilities(taught, one, doubted)
         found = []
         for number, row in enumerate(rows):
             of_answers = iter(shares[taught.index(row)]) if row.first else None
@@ -332,7 +332,7 @@ def test_the_beginnings_of_answers_are_learned_with_the_teachers_shares(doubted,
                     found.append(cross_entropy(logits[number, at], torch.tensor(token)))
         torch.testing.assert_close(got, torch.stack(found).mean(), rtol=1e-5, atol=1e-6)
         rows = [row if row.fact >= 0 else row._replace(first=0) for row in rows]
-        monkeypatch.setattr(train_guide, "TAUGHT", 0.0)
+        monkeypatch.setattr(train_guide, "TEACHER_WEIGHT", 0.0)
         plain = train_guide.loss_of(model, inputs, targets, rows, one, begins, 0.0)
         torch.testing.assert_close(plain, cross_entropy(logits.flatten(0, 1), targets.flatten()), rtol=1e-5, atol=1e-6)
 
@@ -348,7 +348,7 @@ def test_the_teacher_knows_words_by_their_parts():
     names = list(teacher.CLASSES)
     for name, word in asked.items():
         assert word not in one.known
-        assert names[one.shares([word])[0].argmax()] == name
+        assert names[one.probabilities([word])[0].argmax()] == name
 
 
 @pytest.mark.slow

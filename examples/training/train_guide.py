@@ -36,7 +36,7 @@ import torch
 from guide_data import facts, talk
 from guide_data.facts import Fact
 from guide_data.fresh import FRESH
-from guide_data.teacher import CLASSES, Teacher, class_of, train as train_teacher
+from guide_data.teacher import ANSWERS, CLASSES, Teacher, class_of, train as train_teacher
 
 HERE = Path(__file__).resolve().parent
 GUIDE = HERE.parents[1] / "mlx_llama" / "guide"
@@ -53,9 +53,8 @@ POOL = 6000  # rows that are sorted by length together
 COPIES, MIXED = (0.06, 0.06, 0.20, 0.12), (0.0, 0.4, 0.4, 0.4)
 LONG, TURNS = (0.08, 0.08, 0.12, 0.12), (0.05, 0.05, 0.10, 0.10)
 DOUBTED = (0.0, 0.0, 0.25, 0.14)
-TAUGHT = 0.5  # share of the teacher in what is learned about the choice of the answer
+TEACHER_WEIGHT = 0.5  # of the teacher's probabilities in the targets; the rest is the right answer
 INSTRUCTED = 0.1  # share of the rows of one question that have a system prompt
-ANSWERS = [*(fact.answer for fact in talk.FACTS.values()), talk.SCOPE_ANSWER]  # that the teacher chooses from
 BEGIN = 4  # tokens that choose the answer
 ASKED = 600  # held-out questions that the score asks
 SHAPE = dict(
@@ -176,9 +175,9 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
     # Answers are memorised soon; choosing the right one takes longer. Most rows are therefore one question
     # and the start of its answer, which is many times cheaper.
     mixed = rng.random() < MIXED[part]
-    if mixed:  # a question of no line, as unclear to the teacher as those of users: what the network learns here is how it judges
+    if mixed:  # ambiguous to the teacher too, so that its uncertainty is distilled
         question = talk.mixed_question(rng)
-        chat = pair(question, ANSWERS[int(teacher.shares([question]).argmax())])
+        chat = pair(question, ANSWERS[int(teacher.probabilities([question]).argmax())])
     else:
         chat = talk.long_question(rng) if rng.random() < LONG[part] else talk.one_question(rng)
     (_, question), (_, answer) = chat
@@ -260,16 +259,16 @@ class Muon(torch.optim.Optimizer):
                 w.mul_(1 - 0.1 * group["lr"]).add_(x, alpha=-0.2 * group["lr"] * max(w.shape) ** 0.5)
 
 
-def wanted_shares(rows: list[Row], teacher: Teacher, doubted: float) -> torch.Tensor:
-    """Shares [N, A] of the answers (every fact's, and the one to other subjects) that are wanted for the questions of rows.
+def target_probabilities(rows: list[Row], teacher: Teacher, doubted: float) -> torch.Tensor:
+    """Target probabilities [N, A] of `ANSWERS` for the questions of rows.
 
-    Half is the right answer, half what the teacher says, who knows which others are near; of mixed questions all is what it
-    says. Of all that, `doubted` is doubt, which is then the likeliest answer where the network is unsure of all others.
+    The right answer is mixed with the teacher's probabilities; mixed questions have these alone. `doubted` of the sum is
+    doubt, which becomes the likeliest answer where the network is unsure of all others.
     """
-    shares = teacher.shares([row.question for row in rows])
+    shares = teacher.probabilities([row.question for row in rows])
     known = [number for number, row in enumerate(rows) if row.fact >= 0]
-    shares[known] *= TAUGHT
-    shares[known, [rows[number].fact for number in known]] += 1 - TAUGHT
+    shares[known] *= TEACHER_WEIGHT
+    shares[known, [rows[number].fact for number in known]] += 1 - TEACHER_WEIGHT
     shares *= 1 - doubted
     shares[:, CLASSES["unknown"]] += doubted
     return shares
@@ -279,7 +278,7 @@ def loss_of(model, inputs: torch.Tensor, targets: torch.Tensor, rows: list[Row],
             begins: torch.Tensor, doubted: float) -> torch.Tensor:
     """Cross-entropy at learned positions; only those are projected to the vocabulary.
 
-    begins int64 [A, BEGIN]: first tokens of all answers. Where an answer begins, its tokens are learned with `wanted_shares`.
+    begins int64 [A, BEGIN]: first tokens of all answers. Where an answer begins, its tokens have the targets of `target_probabilities`.
     """
     hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state  # [B, T, H]
     at = targets >= 0
@@ -287,7 +286,7 @@ def loss_of(model, inputs: torch.Tensor, targets: torch.Tensor, rows: list[Row],
     loss = -chances.gather(1, targets[at][:, None])[:, 0]
     asked = [number for number, row in enumerate(rows) if row.first]
     if asked:
-        shares = wanted_shares([rows[number] for number in asked], teacher, doubted).to(inputs.device)  # [N, A]
+        shares = target_probabilities([rows[number] for number in asked], teacher, doubted).to(inputs.device)  # [N, A]
         place = (at.flatten().cumsum(0) - 1).view(at.shape)  # of a learned position in `chances`
         line, first = torch.tensor(asked, device=inputs.device), torch.tensor([rows[number].first for number in asked])
         for step in range(BEGIN):
@@ -400,18 +399,18 @@ def quick_score(model, tokens: Tokens, device: str) -> str:
     return "\n".join(told)
 
 
-def taught(args: argparse.Namespace) -> Teacher:
-    """The teacher, trained once for a folder of work."""
+def load_teacher(args: argparse.Namespace) -> Teacher:
+    """Load the teacher of the folder of work; train it if there is none."""
     path = args.work / "teacher.pt"
     if not path.exists():
         torch.save(train_teacher(args.questions, SHAPE["hidden_size"], args.seed, say).state(), path)
     return Teacher(**torch.load(path, weights_only=True))
 
 
-def embed(embedding: torch.Tensor, tokens: Tokens, teacher: Teacher) -> None:
-    """Begin with the teacher's vectors of the pieces that it knows by their parts, around 0 and as large as the others."""
+def init_embedding(embedding: torch.Tensor, tokens: Tokens, teacher: Teacher) -> None:
+    """Initialise pieces that the teacher knows from its embeddings, with mean 0 and the standard deviation of the others."""
     words = [tokens.pieces.id_to_piece(number).strip("\u2581") for number in range(VOCABULARY)]
-    vectors = {number: vector for number, word in enumerate(words) if word and (vector := teacher.vector(word)) is not None}
+    vectors = {number: vector for number, word in enumerate(words) if word and (vector := teacher.embed_piece(word)) is not None}
     known = torch.stack([*vectors.values()])
     known -= known.mean(0)
     with torch.no_grad():
@@ -438,9 +437,9 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     model = LlamaForCausalLM(config)
     kept = args.work / "checkpoint.pt"
     args.work.mkdir(parents=True, exist_ok=True)
-    teacher = taught(args)
+    teacher = load_teacher(args)
     if not kept.exists():
-        embed(model.model.embed_tokens.weight, tokens, teacher)
+        init_embedding(model.model.embed_tokens.weight, tokens, teacher)
     model.to(args.device)
     average = copy.deepcopy(model).eval()  # averages of late weights vary less than the last step's
     weights, averages = list(model.parameters()), list(average.parameters())

@@ -677,7 +677,7 @@ def out_of_scope(rng: random.Random) -> str:
 
 
 def mixed_question(rng: random.Random) -> str:
-    """Some words of a question, or the beginning of one and the end of another: nobody knows what is meant for sure."""
+    """Draw some words of a question, or the beginning of one and the end of another: ambiguous, as users' questions are."""
     while True:
         one, two = ((out_of_scope(rng) if rng.random() < 0.1 else question_about(any_fact(rng), rng)).split() for _ in range(2))
         if rng.random() < 0.5:

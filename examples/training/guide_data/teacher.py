@@ -1,9 +1,9 @@
-"""The classifier of questions that teaches the guide's network: which fact is asked for, by the words alone.
+"""Bag-of-words classifier of questions into facts, the teacher in the training of the guide's network.
 
 A mean of embeddings of words, pairs of words and parts of words, and a linear layer, as fastText (Joulin et al. 2016, arXiv
 1607.01759; Bojanowski et al. 2016, arXiv 1607.04606). It learns a subject from some hundred lines better than a small
-network does, and knows a misspelt word by its parts. The network learns from its shares of the facts (Hinton et al. 2015,
-arXiv 1503.02531), and begins with its vectors as the embeddings of the vocabulary's pieces.
+network does, and knows a misspelt word by its parts. Its probabilities are distilled into the network (Hinton et al. 2015,
+arXiv 1503.02531), whose embeddings are initialised from its own.
 """
 
 import functools
@@ -22,18 +22,19 @@ OTHERS = ("scope", "small talk")  # classes after the facts
 CLASSES = {name: number for number, name in enumerate((*talk.FACTS, *OTHERS))}
 RATE, BATCH = 5e-3, 256
 DROPPED = 0.15  # share of a question's features that are left out in training
-RARE = 3  # features of no more questions are unknown
-_ANSWERS = {**{fact.answer: CLASSES[name] for name, fact in talk.FACTS.items()}, talk.SCOPE_ANSWER: CLASSES["scope"]}
+MIN_COUNT = 4  # questions that must have a feature
+ANSWERS = [*(fact.answer for fact in talk.FACTS.values()), talk.SCOPE_ANSWER]  # of all classes but small talk
+_CLASS_OF = {answer: number for number, answer in enumerate(ANSWERS)}
 _WORD = re.compile(r"--?[a-z][a-z-]*|/[a-z]+|[a-z]+|\d+|[^\sa-z\d]")
 
 
 def class_of(answer: str) -> int:
-    return _ANSWERS.get(answer, CLASSES["small talk"])
+    return _CLASS_OF.get(answer, CLASSES["small talk"])
 
 
 @functools.lru_cache(100_000)
-def parts(word: str) -> tuple[str, ...]:
-    """The word, and its parts of 3 to 5 letters where it has more than three; `<` and `>` are its ends."""
+def ngrams(word: str) -> tuple[str, ...]:
+    """The word, and its parts of 3 to 5 letters if it is longer than three; `<` and `>` mark its ends, `\\0` a part."""
     if len(word) < 4:
         return (word,)
     marked = f"<{word}>"
@@ -42,11 +43,11 @@ def parts(word: str) -> tuple[str, ...]:
 
 def features(question: str) -> list[str]:
     words = _WORD.findall(question.lower())
-    return [part for word in words for part in parts(word)] + [f"{one} {two}" for one, two in zip(words, words[1:])]
+    return [part for word in words for part in ngrams(word)] + [f"{one} {two}" for one, two in zip(words, words[1:])]
 
 
 class Teacher:
-    """features: {feature: row of embedding}. embedding float32 [F, D], weight [C, D], bias [C], for the C of `CLASSES`."""
+    """known: {feature: row of embedding}. embedding float32 [F, D], weight [C, D], bias [C], for the C `CLASSES`."""
 
     def __init__(self, known: dict[str, int], embedding: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor):
         self.known, self.embedding, self.weight, self.bias = known, embedding, weight, bias
@@ -62,20 +63,20 @@ class Teacher:
         return functional.linear(means, self.weight, self.bias)
 
     @torch.no_grad()
-    def shares(self, questions: Sequence[str]) -> torch.Tensor:
-        """Probabilities [N, facts and "scope"] of the answers; small talk is left out."""
+    def probabilities(self, questions: Sequence[str]) -> torch.Tensor:
+        """Probabilities of `ANSWERS`, float32 [N, A]; small talk is left out."""
         return self.logits([self.rows(question) for question in questions])[:, : CLASSES["small talk"]].softmax(-1)
 
-    def vector(self, piece: str) -> torch.Tensor | None:
-        """float32 [D] of a piece of the vocabulary by its parts, larger for longer ones; None if none is known."""
-        found = [self.known[part] for part in parts(piece.lower()) if part in self.known]
+    def embed_piece(self, piece: str) -> torch.Tensor | None:
+        """Embed a piece of the vocabulary, float32 [D], by its parts; None if none is known."""
+        found = [self.known[part] for part in ngrams(piece.lower()) if part in self.known]
         return self.embedding[found].sum(0) / (1 + len(found) ** 0.5) if found else None
 
     def state(self) -> dict:
         return {"known": self.known, "embedding": self.embedding, "weight": self.weight, "bias": self.bias}
 
 
-def drawn(count: int, seed: int) -> Iterator[tuple[str, int]]:
+def draw_questions(count: int, seed: int) -> Iterator[tuple[str, int]]:
     rng = random.Random(f"{seed} teacher")
     for _ in range(count):
         (_, question), (_, answer) = talk.long_question(rng) if rng.random() < 0.1 else talk.one_question(rng)
@@ -83,16 +84,17 @@ def drawn(count: int, seed: int) -> Iterator[tuple[str, int]]:
 
 
 def train(count: int, width: int, seed: int, say, epochs: int = 3) -> Teacher:
-    """A teacher from `count` questions, with embeddings of `width`."""
+    """Train a teacher on `count` questions, with embeddings of `width`."""
     begin = time.monotonic()
-    questions = list(drawn(count, seed))
+    questions = list(draw_questions(count, seed))
     seen = Counter(name for question, _ in questions[: count // 2] for name in dict.fromkeys(features(question)))
-    known = {name: row for row, name in enumerate(name for name, times in seen.items() if times > RARE)}
+    known = {name: row for row, name in enumerate(name for name, times in seen.items() if times >= MIN_COUNT)}
     torch.manual_seed(seed)
     weights = [torch.randn(len(known), width) * 0.1, torch.randn(len(CLASSES), width) * 0.05, torch.zeros(len(CLASSES))]
     teacher = Teacher(known, *(w.requires_grad_() for w in weights))
     rows, classes = [teacher.rows(question) for question, _ in questions], torch.tensor([number for _, number in questions])
     optimizers = torch.optim.SparseAdam(weights[:1], lr=RATE), torch.optim.Adam(weights[1:], lr=RATE)
+    held = [(question, CLASSES[fact.name]) for fact, question in talk.HELD_OUT.values() if fact]
     rng, steps, step = random.Random(seed), epochs * (count // BATCH), 0
     for epoch in range(epochs):
         order = rng.sample(range(count), count)
@@ -107,7 +109,6 @@ def train(count: int, width: int, seed: int, say, epochs: int = 3) -> Teacher:
             for optimizer in optimizers:
                 optimizer.step()
             step += 1
-        held = [(question, CLASSES[fact.name]) for fact, question in talk.HELD_OUT.values() if fact]
         with torch.no_grad():
             found = teacher.logits([teacher.rows(question) for question, _ in held]).argmax(-1).tolist()
         right = sum(one == wanted for one, (_, wanted) in zip(found, held)) / max(1, len(held))
