@@ -196,7 +196,7 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
     fact = class_of(answer)
     if mixed:
         return Row(ids, learn, first, -1, question)
-    if fact == CLASSES["small talk"] or answer.startswith(talk.DOUBT):
+    if fact == CLASSES["small talk"]:
         return Row(ids, learn)
     return Row(ids, learn, first, fact, question)
 
@@ -650,7 +650,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=GUIDE, help="folder to write the trained guide to")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--questions", type=int, default=300_000, help="questions that the teacher learns from")
+    parser.add_argument("--questions", type=int, default=400_000, help="questions that the teacher learns from")
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a batch")
     parser.add_argument("--lr", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

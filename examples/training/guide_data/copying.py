@@ -238,6 +238,43 @@ repeat the {k} please
 the {k}, please
 name the {k}
 """)
+# What people say of themselves in their own form: statements, with {x} for the thing; questions for it; what x is.
+FREE = [tuple(part.split(" ; ") for part in line.split(" => ")) for line in lines("""
+i live in {x} ; my home is in {x} ; i am from {x} ; i come from {x} ; we live in {x} ; home for me is {x} => where do i live ; in which city do i live ; which town am i from ; where am i from ; where is my home => word
+i have a dog. his name is {x} ; i have a dog. her name is {x} ; i have a dog called {x} ; my dog is called {x} ; our dog is {x} ; my dog's name is {x} ; this is my dog {x} => what is my dog's name ; what is my dog called ; what was the dog's name again ; how is my dog called => name
+i have a cat. her name is {x} ; i have a cat named {x} ; my cat is called {x} ; our cat is {x} ; my cat's name is {x} => what is my cat's name ; what is my cat called ; what's the name of my cat ; what do i call my cat => name
+my sister is called {x} ; my sister's name is {x} ; i have a sister, {x} ; {x} is my sister => what is my sister's name ; what is my sister called ; who is my sister => name
+my brother is called {x} ; my brother's name is {x} ; i have a brother, {x} ; {x} is my brother => what is my brother's name ; what is my brother called ; who is my brother => name
+my wife is called {x} ; my wife's name is {x} ; {x} is my wife => what is my wife's name ; what is my wife called ; who is my wife => name
+my husband is called {x} ; my husband's name is {x} ; {x} is my husband => what is my husband's name ; what is my husband called => name
+my son is called {x} ; my son's name is {x} ; we have a son, {x} => what is my son's name ; what is my son called => name
+my daughter is called {x} ; my daughter's name is {x} ; our daughter is {x} => what is my daughter's name ; what is my daughter called => name
+my boss is called {x} ; my boss's name is {x} ; i work for {x} => what is my boss's name ; what is my boss called ; for whom do i work => name
+my friend is called {x} ; my best friend is {x} ; i have a friend, {x} => what is my friend's name ; who is my best friend ; what is my friend called => name
+my horse is called {x} ; i have a horse named {x} => what is my horse's name ; what is my horse called => name
+our project is called {x} ; we call our project {x} ; i work on a project named {x} ; the project's name is {x} => what is our project called ; what was the name of our project ; what is the project's name ; which project do i work on => word
+our team is called {x} ; our company is called {x} ; i work at {x} ; i work for a company called {x} => where do i work ; what is our company called ; what is our team called => word
+my computer is called {x} ; my laptop is named {x} ; the host name is {x} ; our server is called {x} => what is my computer called ; what is my laptop's name ; what is the host name => word
+my machine has {x} GB of memory ; i have {x} GB of RAM ; there are {x} gigabytes in my laptop ; my laptop has {x} gb of memory => how much memory does my machine have ; how much memory did i say my machine has ; how much RAM do i have, as i told you ; how many gigabytes did i say i have => number
+my processor has {x} cores ; my machine has {x} cores ; i told you that i have {x} cores => how many cores did i say i have ; how many cores does my machine have, as i told you => number
+i am {x} years old ; i'm {x} years old ; my age is {x} ; i turn {x} today => how old am i ; what is my age ; how many years old did i say i am => number
+i was born in {x} ; my birth year is {x} => when was i born ; in which year was i born => number
+i have {x} children ; i have {x} books ; i own {x} chickens => how many did i say i have ; what number did i say => number
+my door has the number {x} ; i live at number {x} ; my house is number {x} => at which number do i live ; what is my door's number ; which house is mine => number
+the meeting is at {x} ; our meeting begins at {x} => when is the meeting ; at what time is our meeting => number
+my favourite number is {x} ; i like the number {x} best => which number do i like best ; what is my favourite number ; which number do i like => number
+i like {x} ; my favourite colour is {x} ; i like the colour {x} ; {x} is the colour i like => what colour do i like ; which colour do i like ; what is my favourite colour ; which colour did i say i like => word
+i like to eat {x} ; my favourite food is {x} ; i love {x} for dinner => what do i like to eat ; what is my favourite food ; which food did i say i like => word
+i play the {x} ; my instrument is the {x} => which instrument do i play ; what do i play => word
+i study {x} ; my subject is {x} ; i am a student of {x} => what do i study ; which subject is mine => word
+i drive a {x} ; my car is a {x} ; i bought a {x} => what do i drive ; which car do i have ; what did i buy => word
+i work as a {x} ; i am a {x} by trade ; my job is {x} => what is my job ; what do i work as ; what do i do for a living => word
+i speak {x} ; my language is {x} => which language do i speak ; what language did i say i speak => word
+my street is {x} ; i live in {x} street => in which street do i live ; what is my street called => word
+the word of the day is {x} ; today's word is {x} => what is the word of the day ; what is today's word => word
+the password is {x} ; the secret is {x} => what is the password ; what was the secret => code
+my ticket is {x} ; my booking is {x} => what is my ticket ; which booking is mine => code
+""")]
 WORDS = """word secret word code word magic word password|colour|city|town|street|animal|dog's name|cat's name|team|project's name
 favourite word|favourite colour|favourite food|favourite animal|favourite city|village|hero|nickname|keyword|term|term of the day|user name
 boat's name|friend's name|planet""".replace("\n", "|").replace("word secret word code word magic word", "word|word|word|secret word|code word|magic word")
@@ -328,6 +365,11 @@ def told(rng: random.Random) -> tuple[str, str, str, str, str]:
     if kind < 0.4:
         text, answer, name = introduction(rng)
         return text, answer, rng.choice(WHO), f"Your name is {name}.", name
+    if rng.random() < 0.45:
+        statements, questions, (what,) = rng.choice(FREE)
+        thing = {"word": rng.choice((any_word, any_word, any_name)), "name": any_name, "number": any_number, "code": any_code}[what](rng)
+        text = written(rng.choice(statements).replace("{x}", thing), thing, rng)
+        return text, f"I will remember it: {thing}.", rng.choice(questions), f"It was {thing}.", thing
     names, make = ((WORDS, rng.choice((any_word, any_word, any_name))) if kind < 0.68 else (NUMBERS, any_number) if kind < 0.93
                    else (CODES, any_code))
     what, thing = rng.choice(names.split("|")), make(rng)
@@ -347,7 +389,8 @@ def memory(rng: random.Random, between: list[Message]) -> tuple[list[Message], s
     statement, _, ask, recalled, thing = rng.choice(statements)
     ask = written(ask, "\n", rng, ("?", "?", "?", "", "."))
     if rng.random() < 0.2:
-        text = " ".join(f"{text.rstrip('.!')}." for text, *_ in statements)
+        told_texts = [text.rstrip(".!") for text, *_ in statements]
+        text = (f"{' and '.join(told_texts)}." if rng.random() < 0.4 else " ".join(f"{text}." for text in told_texts))
         return [("user", f"{text} {ask}"), ("assistant", recalled)], thing
     messages = [message for text, reply, *_ in statements for message in (("user", text), ("assistant", reply))]
     return [*messages, *between, ("user", ask), ("assistant", recalled)], thing

@@ -42,7 +42,9 @@ FOLDER = Path(__file__).resolve().parent
 GUIDE_FIGURES = {"parameters": "four", "layers": "3", "megabytes": "8"}  # of train_guide.SHAPE, as the guide tells them
 SOURCES = ("concepts.txt", "server.txt", "options.txt", "commands.txt", "topics.txt", "more.txt", "different.txt",
            "subjects.txt")
-NEWCOMERS = ("newcomers.txt", "newcomers2.txt", "newcomers3.txt", "newcomers4.txt", "newcomers5.txt")
+# Files of question lines alone -> times that each line counts. In newcomers7 each question was there before its fact was chosen, as users' are.
+NEWCOMERS = {"newcomers.txt": 1, "newcomers2.txt": 1, "newcomers3.txt": 1, "newcomers4.txt": 1, "newcomers5.txt": 1, "newcomers6.txt": 1,
+             "newcomers7.txt": 4}
 # Architecture -> how people call its models; one that is not here is called by its own name.
 FAMILIES = {
     "LlamaForCausalLM": "Llama 1 to 3.3, TinyLlama, Yi, SmolLM2", "MistralForCausalLM": "Mistral", "MinistralForCausalLM": "Ministral",
@@ -219,7 +221,7 @@ def describe_models() -> dict[str, str]:
     missing = [called for kind, called in MISSING.items() if kind not in BY_MODEL_TYPE and kind not in BY_GGUF]
     types = join(["F32", "F16", "BF16", *GGUF_FORMATS])
     return {
-        "supported": f"These models load: {names}, as safetensors, MLX folders or GGUF. Others do not: {join(missing)}, for "
+        "supported": f"These {len(ARCHITECTURES)} architectures load: {names}, as safetensors, MLX folders or GGUF. Others do not: {join(missing)}, for "
                      f"example. `doctor NAME` tells of any model.",
         "rope_types": f"Rope types that it knows: {join([f'`{kind}`' for kind in ROPE_TYPES])}; any other is refused by name.",
         "gguf_types": f"GGUF types that it reads: {types}, and mixes such as Q4_K_M. Others, such as IQ2_XXS or IQ3_S, are "
@@ -249,8 +251,8 @@ def every() -> dict[str, Fact]:
     facts: dict[str, Fact] = {}
     for source in SOURCES:
         read(facts, (FOLDER / source).read_text(encoding="utf-8"))
-    for source in NEWCOMERS:
-        if (FOLDER / source).exists():
+    for source, times in NEWCOMERS.items():
+        for _ in range(times):
             read(facts, (FOLDER / source).read_text(encoding="utf-8"), newcomers=True)
     join_facts(facts)
     covered = {flag for fact in facts.values() for flag in fact.covers}
@@ -272,7 +274,7 @@ def every() -> dict[str, Fact]:
     for name, answer in describe_models().items():
         facts.setdefault(name, Fact(name)).answer = answer
     for fact in facts.values():
-        for blank, value in GUIDE_FIGURES.items():
+        for blank, value in (GUIDE_FIGURES | {"architectures": str(len(ARCHITECTURES))}).items():
             fact.answer = fact.answer.replace(f"{{{blank}}}", value)
         fact.answer, fact.more = fill_flags(fact.answer), fill_flags(fact.more)
     return {name: fact for name, fact in facts.items() if fact.answer}

@@ -567,7 +567,7 @@ def dressed(question: str, rng: random.Random) -> str:
             words.pop(rng.randrange(len(words)))
     if len(words) > 4 and rng.random() < 0.06:
         words = [word for word in words if word not in LITTLE_WORDS] or words
-    slips = 0.35 if rng.random() < 0.15 else 0.02  # of the words; some people make many
+    slips = rng.choice((0.2, 0.35, 0.5)) if rng.random() < 0.22 else 0.02  # of the words; some people make many
     words = [typo(word, rng) if rng.random() < slips and _WORD.fullmatch(word) else word for word in words]
     question = " ".join(words)
     if rng.random() < 0.18:
