@@ -222,7 +222,7 @@ def describe_models() -> dict[str, str]:
     types = join(["F32", "F16", "BF16", *GGUF_FORMATS])
     return {
         "supported": f"These {len(ARCHITECTURES)} architectures load: {names}, as safetensors, MLX folders or GGUF. Others do not: {join(missing)}, for "
-                     f"example. `doctor NAME` tells of any model.",
+                     f"example. `doctor NAME` tells of any model on this machine.",
         "rope_types": f"Rope types that it knows: {join([f'`{kind}`' for kind in ROPE_TYPES])}; any other is refused by name.",
         "gguf_types": f"GGUF types that it reads: {types}, and mixes such as Q4_K_M. Others, such as IQ2_XXS or IQ3_S, are "
                       f"named in an error.",
