@@ -52,7 +52,7 @@ POOL = 6000  # rows that are sorted by length together
 # questions with a situation, and rows after turns on other subjects; and of what a question teaches, doubt.
 COPIES, MIXED = (0.06, 0.06, 0.20, 0.12), (0.0, 0.4, 0.4, 0.4)
 LONG, TURNS = (0.08, 0.08, 0.12, 0.12), (0.05, 0.05, 0.10, 0.10)
-DOUBTED = (0.0, 0.0, 0.25, 0.14)
+DOUBTED = (0.0, 0.0, 0.25, 0.18)
 TEACHER_WEIGHT = 0.5  # of the teacher's probabilities in the targets; the rest is the right answer
 INSTRUCTED = 0.1  # share of the rows of one question that have a system prompt
 BEGIN = 4  # tokens that choose the answer
@@ -588,21 +588,21 @@ def evaluate(folder: Path, backend: str) -> str:
 
 
 def judge(folder: Path, backend: str, questions: Path) -> None:
-    """Write the answers to a file of questions, a JSON object a line, beside it as answers.jsonl.
+    """Write the answers to a file of questions, a JSON object a line, beside it: of questions.jsonl to answers.jsonl.
 
     before: earlier messages of the same conversation, where a question has them.
     """
     answer = answerer(folder, backend)
     asked = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines() if line.strip()]
-    with open(questions.with_name("answers.jsonl"), "w", encoding="utf-8") as file:
+    with open(questions.with_name(questions.name.replace("questions", "answers")), "w", encoding="utf-8") as file:
         for one in asked:
             file.write(json.dumps(one | {"answer": answer(one["question"], *one.get("before", ()))}, ensure_ascii=False) + "\n")
 
 
 def judged() -> str:
-    """The judgement of the 200 questions in one line, counted in answers.jsonl."""
-    path = HERE / "evaluation" / "answers.jsonl"
-    verdicts = [json.loads(line).get("verdict") for line in path.read_text(encoding="utf-8").splitlines()]
+    """The judgement of the questions in one line, counted in answers*.jsonl."""
+    verdicts = [json.loads(line).get("verdict") for path in sorted((HERE / "evaluation").glob("answers*.jsonl"))
+                for line in path.read_text(encoding="utf-8").splitlines()]
     count = {name: verdicts.count(name) for name in ("right", "half", "wrong", "unknown")}
     return "{right} right, {half} half right, {wrong} wrong, {unknown} times it did not know what it should".format(**count)
 
@@ -642,7 +642,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="print shares of right answers by kind of question, in about a minute")
     parser.add_argument("--card", action="store_true", help="write the score into the card of a trained guide again")
     parser.add_argument("--ask", metavar="TEXT", help="ask a trained guide one question")
-    parser.add_argument("--judge", type=Path, metavar="FILE", help="answer the questions of a .jsonl file, into answers.jsonl beside it")
+    parser.add_argument("--judge", type=Path, metavar="FILE", help="answer the questions of a file questions*.jsonl, into answers*.jsonl beside it")
     parser.add_argument("--work", type=Path, default=HERE / "work", help="folder of the checkpoint that a stopped run goes on from")
     parser.add_argument("--no-score", action="store_true", help="leave out the evaluation and the card after training")
     parser.add_argument("--model", type=Path, default=GUIDE, help="folder of the guide to evaluate or ask")
