@@ -594,7 +594,7 @@ def judge(folder: Path, backend: str, questions: Path) -> None:
     """
     answer = answerer(folder, backend)
     asked = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines() if line.strip()]
-    with open(questions.with_name(questions.name.replace("questions", "answers")), "w", encoding="utf-8") as file:
+    with open(questions.with_name(f"answers{questions.stem.removeprefix('questions')}.jsonl"), "w", encoding="utf-8") as file:
         for one in asked:
             file.write(json.dumps(one | {"answer": answer(one["question"], *one.get("before", ()))}, ensure_ascii=False) + "\n")
 

@@ -389,8 +389,8 @@ def memory(rng: random.Random, between: list[Message]) -> tuple[list[Message], s
     statement, _, ask, recalled, thing = rng.choice(statements)
     ask = written(ask, "\n", rng, ("?", "?", "?", "", "."))
     if rng.random() < 0.2:
-        told_texts = [text.rstrip(".!") for text, *_ in statements]
-        text = (f"{' and '.join(told_texts)}." if rng.random() < 0.4 else " ".join(f"{text}." for text in told_texts))
+        texts = [text.rstrip(".!") for text, *_ in statements]
+        text = f"{' and '.join(texts)}." if rng.random() < 0.4 else " ".join(f"{text}." for text in texts)
         return [("user", f"{text} {ask}"), ("assistant", recalled)], thing
     messages = [message for text, reply, *_ in statements for message in (("user", text), ("assistant", reply))]
     return [*messages, *between, ("user", ask), ("assistant", recalled)], thing
