@@ -238,7 +238,7 @@ repeat the {k} please
 the {k}, please
 name the {k}
 """)
-# What people say of themselves in their own form: statements, with {x} for the thing; questions for it; what x is.
+# (statements about the user, questions for them, kind of {x}): each has questions of its own, unlike TOLD and ASKED.
 FREE = [tuple(part.split(" ; ") for part in line.split(" => ")) for line in lines("""
 i live in {x} ; my home is in {x} ; i am from {x} ; i come from {x} ; we live in {x} ; home for me is {x} => where do i live ; in which city do i live ; which town am i from ; where am i from ; where is my home => word
 i have a dog. his name is {x} ; i have a dog. her name is {x} ; i have a dog called {x} ; my dog is called {x} ; our dog is {x} ; my dog's name is {x} ; this is my dog {x} => what is my dog's name ; what is my dog called ; what was the dog's name again ; how is my dog called => name

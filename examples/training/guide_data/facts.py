@@ -16,7 +16,8 @@ The text files hold sections:
     <- fact fact   the reverse: the questions of those facts belong to this one, and flags among them are covered
     question       one a line
 
-`newcomers*.txt` have questions alone, written by people who had seen the answers but few or none of the questions above.
+`newcomers*.txt` have questions alone, by people who had seen the answers but few or none of the questions above; those of
+`newcomers7.txt` were written from the README, `docs/` and `--help`, before any answer was read.
 
 `subjects.txt` joins neighbouring facts to subjects with one answer. In answers `{--top-k}` is a flag's default, `{usage:--top-k}`
 the flag with its argument.
@@ -42,7 +43,7 @@ FOLDER = Path(__file__).resolve().parent
 GUIDE_FIGURES = {"parameters": "four", "layers": "3", "megabytes": "8"}  # of train_guide.SHAPE, as the guide tells them
 SOURCES = ("concepts.txt", "server.txt", "options.txt", "commands.txt", "topics.txt", "more.txt", "different.txt",
            "subjects.txt")
-# Files of question lines alone -> times that each line counts. In newcomers7 each question was there before its fact was chosen, as users' are.
+# File of question lines -> times that each line counts. Lines of newcomers7 were written before their facts were chosen, so they are most like users'.
 NEWCOMERS = {"newcomers.txt": 1, "newcomers2.txt": 1, "newcomers3.txt": 1, "newcomers4.txt": 1, "newcomers5.txt": 1, "newcomers6.txt": 1,
              "newcomers7.txt": 4}
 # Architecture -> how people call its models; one that is not here is called by its own name.
@@ -221,8 +222,8 @@ def describe_models() -> dict[str, str]:
     missing = [called for kind, called in MISSING.items() if kind not in BY_MODEL_TYPE and kind not in BY_GGUF]
     types = join(["F32", "F16", "BF16", *GGUF_FORMATS])
     return {
-        "supported": f"These {len(ARCHITECTURES)} architectures load: {names}, as safetensors, MLX folders or GGUF. Others do not: {join(missing)}, for "
-                     f"example. `doctor NAME` tells of any model on this machine.",
+        "supported": f"These {len(ARCHITECTURES)} architectures load: {names}, as safetensors, MLX folders or GGUF. Others do "
+                     f"not: {join(missing)}, for example. `doctor NAME` tells of any model on this machine.",
         "rope_types": f"Rope types that it knows: {join([f'`{kind}`' for kind in ROPE_TYPES])}; any other is refused by name.",
         "gguf_types": f"GGUF types that it reads: {types}, and mixes such as Q4_K_M. Others, such as IQ2_XXS or IQ3_S, are "
                       f"named in an error.",
