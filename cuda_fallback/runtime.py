@@ -18,7 +18,7 @@ SURVIVES_FORK = False  # a forked process lacks torch's threads, and CUDA's cont
 
 
 def has_gpu() -> bool:
-    """True if torch sees an NVIDIA (or ROCm) GPU."""
+    """True if torch sees an NVIDIA GPU, or an AMD one by ROCm, which nobody has tried."""
     return torch.cuda.is_available()
 
 

@@ -51,14 +51,15 @@ POOL = 6000  # rows that are sorted by length together
 # Shares of the rows in the parts of the training: names, words and numbers to repeat; of the rest, mixtures of two questions,
 # questions with a situation, and rows after turns on other subjects; and of what a question teaches, doubt.
 COPIES, MIXED = (0.06, 0.06, 0.20, 0.12), (0.0, 0.4, 0.4, 0.4)
-LONG, TURNS = (0.08, 0.08, 0.12, 0.12), (0.05, 0.05, 0.10, 0.10)
+LONG, TURNS = (0.08, 0.08, 0.12, 0.12), (0.15, 0.20, 0.25, 0.25)
 DOUBTED = (0.0, 0.0, 0.25, 0.18)
+SHOWN = (0.0, 0.0, 0.0, 0.02)  # share of the rows: questions that the README, the pages and the examples ask, which people try first
 TEACHER_WEIGHT = 0.5  # of the teacher's probabilities in the targets; the rest is the right answer
 INSTRUCTED = 0.1  # share of the rows of one question that have a system prompt
 BEGIN = 4  # tokens that choose the answer
 ASKED = 600  # held-out questions that the score asks
 SHAPE = dict(
-    vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
+    vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
     head_dim=32, intermediate_size=512, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, tie_word_embeddings=True,
     initializer_range=0.04,
 )
@@ -150,15 +151,27 @@ class Tokens:
         ]
 
 
+class Asked(NamedTuple):
+    """A question whose answer the teacher helps to choose. first: where the answer begins in the ids. fact: the number of the
+    right answer; -1 where the teacher alone says what is wanted."""
+
+    first: int
+    fact: int
+    question: str
+
+
 class Row(NamedTuple):
-    """ids and learn as of `Tokens`. first: where the answer begins that the teacher helps to choose; 0 in other rows.
-    fact: the number of the right answer; -1 where the teacher alone says what is wanted."""
+    """ids and learn as of `Tokens`."""
 
     ids: list[int]
     learn: list[bool]
-    first: int = 0
-    fact: int = 0
-    question: str = ""
+    asked: tuple[Asked, ...] = ()
+
+
+def begun_only(answer: str, rng: random.Random) -> str:
+    """Half of the longer answers end after their first sentence, as if they had been stopped: fewer tokens for each question."""
+    sentence = re.split(r"(?<=[.:]) ", answer, maxsplit=1)[0]
+    return sentence if len(sentence) > 40 and rng.random() < 0.5 else answer
 
 
 def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) -> Row:
@@ -178,27 +191,32 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
     if mixed:  # ambiguous to the teacher too, so that its uncertainty is distilled
         question = talk.mixed_question(rng)
         chat = pair(question, ANSWERS[int(teacher.probabilities([question]).argmax())])
+    elif SHOWN[part] and rng.random() < SHOWN[part]:
+        chat = talk.shown_question(rng)
     else:
         chat = talk.long_question(rng) if rng.random() < LONG[part] else talk.one_question(rng)
     (_, question), (_, answer) = chat
-    short = rng.random() > 0.03
     cut = rng if rng.random() < 0.1 else None
     # Turns on other subjects and system prompts, with which the question must be answered as if it was asked alone.
     if rng.random() < TURNS[part]:
         chat = [*talk.earlier(rng, rng.choice((1, 1, 1, 2, 2, 3))), *chat]
+    known = [class_of(text) for role, text in chat if role == "assistant"]
+    asked = [text for role, text in chat if role == "user"]
+    chat = [(role, begun_only(text, rng) if role == "assistant" else text) for role, text in chat[:-1]] + chat[-1:]
     if rng.random() < INSTRUCTED:
         chat = [("system", rng.choice(talk.SYSTEM)), *chat]
-    ids, _ = tokens.chat(chat, cut)
-    first = len(ids) - len(tokens.encode(answer)) - 1
-    end = first + rng.randint(2, BEGIN) if short else len(ids)
-    learn = [at >= first for at in range(end)]
-    ids = tokens.blurred(ids[:end], learn, rng)
-    fact = class_of(answer)
-    if mixed:
-        return Row(ids, learn, first, -1, question)
-    if fact == CLASSES["small talk"]:
-        return Row(ids, learn)
-    return Row(ids, learn, first, fact, question)
+    ids, said = tokens.chat(chat, cut)
+    begin = [at for at in range(1, len(ids)) if said[at] and not said[at - 1]]  # of each answer
+    ends = [first + rng.randint(2, BEGIN) for first in begin]
+    if rng.random() < 0.03:
+        ends[-1] = len(ids)
+    last = len(begin) - 1
+    # The teacher helps with all but small talk, which is learned in the last turn only.
+    helped = tuple(Asked(*found) for found in zip(begin, [*known[:last], -1] if mixed else known, asked)
+                   if found[1] != CLASSES["small talk"])
+    taught = {begin[last], *(one.first for one in helped)}
+    learn = [any(first <= at < end and first in taught for first, end in zip(begin, ends)) for at in range(ends[last])]
+    return Row(tokens.blurred(ids[: ends[last]], learn, rng), learn, helped)
 
 
 def batches(tokens: Tokens, teacher: Teacher, seed: int, size: int, pool: int = 0, begin: int = 0) -> Iterator[
@@ -223,7 +241,7 @@ def batches(tokens: Tokens, teacher: Teacher, seed: int, size: int, pool: int = 
             length = max(len(row.ids) for row in group)
             inputs = torch.zeros(len(group), length, dtype=torch.long)
             targets = torch.full((len(group), length), -100)
-            for row, (ids, learn, *_) in enumerate(group):
+            for row, (ids, learn, _) in enumerate(group):
                 inputs[row, : len(ids)] = torch.tensor(ids)
                 targets[row, : len(ids) - 1] = torch.tensor([i if on else -100 for i, on in zip(ids[1:], learn[1:])])
             yield inputs, targets, group, (pool, number)
@@ -234,13 +252,14 @@ def batches(tokens: Tokens, teacher: Teacher, seed: int, size: int, pool: int = 
 
 
 class Muon(torch.optim.Optimizer):
-    """The Muon optimizer (Keller Jordan, 2024), with torch's constants, in float32.
+    """The Muon optimizer (Keller Jordan, 2024), with torch's constants, in float32 or bfloat16.
 
-    torch's own computes in bfloat16, which took 60 times as long on a processor without bfloat16 products (AMD Zen 3).
+    torch's own computes in bfloat16 alone, which took 60 times as long on a processor without bfloat16 products (AMD Zen 3).
     """
 
-    def __init__(self, weights, lr: float):
+    def __init__(self, weights, lr: float, dtype: torch.dtype):
         super().__init__(weights, {"lr": lr})
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self) -> None:
@@ -250,7 +269,7 @@ class Muon(torch.optim.Optimizer):
                 momentum.lerp_(w.grad, 0.05)
                 x = w.grad.lerp(momentum, 0.95)
                 x = x.T if w.shape[0] > w.shape[1] else x
-                x = x / x.norm().clamp(min=1e-7)
+                x = (x / x.norm().clamp(min=1e-7)).to(self.dtype)
                 for _ in range(5):
                     gram = x @ x.T
                     x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
@@ -259,45 +278,50 @@ class Muon(torch.optim.Optimizer):
                 w.mul_(1 - 0.1 * group["lr"]).add_(x, alpha=-0.2 * group["lr"] * max(w.shape) ** 0.5)
 
 
-def target_probabilities(rows: list[Row], teacher: Teacher, doubted: float) -> torch.Tensor:
-    """Target probabilities [N, A] of `ANSWERS` for the questions of rows.
+def target_probabilities(asked: list[Asked], teacher: Teacher, doubted: float) -> torch.Tensor:
+    """Target probabilities [N, A] of `ANSWERS` for the questions.
 
     The right answer is mixed with the teacher's probabilities; mixed questions have these alone. `doubted` of the sum is
     doubt, which becomes the likeliest answer where the network is unsure of all others.
     """
-    shares = teacher.probabilities([row.question for row in rows])
-    known = [number for number, row in enumerate(rows) if row.fact >= 0]
+    if not asked:
+        return torch.zeros(0, len(ANSWERS))
+    shares = teacher.probabilities([one.question for one in asked])
+    known = [number for number, one in enumerate(asked) if one.fact >= 0]
     shares[known] *= TEACHER_WEIGHT
-    shares[known, [rows[number].fact for number in known]] += 1 - TEACHER_WEIGHT
+    shares[known, [asked[number].fact for number in known]] += 1 - TEACHER_WEIGHT
     shares *= 1 - doubted
     shares[:, CLASSES["unknown"]] += doubted
     return shares
 
 
-def loss_of(model, inputs: torch.Tensor, targets: torch.Tensor, rows: list[Row], teacher: Teacher,
-            begins: torch.Tensor, doubted: float) -> torch.Tensor:
+def loss_of(model, inputs: torch.Tensor, targets: torch.Tensor, rows: list[Row], shares: torch.Tensor,
+            begins: torch.Tensor) -> torch.Tensor:
     """Cross-entropy at learned positions; only those are projected to the vocabulary.
 
-    begins int64 [A, BEGIN]: first tokens of all answers. Where an answer begins, its tokens have the targets of `target_probabilities`.
+    begins int64 [A, BEGIN]: first tokens of all answers. Where an answer begins, its tokens have as targets the `shares` [N, A],
+    those of `target_probabilities` for all questions of the rows.
     """
     hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state  # [B, T, H]
     at = targets >= 0
     chances = model.lm_head(hidden[at]).float().log_softmax(-1)  # [P, V]
     loss = -chances.gather(1, targets[at][:, None])[:, 0]
-    asked = [number for number, row in enumerate(rows) if row.first]
+    asked = [(number, one.first) for number, row in enumerate(rows) for one in row.asked]
     if asked:
-        shares = target_probabilities([rows[number] for number in asked], teacher, doubted).to(inputs.device)  # [N, A]
         place = (at.flatten().cumsum(0) - 1).view(at.shape)  # of a learned position in `chances`
-        line, first = torch.tensor(asked, device=inputs.device), torch.tensor([rows[number].first for number in asked])
+        line, first = torch.tensor(asked, device=inputs.device).T
+        found, wanted = [], []
         for step in range(BEGIN):
-            column = (first - 1 + step).to(inputs.device)
+            column = first - 1 + step
             there = column < targets.shape[1]
             there &= targets[line, column.clamp(max=targets.shape[1] - 1)] >= 0
-            line, first, shares, column = line[there], first[there.cpu()], shares[there], column[there]
-            found = place[line, column]
-            of_each = chances[found][:, begins[:, step]]  # [N, A]
-            loss = loss.index_put((found,), -(shares * of_each).sum(1) / shares.sum(1))
+            line, first, shares, column = line[there], first[there], shares[there], column[there]
+            found.append(place[line, column])
+            wanted.append(torch.zeros(len(line), chances.shape[1], device=inputs.device).index_add_(
+                1, begins[:, step], shares / shares.sum(1, keepdim=True)))
             shares = shares * (begins[None, :, step] == targets[line, column][:, None])  # the answers that are left
+        found = torch.cat(found)
+        loss = loss.index_put((found,), -(torch.cat(wanted) * chances[found]).sum(1))
     return loss.mean()
 
 
@@ -417,6 +441,24 @@ def init_embedding(embedding: torch.Tensor, tokens: Tokens, teacher: Teacher) ->
         embedding[[*vectors]] = known * (SHAPE["initializer_range"] / known.std())
 
 
+def attend_in_float32() -> str:
+    """Register torch's attention in float32 for transformers' models, and return its name.
+
+    On CPUs its gradient takes four times as long in bfloat16 (torch 2.13, AMD Zen 4).
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attend(module, query, key, value, *rest, **named):
+        with torch.autocast(query.device.type, enabled=False):
+            return sdpa_attention_forward(module, query.float(), key.float(), value.float(), *rest, **named)
+
+    AttentionInterface.register("sdpa-float32", attend)
+    AttentionMaskInterface.register("sdpa-float32", sdpa_mask)
+    return "sdpa-float32"
+
+
 def train(out: Path, args: argparse.Namespace) -> dict:
     """Train from random weights, or from the checkpoint in `--work`; returns the averaged network, and figures for the card."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -434,6 +476,8 @@ def train(out: Path, args: argparse.Namespace) -> dict:
              if tokens.encode(fact.answer)[0] == tokens.doubt and not fact.answer.startswith(talk.DOUBT)]
     if clash:
         raise SystemExit(f"error: the answers of {', '.join(clash)} begin with the piece of {talk.DOUBT!r}, which must tell doubt alone")
+    if args.bfloat16 and args.device == "cpu":
+        config._attn_implementation = attend_in_float32()
     model = LlamaForCausalLM(config)
     kept = args.work / "checkpoint.pt"
     args.work.mkdir(parents=True, exist_ok=True)
@@ -447,7 +491,7 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     blocks = [w for name, w in model.named_parameters() if w.ndim == 2 and "embed" not in name]
     others = [w for name, w in model.named_parameters() if w.ndim == 1 or "embed" in name]
     optimizers = (
-        Muon(blocks, lr=args.lr),
+        Muon(blocks, args.lr, torch.bfloat16 if args.bfloat16 else torch.float32),
         torch.optim.AdamW(others, lr=args.lr * EMBEDDING_RATE, weight_decay=0.0, betas=(0.9, 0.98)),
     )
     highest = [args.lr, args.lr * EMBEDDING_RATE]
@@ -487,9 +531,9 @@ def train(out: Path, args: argparse.Namespace) -> dict:
             optimizer.param_groups[0]["lr"] = most * rate
         inputs, targets, rows, place = next(stream)
         inputs, targets = inputs.to(args.device), targets.to(args.device)
-        # float32 on a CPU: bfloat16 halves the pace of processors that multiply it without AMX.
-        with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16, enabled=not args.device.startswith("cpu")):
-            loss = loss_of(model, inputs, targets, rows, teacher, begins, DOUBTED[part])
+        wanted = target_probabilities([one for row in rows for one in row.asked], teacher, DOUBTED[part]).to(args.device)
+        with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16, enabled=args.bfloat16):
+            loss = loss_of(model, inputs, targets, rows, wanted, begins)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         for optimizer in optimizers:
@@ -630,7 +674,8 @@ def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> 
         seen=f"{result['seen'] / 1e6:.1f}", lr=args.lr, minutes=f"{result['minutes']:.0f}",
         machine=f"{args.threads} CPU core{'s' if args.threads > 1 else ''}" if args.device == "cpu" else args.device,
         command=f"python examples/training/train_guide.py --seed {args.seed} --steps {args.steps} "
-                f"--batch {args.batch} --lr {args.lr} --threads {args.threads}",
+                f"--batch {args.batch} --lr {args.lr} --threads {args.threads}{' --bfloat16' * args.bfloat16}",
+        products="bfloat16" if args.bfloat16 else "float32",
         scope=len(talk.SCOPE_HELD_OUT), score=told, fresh=len(FRESH),
     )
     (out / "README.md").write_text(card, encoding="utf-8")
@@ -649,11 +694,13 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", help="backend of mlx_llama for --evaluate and --ask")
     parser.add_argument("--out", type=Path, default=GUIDE, help="folder to write the trained guide to")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=9000)
     parser.add_argument("--questions", type=int, default=400_000, help="questions that the teacher learns from")
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a batch")
     parser.add_argument("--lr", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--bfloat16", action="store_true",
+                        help="multiply in bfloat16: faster on GPUs, and on CPUs with instructions for it (avx512_bf16, amx_bf16)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads; a run is repeatable with the same number only")
     args = parser.parse_args()
     if args.evaluate:

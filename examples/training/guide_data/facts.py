@@ -34,13 +34,14 @@ from pathlib import Path
 
 from mlx_llama.__main__ import COMMANDS as DOORS
 from mlx_llama.chat.commands import COMMANDS as REPL
+from mlx_llama.core.files.gguf_types import FORMATS
 from mlx_llama.core.files.quantized import GGUF_FORMATS
 from mlx_llama.core.generation.options import FIELDS, option_flags
 from mlx_llama.core.models.architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE
 from mlx_llama.core.models.config import ROPE_TYPES
 
 FOLDER = Path(__file__).resolve().parent
-GUIDE_FIGURES = {"parameters": "four", "layers": "3", "megabytes": "8"}  # of train_guide.SHAPE, as the guide tells them
+GUIDE_FIGURES = {"parameters": "four", "layers": "4", "megabytes": "9"}  # of train_guide.SHAPE, as the guide tells them
 SOURCES = ("concepts.txt", "server.txt", "options.txt", "commands.txt", "topics.txt", "more.txt", "different.txt",
            "subjects.txt")
 # File of question lines -> times that each line counts. Lines of newcomers7 were written before their facts were chosen, so they are most like users'.
@@ -226,7 +227,7 @@ def describe_models() -> dict[str, str]:
                      f"not: {join(missing)}, for example. `doctor NAME` tells of any model on this machine.",
         "rope_types": f"Rope types that it knows: {join([f'`{kind}`' for kind in ROPE_TYPES])}; any other is refused by name.",
         "gguf_types": f"GGUF types that it reads: {types}, and mixes such as Q4_K_M. Others, such as IQ2_XXS or IQ3_S, are "
-                      f"named in an error.",
+                      f"named in an error. `quantize --format gguf:TYPE` writes {join(list(FORMATS))}.",
     }
 
 

@@ -876,6 +876,17 @@ def one_question(rng: random.Random) -> list[tuple[str, str]]:
     return [("user", question_about(fact, rng)), ("assistant", fact.answer)]
 
 
+SHOWN = {"Which backends are there?": "backends", "Who are you?": "who", "Hello, who are you?": "who", "How do I load a real model?": "real_model",
+         "What is a llama?": "llama_model", "Why is the sky blue?": "scope"}  # question in README.md, docs/ or examples/ -> its fact
+
+
+def shown_question(rng: random.Random) -> list[tuple[str, str]]:
+    """A chat of one turn, with a question that the README, the pages or the examples show."""
+    question, name = rng.choice(list(SHOWN.items()))
+    answer = SCOPE_ANSWER if name == "scope" else FACTS[name].answer
+    return [("user", question if rng.random() < 0.5 else dressed(question.rstrip("?").lower(), rng)), ("assistant", answer)]
+
+
 def conversation(rng: random.Random) -> list[tuple[str, str]]:
     """One chat of one to four turns, as (role, text)."""
     messages: list[tuple[str, str]] = []

@@ -13,11 +13,14 @@ SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without i
 
 
 def has_gpu_driver() -> bool:
-    """True if NVIDIA's or AMD's driver is installed. torch calls both cuda."""
+    """True if NVIDIA's driver is installed.
+
+    AMD's is not asked for, though torch calls its GPUs cuda too: nobody has tried one here, so only --backend cuda takes it.
+    """
     if os.name == "nt":
         return os.path.exists(os.path.expandvars(r"%SystemRoot%\System32\nvcuda.dll"))
-    # In turn: NVIDIA, NVIDIA inside WSL, NVIDIA Jetson, AMD's ROCm.
-    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu", "/dev/kfd")))
+    # In turn: NVIDIA, NVIDIA inside WSL, NVIDIA Jetson.
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu")))
 
 
 class Gpus:
