@@ -53,7 +53,8 @@ POOL = 6000  # rows that are sorted by length together
 COPIES, MIXED = (0.06, 0.06, 0.20, 0.12), (0.0, 0.4, 0.4, 0.4)
 LONG, TURNS = (0.08, 0.08, 0.12, 0.12), (0.15, 0.20, 0.25, 0.25)
 DOUBTED = (0.0, 0.0, 0.25, 0.18)
-SHOWN = (0.0, 0.0, 0.0, 0.02)  # share of the rows: questions that the README, the pages and the examples ask, which people try first
+# Share of the rows: questions that the README, the pages and the examples show, which are tried first.
+SHOWN = (0.0, 0.0, 0.0, 0.02)
 TEACHER_WEIGHT = 0.5  # of the teacher's probabilities in the targets; the rest is the right answer
 INSTRUCTED = 0.1  # share of the rows of one question that have a system prompt
 BEGIN = 4  # tokens that choose the answer
@@ -152,8 +153,10 @@ class Tokens:
 
 
 class Asked(NamedTuple):
-    """A question whose answer the teacher helps to choose. first: where the answer begins in the ids. fact: the number of the
-    right answer; -1 where the teacher alone says what is wanted."""
+    """A question whose answer the teacher helps to choose.
+
+    first: place in the ids where the answer begins; fact: number of the right answer, -1 where the teacher alone decides.
+    """
 
     first: int
     fact: int
@@ -169,7 +172,7 @@ class Row(NamedTuple):
 
 
 def begun_only(answer: str, rng: random.Random) -> str:
-    """Half of the longer answers end after their first sentence, as if they had been stopped: fewer tokens for each question."""
+    """Cut half of the longer answers after their first sentence, as if they had been stopped: fewer tokens for each question."""
     sentence = re.split(r"(?<=[.:]) ", answer, maxsplit=1)[0]
     return sentence if len(sentence) > 40 and rng.random() < 0.5 else answer
 
@@ -195,7 +198,6 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
         chat = talk.shown_question(rng)
     else:
         chat = talk.long_question(rng) if rng.random() < LONG[part] else talk.one_question(rng)
-    (_, question), (_, answer) = chat
     cut = rng if rng.random() < 0.1 else None
     # Turns on other subjects and system prompts, with which the question must be answered as if it was asked alone.
     if rng.random() < TURNS[part]:
@@ -211,7 +213,7 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
     if rng.random() < 0.03:
         ends[-1] = len(ids)
     last = len(begin) - 1
-    # The teacher helps with all but small talk, which is learned in the last turn only.
+    # The teacher helps with all answers but small talk, which is learned in the last turn alone.
     helped = tuple(Asked(*found) for found in zip(begin, [*known[:last], -1] if mixed else known, asked)
                    if found[1] != CLASSES["small talk"])
     taught = {begin[last], *(one.first for one in helped)}
