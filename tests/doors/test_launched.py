@@ -34,7 +34,7 @@ def test_parity_with_one_process():
 
     (report,) = json.loads(out)["backends"]
     assert report["within"] and report["device"] == "MLX on the CPU, 2 processes"
-    assert len(report["probes"]) == 1 + 3 * 10 + 2 and report["decoded"]["first_difference"] is None
+    assert len(report["probes"]) == 1 + 4 * 10 + 2 and report["decoded"]["first_difference"] is None
 
 
 @pytest.mark.parametrize("size, command, said", [
