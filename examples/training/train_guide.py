@@ -171,7 +171,7 @@ class Row(NamedTuple):
     asked: tuple[Asked, ...] = ()
 
 
-def begun_only(answer: str, rng: random.Random) -> str:
+def cut_short(answer: str, rng: random.Random) -> str:
     """Cut half of the longer answers after their first sentence, as if they had been stopped: fewer tokens for each question."""
     sentence = re.split(r"(?<=[.:]) ", answer, maxsplit=1)[0]
     return sentence if len(sentence) > 40 and rng.random() < 0.5 else answer
@@ -204,7 +204,7 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
         chat = [*talk.earlier(rng, rng.choice((1, 1, 1, 2, 2, 3))), *chat]
     known = [class_of(text) for role, text in chat if role == "assistant"]
     asked = [text for role, text in chat if role == "user"]
-    chat = [(role, begun_only(text, rng) if role == "assistant" else text) for role, text in chat[:-1]] + chat[-1:]
+    chat = [(role, cut_short(text, rng) if role == "assistant" else text) for role, text in chat[:-1]] + chat[-1:]
     if rng.random() < INSTRUCTED:
         chat = [("system", rng.choice(talk.SYSTEM)), *chat]
     ids, said = tokens.chat(chat, cut)
