@@ -26,6 +26,9 @@ from .scheduler import Scheduler
 from .session_file import expand_path, read_session, write_session
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolPrompt, ToolStream, encode_with_tools
 
+# Tokens of a long paragraph: contexts of 512 and less keep as much as that free, or half of themselves.
+_ANSWER_ROOM = 256
+
 
 class Stream:
     """Pieces of text as they are generated; `completion` grows with them and is final after the last.
@@ -387,8 +390,9 @@ class Session:
 
         first: messages that are dropped already. begun: tokens of the answer that stand after the prompt.
         """
-        # Keep a quarter of the context free for the answer, or max_tokens if that is less.
-        room = self.engine.context - max(1, min(resolved.options.max_tokens, self.engine.context // 4))
+        # Keep a quarter of the context free for the answer, of a short one up to half, or max_tokens if that is less.
+        context = self.engine.context
+        room = context - max(1, min(resolved.options.max_tokens, max(context // 4, min(context // 2, _ANSWER_ROOM))))
         turns = _find_turns(messages)
         first = first if first <= turns[-1] else 0
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -401,14 +405,15 @@ class Session:
                     raise
                 continue
             length = len(prompt.tokens) + begun
-            # An answer that goes on may fill the context. Drop to three quarters at once: after each drop, all remaining
-            # turns are prefilled again.
-            if length <= (room * 3 // 4 if dropped != first else self.engine.context - 1 if begun else room):
+            # An answer that goes on may fill the context. Drop to three quarters at once, but not the turn that this one
+            # follows: after each drop, all remaining turns are prefilled again.
+            if length <= (context - 1 if begun and dropped == first else room if dropped in (first, *turns[-2:-1])
+                          else room * 3 // 4):
                 return prompt, dropped
         # The newest question alone may use the answer's room but for one token.
-        if length >= self.engine.context:
+        if length >= context:
             raise ContextError(f"this message makes a prompt of {length} tokens and the context holds "
-                               f"{self.engine.context}, answer included: shorten it{self.engine.suggest_context()}")
+                               f"{context}, answer included: shorten it{self.engine.suggest_context()}")
         return prompt, dropped
 
 

@@ -91,6 +91,26 @@ def test_the_oldest_turns_leave_the_context_the_system_prompt_stays(llm):
     assert "SYSTEM" in text and "number 0" not in text and "number 13" in text
 
 
+@pytest.mark.parametrize(("max_tokens", "room"), [(40, 512 - 40), (200, 512 - 200), (400, 512 // 2)])
+def test_a_short_context_keeps_up_to_half_of_itself_for_the_answer(llm, max_tokens, room):
+    """The turn before the question stays where it fits in the rest, however many older ones leave."""
+    def turn(text):
+        return [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]
+
+    def prompt(words):
+        chat = llm.chat(max_tokens=max_tokens)
+        chat.messages = turn("old " * 300) + turn("a " * words)
+        return len(encode_messages(llm.tokenizer, llm.template, [*chat.messages[2:], {"role": "user", "content": "b"}])), chat
+
+    length, chat = next(made for made in map(prompt, itertools.count(1)) if room * 3 // 4 < made[0] <= room)
+    done = chat.send("b", seed=1)
+    assert (done.prompt_tokens, chat.dropped) == (length, 2)
+    words = next(words for words in itertools.count(1) if prompt(words)[0] > room)
+    chat = prompt(words)[1]
+    chat.send("b", seed=1)
+    assert chat.dropped == 4
+
+
 def test_a_turn_too_long_to_be_encoded_leaves_the_context(tmp_path, monkeypatch):
     """As of a session that was saved with another model."""
     llm = load(make_checkpoint(tmp_path / "m", tokenizer="bytelevel"), backend="cpu")
