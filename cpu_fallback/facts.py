@@ -36,12 +36,14 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
 
 def _describe_prefetch(target: Target) -> str:
     """The choice of prefetches and its origin."""
-    from .kernels.target import find_host, find_prefetch
+    from .kernels.target import find_host, find_prefetches
 
     processor = find_host().cpu
-    origin = f"measured on {processor}" if find_prefetch(processor, target.name)[1] else f"not measured on {processor}"
-    distances = " and ".join(str(distance) for _, distance in target.prefetch)
-    return f"prefetching {distances} bytes ahead ({origin})" if distances else f"without prefetching ({origin})"
+    origin = f"measured on {processor}" if find_prefetches(processor, target.name)[1] else f"not measured on {processor}"
+    distances = " and ".join(str(distance) for _, distance in target.prefetch("any"))
+    choice = f"prefetching {distances} bytes ahead" if distances else "without prefetching"
+    own = len(target.prefetches) - 1
+    return choice + (f", but for {own} kind{'s' * (own > 1)} of weights" if own else "") + f" ({origin})"
 
 
 def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts) -> WeightsPlan:

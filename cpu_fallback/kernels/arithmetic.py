@@ -95,7 +95,7 @@ def _float_sums(f: Function, target: Target, layout: FloatLayout, tokens: int, p
                 f.prefetch(weights + panel_bytes * (panels + panel), unroll * width)
         else:
             for panel in range(panels):
-                for level, distance in target.prefetch:
+                for level, distance in target.prefetch(layout.name):
                     f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
         for u in range(unroll):
             for panel in range(panels):
@@ -117,7 +117,7 @@ def _bfloat16_sums(f: Function, target: Target, layout: FloatLayout, tokens: int
             if tokens > 1:
                 f.prefetch(weights + panel_bytes * (panels + panel), unroll * width)
             else:
-                for level, distance in target.prefetch:
+                for level, distance in target.prefetch(layout.name):
                     f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
         for u in range(0, unroll, 2):
             for panel in range(panels):
@@ -314,7 +314,7 @@ def _prefetch(f: Function, target: Target, address: Value, nbytes: int, layout: 
     elif tokens == target.tile and not target.tile_prefetch_bytes:
         f.prefetch(address + f.blocks * layout.block_bytes, nbytes)  # of the next panel
     elif tokens <= 2:
-        for level, distance in target.prefetch:
+        for level, distance in target.prefetch(layout.name):
             f.prefetch(address + distance, nbytes, level)
 
 

@@ -24,12 +24,13 @@ from . import arithmetic, layouts
 from .emit import Function, Module, i64
 from .layouts import FloatLayout, Layout, LowBitLayout
 from .panels import Arena
-from .target import PREFETCHES, Prefetch, Target, compile_module, find_host, find_prefetch
+from .target import PREFETCHES, Prefetch, Target, compile_module, find_host, find_prefetches
 
 COLUMNS = 2048  # of the measured matrices
 NBYTES = 256 << 20  # of their panels
-ROUNDS = 3
-CANDIDATES: tuple[Prefetch, ...] = ((), ((1, 1024),), ((1, 2048),), ((1, 4096),), ((2, 2048),), ((2, 4096),), ((0, 4096),),
+ROUNDS = 15
+MARGIN = 1.03  # by which a format's own candidate must beat the one for all
+CANDIDATES: tuple[Prefetch, ...] = ((), ((1, 256),), ((1, 1024),), ((1, 4096),), ((2, 2048),), ((2, 4096),), ((0, 4096),),
                                     ((0, 6144),), ((1, 1024), (2, 3072)), ((1, 1024), (2, 4096)))
 _SWEEP = {"weights": i64, "x": i64, "out": i64, "panels": i64, "panel_bytes": i64, "blocks": i64}
 
@@ -47,30 +48,47 @@ def layouts_by_format() -> dict[str, Layout]:
 
 
 def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dict[str, Any]:
-    """Bytes per second of every format's product with every candidate (medians of ROUNDS), and the best by their geometric
-    mean over the formats. advance: is told each format."""
+    """Bytes per second of every format's product with every candidate (medians of ROUNDS), the best by their geometric mean
+    over the formats, and by format those that beat it by MARGIN.
+
+    Candidates are compared within rounds, since a shared machine's memory changes its speed between them. advance: is told
+    each format.
+    """
     arena = Arena(NBYTES)
     arena.bytes[:] = 17
     processor = find_host().cpu
-    chosen, is_measured = find_prefetch(processor, target.name)
-    tried = list(dict.fromkeys((*CANDIDATES, chosen)))
+    chosen, is_measured = find_prefetches(processor, target.name)
+    tried = list(dict.fromkeys((*CANDIDATES, *(prefetch for _, prefetch in chosen))))
+    found = layouts_by_format()
     figures: dict[str, list[float]] = {}
+    ratios: dict[str, np.ndarray] = {}  # [rounds, candidates], to the first candidate of a round
     with ThreadPoolExecutor(threads) as pool:
-        for name, layout in layouts_by_format().items():
+        for name, layout in found.items():
             advance(name)
-            runs = [_Run(dataclasses.replace(target, prefetch=prefetch), layout, arena, pool, threads) for prefetch in tried]
-            rounds_of = [[run() for run in runs] for _ in range(ROUNDS)]
-            figures[name] = [statistics.median(rates) for rates in zip(*rounds_of)]
+            runs = [_Run(dataclasses.replace(target, prefetches=(("any", prefetch),)), layout, arena, pool, threads)
+                    for prefetch in tried]
+            rates = np.array([[run() for run in runs] for _ in range(ROUNDS)])
+            figures[name] = np.median(rates, axis=0).tolist()
+            ratios[name] = rates / rates[:, :1]
     means = [statistics.geometric_mean(rates) for rates in zip(*figures.values())]
+    best = int(np.prod([np.median(one, axis=0) for one in ratios.values()], axis=0).argmax())
+    own = {}
+    for name, one in ratios.items():
+        gains = np.median(one / one[:, [best]], axis=0)
+        if gains.max() >= MARGIN:
+            own[name] = int(gains.argmax())
+    in_use = dict(chosen)
     return {"processor": processor, "target": target.name, "threads": threads, "candidates": [list(map(list, one)) for one in tried],
-            "formats": figures, "mean": means, "chosen": tried.index(chosen), "best": means.index(max(means)),
-            "is_measured": is_measured}
+            "formats": figures, "mean": means, "chosen": tried.index(in_use["any"]),
+            "chosen_own": {name: tried.index(in_use[layout.name]) for name, layout in found.items() if layout.name in in_use},
+            "best": best, "best_own": own, "is_measured": is_measured}
 
 
 def save(figures: dict[str, Any]) -> str:
-    """Enter the best candidate of `measure` in the table that ships; returns its path. Raises OSError."""
-    table = json.loads(PREFETCHES.read_text())
-    table.setdefault(figures["processor"], {})[figures["target"]] = figures["candidates"][figures["best"]]
+    """Enter the best candidates of `measure` in the table that ships; returns its path. Raises OSError."""
+    table, found = json.loads(PREFETCHES.read_text()), layouts_by_format()
+    best = {"any": figures["best"]} | {found[name].name: index for name, index in figures["best_own"].items()}
+    table.setdefault(figures["processor"], {})[figures["target"]] = {name: figures["candidates"][best[name]] for name in best}
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(table[name])}" for name in table)
     write_file(PREFETCHES, f"{{\n{lines}\n}}\n".encode())
     return str(PREFETCHES)

@@ -42,8 +42,8 @@ _BASE = {"avx512-vnni": "x86-64-v4", "avx512": "x86-64-v4", "avx2": "x86-64-v3",
 _MAGIC = b"mlx_llama compiled 1\n"
 _CODE_LIMIT = 1 << 26  # bytes of a cached file
 
-# Software prefetches of weights for one or two tokens, by processor (LLVM's name) and target; the results do not depend on
-# them. python -m mlx_llama.bench --kernels measures candidates and --save writes the winner here.
+# Software prefetches of weights for one or two tokens, by processor (LLVM's name), target and layout ("any": of all others);
+# the results do not depend on them. python -m mlx_llama.bench --kernels measures candidates and --save writes the best here.
 PREFETCHES = Path(__file__).with_name("prefetches.json")
 Prefetch = tuple[tuple[int, int], ...]
 # Lines of /proc/cpuinfo that tell one processor from another, on x86-64 and ARM
@@ -99,11 +99,12 @@ def _ask_host() -> Host:
     return Host(llvm.get_host_cpu_name(), names[True], names[False], llvm.get_default_triple())
 
 
-def find_prefetch(processor: str, name: str) -> tuple[Prefetch, bool]:
-    """The prefetches of a target on a processor, and whether they were measured there (else those of "any")."""
+def find_prefetches(processor: str, name: str) -> tuple[tuple[tuple[str, Prefetch], ...], bool]:
+    """The prefetches of a target on a processor, by layout, and whether they were measured there (else those of "any")."""
     table = json.loads(PREFETCHES.read_text())
     measured = name in table.get(processor, {})
-    return tuple((level, distance) for level, distance in table[processor if measured else "any"][name]), measured
+    by_layout = table[processor if measured else "any"][name]
+    return tuple((layout, tuple((level, distance) for level, distance in by_layout[layout])) for layout in by_layout), measured
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,9 @@ class Target:
 
     dot: instruction that sums four products of 8-bit codes and activations into 32 bits: "vnni" (vpdpbusd), "sdot" (NEON),
     "madd" (16-bit multiply and pair-add). tile: prompt tokens per pass over low-bit weights; float_tile: per pass over float
-    weights; both are limited by the registers. prefetch: (level of the cache, or 0 for one use, bytes ahead) of each software
-    prefetch of weights for one or two tokens, none where the hardware prefetcher suffices; tile_prefetch_bytes: distance for
-    more tokens, into the first level, 0: a full tile prefetches the next panel. gfni: one instruction shifts bits within
+    weights; both are limited by the registers. prefetches: by layout ("any": of all others), (level of the cache, or 0 for
+    one use, bytes ahead) of each software prefetch of weights for one or two tokens, none where the hardware prefetcher
+    suffices; tile_prefetch_bytes: distance for more tokens, into the first level, 0: a full tile prefetches the next panel. gfni: one instruction shifts bits within
     bytes; bf16: one sums two products of bfloat16 numbers into float32.
     """
 
@@ -125,7 +126,7 @@ class Target:
     dot: str
     tile: int
     float_tile: int
-    prefetch: Prefetch = ()
+    prefetches: tuple[tuple[str, Prefetch], ...] = (("any", ()),)
     tile_prefetch_bytes: int = 0
     gfni: bool = False
     bf16: bool = False
@@ -134,6 +135,11 @@ class Target:
     def wide(self) -> bool:
         """A register holds 16 numbers, and there are 32."""
         return self.name.startswith("avx512")
+
+    def prefetch(self, layout_name: str) -> Prefetch:
+        """The prefetches of a layout's weights."""
+        known = dict(self.prefetches)
+        return known.get(layout_name, known["any"])
 
     def tiles(self, low_bit: bool) -> tuple[int, ...]:
         """Tokens per pass over low-bit or float weights, smallest first: powers of two, then a prompt's tile."""
@@ -162,8 +168,8 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> Tar
     dot = {"avx512-vnni": "vnni", "neon": "sdot"}.get(name, "madd")
     tile, float_tile = (8, 16) if wide else (4, 6) if name == "avx2" else (4, 4)
     gfni, bf16 = (wide and f"+{name}" in features.split(",") for name in ("gfni", "avx512bf16"))
-    prefetch, _ = find_prefetch(find_host().cpu if host else "any", name)
-    return Target(name, triple or find_host().triple, cpu, features, dot, tile, float_tile, prefetch,
+    prefetches, _ = find_prefetches(find_host().cpu if host else "any", name)
+    return Target(name, triple or find_host().triple, cpu, features, dot, tile, float_tile, prefetches,
                   4096 if dot == "vnni" else 0, gfni, bf16)
 
 

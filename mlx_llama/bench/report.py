@@ -129,10 +129,13 @@ def kernels(f: dict[str, Any]) -> str:
     cells = [("GB/s by prefetch", *map(name, f["candidates"])),
              *((formats, *(f"{rate / 1e9:.1f}" for rate in rates)) for formats, rates in f["formats"].items()),
              ("all", *(f"{rate / 1e9:.1f}" for rate in f["mean"]))]
-    chosen, best = f["candidates"][f["chosen"]], f["candidates"][f["best"]]
+    def choice(index: int, own: dict[str, int]) -> str:
+        return ", ".join([name(f["candidates"][index]), *(f"{name(f['candidates'][one])} for {formats}" for formats, one in own.items())])
+
+    chosen, best = choice(f["chosen"], f["chosen_own"]), choice(f["best"], f["best_own"])
     origin = "measured on it" if f["is_measured"] else "not measured on it before"
     lines = [f"products of one token on {f['processor']}, {f['target']}, {f['threads']} threads; prefetch: cache level, or for one use, and bytes ahead",
-             *_align(cells, "text"), f"in use: {name(chosen)} ({origin}); best here: {name(best)}"]
+             *_align(cells, "text"), f"in use: {chosen} ({origin}); best here: {best}"]
     if f["saved"]:
         lines.append(f"wrote {f['saved']}")
     return "\n".join(lines)
