@@ -59,6 +59,10 @@ class Ranks:
         dist.all_reduce(total, group=self.group)
         return total.tolist()
 
+    def leave(self) -> None:
+        """End the connections. Without it, gloo's threads may abort the process while Python ends."""
+        dist.destroy_process_group(self.group)
+
 
 def join() -> Ranks:
     """Connect with the other processes that torchrun started. Raises BackendError."""
