@@ -15,7 +15,7 @@ from .target import Target
 
 PANELS = 2
 MIN_TILES = 2  # for which unpacking apart pays
-STRIP = 8  # tiles whose sums stay in the L1 cache beside the codes
+STRIP = 16  # tiles that share unpacked codes; their sums take 16 KB
 TOKENS = 4  # multiplied at once; with PANELS and two planes of activations, 16 sums
 
 VECTOR = 64  # bytes
