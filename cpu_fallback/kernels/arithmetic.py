@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 from llvmlite import ir
 
+from mlx_llama.core.files.quantized import IQ4_VALUES
+
 from ..pages import CACHE_GROUP, PAGE, PageLayout
 from . import layouts
 from .emit import LANES, Function, Module, Value, Variable, bf16, f16, f32, f32s, i8, i16, i32, i32s, i64, vector
@@ -133,8 +135,9 @@ def _bfloat16_sums(f: Function, target: Target, layout: FloatLayout, tokens: int
 class _Codes:
     """Codes of one group, by chunk k: int32 [rows], byte e of a lane is the code of input 4 k + e."""
 
-    def __init__(self, f: Function, bits: int, address: Value, gfni: bool, rows: range):
-        self.f, self.bits, self.address, self.gfni, self.rows = f, bits, address, gfni, rows
+    def __init__(self, f: Function, target: Target, layout: LowBitLayout, address: Value, gfni: bool, rows: range):
+        self.f, self.target, self.address, self.gfni, self.rows = f, target, address, gfni, rows
+        self.bits, self.has_table = layout.bits, layout.has_table
         self.loaded: dict[int, Value] = {}
 
     def chunk(self, k: int) -> Value:
@@ -147,7 +150,7 @@ class _Codes:
             if width < 8:
                 part = _field(self.f, self.gfni, part, lowest - place, (1 << width) - 1 << place)
             result = part if result is None else result | part
-        return result
+        return look_up(self.f, self.target, result) if self.has_table else result
 
     def order(self) -> list[int]:
         """Chunk numbers, grouped by the vector that holds them."""
@@ -160,7 +163,20 @@ def codes_of(f: Function, target: Target, layout: LowBitLayout, block: Value, gr
     # One or two tokens wait for memory, with fewer instructions for less. More wait for the units of products, where Zen 4
     # also executes gfni, unlike shifts.
     gfni = target.gfni and tokens <= 2
-    return _Codes(f, layout.bits, block + (group * layout.group_bytes + layout.offsets["codes"]), gfni, rows)
+    return _Codes(f, target, layout, block + (group * layout.group_bytes + layout.offsets["codes"]), gfni, rows)
+
+
+def look_up(f: Function, target: Target, indices: Value) -> Value:
+    """IQ4_VALUES of the bytes of `indices`, int32 [rows]: an instruction for each of the target's registers."""
+    nbytes = 4 * indices.type.count
+    width = min(nbytes, {"avx2": 32, "neon": 16}.get(target.name, 64))
+    name = {16: "llvm.x86.ssse3.pshuf.b.128", 32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}[width]
+    if target.name == "neon":
+        name = "llvm.aarch64.neon.tbl1.v16i8"
+    kind, bytes_ = vector(i8, width), indices.bitcast(vector(i8, nbytes))
+    table = f.constant(kind, [int(value) - 256 * (value > 127) for value in IQ4_VALUES] * (width // 16))
+    parts = [bytes_.shuffle(list(range(at, at + width))) for at in range(0, nbytes, width)]
+    return _concatenate([f.intrinsic(name, kind, table, part) for part in parts]).bitcast(indices.type)
 
 
 def _field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int) -> Value:
@@ -230,7 +246,7 @@ def scale_group_of(layout: LowBitLayout, group: Value | int, half: int) -> Value
 
 def flips_codes(target: Target, layout: LowBitLayout) -> bool:
     """True if 128 is subtracted from the codes: NEON's dot product takes signed bytes."""
-    return target.dot == "sdot" and layout.bits == 8
+    return target.dot == "sdot" and (layout.bits == 8 or layout.has_table)
 
 
 def dot_offset(target: Target, layout: LowBitLayout) -> int:

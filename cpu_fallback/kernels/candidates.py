@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.files.quantized import GGUF_FORMATS
+from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFWeight
 from mlx_llama.core.system.files import write_file
 
 from . import arithmetic, layouts
 from .emit import Function, Module, i64
 from .layouts import FloatLayout, Layout, LowBitLayout
-from .panels import Arena
+from .panels import Arena, weight_layout
 from .target import PREFETCHES, Prefetch, Target, compile_module, find_host, find_prefetches
 
 COLUMNS = 2048  # of the measured matrices
@@ -39,9 +39,8 @@ def layouts_by_format() -> dict[str, Layout]:
     """The layout of each GGUF format and float dtype; formats with the same layout share an entry."""
     found: dict[Layout, list[str]] = {}
     for name, one in GGUF_FORMATS.items():
-        layout = LowBitLayout(one.bits, one.group_size, one.offset, one.has_biases, one.two_level,
-                              "float32" if name == "Q8_K" else "float16")
-        found.setdefault(layout, []).append(name)
+        row = np.zeros((1, COLUMNS // one.block_size * one.nbytes), np.uint8)
+        found.setdefault(weight_layout(GGUFWeight(name, name, (1, COLUMNS), row)), []).append(name)
     for name, dtype in (("F16", "float16"), ("BF16", "bfloat16"), ("F32", "float32")):
         found[FloatLayout(dtype)] = [name]
     return {", ".join(names): layout for layout, names in found.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlx_llama.core.files.quantized import GGUF_FORMATS, IQ4_VALUES, GGUFFormat
+from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
 from .emit import LANES, Function, Module, Value, Variable, i8, i16, i32, i32s, i64, vector
@@ -155,7 +155,7 @@ def _pack_subs(scales: list[Value], biases: list[Value]) -> list[Value]:
 
 
 def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
-    """Codes c .. c + 3 of each row's block, one per byte: int32 [16]."""
+    """Codes c .. c + 3 of each row's block, of IQ4 types their indices, one per byte: int32 [16]."""
     chunk = None
     for field in file.fields:
         if field.run == 0:
@@ -169,24 +169,7 @@ def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
                 part = part & ((1 << field.width) - 1) * _EVERY_BYTE
         part = part << field.at if field.at else part
         chunk = part if chunk is None else chunk | part
-    if file.table:
-        return _look_up(block.f, chunk)
     return chunk ^ _signed(file.flip * _EVERY_BYTE) if file.flip else chunk
-
-
-def _look_up(f: Function, indices: Value) -> Value:
-    """IQ4_VALUES[index] for each byte. One bit of the index after the other halves the candidates."""
-    values: list[Value | int] = [int(value) * _EVERY_BYTE for value in IQ4_VALUES]
-    for bit in range(4):
-        mask = (indices >> bit & _EVERY_BYTE) * 255
-        values = [_choose(f, mask, *values[at:at + 2]) for at in range(0, len(values), 2)]
-    return values[0]
-
-
-def _choose(f: Function, mask: Value, no: Value | int, yes: Value | int) -> Value:
-    if isinstance(no, int):
-        return mask & _signed(no ^ yes) ^ _signed(no)
-    return no ^ (no ^ yes) & mask
 
 
 def _signed(word: int) -> int:

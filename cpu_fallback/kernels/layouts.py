@@ -73,6 +73,7 @@ class LowBitLayout:
         0 .. 3, those of groups 4 .. 7, the biases of groups 0 .. 3; their upper 2 bits: the biases of groups 4 .. 7, lowest first
     and then
         codes        groups x bits x [16 rows] x 4 bytes, see FIELDS
+    has_table: these are indices into the table of GGUF's IQ4 types (IQ4_VALUES), whose values are the codes.
     """
 
     bits: int
@@ -81,10 +82,11 @@ class LowBitLayout:
     has_biases: bool
     two_level: bool
     scale_dtype: str
+    has_table: bool = False
 
     @cached_property
     def name(self) -> str:
-        kind = "two_level" if self.two_level else "one_level"
+        kind = ("two_level" if self.two_level else "one_level") + "_table" * self.has_table
         return f"{self.bits}bit_g{self.group_size}_o{self.offset}_b{int(self.has_biases)}_{kind}_{self.scale_dtype}"
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -152,11 +153,14 @@ def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
 
 
 def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
-    """The layout of a stored matrix; every format keeps its width."""
+    """The layout of a stored matrix; every format keeps its width, but IQ4 types whose rows are not whole blocks."""
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
-    return LowBitLayout(tensor.bits, tensor.group_size, tensor.offset, tensor.has_biases, tensor.two_level,
-                        tensor.scale_dtype)
+    layout = LowBitLayout(tensor.bits, tensor.group_size, tensor.offset, tensor.has_biases, tensor.two_level,
+                          tensor.scale_dtype)
+    if isinstance(tensor, GGUFWeight) and tensor.layout.table and tensor.shape[1] % layout.block == 0:
+        return dataclasses.replace(layout, bits=4, has_table=True)
+    return layout
 
 
 Kernel = Callable[[int, int, int, int, int], None]  # filling.fill, compiled for a plan's layout and source

@@ -79,11 +79,12 @@ def several_panels(target: Target, layout: layouts.Layout) -> list[tuple[int, in
 def library(name: str) -> Library:
     target, wanted = build_target(name), []
     for kind in kinds(name):
-        layout = panels.weight_layout(matrix(kind).tensor)
-        wanted += [("fill", layout, Plan(matrix(kind, whole).tensor, layout).source) for whole in (False, True)]
-        for bits in BITS:
-            x_layout = x_layout_for(kind, bits, target)
-            wanted += [("product", layout, x_layout, tokens) for tokens in tokens_for(kind, bits, target)]
+        for tensor in (matrix(kind, whole).tensor for whole in (False, True)):
+            layout = panels.weight_layout(tensor)
+            wanted.append(("fill", layout, Plan(tensor, layout).source))
+            for bits in BITS:
+                x_layout = x_layout_for(kind, bits, target)
+                wanted += [("product", layout, x_layout, tokens) for tokens in tokens_for(kind, bits, target)]
         if kind in FLOATS:
             wanted += [("product", layout, FLOAT, tokens, several) for tokens, several in several_panels(target, layout)]
     return Library(target, dict.fromkeys(wanted))
