@@ -17,6 +17,7 @@ from mlx_llama.core.system.gpus import Gpus
 
 DISTRIBUTIONS = ("mlx", "mlx-metal", "mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 SUB_BITS = {"Q2_K": 4, "Q4_K": 8, "Q5_K": 8}  # bits for a sub scale, and for the sub bias beside it; other formats have none
+INDEX_BITS = {"IQ4_XS": 4}  # bits of an index, of formats whose codes the kernels look up in a table
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
@@ -58,13 +59,14 @@ def tensor_nbytes(weight: Tensor | AffineWeight, dtype: str, on_gpu: bool, has_k
     count = math.prod(weight.shape)
     if not isinstance(weight, AffineWeight):
         return count * ITEMSIZE[dtype]
-    groups = count // weight.group_size
+    groups, bits = count // weight.group_size, weight.bits
     if keeps_levels(weight, on_gpu, has_kernel):
+        bits = INDEX_BITS.get(weight.format, bits)
         # a number for each group's sub scale and sub bias, and a float16 for each super scale and super bias
         scalings = groups * (2 if SUB_BITS.get(weight.format) == 8 else 1) + count // 256 * 2 * (1 + weight.has_biases)
     else:
         scalings = 2 * groups * ITEMSIZE[product_dtype(weight, dtype, on_gpu)]
-    return count * weight.bits // 8 + scalings
+    return count * bits // 8 + scalings
 
 
 def keeps_levels(weight: AffineWeight, on_gpu: bool, has_kernel: bool = True) -> bool:

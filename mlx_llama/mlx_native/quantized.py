@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.files.checkpoint import Tensor
-from mlx_llama.core.files.quantized import AffineWeight, MLXWeight, Rows, pack_stream
+from mlx_llama.core.files.quantized import IQ4_VALUES, AffineWeight, MLXWeight, Rows, pack_stream
 
 from . import facts, runtime
 from .kernels import two_level
@@ -176,14 +176,15 @@ class TwoLevelMatrix:
         supers = np.empty((N, K // SUPER_GROUP, 2 if layout.sub_bits else 1), np.float16)
 
         def fill(rows: Rows, own: slice) -> float:
-            packed[own] = pack_stream(rows.codes, layout.bits)
+            codes = np.searchsorted(IQ4_VALUES, rows.codes).astype(np.uint8) if layout.has_table else rows.codes
+            packed[own] = pack_stream(codes, layout.bits)
             subs[own] = rows.sub_scales
             supers[own, :, 0] = rows.super_scales
             if layout.sub_bits:
                 subs[own] |= rows.sub_biases.astype(layout.sub_kind) << layout.sub_bits
                 supers[own, :, 1] = rows.super_biases
             biases = 0 if rows.biases is None else np.abs(rows.biases).max()
-            return np.abs(rows.scales).max() * 2**layout.bits + biases
+            return np.abs(rows.scales).max() * 2**first.bits + biases
 
         largest = float(np.max(_map_slabs(weights, fill)))
         # On its CPU device MLX sums 16-bit products in 16 bits.
@@ -236,7 +237,8 @@ def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight)
 
 
 def _layout(weight: AffineWeight) -> Layout:
-    return Layout(weight.bits, weight.group_size, weight.offset, facts.SUB_BITS.get(weight.format, 0))
+    bits = facts.INDEX_BITS.get(weight.format, weight.bits)
+    return Layout(bits, weight.group_size, weight.offset, facts.SUB_BITS.get(weight.format, 0), bits < weight.bits)
 
 
 def _product_dtype(weight: AffineWeight, dtype: mx.Dtype, device: mx.Device, largest: float) -> mx.Dtype:

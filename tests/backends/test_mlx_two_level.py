@@ -97,7 +97,7 @@ def model_file(kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", [*K_TYPES, "Q4_K_M", "Q5_K_M", "Q2_K mix"])
+@pytest.mark.parametrize("kind", [*TWO_LEVEL, "Q4_K_M", "Q5_K_M", "Q2_K mix"])
 def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
     """Of all tensors, embedding and head included, by MLX's own count, which rounds arrays up to a fraction of a page."""
     import mlx.core as mx
@@ -223,7 +223,7 @@ def logits(mlx, path: Path, dtype: str, length: int = 7) -> np.ndarray:
     return mlx.runtime.to_numpy(model.forward(tokens, 0, model.make_cache(length), all_positions=True))
 
 
-@pytest.mark.parametrize("kind", ["Q6_K", "Q4_K_M", "Q2_K mix"])
+@pytest.mark.parametrize("kind", ["Q6_K", "Q4_K_M", "Q2_K mix", "IQ4_XS"])
 def test_a_models_logits_do_not_depend_on_the_layout(kind, mlx, monkeypatch, request):
     """The CPU device's own layout is judged by transformers in test_quantized.py. Activations in float16 change more."""
     path = model_file(kind)

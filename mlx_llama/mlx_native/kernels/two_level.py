@@ -9,6 +9,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from mlx_llama.core.files.quantized import IQ4_VALUES
+
 SUPER_GROUP = 256  # weights that share a super scale
 MOST_ROWS = 16  # rows of x for which `multiply` takes less time than dequantising; estimated, not measured on Metal
 
@@ -17,13 +19,14 @@ class Layout(NamedTuple):
     """A format: w = scale * (code - offset) + bias over groups of `group_size` columns.
 
     sub_bits: width of the unsigned sub scale, above which the sub bias lies in the same number; 0 for a signed sub scale
-    and no bias.
+    and no bias. has_table: stored are indices of 4 bits into IQ4_VALUES, whose values are the codes.
     """
 
     bits: int
     group_size: int
     offset: int
     sub_bits: int
+    has_table: bool = False
 
     @property
     def sub_kind(self) -> type[np.integer]:
@@ -44,18 +47,23 @@ class Parts(NamedTuple):
 
 
 # Bodies of Metal functions; MLX writes the signatures, with the shapes that a body names. Template arguments: T, BITS, GROUP,
-# OFFSET, SUB_BITS. A thread takes 32 columns at a time, which are BITS words.
+# OFFSET, SUB_BITS, TABLE. A thread takes 32 columns at a time, which are BITS words.
 _WORDS = """
         uint words[BITS];
         #pragma unroll
         for (int j = 0; j < BITS; j++) words[j] = packed[(n * chunks + chunk) * BITS + j];
 """
+_TABLE_WORDS = [int.from_bytes(bytes(IQ4_VALUES[at:at + 4].tolist()), "little") for at in range(0, 16, 4)]
 _CODE = """
-                const int at = i * BITS, shift = at % 32;
+                const int at = i * BITS, shift = at %% 32;
                 uint code = words[at / 32] >> shift;
-                if (shift + BITS > 32) code |= words[(at / 32 + 1) % BITS] << (32 - shift);
+                if (shift + BITS > 32) code |= words[(at / 32 + 1) %% BITS] << (32 - shift);
                 code &= (1 << BITS) - 1;
-"""
+                if (TABLE) {
+                    const uint four = code < 8 ? (code < 4 ? %#xu : %#xu) : (code < 12 ? %#xu : %#xu);
+                    code = four >> (code %% 4 * 8) & 255;
+                }
+""" % tuple(_TABLE_WORDS)
 _SCALING = """
             const int sub = subs[n * chunks * (32 / GROUP) + chunk * (32 / GROUP) + g];
             const int place = (n * (chunks / 8) + chunk / 8) * (SUB_BITS == 0 ? 1 : 2);
@@ -135,7 +143,11 @@ def dequantise_plainly(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.arra
     """w by MLX's own operations, with gguf's bits in float32: [N, K] in `dtype`."""
     N, K = parts.packed.shape[0], parts.packed.shape[1] * 32 // layout.bits
     ones = mx.ones((N, K // 32))
-    codes = mx.dequantize(parts.packed, ones, ones * -layout.offset, group_size=32, bits=layout.bits)
+    if layout.has_table:
+        indices = mx.dequantize(parts.packed, ones, ones * 0, group_size=32, bits=layout.bits)
+        codes = mx.array(IQ4_VALUES.astype(np.float32) - layout.offset)[indices.astype(mx.uint8)]
+    else:
+        codes = mx.dequantize(parts.packed, ones, ones * -layout.offset, group_size=32, bits=layout.bits)
     scales, biases = parts.subs, None
     if layout.sub_bits:
         scales, biases = parts.subs & ((1 << layout.sub_bits) - 1), parts.subs >> layout.sub_bits
@@ -178,4 +190,4 @@ def _kernel(name: str, inputs: tuple[str, ...], source: str):
 
 
 def _template(layout: Layout) -> list[tuple[str, int]]:
-    return list(zip(("BITS", "GROUP", "OFFSET", "SUB_BITS"), layout))
+    return list(zip(("BITS", "GROUP", "OFFSET", "SUB_BITS", "TABLE"), layout))
