@@ -1,6 +1,7 @@
 """Templates that never end or grow without bound are stopped, in a process of their own; long conversations are not."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -206,7 +207,8 @@ def test_ctrl_c_works_during_a_rendering():
                "    template.render([{'role': 'user', 'content': 'x'}])\n"
                "except KeyboardInterrupt:\n"
                "    print('interrupted', PROCESS._process)\n")
-    run = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's job may ignore it
     run.stdin.write(ENDLESS["comparing"])
     run.stdin.close()
     process = psutil.Process(int(run.stdout.readline()))
