@@ -6,6 +6,7 @@ operations in the same order.
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import os
 from collections.abc import Callable, Sequence
@@ -59,10 +60,6 @@ class Ranks:
         dist.all_reduce(total, group=self.group)
         return total.tolist()
 
-    def leave(self) -> None:
-        """End the connections. Without it, gloo's threads may abort the process while Python ends."""
-        dist.destroy_process_group(self.group)
-
 
 def join() -> Ranks:
     """Connect with the other processes that torchrun started. Raises BackendError."""
@@ -74,6 +71,7 @@ def join() -> Ranks:
         dist.init_process_group(kinds, timeout=datetime.timedelta(seconds=_SECONDS))
     except (RuntimeError, ValueError) as error:
         raise BackendError(f"the processes of torchrun cannot be connected: {error}") from None
+    atexit.register(dist.destroy_process_group)  # gloo's threads may abort a process that ends without it
     return Ranks()
 
 

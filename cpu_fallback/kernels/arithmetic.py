@@ -167,7 +167,7 @@ def codes_of(f: Function, target: Target, layout: LowBitLayout, block: Value, gr
 
 
 def look_up(f: Function, target: Target, indices: Value) -> Value:
-    """IQ4_VALUES of the bytes of `indices`, int32 [rows]: an instruction for each of the target's registers."""
+    """Replace each byte of `indices`, int32 [rows], by its value in IQ4_VALUES: one instruction per register."""
     nbytes = 4 * indices.type.count
     width = min(nbytes, {"avx2": 32, "neon": 16}.get(target.name, 64))
     name = {16: "llvm.x86.ssse3.pshuf.b.128", 32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}[width]

@@ -155,7 +155,7 @@ def _pack_subs(scales: list[Value], biases: list[Value]) -> list[Value]:
 
 
 def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
-    """Codes c .. c + 3 of each row's block, of IQ4 types their indices, one per byte: int32 [16]."""
+    """Codes c .. c + 3 of each row's block (of IQ4 types: indices into the table), one per byte: int32 [16]."""
     chunk = None
     for field in file.fields:
         if field.run == 0:

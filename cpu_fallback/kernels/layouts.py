@@ -73,7 +73,7 @@ class LowBitLayout:
         0 .. 3, those of groups 4 .. 7, the biases of groups 0 .. 3; their upper 2 bits: the biases of groups 4 .. 7, lowest first
     and then
         codes        groups x bits x [16 rows] x 4 bytes, see FIELDS
-    has_table: these are indices into the table of GGUF's IQ4 types (IQ4_VALUES), whose values are the codes.
+    has_table: the codes are stored as indices into the table of GGUF's IQ4 types (IQ4_VALUES).
     """
 
     bits: int

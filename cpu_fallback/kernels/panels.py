@@ -153,7 +153,7 @@ def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
 
 
 def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
-    """The layout of a stored matrix; every format keeps its width, but IQ4 types whose rows are not whole blocks."""
+    """The layout of a stored matrix. Every format keeps its width; IQ4 types take 8 bits where rows are not whole blocks."""
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
     layout = LowBitLayout(tensor.bits, tensor.group_size, tensor.offset, tensor.has_biases, tensor.two_level,

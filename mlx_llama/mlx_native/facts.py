@@ -17,7 +17,7 @@ from mlx_llama.core.system.gpus import Gpus
 
 DISTRIBUTIONS = ("mlx", "mlx-metal", "mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 SUB_BITS = {"Q2_K": 4, "Q4_K": 8, "Q5_K": 8}  # bits for a sub scale, and for the sub bias beside it; other formats have none
-INDEX_BITS = {"IQ4_XS": 4}  # bits of an index, of formats whose codes the kernels look up in a table
+INDEX_BITS = {"IQ4_XS": 4}  # bits of an index into the table of codes; other formats have none
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:

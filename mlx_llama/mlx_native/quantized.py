@@ -237,8 +237,8 @@ def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight)
 
 
 def _layout(weight: AffineWeight) -> Layout:
-    bits = facts.INDEX_BITS.get(weight.format, weight.bits)
-    return Layout(bits, weight.group_size, weight.offset, facts.SUB_BITS.get(weight.format, 0), bits < weight.bits)
+    bits, sub_bits = facts.INDEX_BITS.get(weight.format, weight.bits), facts.SUB_BITS.get(weight.format, 0)
+    return Layout(bits, weight.group_size, weight.offset, sub_bits, weight.format in facts.INDEX_BITS)
 
 
 def _product_dtype(weight: AffineWeight, dtype: mx.Dtype, device: mx.Device, largest: float) -> mx.Dtype:

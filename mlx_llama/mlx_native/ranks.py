@@ -47,9 +47,6 @@ class Ranks:
         with mx.stream(mx.cpu):
             return mx.distributed.all_sum(mx.array(list(values), mx.int32), group=self.group).tolist()
 
-    def leave(self) -> None:
-        """End the connections: MLX ends them with the process."""
-
 
 def join() -> Ranks:
     """Connect with the other processes that mlx.launch started. Raises BackendError."""

@@ -50,7 +50,6 @@ def follow_leader() -> bool:
         return False
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides
     Follower(world).run()
-    world.ranks.leave()
     return True
 
 

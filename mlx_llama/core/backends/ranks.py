@@ -194,12 +194,11 @@ class World:
                 return message, arrays
 
     def end(self) -> None:
-        """Let the other ranks end, and leave the run."""
+        """Let the other ranks end."""
         for channel in self._channels.values():
             channel.send({"do": "end"})
             channel.close()
         self._channels = {}
-        self.ranks.leave()
 
     # Other ranks
 

@@ -19,7 +19,7 @@ class Layout(NamedTuple):
     """A format: w = scale * (code - offset) + bias over groups of `group_size` columns.
 
     sub_bits: width of the unsigned sub scale, above which the sub bias lies in the same number; 0 for a signed sub scale
-    and no bias. has_table: stored are indices of 4 bits into IQ4_VALUES, whose values are the codes.
+    and no bias. has_table: the codes are stored as 4-bit indices into IQ4_VALUES.
     """
 
     bits: int
@@ -53,17 +53,17 @@ _WORDS = """
         #pragma unroll
         for (int j = 0; j < BITS; j++) words[j] = packed[(n * chunks + chunk) * BITS + j];
 """
-_TABLE_WORDS = [int.from_bytes(bytes(IQ4_VALUES[at:at + 4].tolist()), "little") for at in range(0, 16, 4)]
-_CODE = """
-                const int at = i * BITS, shift = at %% 32;
+_FOURS = [f"{word:#x}u" for word in IQ4_VALUES.astype(np.uint8).view("<u4")]  # of the table's values
+_CODE = f"""
+                const int at = i * BITS, shift = at % 32;
                 uint code = words[at / 32] >> shift;
-                if (shift + BITS > 32) code |= words[(at / 32 + 1) %% BITS] << (32 - shift);
+                if (shift + BITS > 32) code |= words[(at / 32 + 1) % BITS] << (32 - shift);
                 code &= (1 << BITS) - 1;
-                if (TABLE) {
-                    const uint four = code < 8 ? (code < 4 ? %#xu : %#xu) : (code < 12 ? %#xu : %#xu);
-                    code = four >> (code %% 4 * 8) & 255;
-                }
-""" % tuple(_TABLE_WORDS)
+                if (TABLE) {{
+                    const uint four = code < 8 ? (code < 4 ? {_FOURS[0]} : {_FOURS[1]}) : (code < 12 ? {_FOURS[2]} : {_FOURS[3]});
+                    code = four >> (code % 4 * 8) & 255;
+                }}
+"""
 _SCALING = """
             const int sub = subs[n * chunks * (32 / GROUP) + chunk * (32 / GROUP) + g];
             const int place = (n * (chunks / 8) + chunk / 8) * (SUB_BITS == 0 ? 1 : 2);
@@ -143,11 +143,10 @@ def dequantise_plainly(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.arra
     """w by MLX's own operations, with gguf's bits in float32: [N, K] in `dtype`."""
     N, K = parts.packed.shape[0], parts.packed.shape[1] * 32 // layout.bits
     ones = mx.ones((N, K // 32))
+    offset = 0 if layout.has_table else layout.offset
+    codes = mx.dequantize(parts.packed, ones, ones * -offset, group_size=32, bits=layout.bits)
     if layout.has_table:
-        indices = mx.dequantize(parts.packed, ones, ones * 0, group_size=32, bits=layout.bits)
-        codes = mx.array(IQ4_VALUES.astype(np.float32) - layout.offset)[indices.astype(mx.uint8)]
-    else:
-        codes = mx.dequantize(parts.packed, ones, ones * -layout.offset, group_size=32, bits=layout.bits)
+        codes = mx.array(IQ4_VALUES.astype(np.float32) - layout.offset)[codes.astype(mx.uint8)]
     scales, biases = parts.subs, None
     if layout.sub_bits:
         scales, biases = parts.subs & ((1 << layout.sub_bits) - 1), parts.subs >> layout.sub_bits
