@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,43 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import pytest
+from hypothesis import HealthCheck, settings
 from machine import ALL, missing, open_backend, required, to_run
 from making import make_checkpoint
 
 from mlx_llama.core.backends.selection import Backend
+
+for profile, examples in (("quick", 20), ("full", 300)):
+    settings.register_profile(profile, max_examples=examples, deadline=None, derandomize=True, print_blob=True,
+                              suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="also run what tests/slow.txt lists, and more examples of property tests")
+    parser.addoption("--reverse", action="store_true", help="run the tests in reverse order")
+
+
+def pytest_configure(config):
+    settings.load_profile("full" if config.getoption("--all") else "quick")
+
+
+def slow_tests() -> re.Pattern[str]:
+    """Node ids that only `pytest --all` runs; * stands for anything."""
+    lines = (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
+    return re.compile("|".join(re.escape(line).replace(r"\*", ".*") for line in lines if line and not line.startswith("#")))
+
+
+def pytest_collection_modifyitems(config, items):
+    slow = slow_tests()
+    for item in items:
+        if slow.match(item.nodeid.removeprefix("tests/")):
+            item.add_marker(pytest.mark.slow)
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    if config.getoption("--reverse"):
+        items.reverse()
 
 
 @pytest.fixture(scope="session", params=to_run())

@@ -294,7 +294,6 @@ OPTIONS = st.fixed_dictionaries({}, optional=dict(
     seed=st.integers(0, 2**64 - 1)))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(OPTIONS, min_size=1, max_size=6), data=st.data())
 def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
     """To the bit, at any place in a batch, behind padding, and with a longer history than it looks at."""

@@ -66,7 +66,6 @@ def loaded(here, tmp_path_factory):
     return loader
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant, sampling", [*((variant, "greedy") for variant in VARIANTS), ("plain", "sampled"),
                                                ("plain", "penalties"), ("window", "both")])
 def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
@@ -94,7 +93,6 @@ def questions():
              {"role": "user", "content": "Tell me a story."}]]
 
 
-@pytest.mark.slow
 def test_the_guide_says_the_same(here):
     """The guide, drafting from the conversation and from itself."""
     plain = load(**here)
@@ -268,7 +266,6 @@ def goes_on(llm, session, kind):
     return prompt
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompt", "model"])
 def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded, monkeypatch):
     """The consumer closes the stream, or taking a token fails, after each token of a short answer. No drafts remain."""
@@ -311,7 +308,6 @@ def test_an_exception_in_the_consumer_after_any_piece(kind, loaded):
         goes_on(llm, session, kind)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompt", "model"])
 def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(kind, loaded, monkeypatch):
     """Ctrl-C during the n-th launch, read or draft, or just after it."""

@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 from making import make_checkpoint
 from markdown_it import MarkdownIt
 from prompt_toolkit.completion import CompleteEvent
@@ -116,7 +116,7 @@ def test_set_shows_sets_and_resets(session):
     # as it must be typed
     for name in ("speculate", "logprobs", "schema", "regex", "grammar"):
         assert re.search(rf"{name} +none +default", everything)
-        assert command(session, f"/set {name} none").startswith(f"{name} = none (")
+        assert command(session, f"/set {name} none") == f"{name} = none ({'user' if name == 'speculate' else 'default'})"
     assert command(session, "/set regex a+") == "regex = a+ (user)"
     assert command(session, "/set regex none") == "regex = none (default)"
     assert command(session, '/set schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'
@@ -475,17 +475,18 @@ def test_completion(session, tmp_path):
 
 def test_a_script_prints_answers_and_nothing_else(toy, model, door, tmp_path):
     saved = tmp_path / "saved.json"
-    lines = ["\ufeffhello", "/system Be kind.", "", "two\\", "lines", "//usr", f"/save {saved}", "/exit", "never"]
+    lines = ["\ufeffhello", "/system Be kind.", "", "two\\", "lines", "//usr", f"/save {saved}", "/set logit_bias 2=99",
+             "nothing", "/exit", "never"]
     stdin = "\r\n".join(lines).encode()
     result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "6", "--stats", stdin=stdin)
     session = model.chat(max_tokens=6)
     answers = [session.send("hello").text]
     session.system = "Be kind."
-    answers += [session.send(text).text for text in ("two\nlines", "/usr")]
+    answers += [session.send(text).text for text in ("two\nlines", "/usr")] + [""]  # the last begins with the end token
     assert result.out == "".join(answer + "\n" for answer in answers)
     messages = json.loads(saved.read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == ["hello", "two\nlines", "/usr"]
-    assert result.err.count("evaluations per token: 1 ") == 3 and "cut off after 6 tokens" in result.err
+    assert result.err.count("evaluations per token: 1 ") == 4 and "cut off after 6 tokens" in result.err
     assert result.code == 0
 
 
@@ -736,7 +737,6 @@ def cut(text, sizes=(1,)):
     return finished, blocks.rest
 
 
-@settings(deadline=None)
 @given(MARKDOWN | st.text("-*`~ \n\t\rab1.|#>\u2028", max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_blocks_of_any_pieces_are_the_text(text, sizes):
     finished, rest = cut(text, sizes)
@@ -744,7 +744,6 @@ def test_blocks_of_any_pieces_are_the_text(text, sizes):
     assert (finished, rest) == cut(text, [len(text) or 1])
 
 
-@settings(max_examples=400, deadline=None)
 @given(MARKDOWN)
 @example("- ```\n  x\n  ```\n\n```\ncode\n\nmore\n```")
 @example("- ```\n````\n\n```\n")
@@ -840,7 +839,6 @@ def test_text_from_a_model_is_data():
         assert "␛[31mb␇c" in output
 
 
-@settings(max_examples=150, deadline=None)
 @given(MARKDOWN | st.text(max_size=80), st.sampled_from([3, 20, 60]))
 @example("|a|b|c|d|e|f|\n|-|-|-|-|-|-|\n|1x|2x|3x|4x|5x|6x|", 3)
 @example("> " * 30 + "deep", 20)
@@ -912,7 +910,6 @@ def test_a_frame_is_erased_in_the_rows_of_a_resized_terminal(width, rows):
 # Lines for the user
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("abc漢-/.", min_size=1, max_size=12), max_size=12), st.integers(30, 90), st.sampled_from(["", "  "]))
 def test_lines_wrap_between_words(words, width, margin):
     line = margin + " ".join(words)

@@ -297,7 +297,8 @@ def test_the_cache_folder_is_shown_and_cleared(door, tmp_path, monkeypatch):
     assert f"  cache {tmp_path}: 5.0 MB in 2 files, at most 3.0 GB" in door(doctor.main).out.splitlines()
     done = door(doctor.main, "--clear-cache")
     assert done.out.strip() == f"removed 5.0 MB from {tmp_path}" and [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
-    refused = door(doctor.main, "guide", "--clear-cache")
-    assert refused.code == 2 and "--clear-cache: removes all models' files; leave the model out" in refused.err
+    for words in (["guide"], ["--model", "guide"]):
+        refused = door(doctor.main, *words, "--clear-cache")
+        assert refused.code == 2 and "--clear-cache: removes all models' files; leave the model out" in refused.err
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "much")
     assert "MLX_LLAMA_CACHE_SIZE='much': must be a size such as 20GB" in door(doctor.main).out

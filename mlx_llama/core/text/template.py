@@ -277,7 +277,8 @@ def encode_messages(
 
 
 # A message that spells a control token must not become one. Its text is split inside the token, and each part is encoded
-# alone. Characters of a private-use area carry the splits through the template.
+# alone. Marks carry the splits through the template: rare characters that are printable, so that a template that prints a
+# tool as Python does (SmolLM3's) does not escape them.
 
 
 def _render_parts(
@@ -321,13 +322,12 @@ def _cut_nested(value: Any, literals: Sequence[str], cut: str) -> Any:
 
 
 def _pick_marks(template: ChatTemplate, messages: Sequence[Message], extras: Mapping[str, Any]) -> tuple[str, str]:
-    """Two private-use characters that neither the template nor a message or tool contains."""
-    used = template.source + "".join(message["content"] for message in messages)
-    nested = [message.get("tool_calls") for message in messages] + [extras.get(name) for name in TOOLS]
-    used += json.dumps([value for value in nested if value], ensure_ascii=False, default=str)
-    free = [chr(code) for code in range(0xF0000, 0xF0100) if chr(code) not in used]
+    """Two musical symbols that neither the template nor a message or tool contains."""
+    given = [messages, *(extras.get(name) for name in TOOLS)]
+    used = template.source + json.dumps(given, ensure_ascii=False, default=str)
+    free = [chr(code) for code in range(0x1D000, 0x1D0F6) if chr(code) not in used]
     if len(free) < 2:
-        raise TemplateError("messages use all private-use characters from U+F0000 to U+F00FF; remove some")
+        raise TemplateError("messages use all characters from U+1D000 to U+1D0F5; remove some")
     return free[0], free[1]
 
 

@@ -20,7 +20,7 @@ def test_an_index_that_names_a_missing_shard(tmp_path):
 @pytest.mark.parametrize(
     "shard",
     ["../m/model-00001-of-00002.safetensors", "/etc/passwd", "..", "", "a\\b.safetensors", "x.bin", 7, None,
-     "sub/model-00001-of-00002.safetensors", "\0.safetensors", "x\n.safetensors"],
+     "sub/model-00001-of-00002.safetensors", "\0.safetensors", "x\n.safetensors", "x.safetensors/../x"],
 )  # fmt: skip
 def test_a_shard_outside_the_folder(shard, tmp_path):
     folder = make_checkpoint(tmp_path / "m", shards=2)

@@ -50,6 +50,7 @@ def test_the_table_of_scales_is_gguf_s(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_bits_have_less_error(kind):
     weights = make_weights(4, seed=2)[:4]
+    weights[0] = np.where(np.arange(256) < 16, 1, -1)  # Q6_K: scales of -128 and 128, which is one too many
     relative = np.sqrt(error(quantize(weights, kind), weights, kind) / (weights**2).mean(1))
     bits = {"Q6_K": 6, "Q5_K": 5}.get(kind, 4)
     assert (relative < 1.3 * 2.0**-bits).all()

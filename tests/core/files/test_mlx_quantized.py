@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from making import config_fields, encode_tensor, make_checkpoint, random_tensors, write_safetensors
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError
@@ -155,7 +155,6 @@ def test_shards(tmp_path):
 
 
 @given(st.sampled_from(QUANTIZED_BITS), st.integers(1, 4), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
 def test_packing_is_that_of_mx_quantize(bits, blocks, seed):
     mx = pytest.importorskip("mlx.core")
     rng = np.random.default_rng(seed)

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from making import make_checkpoint, refusal, write_safetensors
 from safetensors import SafetensorError, safe_open
 
@@ -157,7 +157,6 @@ def test_an_empty_list_of_tensors(tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_read_right_or_refused(data, tmp_path):
     """Cut or flipped anywhere: a CheckpointError or arrays of the promised shape; never another error."""
     path = tmp_path / "x.safetensors"

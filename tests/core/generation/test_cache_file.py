@@ -190,7 +190,7 @@ def test_another_version_is_refused(saved):
     (lambda state: {"tokens": state["tokens"].astype(np.int64)}, "holds"),
     (lambda state: {"tokens": state["tokens"][:, None]}, "holds"),
     (lambda state: {"tokens": state["tokens"] - 1000}, "outside the vocabulary of 384"),
-    (lambda state: {"tokens": state["tokens"] + 384}, "outside the vocabulary of 384"),
+    (lambda state: {"tokens": np.full_like(state["tokens"], 384)}, "outside the vocabulary of 384"),
     (lambda state: {"keys": state["keys"] * np.inf}, "not finite"),
     (lambda state: {"values": np.where(state["values"] == state["values"].max(), np.nan, state["values"])}, "not finite")])
 def test_a_crafted_file_is_refused(damage, part, saved):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation.rows import MIN_COPY, Rows
@@ -36,7 +36,6 @@ def put(rows, tokens):
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 5), st.booleans()), max_size=25),
        st.sampled_from([None, 2 * BLOCK, 4 * BLOCK]))
-@settings(deadline=None, max_examples=100)
 def test_any_order_of_claims_and_ends_keeps_the_books(steps, budget):
     rows, held = make_rows(count=5, budget=budget, most_kept=3), []
     for family, length, variant, ends in steps:

@@ -22,6 +22,7 @@ def test_a_written_session_is_read_again(tmp_path):
     assert read_session(tmp_path / "s.json").model_dump(exclude={"format", "version"}) == fields
     assert json.loads((tmp_path / "s.json").read_bytes()) == GOOD | fields
     assert [path.name for path in tmp_path.iterdir()] == ["s.json"]
+    assert os.name == "nt" or (tmp_path / "s.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_fields_that_may_be_missing(tmp_path):

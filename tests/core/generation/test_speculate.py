@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from making import make_checkpoint
 
 from mlx_llama import cli, generate, load
@@ -37,7 +37,6 @@ def looked_up(text: list[int], most: int) -> list[int]:
 
 
 @given(texts, texts, st.integers(1, 12))
-@settings(max_examples=500, deadline=None)
 def test_the_lookup_is_its_definition_by_search(prompt, answer, most):
     lookup = PromptLookup(prompt)
     for token in answer:
@@ -73,7 +72,6 @@ class Fixed:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
-@settings(max_examples=300, deadline=None)
 def test_accepted_tokens_depend_on_the_text_alone(drafts, data):
     """A plain decoder maps text to token; `sampled` is its token after each draft, right or wrong."""
     says = {n: data.draw(st.integers(0, 3)) for n in range(9)}

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies
+from hypothesis import given, strategies
 from making import config_fields
 from transformers import LlamaConfig as TheirLlama, LlamaForCausalLM, MistralConfig as TheirMistral, MistralForCausalLM
 
@@ -327,7 +327,6 @@ def collected(fields):
     return [str(error) for error in errors]
 
 
-@settings(max_examples=60, deadline=None)
 @given(names=strategies.sets(strategies.sampled_from(sorted(BAD)), min_size=1))
 def test_every_bad_field_is_reported_once(names):
     """With the error that it alone causes, and without errors that only the others cause."""

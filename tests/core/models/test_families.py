@@ -8,7 +8,8 @@ import pytest
 
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.architectures import ARCHITECTURES
+from mlx_llama.core.models.config import LlamaConfig, gguf_attention_multiplier
 
 FACTORS = {"short_factor": np.linspace(1, 2, 48).tolist(), "long_factor": np.linspace(1, 60, 48).tolist()}
 SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008,
@@ -56,6 +57,7 @@ MODELS = {
     "Phi-4-mini-instruct": PHI4,
     "gemma-2-2b-it": GEMMA2,
     "gemma-3-1b-it": GEMMA3,
+    "gemma-3-1b-it, scaled as gemma-3-4b-it": GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     "Ministral-8B with windows": {
         "architectures": ["MinistralForCausalLM"], "model_type": "ministral", "hidden_size": 4096, "intermediate_size": 12288,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 36, "vocab_size": 131072,
@@ -101,8 +103,9 @@ def test_the_config_means_what_transformers_reads(name):
             np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
             assert ours_factor == pytest.approx(factor)
     elif "full_attention" in parameters:
-        assert [one.theta for one in ours.ropes] == [parameters[kind]["rope_theta"]
-                                                     for kind in ("full_attention", "sliding_attention")]
+        assert [(one.type, one.theta, one.factor) for one in ours.ropes] == [
+            (theirs["rope_type"], theirs["rope_theta"], theirs.get("factor"))
+            for theirs in (parameters["full_attention"], parameters["sliding_attention"])]
         assert {(spec.window is not None, spec.rope) for spec in ours.layers} == {(True, 1), (False, 0)}
     else:
         assert (ours.rope.type, ours.rope.theta) == (parameters["rope_type"], parameters["rope_theta"])
@@ -115,6 +118,10 @@ def test_factors_of_the_families():
     assert {(spec.scale, spec.residual_multiplier) for spec in granite.layers} == {(0.015625, 0.22)}
     assert (gemma.embedding_multiplier, gemma.norm_offset, gemma.logits_softcap) == (48, 1, 30)
     assert {(spec.scale, spec.softcap, spec.activation) for spec in gemma.layers} == {(1 / 16, 50, "gelu_tanh")}
+    # query_pre_attn_scalar of gemma-2-9b, gemma-2-27b and gemma-3-27b on the hub; their GGUF files do not name it
+    for name, sizes, scalar in (("Gemma2", (3584, 16, 256, 42), 256), ("Gemma2", (4608, 32, 128, 46), 144),
+                                ("Gemma3", (5376, 32, 128, 62), 168)):
+        assert gguf_attention_multiplier(ARCHITECTURES[f"{name}ForCausalLM"], *sizes) == scalar**-0.5
 
 
 def test_experts_of_the_families():

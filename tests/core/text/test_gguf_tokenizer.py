@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 from making import CHAT_TEMPLATE, LLAMA3_SPECIALS, byte_level_json, config_fields, sentencepiece_model
 
 from mlx_llama.core.errors import TokenizerError
@@ -122,7 +122,6 @@ def test_special_tokens_are_llama_cpps(name, vocabularies, judged):
 
 
 @given(text=anything)
-@settings(max_examples=200, deadline=None)
 def test_sentencepieces_own_ids(text):
     metadata, sp = toy_sentencepiece()
     ours = load_vocabulary(metadata)
@@ -131,7 +130,6 @@ def test_sentencepieces_own_ids(text):
 
 
 @given(text=anything)
-@settings(max_examples=200, deadline=None)
 def test_the_tokenizers_librarys_own_ids(text):
     metadata, library = toy_byte_level()
     ours = load_vocabulary(metadata)
@@ -141,7 +139,6 @@ def test_the_tokenizers_librarys_own_ids(text):
 
 
 @given(text=anything)
-@settings(max_examples=100, deadline=None)
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_text_comes_back_at_once_and_streamed(name, text, vocabularies):
     ours = vocabularies[name][1]
@@ -154,7 +151,6 @@ def test_text_comes_back_at_once_and_streamed(name, text, vocabularies):
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_ids_decode_as_the_library_decodes_them(kind, data):
     metadata, library = toy(kind)

@@ -24,6 +24,7 @@ from .cases import USER, run_hostile
         "{{ namespace.__init__ }}",
         "{% set ns = namespace(__class__=1) %}",
         "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{% set ns = namespace() %}{% set ns._Namespace__attrs = 1 %}",
         "{{ cycler.__init__.__globals__.os }}",
         "{{ '{0.__class__}'.format(messages) }}",
         "{{ '%s'|format(messages).__class__ }}",

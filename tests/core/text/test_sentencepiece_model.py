@@ -28,7 +28,7 @@ def test_the_space_prefix_is_the_last_one_set(prefix):
 
 
 def test_a_built_model_is_the_trained_one_without_prefix():
-    trained = proto.ModelProto.FromString(sentencepiece_model())
+    trained = proto.ModelProto.FromString(sentencepiece_model(user_defined=("y" * 119,)))  # a piece of 128 bytes
     pieces = [(piece.piece, piece.score, piece.type) for piece in trained.pieces]
     model = build_bpe_model(pieces)
     built = proto.ModelProto.FromString(model)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import jinja2
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 from making import CHAT_TEMPLATE, config_fields, make_tokenizer, sentencepiece_model
 from transformers import AutoTokenizer
 
@@ -186,7 +186,6 @@ def test_assistant_messages_keep_their_added_tokens(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_any_hostile_message_adds_no_control_token(kind, data, models):
     model = models[kind]
     names = [*model.tokenizer.special_ids, "<|user|>", "<|assistant|>"]
@@ -195,7 +194,7 @@ def test_any_hostile_message_adds_no_control_token(kind, data, models):
         + [name[:n] for name in names for n in (1, 2, 4)]
         + [name[n:] for name in names for n in (1, 2, 4)]
     )
-    piece = st.sampled_from([*names, *halves, " ", "\n", "x", "\U000f0000", "\U000f0001"])
+    piece = st.sampled_from([*names, *halves, " ", "\n", "x", "\U0001d000", "\U0001d001"])
     contents = data.draw(st.lists(st.lists(piece, max_size=6).map("".join), min_size=1, max_size=3))
     assume(not any("<unk>" in content for content in contents))
     messages = conversation([("user", content) for content in contents])
@@ -267,9 +266,10 @@ def test_names_and_reasoning_reach_the_template_as_text(kind, models):
     wanted = model.judge.apply_chat_template(messages, chat_template=NAMED, tokenize=True, return_dict=False)
     assert encode_messages(model.tokenizer, template, messages, False) == wanted
     eos = model.tokenizer.named["eos_token"]
-    hostile = [{**messages[0], "name": f"A{eos}"}, {**messages[1], "reasoning_content": f"{eos}!"}]
+    hostile = [{**messages[0], "name": f"A{eos}"}, {**messages[1], "reasoning_content": f"{eos}\U0001d000"}]
     found = encode_messages(model.tokenizer, template, hostile, False)
-    assert found.count(model.tokenizer.special_ids[eos]) == 2 and f"A{eos}: Hello" in model.tokenizer.decode(found)
+    text = model.tokenizer.decode(found)
+    assert found.count(model.tokenizer.special_ids[eos]) == 2 and f"A{eos}: Hello" in text and f"({eos}\U0001d000) hi" in text
 
 
 # Sources of templates

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import tokenizers
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 from making import llama2_json, make_tokenizer
 from tokenizers import pre_tokenizers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -32,14 +32,12 @@ def stream(ours, ids, **how):
 @pytest.mark.parametrize("skip_special", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @given(ids=ids_for())
-@settings(max_examples=150, deadline=None)
 def test_streamed_pieces_are_the_decoded_text(kind, skip_special, ids, made):
     ours = made[kind].ours
     assert "".join(stream(ours, ids, skip_special=skip_special)) == ours.decode(ids, skip_special=skip_special)
 
 
 @given(ids=ids_for())
-@settings(max_examples=300, deadline=None)
 def test_sentencepiece_decodes_any_ids_alike(ids, made):
     """Invalid UTF-8 included: one U+FFFD per byte, as the library."""
     one = made["sentencepiece"]
@@ -47,7 +45,6 @@ def test_sentencepiece_decodes_any_ids_alike(ids, made):
 
 
 @given(ids=ids_for())
-@settings(max_examples=300, deadline=None)
 def test_byte_level_decodes_any_ids_alike(ids, made):
     one = made["bytelevel"]
     assert one.ours.decode(ids) == one.library.decode(ids, skip_special_tokens=True)
@@ -55,7 +52,6 @@ def test_byte_level_decodes_any_ids_alike(ids, made):
 
 
 @given(ids=ids_for())
-@settings(max_examples=300, deadline=None)
 def test_byte_fallback_json_decodes_valid_ids_alike(ids, made):
     """In a run of bytes that is not UTF-8, only the bad bytes become U+FFFD.
 
@@ -72,7 +68,6 @@ def test_byte_fallback_json_decodes_valid_ids_alike(ids, made):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=anything)
-@settings(max_examples=80, deadline=None)
 def test_text_comes_back(kind, text, made):
     ours = made[kind].ours
     # sentencepiece's visible space is a space to all tokenizers that use it, and the first one may be the prefix
@@ -84,7 +79,6 @@ def test_text_comes_back(kind, text, made):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=anything)
-@settings(max_examples=60, deadline=None)
 def test_no_half_characters(kind, text, made):
     """A character appears whole, with its last token: no U+FFFD that is not in the text, nothing held back at the end."""
     ours = made[kind].ours

@@ -45,8 +45,11 @@ def test_stop_sequences_and_blocks(client):
 
 
 def test_count_of_tokens(client, llm):
-    found = client.messages.count_tokens(model="guide", messages=QUESTION, system="Be kind.")
-    assert found.input_tokens == len(llm.encode([{"role": "system", "content": "Be kind."}, *QUESTION]))
+    asked = {"model": "guide", "messages": QUESTION, "system": "Be kind. " * 9}
+    counted = client.messages.count_tokens(**asked).input_tokens
+    assert counted == len(llm.encode([{"role": "system", "content": asked["system"]}, *QUESTION]))
+    _, usage = (client.messages.create(**asked, max_tokens=1).usage for _ in range(2))
+    assert usage.cache_read_input_tokens > 0 and usage.input_tokens + usage.cache_read_input_tokens == counted
 
 
 def test_errors_are_anthropics(client):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 
 import httpx
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from mlx_llama import load
 
 LONG = {"prompt": "hello", "max_tokens": 90_000}
-SOON = 2.0  # seconds; a tick takes milliseconds
 
 
 def test_a_stream_that_is_left_frees_its_row(endless):
@@ -24,9 +22,7 @@ def test_a_stream_that_is_left_frees_its_row(endless):
             for _ in range(9):
                 next(lines)
             assert endless.metric("rows_running") >= 1
-        began = time.monotonic()
-        endless.wait_idle(SOON)
-        assert time.monotonic() - began < SOON
+        endless.wait_idle()
     assert endless.metric('requests_total{outcome="gone"}') == before + 3
 
 
@@ -35,7 +31,7 @@ def test_a_request_without_a_stream_that_is_left_frees_its_row(endless):
             "messages": [{"role": "user", "content": "hi"}], "max_tokens": 90_000, "n": 3})):
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(endless.url + path, json=body, timeout=0.5, trust_env=False)
-        endless.wait_idle(SOON)
+        endless.wait_idle()
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +47,9 @@ def test_a_request_that_waits_is_left_too(inside, narrow):
         next(lines)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"http://127.0.0.1:{server.port}/v1/completions", json=LONG, timeout=0.4, trust_env=False)
-        server.wait(lambda: server.desk.active == 1, SOON)
-        server.wait(lambda: not server.keeper.llm.scheduler.waiting, SOON)  # the next tick sees it
-    server.wait(server.is_idle, SOON)
+        server.wait(lambda: server.desk.active == 1)
+        server.wait(lambda: not server.keeper.llm.scheduler.waiting)  # the next tick sees it
+    server.wait(server.is_idle)
 
 
 def test_a_full_queue_tells_when_to_come_again(inside, narrow):
@@ -71,7 +67,7 @@ def test_a_full_queue_tells_when_to_come_again(inside, narrow):
         assert server.http.get("/health").status_code == 200
     for thread in threads:
         thread.join()
-    server.wait(server.is_idle, SOON)
+    server.wait(server.is_idle)
     assert server.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
 
 
@@ -92,7 +88,7 @@ def test_time_of_a_request_is_bounded(inside, narrow):
     text = server.post("/v1/messages", model="default", messages=[{"role": "user", "content": "x"}], max_tokens=90_000,
                        stream=True).text
     assert "event: error" in text and "timeout" in text
-    server.wait(server.is_idle, SOON)
+    server.wait(server.is_idle)
 
 
 def test_a_slow_reader_holds_neither_others_nor_its_row(inside, roomy):
@@ -103,9 +99,8 @@ def test_a_slow_reader_holds_neither_others_nor_its_row(inside, roomy):
         body = json.dumps({**LONG, "stream": True, "n": 8}).encode()
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         server.wait(lambda: server.desk.active == 8)
-        began = time.monotonic()
         assert server.post("/v1/completions", prompt="x", max_tokens=5).status_code == 200
-        assert time.monotonic() - began < SOON
+        assert server.desk.active == 8  # it did not wait for them
         server.wait(server.is_idle, 30)  # it never read
         assert "slow" in server.http.get("/metrics").text
 

@@ -35,8 +35,8 @@ def test_prompts_of_ids_mixed_and_several(guide, llm):
     wanted = llm.generate("Once upon", max_tokens=5).text
     assert guide.post("/completion", prompt=ids, n_predict=5).json()["content"] == wanted
     assert guide.post("/completion", prompt=[*ids[:-1], ids[-1]], n_predict=5).json()["content"] == wanted
-    mixed = guide.post("/completion", prompt=["Once upon", *llm.tokenizer.encode(" a")], n_predict=5).json()
-    assert mixed["tokens_evaluated"] == 3 + len(llm.tokenizer.encode(" a"))
+    mixed = guide.post("/completion", prompt=["Once upon", *llm.tokenizer.encode(" a"), " a"], n_predict=5).json()
+    assert mixed["tokens_evaluated"] == 3 + 2 * len(llm.tokenizer.encode(" a"))
     several = guide.post("/completion", prompt=["Once upon", ids], n_predict=5).json()
     assert [one["content"] for one in several] == [wanted, wanted] and [one["index"] for one in several] == [0, 1]
 

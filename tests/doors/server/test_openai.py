@@ -147,8 +147,8 @@ def test_completions(client, llm):
     assert [choice.text for choice in found.choices] == wanted and found.usage.completion_tokens == 18
     ids = llm.encode("Once upon")
     assert client.completions.create(model="guide", prompt=ids, max_tokens=9).choices[0].text == wanted[0]
-    assert client.completions.create(model="guide", prompt="Once upon", max_tokens=9, echo=True).choices[0].text == (
-        "Once upon" + wanted[0])
+    echoed = client.completions.create(model="guide", prompt=["Once upon", "The river"], n=2, max_tokens=9, echo=True).choices
+    assert [choice.text for choice in echoed] == ["Once upon" + wanted[0]] * 2 + ["The river" + wanted[1]] * 2
     stream = client.completions.create(model="guide", prompt="Once upon", max_tokens=9, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == wanted[0]
 

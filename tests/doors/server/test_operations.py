@@ -271,12 +271,10 @@ def test_sigterm_tells_those_that_run_too_long(tmp_path, roomy):
     for thread in threads:
         thread.start()
     server.wait(lambda: server.metric("rows_running") == 3)
-    began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     for thread in threads:
         thread.join(30)
     server.process.wait(20)
-    assert time.monotonic() - began < 8
     assert "shutting_down" in found["stream"][0].split("data: ")[-1]
     assert found["whole"][1] == 503 and "shutting down" in found["whole"][0]
     assert '"stop_reason":"CANCELLED"' in found["job"][0]

@@ -126,9 +126,10 @@ def test_a_call_that_a_stop_string_cuts_is_not_to_be_made(model):
     """The model need not call: a stop string holds in its text and in its calls."""
     cut = '"b"'  # in the arguments of the first call
     asked = {"model": "m", "messages": QUESTION, "tools": TOOLS, "max_tokens": 200, "stop": [cut]}
-    with model.script():
-        [choice] = model.openai.chat.completions.create(**asked).choices
-    assert choice.finish_reason == "stop"
+    for stop, calls in ((cut, model.calls), ("5", model.calls.replace("{}", '{"a": 5}'))):  # the latter in the second call
+        with model.script(model.opening + calls):
+            [choice] = model.openai.chat.completions.create(**asked | {"stop": [stop]}).choices
+        assert choice.finish_reason == "stop"
     with model.script():
         assert list(model.openai.chat.completions.create(**asked, stream=True))[-1].choices[0].finish_reason == "stop"
     tools = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]

@@ -1,0 +1,59 @@
+"""Real checkpoints against transformers' own GGUF loader, float32: logits, token ids, greedy answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from real.conftest import fetch
+from real.golden import ANSWER, LAST, sketch
+from real.texts import CHATS, GREEDY, LOGITS, make_tokenizer_texts
+
+
+def relative_rms(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.sqrt(((found - wanted).astype(np.float64) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()))
+
+
+@pytest.mark.parametrize("number", range(len(LOGITS)))
+def test_logits(name, number, golden, open_real):
+    """Within 1e-5 of transformers', with the same likeliest token at every position."""
+    found = open_real(name).logits(golden.ids[number])
+    assert found.argmax(-1).tolist() == golden.argmax[number]
+    apart = sketch(found[-LAST:]) - np.array(golden.sketches[number])
+    assert np.sqrt((apart ** 2).sum() / found[-LAST:].size) < 1e-5 * golden.rms[number]
+
+
+@pytest.mark.slow
+def test_all_logits_of_transformers_itself(name, golden, judge, open_real):
+    llm = open_real(name)
+    for text, ids in zip(LOGITS, golden.ids):
+        wanted = judge.logits(ids)
+        found = llm.logits(ids)
+        assert relative_rms(found, wanted) < 1e-5, text
+        assert (found.argmax(-1) == wanted.argmax(-1)).all(), text
+
+
+@pytest.mark.slow
+def test_the_recorded_answers_are_those_of_transformers(name, golden, judge):
+    again = judge.record()
+    for field in ("ids", "argmax", "tokenized", "greedy", "chats"):
+        assert getattr(again, field) == getattr(golden, field)
+    for found, wanted in zip(again.sketches, golden.sketches):
+        assert relative_rms(np.array(found), np.array(wanted)) < 1e-5
+
+
+def test_token_ids(name, golden):
+    tokenizer = open_checkpoint(fetch(name)).tokenizer
+    texts = [*make_tokenizer_texts(), *LOGITS]
+    assert len(golden.tokenized) == 200
+    for text, ids in zip(texts, golden.tokenized + golden.ids, strict=True):
+        assert tokenizer.encode(text, add_bos=tokenizer.adds_bos, parse_special=True) == ids, text
+
+
+@pytest.mark.parametrize("count", [6, ANSWER])
+def test_greedy_answers(name, count, golden, open_real):
+    """Texts, and questions through the chat template, computed together."""
+    prompts = [*GREEDY, *([{"role": "user", "content": text}] for text in CHATS[: len(golden.chats)])]
+    found = open_real(name).batch(prompts, max_tokens=count, temperature=0.0)
+    assert [done.tokens for done in found] == [wanted[:count] for wanted in golden.greedy + golden.chats]
