@@ -44,10 +44,12 @@ def slow_tests() -> re.Pattern[str]:
 
 def pytest_collection_modifyitems(config, items):
     slow = slow_tests()
+    runs_all = config.getoption("--all")
     for item in items:
-        if slow.match(item.nodeid.removeprefix("tests/")):
+        has_more_examples = runs_all and getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        if has_more_examples or slow.match(item.nodeid.removeprefix("tests/")):
             item.add_marker(pytest.mark.slow)
-    if not config.getoption("--all"):
+    if not runs_all:
         left_out = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]

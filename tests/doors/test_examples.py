@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -396,14 +397,22 @@ def test_starts_are_measured(tmp_path):
     assert float(re.search(r"neighbours ([\d.]+) ", ratio)[1]) > 1
 
 
-def test_narrow_keys_and_values_cost_the_guide_little():
-    """Its perplexity of questions kept out of its training stays within 0.5 % in 8 bits, 0.02 % in 16."""
-    logits, full, half, coarse, *differences = run("measure_cache_bits.py", "--held-out").splitlines()
-    found = {bits: float(error) for bits, error in re.findall(r"(\d+) bits ([\d.e-]+)", logits)}
-    assert 0 < found["16"] < 1e-3 < found["8"] < 2e-2  # tests/backends/kernels/test_rows.py compares with gguf's rounding
-    assert "full bits" in full and "16 bits" in half and "8 bits" in coarse and full.split()[-4] != coarse.split()[-4]
-    for limit, line in zip((0.02, 0.5), differences, strict=True):
-        assert abs(float(line.split()[-2])) < limit
+def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch):
+    """The guide's, of text that it was not taught. The score is torch's cross entropy."""
+    first, full, eight, *formats = run("measure_perplexity.py", str(guide_q8), "--tokens", "400", "--window", "128", "--widths",
+                                       "float32,8-bit keys and values", "--formats", "Q4_0,mlx-8").splitlines()
+    assert first == f"{guide_q8.name}: 384 tokens in windows of 128"
+    found = [float(re.fullmatch(r"[^:]+: [\d.]+ \(([+-][\d.]+) %\)(, \d+ MB)?", line)[1]) for line in (full, eight, *formats)]
+    assert found[0] == 0 < abs(found[1]) < 0.5 and any(line.startswith("Q4_0, mlx_llama") for line in formats)
+
+    import torch
+
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from measure_perplexity import score
+
+    logits, tokens = np.random.default_rng(0).normal(size=(9, 50)).astype(np.float32) * 5, list(range(3, 12))
+    wanted = torch.nn.functional.cross_entropy(torch.from_numpy(logits[:-1]), torch.tensor(tokens[1:]), reduction="sum")
+    assert score(logits, tokens) == pytest.approx(float(wanted), rel=1e-6)
 
 
 def test_every_example_is_run_here():
