@@ -216,6 +216,7 @@ def test_an_end_token_and_a_stop_string_inside_a_draft_end_there(kind, loaded):
         wanted = llm.generate(REPETITIVE, max_tokens=30, stop=stop, speculate="none")
         got = llm.generate(REPETITIVE, max_tokens=30, stop=stop, speculate=kind)
         assert (got.tokens, got.text, got.stop) == (wanted.tokens, wanted.text, stop)
+        consistent(llm.chat())
 
 
 def test_an_end_token_that_was_drafted_is_the_last(loaded):

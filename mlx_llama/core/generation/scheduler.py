@@ -595,8 +595,8 @@ class Scheduler:
             tokens = sequence.speculation.accept(drafts, sampled)
             goes_on = all(sequence.take(token, now, logprobs) for token in tokens)
             goes_on = goes_on and all(sequence.take(token, now) for token in self._find_forced(sequence))
-            if drafts and goes_on:
-                self.cache.trim(len(sequence.text) - 1, sequence.row)
+            if drafts:  # a rejected draft may lie where the last token belongs
+                self._rewind(sequence)
             if goes_on:
                 sequence.tell()
             else:
