@@ -1,0 +1,81 @@
+"""SmolLM2 written anew: in each format and back, and with an adapter, applied and merged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlx_llama import load
+from mlx_llama.core.files.checkpoint import merge_adapter, open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.core.proofs.perplexity import measure_perplexity
+from real.golden import LAST, Judge, read_golden, sketch
+from real.test_transformers import relative_rms
+from real.texts import LOGITS
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+# The largest ratio of perplexities, of the copy and of the file. The file's 16 levels lie between those of the coarser formats: see
+# docs/numerics.md.
+FORMATS = {"F32": 1.0001, "F16": 1.001, "BF16": 1.02, "Q8_0": 1.01, "Q6_K": 1.03, "Q5_K_M": 1.2, "Q4_K_M": 1.2, "IQ4_XS": 1.25,
+           "Q4_0": 1.25}
+
+
+def perplexity(path: Path) -> float:
+    llm = load(path, backend="cpu")
+    return measure_perplexity(llm, llm.encode(README)[:256], 256, 255).value
+
+
+@pytest.fixture(scope="module")
+def plain(smollm2, tmp_path_factory):
+    """(a copy at full width, the file's perplexity)."""
+    copy = write_gguf(open_checkpoint(smollm2), tmp_path_factory.mktemp("plain") / "F32.gguf", "F32").path
+    return copy, perplexity(smollm2)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format(format, plain, tmp_path):
+    copy = plain[0] if format == "F32" else write_gguf(open_checkpoint(plain[0]), tmp_path / "copy.gguf", format).path
+    assert 0.98 < perplexity(copy) / plain[1] < FORMATS[format]
+
+
+def test_a_folder_for_mlx_keeps_the_codes_and_a_file_made_of_it_the_values(smollm2, tmp_path):
+    """mlx-lm and this package read from it what transformers reads from the file."""
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    golden = read_golden("smollm2")
+    folder = write_mlx(open_checkpoint(smollm2), tmp_path / "folder", None, keep=True).path
+    theirs, _ = load_model(folder)
+    theirs.set_dtype(mx.float32)
+    back = load(write_gguf(open_checkpoint(folder), tmp_path / "back.gguf", "F32").path, backend="cpu", dtype="float32")
+    for found in (np.array(theirs(mx.array([golden.ids[1]]))[0]), back.logits(golden.ids[1])):
+        assert found.argmax(-1).tolist() == golden.argmax[1]
+        apart = sketch(found[-LAST:]) - np.array(golden.sketches[1])
+        assert np.sqrt((apart ** 2).sum() / found[-LAST:].size) < 1e-3 * golden.rms[1]  # scales of 16 bits
+
+
+@pytest.mark.slow
+def test_an_adapter_applied_and_merged(smollm2, tmp_path):
+    """PEFT's, on transformers' model."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    judge = Judge(smollm2)
+    model = get_peft_model(judge.model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"]))
+    torch.manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data = torch.randn(weight.shape) * 0.05
+    model.save_pretrained(tmp_path / "adapter")
+    judge.model = model
+    ids = read_golden("smollm2").ids[4]
+    wanted, without = judge.logits(ids), load(smollm2, backend="cpu", dtype="float32").logits(ids)
+    merged = write_gguf(merge_adapter(open_checkpoint(smollm2, None, [tmp_path / "adapter"])), tmp_path / "merged.gguf", "F32").path
+    applied = load(smollm2, backend="cpu", dtype="float32", adapters=tmp_path / "adapter")
+    assert relative_rms(without, wanted) > 1e-2
+    assert relative_rms(applied.logits(ids), wanted) < 1e-5
+    assert relative_rms(load(merged, backend="cpu", dtype="float32").logits(ids), wanted) < 1e-3  # merged matrices have 16 bits
+    assert applied.generate(LOGITS[1], max_tokens=8, temperature=0.0).tokens == judge.answer(judge.tokenizer(LOGITS[1]).input_ids)[:8]
