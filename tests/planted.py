@@ -135,7 +135,7 @@ FAULTS = [
           "sequence.is_cancelled or sequence.constraint or sequence", "sequence.is_cancelled or sequence",
           "a step with a grammar runs ahead of the token that decides its mask"),
     Fault("scheduler", "mlx_llama/core/generation/scheduler.py",
-          "if drafts and goes_on:", "if drafts and goes_on and len(tokens) > 1:",
+          "if drafts:  # a rejected", "if drafts and len(tokens) > 1:  # a rejected",
           "where no draft was right, the wrong ones stay in the cache"),
     Fault("scheduler", "mlx_llama/core/generation/slots.py",
           "else 0, -self._used[slot]", "else 0, self._used[slot]",
@@ -532,7 +532,7 @@ def main() -> int:
     parser.add_argument("--area", choices=AREAS, help="the faults of one area")
     parser.add_argument("--only", metavar="N,N", help="the faults of these numbers")
     parser.add_argument("--jobs", type=int, default=2, metavar="J", help="copies at once (default: 2)")
-    parser.add_argument("--seconds", type=float, default=600, metavar="S", help="a test that takes longer hangs (default: 600)")
+    parser.add_argument("--seconds", type=float, default=600, metavar="S", help="a longer test hangs (default: 600)")
     parser.add_argument("--list", action="store_true", help="print the faults and their first tests")
     parser.add_argument("--check", action="store_true", help="check the texts of the faults")
     parser.add_argument("tests", nargs="*", help="tests to run in place of the area's")
