@@ -1,4 +1,4 @@
-"""Plant faults in a copy of this tree, one at a time, and tell which of them the tests do not see.
+"""Plant faults in a copy of this tree, one at a time, and list those that the tests miss.
 
     python tests/planted.py                              # all faults, the tests of each touched area
     python tests/planted.py --all --jobs 4               # the slow tests too
@@ -386,7 +386,7 @@ def choose_tests(fault: Fault, tree: Path) -> list[list[str]]:
 
 
 def check(faults: Sequence[Fault]) -> list[str]:
-    """What is wrong with the texts of the faults."""
+    """Errors in the texts of the faults: a count per area, a text that does not occur once, a file that does not compile."""
     wrong = [f"area {area!r} has {count} faults, not {PER_AREA}" for area in AREAS
              if (count := sum(fault.area == area for fault in faults)) != PER_AREA]
     wrong += [f"area {area!r} is not known" for area in sorted({fault.area for fault in faults} - set(AREAS))]

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from real.conftest import fetch
 
 from mlx_llama.__main__ import COMMANDS as DOORS
-from real.conftest import fetch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

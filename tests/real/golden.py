@@ -1,4 +1,4 @@
-"""What transformers gives for the real checkpoints, recorded, so that the default run need not load them there.
+"""Records of transformers' results for the real checkpoints, so that the quick tests need not load its models.
 
     python tests/real/golden.py [smollm2] [gemma3]      # run transformers, write golden-*.json.xz
 
@@ -49,6 +49,11 @@ class Golden:
     tokenized: list[list[int]]
     greedy: list[list[int]]
     chats: list[list[int]]
+
+    def distance(self, logits: np.ndarray, number: int) -> float:
+        """Relative RMS distance of logits [T, V] of LOGITS[number] from transformers', by the sketches of the last positions."""
+        apart = sketch(logits[-LAST:]) - np.array(self.sketches[number])
+        return float(np.sqrt((apart ** 2).sum() / logits[-LAST:].size) / self.rms[number])
 
 
 class Judge:

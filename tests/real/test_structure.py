@@ -8,8 +8,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-
 from core.generation.random_schemas import random_schema
+
 from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
 

@@ -240,10 +240,11 @@ def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
 
 
 @no_windows
-@pytest.mark.parametrize("script", ["sleep 30", "exit 9", "echo nonsense", 'echo "Tesla T4, [N/A], 7.5"'])
-def test_a_gpu_that_does_not_answer_is_unknown(script, smi, toy):
+@pytest.mark.parametrize("script", ["sleep 30; touch $0.ended", "exit 9", "echo nonsense", 'echo "Tesla T4, [N/A], 7.5"'])
+def test_a_gpu_that_does_not_answer_is_unknown(script, smi, toy, tmp_path):
     smi(script)
     diagnosis = diagnose(toy)
+    assert not (tmp_path / "bin" / "nvidia-smi.ended").exists()  # it was not waited for
     [cuda] = [one for one in diagnosis.backends if one.name == "cuda"]
     assert cuda.gpu is None and cuda.memory_bytes is None and fit(diagnosis, "cuda").longest_context is None
     assert diagnosis.ok and diagnosis.auto == "cuda"
