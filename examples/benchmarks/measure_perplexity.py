@@ -14,11 +14,13 @@ The text is cut into windows of --window tokens, BOS first where the model has o
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import make_random_gguf
 import numpy as np
 
 import mlx_llama
@@ -75,11 +77,7 @@ def open_peer(path: Path, size: int) -> Callable[[list[int]], np.ndarray]:
 
 def formats(path: Path, chosen: list[str], folder: Path) -> Iterator[tuple[str, Path, Path | None]]:
     """(name, our file, llama.cpp's file) of `path` written as F16 and quantised from there."""
-    try:
-        import make_random_gguf
-        quantise = make_random_gguf.quantise if __import__("llama_cpp") else None
-    except ImportError:
-        quantise = None
+    quantise = make_random_gguf.quantise if importlib.util.find_spec("llama_cpp") else None
     plain = write_gguf(open_checkpoint(path), folder / "F16.gguf", "F16").path
     for kind in chosen:
         if kind.startswith("mlx-"):
