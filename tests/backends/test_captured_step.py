@@ -31,11 +31,7 @@ MODELS = {
     "float32": dict(),
     "float16": dict(dtype="float16"),
     "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
-    "biases": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
-    "heads": dict(hidden_size=72, num_attention_heads=6, num_key_value_heads=2, head_dim=20),
-    "qwen2": dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7, max_window_layers=1),
     "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=20, num_attention_heads=6, num_key_value_heads=2),
-    "qwen3 float16": dict(architectures=["Qwen3ForCausalLM"], head_dim=16, dtype="float16", tie_word_embeddings=True),
     "low-bit": dict(kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K"),
 }
 
@@ -130,7 +126,9 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
     tables = cosines, sines = tuple(made(2, room, D // 2))
     heads = made(2, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
     splits = heads.view(2, 1, H + 2 * G, D).transpose(1, 2)
-    pairs = [((0, 1), None), ((63, 64), None), ((130, 4095), None), ((4199, 4096), None), ((300, 20), 100), ((100, 99), 100)]
+    pairs = [((0, 1), None), ((63, 64), None), ((300, 20), 100)]
+    if D == 16:  # long rows cost the interpreter a second each
+        pairs += [((130, 4095), None), ((4199, 4096), None), ((100, 99), 100)]
     for positions, window in pairs:
         tokens = torch.zeros(room + 1, dtype=torch.int32, device=DEVICE)
         rows = [Storage(tokens, made(2, 2, G, room, D, dtype=dtype, seed=4 + i), None) for i in range(2)]
@@ -161,11 +159,11 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 3e-6), (torch.float16, 3e-3)], ids=["float32", "float16"])
+@pytest.mark.parametrize("dtype, bound, shape", [
+    (torch.float32, 3e-6, SHAPES[0]), (torch.float32, 3e-6, SHAPES[1]), (torch.float16, 3e-3, SHAPES[2])], ids=str)
 def test_rows_are_stored_and_attended_to(dtype, bound, shape, call):
     found = call(attended, dtype, *shape)
-    assert len(found) == 36 and max(error for _, error in found) < bound, found
+    assert len(found) == (36 if shape == SHAPES[0] else 18) and max(error for _, error in found) < bound, found
 
 
 NOISY = ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2))  # seeds and positions
@@ -372,19 +370,18 @@ def decoded(llama, count: int, given: dict, cache=None, prompt: int = 5) -> tupl
 def plain_and_replayed(path: Path, given: dict, count: int) -> tuple:
     plain, replayed, forward = loaded(path, False), loaded(path), loaded(path, by_kernels=False)
     found = [decoded(llama, count, given) for llama in (plain, replayed, forward)]
-    again = decoded(replayed, 4, given)  # another cache, the same graph
+    again = decoded(replayed, 3, given)  # another cache, the same graph
     if not HAS_GPU:
         capture = replayed._runner.capture
-        assert (capture.recorded, capture.replays) == (1, count - 2 + 3)
+        assert (capture.recorded, capture.replays) == (1, count - 2 + 2)
     assert all(step.is_captured for step in replayed._runner._steps.values())
     return *found, again
 
 
-@pytest.mark.parametrize("name, case", [*((name, "everything") for name in MODELS), ("float32", "greedy"),
-                                        ("float32", "noise")])
+@pytest.mark.parametrize("name, case", [*((name, "everything") for name in MODELS), ("float32", "noise")])
 def test_replayed_steps_give_the_bits_of_plain_ones_and_the_numbers_of_forward(name, case, call):
-    plain, replayed, forward, again = call(plain_and_replayed, checkpoint(name), SAMPLING[case], 9)
-    assert (replayed[0], again[0]) == (plain[0], plain[0][:4])
+    plain, replayed, forward, again = call(plain_and_replayed, checkpoint(name), SAMPLING[case], 6)
+    assert (replayed[0], again[0]) == (plain[0], plain[0][:3])
     for part in plain[1]:
         np.testing.assert_array_equal(replayed[1][part], plain[1][part])
     exact = "float16" not in name and name != "low-bit"
@@ -595,8 +592,7 @@ def masked_steps(path: Path, given: list[dict], has_masks: bool, most_rows: int)
 
 
 @pytest.mark.parametrize("given, has_masks, most_rows", [
-    (PLAIN, True, 32), (ROWS, False, 32), (ROWS, True, 32), (ROWS, True, 2)],
-    ids=["masks", "logprobs", "both", "both, in groups"])
+    (PLAIN, True, 2), (ROWS, True, 32)], ids=["masks, in groups", "both"])
 def test_masks_and_log_probabilities_in_replayed_steps(given, has_masks, most_rows, call):
     """The same bits as from the logits and the sampling apart. Masks are asked for once a step, behind the forward."""
     found = call(masked_steps, checkpoint("float32"), given, has_masks, most_rows)
@@ -635,7 +631,7 @@ def broken_off(path: Path) -> list:
 
     wanted, llama = decoded(loaded(path), 6, SAMPLING["noise"])[0], loaded(path, False)
     found, original = [], packed.run
-    for broken in range(1, 27, 9):
+    for broken in (1, 19):
         cache, draw, count = llama.make_cache(50), sampler(SAMPLING["noise"]), 0
         token, tokens = np.arange(3, 8, dtype=np.int32)[None] % 60, []
 
@@ -664,7 +660,7 @@ def broken_off(path: Path) -> list:
 
 def test_a_step_that_breaks_off_can_be_taken_again(call):
     wanted, *found = call(broken_off, checkpoint("float32"))
-    assert all(tokens == wanted for tokens in found) and len(found) == 3
+    assert all(tokens == wanted for tokens in found) and len(found) == 2
 
 
 def prompts(path: Path) -> list[np.ndarray]:
@@ -749,7 +745,6 @@ ODD = {  # fields of LlamaConfig
     "norms after": dict(norm_placement="after", query_key_norm="whole"),
     "softcaps, partial rotation, a rope of windows": dict(attention_softcap=1.5, logits_softcap=2.0, norm_offset=0.5, **TURNED),
     "partial rotation, codes of 8 bits": TURNED | dict(cache_bits=8),
-    "partial rotation, 16 bits": TURNED | dict(cache_bits=16),
     "scaled queries": dict(rope=RopeConfig(original_max_position_embeddings=3), query_beta=0.7),
 }
 
@@ -786,9 +781,8 @@ def by_each_path(fields: dict) -> list[tuple]:
 def test_differences_of_other_families_are_in_the_replayed_step(name, call):
     (tokens, replayed), (wanted, forward) = call(by_each_path, ODD[name])
     assert tokens == wanted
-    limit = 2**-10 if ODD[name].get("cache_bits") == 16 else 1e-5  # a number near a tie is rounded either way
     for part in ("keys", "values"):
-        assert relative_error(replayed[part], forward[part]) < limit
+        assert relative_error(replayed[part], forward[part]) < 1e-5
 
 
 LAYER = ["_add_rms_norm", "_multiply", "_store_rotated", "_attend", "_join", "_multiply", "_add_rms_norm", "_multiply",
@@ -815,9 +809,8 @@ def test_a_step_launches_no_more_kernels_than_it_needs(name, case, wanted, call)
 def plant(patch, fault: str) -> None:
     """Plant a fault in the layers, which every path runs."""
     from cuda_fallback import layers
-    from mlx_llama.core.models.spec import LayerSpec
 
-    attention, norm, mlp = layers.Attention.__call__, layers.RMSNorm.__call__, layers.MLP.__call__
+    attention, mlp = layers.Attention.__call__, layers.MLP.__call__
 
     def swapped(self, x, view, probe=None, last_only=False):
         def swap(query, *given):
@@ -828,21 +821,13 @@ def plant(patch, fault: str) -> None:
             within.setattr(layers.ops, "attend", swap)
             return attention(self, x, view, probe, last_only)
 
-    def half(self, x, delta=None):
-        total, normed = norm(self, x, delta)
-        return total, normed * 0.5
-
-    if fault == "no scale":
-        patch.setattr(LayerSpec, "scale", 1.0)
-    elif fault == "swapped heads":
+    if fault == "swapped heads":
         patch.setattr(layers.Attention, "__call__", swapped)
-    elif fault == "half norm":
-        patch.setattr(layers.RMSNorm, "__call__", half)
     elif fault == "no residual":
         patch.setattr(layers.MLP, "__call__", lambda self, x, view: mlp(self, x, view) * 0)
 
 
-FAULTS = ["no scale", "swapped heads", "half norm", "no residual"]
+FAULTS = ["swapped heads", "no residual"]
 GIVEN = [9, 41, 3, 17, 28, 50, 11]
 
 
@@ -1004,8 +989,8 @@ def keys_at_a_time(D: int, itemsize: int) -> int:
     return decode.keys_at_a_time(D, itemsize)
 
 
-@pytest.mark.parametrize("element, capability", [("*bf16", 90), ("*fp32", 80), ("*fp16", 75), ("*fp32", 75)])
-@pytest.mark.parametrize("D", [64, 80, 128, 256])
+@pytest.mark.parametrize("element, capability", [("*bf16", 90), ("*fp16", 75), ("*fp32", 75)])
+@pytest.mark.parametrize("D", [80, 256])
 def test_attention_fits_the_shared_memory_of_small_gpus(D, element, capability, compile_call):
     keys, width = compile_call(keys_at_a_time, D, 4 if element == "*fp32" else 2), 1 << (D - 1).bit_length()
     _, shared, _ = compile_call(assembled, "_attend", element, capability, {**HEADS, "D": D, "WIDTH": width, "KEYS": keys}, 4)

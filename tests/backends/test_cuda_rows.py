@@ -290,11 +290,9 @@ def check_company(name: str, joins: list[int], order: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["odd", "low-bit"])
-@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(joins=st.lists(st.integers(0, 3), min_size=1, max_size=3), order=st.integers(0, 99))
-@example(joins=[0, 1, 0, 2, 0, 1, 0, 0], order=1)
-@example(joins=[0], order=0)
-@example(joins=[0, 0], order=2)
+@example(joins=[0, 1, 0, 2, 0], order=1)
 def test_logits_have_the_same_bits_in_any_company(name, call, joins, order):
     assert call(check_company, name, joins, order) == COUNT * len(joins)
 
@@ -314,15 +312,14 @@ def many_rows(name: str) -> int:
         return len(got)
 
 
-@pytest.mark.parametrize("name", ["odd", "low-bit"])
-def test_logits_have_the_same_bits_among_many(name, call):
-    assert call(many_rows, name) == 33
+def test_logits_have_the_same_bits_among_many(call):
+    assert call(many_rows, "odd") == 33
 
 
 # Prompts by the kernels of decoded tokens
 
 TEXT = np.random.default_rng(5).integers(3, 60, 36).tolist()
-BATCH_INVARIANT = [("odd", None), ("low-bit", None), ("sliding", 8)]
+BATCH_INVARIANT = [("low-bit", None), ("sliding", 8)]
 
 
 @functools.cache
@@ -390,7 +387,7 @@ EVENTS = st.one_of(
 
 
 @pytest.mark.parametrize("name, bits", BATCH_INVARIANT)
-@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(events=st.lists(EVENTS, min_size=2, max_size=3))
 @example(events=[("read", [1], 34), ("copy", 1, 0, 0.64), ("read", [0, 1], 3)])
 @example(events=[("read", [2, 0], 12), ("read", [0], 1), ("trim", 2, 0.3), ("read", [2, 0], 6)])
@@ -466,7 +463,7 @@ def replayed_rows(path: Path) -> dict:
     fewer_programs()
     with computing(True):
         alone = []
-        for i, given_ in enumerate(MIXED[:4]):
+        for i, given_ in enumerate(MIXED[:4]):  # alone
             cache, token, draw, tokens = model.make_cache(300), [[30 + i]], batch(given_), []
             model.forward([ALONE[i]], 0, cache)
             for _ in range(5):
@@ -572,9 +569,8 @@ def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
     return found
 
 
-@pytest.mark.parametrize("rotates", [True, False])
-@pytest.mark.parametrize("G, D", [(1, 20), (2, 64), (1, 80)])
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 3e-6), (torch.float16, 3e-3)], ids=["float32", "float16"])
+@pytest.mark.parametrize("dtype, bound, G, D, rotates", [
+    (torch.float32, 3e-6, 1, 20, True), (torch.float32, 3e-6, 1, 80, False), (torch.float16, 3e-3, 2, 64, True)])
 def test_codes_are_stored_and_attended_to(dtype, bound, G, D, rotates, call):
     found = call(stored_codes, dtype, G, D, rotates)
     assert len(found) == 4 and max(found.values()) < bound, found
@@ -658,6 +654,8 @@ def in_few_bits(path: Path, bits: int) -> tuple[list, list]:
     for by_kernels in (True, False):
         with computing(by_kernels):
             model = Llama.load(open_checkpoint(path), "float32", DEVICE, cache_bits=bits)
+            if by_kernels and not HAS_GPU:
+                fewer_programs()
             cache, logits = model.make_cache(64, rows=3), []
             fill(model, cache, range(3))
             for token in (5, 6):
@@ -676,6 +674,6 @@ def in_few_bits(path: Path, bits: int) -> tuple[list, list]:
 
 @pytest.mark.parametrize("bits, error", [(8, 2e-3)])
 def test_steps_in_few_bits_by_kernels_are_those_of_torch(bits, error, call, tmp_path):
-    few, many = call(in_few_bits, make_checkpoint(tmp_path / "m", tokenizer=False, num_hidden_layers=2, head_dim=20), bits)
+    few, many = call(in_few_bits, make_checkpoint(tmp_path / "m", tokenizer=False, num_hidden_layers=1, head_dim=20), bits)
     for one, other in zip(few, many):
         assert 0 < relative_error(one, other) < error
