@@ -6,16 +6,27 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from making import make_checkpoint
 
-from mlx_llama import load
+from mlx_llama import generate, load
 
 
-def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
+def run_process(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "mlx_llama.generate", *arguments], input=stdin, capture_output=True,
                           timeout=120)
+
+
+@pytest.fixture
+def run(door):
+    """As run_process, in this process."""
+    def in_process(*arguments: str, stdin: bytes = b"") -> SimpleNamespace:
+        done = door(generate.main, *arguments, stdin=stdin)
+        return SimpleNamespace(returncode=done.code, stdout=done.out.encode(), stderr=done.err.encode())
+
+    return in_process
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +35,13 @@ def llm(toy):
 
 
 def test_the_answer_goes_to_stdout_and_nothing_else_does(toy, llm):
-    done = run("--model", str(toy), "--backend", "cpu", "-p", "hello", "-m", "12", "--stats")
+    done = run_process("--model", str(toy), "--backend", "cpu", "-p", "hello", "-m", "12", "--stats")
     wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=12).text
     assert done.returncode == 0 and done.stdout.decode() == wanted
     assert b"evaluations per token: 1 " in done.stderr and b"reused" in done.stderr
 
 
-def test_prompt_from_standard_input_system_prompt_and_plain_continuation(toy, llm):
+def test_prompt_from_standard_input_system_prompt_and_plain_continuation(toy, llm, run):
     done = run("--model", str(toy), "-p", "-", "-sys", "be kind", "-n", "9", stdin="Vögel".encode())
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Vögel"}]
     assert done.stdout.decode() == llm.generate(messages, max_tokens=9).text
@@ -43,7 +54,7 @@ def test_an_answer_does_not_command_the_terminal(toy):
     import pty
 
     arguments = ["--model", str(toy), "-p", "hello", "--regex", "\x1b\\[2J"]
-    assert run(*arguments).stdout == b"\x1b[2J"  # a pipe gets the bytes
+    assert run_process(*arguments).stdout == b"\x1b[2J"  # a pipe gets the bytes
     ours, theirs = pty.openpty()
     subprocess.run([sys.executable, "-m", "mlx_llama.generate", *arguments], stdout=theirs, timeout=120, check=True)
     os.close(theirs)
@@ -51,7 +62,7 @@ def test_an_answer_does_not_command_the_terminal(toy):
     os.close(ours)
 
 
-def test_jsonl_is_pieces_and_a_receipt(toy, llm):
+def test_jsonl_is_pieces_and_a_receipt(toy, llm, run):
     done = run("--model", str(toy), "-p", "hello", "-m", "10", "--jsonl", "--temp", "0.7", "--seed", "5")
     *pieces, last = [json.loads(line) for line in done.stdout.decode().splitlines()]
     wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=10, temperature=0.7, seed=5)
@@ -77,14 +88,14 @@ def test_jsonl_is_pieces_and_a_receipt(toy, llm):
     (["-p", "hi", "--backend", "cpu", "--activation-bits", "8", "--dtype", "float32"], b"", "contradict each other"),
     (["-p", "hi", "--backend", "cpu", "--threads", "0", "--model", "no/such/folder"], b"", "--threads '0'"),
 ])
-def test_a_bad_input_is_one_line_and_exit_code_2(arguments, stdin, message, toy):
+def test_a_bad_input_is_one_line_and_exit_code_2(arguments, stdin, message, toy, run):
     done = run("--model", str(toy), *arguments, stdin=stdin)
     error = done.stderr.decode()
     assert done.returncode == 2 and done.stdout == b""
     assert error.startswith("error: ") and len(error.splitlines()) == 1 and message in error, error
 
 
-def test_threads_and_activation_bits_reach_the_model(guide_q8):
+def test_threads_and_activation_bits_reach_the_model(guide_q8, run):
     from cpu_fallback.kernels import compilation
 
     if compilation.find_target()[0] is None:
@@ -117,16 +128,16 @@ def test_stats_tell_a_models_notices(guide_q8, capfd, monkeypatch):
 
 
 def test_debug_shows_the_traceback(toy):
-    done = run("--model", str(toy), "-p", "hi", "--backend", "tpu", "--debug")
+    done = run_process("--model", str(toy), "-p", "hi", "--backend", "tpu", "--debug")
     assert done.returncode != 0 and b"Traceback" in done.stderr
 
 
-def test_a_model_that_is_not_there(tmp_path):
+def test_a_model_that_is_not_there(tmp_path, run):
     done = run("--model", str(tmp_path / "none"), "-p", "hi")
     assert done.returncode == 2 and b"no such folder" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_no_gpu_here_says_so(toy):
+def test_no_gpu_here_says_so(toy, run):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
@@ -136,7 +147,7 @@ def test_no_gpu_here_says_so(toy):
     assert done.returncode == 2 and b"--device cpu" in done.stderr
 
 
-def test_an_empty_prompt_without_bos(tmp_path):
+def test_an_empty_prompt_without_bos(tmp_path, run):
     folder = make_checkpoint(tmp_path / "m", tokenizer="bytelevel", bos_token_id=None)
     config = folder / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"bos_token": "<|begin_of_text|>", ', ""))

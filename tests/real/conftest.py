@@ -7,9 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from machine import device_of
 
 from mlx_llama import LLM, load
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
 from real.checkpoints import MODELS, FetchError
 from real.golden import Golden, Judge, read_golden
 
@@ -55,12 +58,30 @@ def judge(name) -> Judge:
     return Judge(fetch(name))
 
 
+@pytest.fixture(scope="session")
+def widen(tmp_path_factory):
+    """widen(name): the same values in float32, written once for all processes of a run."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def copy(name: str) -> Path:
+        path = folder / f"{name}.F32.gguf"
+        with FileLock(f"{path}.lock"):
+            return path if path.exists() else write_gguf(open_checkpoint(fetch(name)), path, "F32").path
+
+    return copy
+
+
 @pytest.fixture(scope="module")
-def open_real(backend):
-    """open_real(name, **options of load): the model on this test's backend, float32 unless the options say otherwise."""
+def open_real(backend, widen):
+    """open_real(name, **options of load): the model on this test's backend, float32 unless the options say otherwise.
+
+    On CPUs mlx and torch take seconds for a token of low-bit weights, so they get a float32 copy, unless as_stored.
+    """
 
     @functools.cache
-    def loader(name: str, **options) -> LLM:
-        return load(fetch(name), backend=backend.name, device=device_of(backend), **{"dtype": "float32"} | options)
+    def loader(name: str, as_stored: bool = False, **options) -> LLM:
+        path = fetch(name) if as_stored or backend.name == "cpu" or device_of(backend) != "cpu" else widen(name)
+        return load(path, backend=backend.name, device=device_of(backend), **{"dtype": "float32"} | options)
 
     return loader

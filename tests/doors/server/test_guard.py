@@ -9,6 +9,8 @@ import sys
 import pytest
 from making import make_checkpoint
 
+from mlx_llama.server import command
+
 QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 
@@ -135,19 +137,12 @@ def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
         (["--ctx-size", "99999"], "1 to"),
     ],
 )
-def test_a_bad_flag_is_one_line_and_exit_code_2(arguments, message):
-    done = subprocess.run(
-        [sys.executable, "-m", "mlx_llama.server", "--port", "0", "--quiet", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    last = done.stderr.strip().splitlines()[-1]
+def test_a_bad_flag_is_one_line_and_exit_code_2(arguments, message, door):
+    done = door(command.main, "--port", "0", "--quiet", *arguments)
+    last = done.err.strip().splitlines()[-1]
     is_early = "--ctx-size" not in arguments and "--ssl-cert-file" not in arguments
-    assert not is_early or "listening" not in done.stderr
-    assert done.returncode == 2 and last.startswith("error: ") and message in last and "Traceback" not in done.stderr, (
-        done.stderr
-    )
+    assert not is_early or "listening" not in done.err
+    assert done.code == 2 and last.startswith("error: ") and message in last and "Traceback" not in done.err, done.err
 
 
 def test_a_port_that_is_taken(guide):
