@@ -46,7 +46,8 @@ def _describe_prefetch(target: Target) -> str:
     return choice + (f", but for {own} kind{'s' * (own > 1)} of weights" if own else "") + f" ({origin})"
 
 
-def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts) -> WeightsPlan:
+def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
+                 exceeds_float16: bool = False) -> WeightsPlan:
     """The weights on this machine's device. stored: the checkpoint's dtype."""
     tensors = list(tensors)
     low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)

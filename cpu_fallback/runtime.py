@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.load_options import LoadOptions
-from mlx_llama.core.errors import BackendError
+from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
 from .kernels import compilation
@@ -41,7 +41,7 @@ def runs_ahead(device: str) -> bool:
     return False
 
 
-def pick_dtype(dtype: str, stored: str, device: str) -> np.dtype:
+def pick_dtype(dtype: str, stored: str, device: str, exceeds_float16: bool = False) -> np.dtype:
     """The dtype of activations: float32, whatever width the weights are `stored` in."""
     return np.dtype(np.float32)
 
@@ -73,6 +73,11 @@ def to_numpy(array: np.ndarray) -> np.ndarray:
 def peak_memory(device: str) -> int:
     """Peak of the process's memory in bytes; 0: unknown."""
     return machine.peak_memory()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an error says that the host is out of memory."""
+    return isinstance(error, (MemoryError, OutOfMemoryError))
 
 
 def free_memory(device: str) -> int | None:

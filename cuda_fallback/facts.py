@@ -35,10 +35,12 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     return BackendFacts("cuda", True, reason, packages, True, name, (), memory, "free", capability >= BFLOAT16_CAPABILITY)
 
 
-def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts) -> WeightsPlan:
+def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
+                 exceeds_float16: bool = False) -> WeightsPlan:
     """The weights on this machine's device. stored: the checkpoint's dtype."""
     tensors = list(tensors)
-    dtype = "float16" if stored == "bfloat16" and not facts.has_bfloat16 else stored
+    has_dtype = stored != "bfloat16" or facts.has_bfloat16
+    dtype = stored if has_dtype else "float32" if exceeds_float16 else "float16"
     low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
     return WeightsPlan(dtype, dtype if low_bit else "", weights_nbytes(tensors, dtype, facts.gpu is not False))
 

@@ -14,7 +14,7 @@ from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.load_options import CACHE_BITS
 from mlx_llama.core.backends.positions import CallView, checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops
-from mlx_llama.core.errors import BackendError, ContextError
+from mlx_llama.core.errors import BackendError, ContextError, OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
@@ -27,11 +27,11 @@ from .kernels.state import StateView
 from .layers import MLP, Attention, Block, Experts, Unnormed
 from .ranks import Ranks, Vocabulary
 from .sampling import SamplingBatch
-from .weights import Weights, is_out_of_memory
+from .weights import Weights
 
 
 def _on_device(method: Callable) -> Callable:
-    """Run a method without gradients, on the model's device. Out of memory is a BackendError; the cache is as it was."""
+    """Run a method without gradients, on the model's device. Out of memory is an OutOfMemoryError; the cache is as it was."""
 
     @functools.wraps(method)
     def guarded(self: Llama, *given: Any, **named: Any) -> Any:
@@ -40,15 +40,15 @@ def _on_device(method: Callable) -> Callable:
             with torch.inference_mode(), torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext():
                 return method(self, *given, **named)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not runtime.is_out_of_memory(error):
                 raise
             reason = str(error).split(". ")[0]
         # Out here no frame refers to the failed call's tensors.
         if on_gpu:
             with contextlib.suppress(RuntimeError):  # after a capture that failed
                 torch.cuda.empty_cache()
-        raise BackendError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: "
-                           "shorten the prompt, lower --prefill-step-size or --ctx-size, or close other programs")
+        raise OutOfMemoryError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: "
+                               "shorten the prompt, lower --prefill-step-size or --ctx-size, or close other programs")
 
     return guarded
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mlx_llama.core.backends.load_options import LoadOptions
-from mlx_llama.core.errors import BackendError
+from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
 NAME = "cuda"
@@ -42,15 +42,15 @@ def runs_ahead(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def pick_dtype(dtype: str, stored: str, device: torch.device) -> torch.dtype:
+def pick_dtype(dtype: str, stored: str, device: torch.device, exceeds_float16: bool = False) -> torch.dtype:
     """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored` one.
 
-    "auto" turns a stored bfloat16 into float16 on a GPU without bfloat16. Raises BackendError for "bfloat16" there.
+    "auto" turns a stored bfloat16 into float16 on a GPU without bfloat16, or into float32 where the model exceeds that. Raises BackendError for "bfloat16" there.
     """
     chosen = getattr(torch, stored if dtype == "auto" else dtype)
     if chosen == torch.bfloat16 and device.type == "cuda" and not _has_bfloat16(device):
         if dtype == "auto":
-            return torch.float16
+            return torch.float32 if exceeds_float16 else torch.float16
         raise BackendError(f"{device_name(device)} has no bfloat16: use --dtype float16")
     return chosen
 
@@ -121,6 +121,11 @@ def to_numpy(array: torch.Tensor) -> np.ndarray:
 def peak_memory(device: torch.device) -> int:
     """Peak bytes allocated by torch on the GPU; on the CPU, peak memory of the process (0: unknown)."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an error says that a device or the host is out of memory."""
+    return isinstance(error, (MemoryError, OutOfMemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -39,7 +39,7 @@ class Weights:
         checkpoint = self.share.checkpoint if self.share else checkpoint
         self.config, self.tensors, self.device = checkpoint.config, checkpoint.tensors, device
         self.adapters = checkpoint.adapters
-        self.dtype = runtime.pick_dtype(dtype, checkpoint.dtype, device)
+        self.dtype = runtime.pick_dtype(dtype, checkpoint.dtype, device, checkpoint.config.exceeds_float16)
         self.nbytes = facts.weights_nbytes(self.tensors.values(), runtime.dtype_name(self.dtype), device.type != "cpu")
         self.nbytes += stacked_nbytes(self.adapters, self.config, self.dtype.itemsize)
         if device.type != "cpu":  # where weights stay mapped
@@ -73,7 +73,7 @@ class Weights:
         try:
             return tuple(torch.from_numpy(part).to(self.device, self.dtype) for part in stacked)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not runtime.is_out_of_memory(error):
                 raise
             raise OutOfMemoryError.of(self.nbytes, None, runtime.device_name(self.device)) from None
 
@@ -105,7 +105,7 @@ class Weights:
             try:
                 blocks = [self._block(run) for run in group_runs((self.tensors[name] for name in names), can_concatenate)]
             except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
+                if not runtime.is_out_of_memory(error):
                     raise
                 raise OutOfMemoryError.of(self.nbytes, None, runtime.device_name(self.device)) from None
             self._read[names] = blocks[0] if len(blocks) == 1 else tuple(blocks)
@@ -160,11 +160,6 @@ class Upload:
             if self.on_gpu:
                 self._sent[turn] = torch.cuda.Event()
                 self._sent[turn].record(torch.cuda.current_stream(target.device))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if an error says that a device or the host is out of memory."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _mapped(stored: Tensor) -> torch.Tensor:

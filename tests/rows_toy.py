@@ -114,7 +114,7 @@ class ToyBackend:
         self.events: list[str] = []
         self.runtime = SimpleNamespace(
             to_numpy=np.array, dtype_name=str, peak_memory=lambda device: 0, primitives=lambda *arrays: None,
-            free_memory=lambda device: 1 << 30)
+            free_memory=lambda device: 1 << 30, is_out_of_memory=lambda error: False)
 
     def sampling_batch(self, options):
         return SimpleNamespace(options=tuple(options), window=0)

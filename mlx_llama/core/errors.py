@@ -76,7 +76,7 @@ class BackendError(LlamaError):
 
 
 class OutOfMemoryError(BackendError):
-    """The weights do not fit the memory of the device."""
+    """The weights, or the numbers of a step, do not fit the memory of the device."""
 
     @classmethod
     def of(cls, needed: int, free: int | None = None, device: str = "this machine") -> OutOfMemoryError:

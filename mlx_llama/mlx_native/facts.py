@@ -41,7 +41,8 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
                         "the CPU", (), free, "free")
 
 
-def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts) -> WeightsPlan:
+def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
+                 exceeds_float16: bool = False) -> WeightsPlan:
     """The weights on this machine's device. stored: the checkpoint's dtype."""
     tensors, on_gpu = list(tensors), facts.gpu is not False
     operands = [product_dtype(weight, stored, on_gpu) for weight in tensors if isinstance(weight, AffineWeight)]

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.backends.load_options import LoadOptions
-from mlx_llama.core.errors import BackendError
+from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
 NAME = "mlx"
@@ -48,7 +48,7 @@ def runs_ahead(device: mx.Device) -> bool:
     return True
 
 
-def pick_dtype(dtype: str, stored: str, device: mx.Device) -> mx.Dtype:
+def pick_dtype(dtype: str, stored: str, device: mx.Device, exceeds_float16: bool = False) -> mx.Dtype:
     """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored` one."""
     return getattr(mx, stored if dtype == "auto" else dtype)
 
@@ -82,6 +82,12 @@ def to_numpy(array: mx.array) -> np.ndarray:
 def peak_memory(device: mx.Device) -> int:
     """Peak bytes allocated by MLX."""
     return mx.get_peak_memory()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an error says that a device or the host is out of memory. MLX reports failed allocations as RuntimeError."""
+    found = ("malloc]", "unable to allocate", "attempting to allocate", "out of memory")
+    return isinstance(error, (MemoryError, OutOfMemoryError)) or isinstance(error, RuntimeError) and any(text in str(error).lower() for text in found)
 
 
 def free_memory(device: mx.Device) -> int | None:

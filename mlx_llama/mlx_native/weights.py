@@ -24,7 +24,6 @@ from .ranks import Ranks, ShareEmbedding, SummedLinear, Vocabulary
 
 # Texts of MLX's RuntimeErrors on GPUs (mlx/backend/{metal,cuda}/allocator.cpp). On Linux its CPU device crashes instead, so
 # memory is checked before anything is read.
-_ALLOCATION = ("malloc]", "unable to allocate", "attempting to allocate", "out of memory")
 
 
 class Weights:
@@ -166,7 +165,7 @@ class Weights:
             with mx.stream(self.device):
                 yield
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, RuntimeError) and not any(text in str(error).lower() for text in _ALLOCATION):
+            if not runtime.is_out_of_memory(error):
                 raise
             raise OutOfMemoryError.of(self.nbytes, None, runtime.device_name(self.device)) from None
 

@@ -13,7 +13,8 @@ from mlx_llama import load
 from mlx_llama.core.proofs.batches import compare_companies, make_prompts, promise_of
 from mlx_llama.core.proofs.cache_ways import compare_ways
 from mlx_llama.core.proofs.perplexity import measure_perplexity
-from real.texts import CHATS, LOGITS
+from real.golden import read_golden
+from real.texts import CHATS, GREEDY, LOGITS
 
 TOLERANCE = 1e-4  # largest relative difference of a position's logits, keys or values at float32
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
@@ -78,6 +79,15 @@ def test_narrow_activations(name, golden, bits, most, distance):
         logits, exact = narrow.logits(ids), plain.logits(ids)
         assert np.sqrt(((logits - exact) ** 2).mean() / (exact ** 2).mean()) < distance
         assert (logits.argmax(-1) == argmax).mean() > (0.97 if bits == 16 else 0.7)
+
+
+def test_gemma_answers_in_its_own_dtype(backend):
+    """Its activations exceed float16 (transformers' issue 36822)."""
+    from real.conftest import fetch
+
+    llm = load(fetch("gemma3"), backend=backend.name, device=device_of(backend))
+    assert backend.runtime.dtype_name(llm.model.dtype) == ("float32" if backend.name == "cpu" else "bfloat16")
+    assert llm.generate(GREEDY[0], max_tokens=2, temperature=0.0).tokens == read_golden("gemma3").greedy[0][:2]
 
 
 def test_cache_files_between_backends(widen, smollm2, tmp_path):

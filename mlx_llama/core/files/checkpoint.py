@@ -111,9 +111,11 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """Dtype for activations: a low-bit matrix's `dtype`, else the width of the stored embedding."""
+        """Dtype for activations: a low-bit matrix's `dtype`, else the width of the stored embedding; bfloat16 instead of
+        float16 for a family that exceeds it."""
         low_bit = (tensor.dtype for tensor in self.tensors.values() if isinstance(tensor, AffineWeight))
-        return next(low_bit, self.tensors["model.embed_tokens.weight"].dtype)
+        stored = next(low_bit, self.tensors["model.embed_tokens.weight"].dtype)
+        return "bfloat16" if stored == "float16" and self.config.exceeds_float16 else stored
 
 
 def check_name(name: str | os.PathLike | None) -> None:

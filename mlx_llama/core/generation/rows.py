@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,17 @@ class Rows:
     """Who has which row of a cache, within a budget of bytes.
 
     cache: of the model. drafts: the draft model's, with the same rows, or None. budget: bytes of keys and values; None:
-    unlimited. most_kept: rows that stay as prefixes after their sequence ended.
+    unlimited. most_kept: rows that stay as prefixes after their sequence ended. is_out_of_memory: of the backend's runtime.
     """
 
-    def __init__(self, config: LlamaConfig, cache: Cache, drafts: Cache | None, budget: int | None, most_kept: int):
+    def __init__(self, config: LlamaConfig, cache: Cache, drafts: Cache | None, budget: int | None, most_kept: int,
+                 is_out_of_memory: Callable[[Exception], bool]):
         self.config = config
         self.cache = cache
         self.drafts = drafts
         self.budget = budget
         self.most_kept = most_kept
+        self.is_out_of_memory = is_out_of_memory
         self.free = list(range(cache.rows))[::-1]
         self.used: dict[int, list[int]] = {}  # row -> tokens known on the host; a sequence appends to them
         self.kept: dict[int, list[int]] = {}  # least recently used first
@@ -76,10 +78,16 @@ class Rows:
             try:
                 self.cache.reserve(ends)
                 return True
-            except ContextError:  # other processes have taken memory
+            except Exception as error:
+                if not self._is_short(error):
+                    raise
                 if not self._drop_oldest():
                     return False
         return False
+
+    def _is_short(self, error: Exception) -> bool:
+        """True if other processes have taken memory."""
+        return isinstance(error, ContextError) or self.is_out_of_memory(error)
 
     # Prefixes
 
@@ -147,7 +155,9 @@ class Rows:
         try:
             self.cache.copy_prefix(source, target, length)
             return length
-        except ContextError:
+        except Exception as error:
+            if not self._is_short(error):
+                raise
             self.cache.reset(target)
             return 0
 
@@ -202,9 +212,7 @@ class Rows:
                 free.discard(row)
             else:
                 self.used.pop(row, None)
-                self.cache.reset(row)
-                if self.drafts:
-                    self.drafts.reset(row)
+                self._empty(row)
                 free.add(row)
         self.free = sorted(free, reverse=True)
 
@@ -228,7 +236,13 @@ class Rows:
         self._free(row)
 
     def _free(self, row: int) -> None:
+        try:
+            self._empty(row)
+        except Exception:  # a row that is in no list would be lost
+            self._empty(row)
+        self.free.append(row)
+
+    def _empty(self, row: int) -> None:
         self.cache.reset(row)
         if self.drafts:
             self.drafts.reset(row)
-        self.free.append(row)

@@ -142,7 +142,7 @@ class Scheduler:
                 cache = self.model.make_cache(self.context, count)
                 # Beyond its trained positions a draft model guesses badly, and dynamic rope would forbid trimming.
                 drafts = draft.make_cache(min(self.context, draft.config.max_position_embeddings), count) if draft else None
-                self._rows = Rows(self.model.config, cache, drafts, budget, self.kept_rows)
+                self._rows = Rows(self.model.config, cache, drafts, budget, self.kept_rows, self.backend.runtime.is_out_of_memory)
             return self._rows
 
     @property
@@ -319,8 +319,16 @@ class Scheduler:
         """Give the next request a row, if there is one and memory for its prompt and a first portion."""
         if self.prefilling or not self.waiting or len(self.running) >= self.max_rows:
             return
-        sequence, rows = self.waiting[0], self.rows
-        length = len(sequence.text)
+        sequence = self.waiting[0]
+        try:
+            self._enter(sequence)
+        except Exception as error:
+            self._fail(sequence, error)
+            self._repair()
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Admit a request, refuse it, or leave it waiting. Raises what its calls of the backend raise."""
+        rows, length = self.rows, len(sequence.text)
         reuses = sequence.request.reuses
         claimed = rows.claim(sequence.text, length + min(PORTION, sequence.left), reuses, sequence.adapter)
         if claimed is None and not self.running:
@@ -334,7 +342,10 @@ class Scheduler:
         sequence.writer.start(self._clock.now(), min(reused, sequence.prompt_length))
         sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
         if sequence.speculation.kind == "model" and sequence.speculation.is_on:
-            self._begin_drafts(sequence)
+            try:
+                self._begin_drafts(sequence)
+            except Exception as error:
+                self._end_drafts(sequence, error)
         if self._may_not_share(length):
             sequence.writer.add_notices(["no prefix is reused: this model's dynamic rope rotates keys of a text beyond "
                                          f"{self.model.config.max_position_embeddings} tokens by angles of its length"])
@@ -388,7 +399,10 @@ class Scheduler:
             # Sample in the last chunk's step, which saves one pass over the weights.
             step = self._step([sequence], np.array([rest], np.int32))
         except Exception as error:
-            self._fail(sequence, error)
+            if self._find_memory(error):
+                self._rewind(sequence)
+            else:
+                self._fail(sequence, error)
             return
         sequence.processed = sequence.prompt_length
         self.steps.append(step)
@@ -432,6 +446,7 @@ class Scheduler:
         if not idle:
             return
         for group in self._group(idle):
+            group = [sequence for sequence in group if sequence.row != NO_ROW]  # set aside for one before
             alone = [sequence for sequence in group if self._launch_drafts(sequence) or self._launch_stretch(sequence)]
             group = [sequence for sequence in group if sequence not in alone] if alone else group
             group = self._make_room(group, 1)
@@ -449,12 +464,16 @@ class Scheduler:
                 return False
             sampled = self.device.verify(self.model, [sequence.text[-1], *drafts], self.cache, sequence.row,
                                          sequence.sampling, sequence.writer)
-        except Exception as error:  # drafts do not change the text, so go on without
-            speculation.end(f"speculation was switched off: {error}")
+        except Exception as error:
+            self._end_drafts(sequence, error)
             self._rewind(sequence)
-            return False
+            return sequence.is_over
         self.steps.append(Step([sequence], sampled, drafts))
         return True
+
+    def _end_drafts(self, sequence: Sequence, error: Exception) -> None:
+        """Go on without drafts, which do not change the text."""
+        sequence.speculation.end(f"speculation was switched off: {error}")
 
     def _launch_stretch(self, sequence: Sequence) -> bool:
         """Launch one step over the tokens that a grammar forced; False if there are none."""
@@ -517,21 +536,21 @@ class Scheduler:
                 or sequence.speculation.may_draft_next()
                 for sequence in step.sequences):
             return
-        if not self.rows.reserve({sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences}):
-            return
         before = [self.cache.lengths[sequence.row] for sequence in step.sequences]
         try:
-            self.steps.append(self._step(step.sequences, step.tokens))
+            if self.rows.reserve({sequence.row: length + 1 for sequence, length in zip(step.sequences, before)}):
+                self.steps.append(self._step(step.sequences, step.tokens))
         except Exception:  # launch it again once the tokens are read
             for sequence, length in zip(step.sequences, before):
-                self.cache.trim(length, sequence.row)
+                self._trim(sequence, length)
 
     # Memory
 
     def _make_room(self, sequences: list[Sequence], count: int) -> list[Sequence]:
         """Those of `sequences` that can grow by `count` positions. Sets the youngest request aside while memory is short."""
-        while sequences:
-            if self.rows.reserve({sequence.row: self.cache.lengths[sequence.row] + count for sequence in sequences}):
+        while sequences := self._grow(sequences, count):
+            ends = [self.cache.lengths[sequence.row] + count for sequence in sequences]
+            if all(self.cache.allocated[sequence.row] >= end for sequence, end in zip(sequences, ends)):
                 return sequences
             youngest = max(self._alive(), key=lambda sequence: sequence.number)
             if any(youngest in step.sequences for step in self.steps):
@@ -546,6 +565,32 @@ class Scheduler:
             sequences = [sequence for sequence in sequences if sequence is not youngest]
         return []
 
+    def _grow(self, sequences: list[Sequence], count: int) -> list[Sequence]:
+        """Reserve `count` more positions, where memory has room for them; returns those whose growth does not fail."""
+        try:
+            self.rows.reserve({sequence.row: self.cache.lengths[sequence.row] + count for sequence in sequences})
+            return sequences
+        except Exception as error:
+            if len(sequences) == 1:
+                self._fail(sequences[0], error)
+                return []
+        return [grown for sequence in sequences for grown in self._grow([sequence], count)]
+
+    def _find_memory(self, error: Exception) -> bool:
+        """Free memory after an error of a step; False if it is another error, or there is nothing to free."""
+        if not self.backend.runtime.is_out_of_memory(error):
+            return False
+        if self.rows.kept:
+            for row in list(self.rows.kept):
+                self.rows.drop(row)
+            return True
+        launched = [sequence for step in self.steps for sequence in step.sequences]
+        idle = [sequence for sequence in self._alive() if sequence not in launched]
+        if not idle or len(self._alive()) < 2:
+            return False
+        self._set_aside(max(idle, key=lambda sequence: sequence.number))
+        return True
+
     def _set_aside(self, sequence: Sequence) -> None:
         """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
         self.set_asides += 1
@@ -554,7 +599,7 @@ class Scheduler:
             self.prefilling = None
         else:
             self.running.remove(sequence)
-        self.rows.release(sequence.row)
+        self._leave(sequence, self.rows.release)
         self._leave_row(sequence)
 
     def _leave_row(self, sequence: Sequence) -> None:
@@ -616,9 +661,7 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         """Remove a sequence and keep its row as a prefix. An interrupt may come between any two lines: it is done again."""
         self._close(sequence)
-        if sequence.row != NO_ROW:
-            self.rows.keep(sequence.row)
-            sequence.row = NO_ROW
+        self._leave(sequence, self.rows.keep)
         self._remove(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
@@ -627,10 +670,18 @@ class Scheduler:
             sequence.error = error
             sequence.writer.fail(error)
             self._close(sequence)
-        if sequence.row != NO_ROW:
-            self.rows.release(sequence.row)
-            sequence.row = NO_ROW
+        self._leave(sequence, self.rows.release)
         self._remove(sequence)
+
+    def _leave(self, sequence: Sequence, leave: Callable[[int], None]) -> None:
+        """Call rows.keep or rows.release; a row that fails even then is freed."""
+        if sequence.row != NO_ROW:
+            try:
+                leave(sequence.row)
+                sequence.row = NO_ROW
+            except Exception:
+                sequence.row = NO_ROW
+                self._repair()
 
     def _close(self, sequence: Sequence) -> None:
         if sequence.is_over:
@@ -655,6 +706,10 @@ class Scheduler:
     def _retry(self, sequences: list[Sequence], error: Exception) -> None:
         """A step failed: compute its rows one by one and end those that fail again."""
         self._last = None
+        if self._find_memory(error):
+            for sequence in sequences:
+                self._rewind(sequence)
+            return
         for sequence in list(sequences):
             if sequence.is_over:
                 continue
@@ -662,6 +717,8 @@ class Scheduler:
                 self._fail(sequence, error)
                 return
             self._rewind(sequence)
+            if sequence.is_over:
+                continue
             try:
                 step = self._step([sequence], np.array([sequence.text[self.cache.lengths[sequence.row]:]], np.int32))
                 sampled = self.device.read(step.sampled, [sequence.writer])
@@ -678,7 +735,14 @@ class Scheduler:
 
     def _rewind(self, sequence: Sequence) -> None:
         """Keep the positions before the last known token, which is the next step's input."""
-        self.cache.trim(min(self.cache.lengths[sequence.row], len(sequence.text) - 1), sequence.row)
+        if sequence.row != NO_ROW:
+            self._trim(sequence, min(self.cache.lengths[sequence.row], len(sequence.text) - 1))
+
+    def _trim(self, sequence: Sequence, length: int) -> None:
+        try:
+            self.cache.trim(length, sequence.row)
+        except Exception as error:
+            self._fail(sequence, error)
 
     def _recover(self) -> None:
         """Make rows and queues consistent after an interrupt at any point."""
@@ -690,8 +754,12 @@ class Scheduler:
             self._leave_row(sequence)
         if self._rows is None:
             return
-        self._rows.settle({sequence.row for sequence in self._alive()})
+        self._repair()
         self._forget_steps()
+
+    def _repair(self) -> None:
+        """Free all rows but those of running requests and of prefixes, after a call of the backend failed half way."""
+        self.rows.settle({sequence.row for sequence in self._alive()})
 
     # Prefixes
 

@@ -53,6 +53,7 @@ class Architecture:
     norm_offset: to add to the stored weights of norms. partial_rotation: `partial_rotary_factor`. fused: {module of a layer:
     modules whose rows it has}. multipliers: factors on embedding, residual, attention and logits (Granite). gguf_fields: of a GGUF file's fields,
     without the family's prefix, those that only this family takes. experts: in place of the MLP, None for a family without.
+    exceeds_float16: its activations do, so that "auto" never computes in float16 (transformers' issue 36822).
     """
 
     name: str
@@ -82,6 +83,7 @@ class Architecture:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_fields: tuple[str, ...] = ()
     experts: Experts | None = None
+    exceeds_float16: bool = False
 
 
 _GEMMA = {"num_key_value_heads": 4, "head_dim": 256, "bos_token_id": 2, "eos_token_id": 1, "sliding_window": 4096,
@@ -155,7 +157,7 @@ _TABLE = (
         "Gemma2ForCausalLM", "gemma2", "gemma2", qkv_bias=None, out_bias=None, names=gguf_names.NORMS_BOTH, norms="both",
         norm_offset=1.0, window="every", window_every=2, activation=("hidden_activation", "gelu_pytorch_tanh"),
         scales_embedding=True, softcaps={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        gguf_scale_layers=46, gguf_fields=("attn_logit_softcapping", "final_logit_softcapping"),
+        exceeds_float16=True, gguf_scale_layers=46, gguf_fields=("attn_logit_softcapping", "final_logit_softcapping"),
         defaults={"max_position_embeddings": 8192, **_GEMMA},
     ),
     Architecture(
@@ -163,6 +165,7 @@ _TABLE = (
         query_key_norm="head", norm_offset=1.0, window="every", window_every=6, theta=1e6, local_theta=1e4,
         activation=("hidden_activation", "gelu_pytorch_tanh"), scales_embedding=True,
         softcaps={"attn_logit_softcapping": None, "final_logit_softcapping": None}, gguf_scale_layers=62,
+        exceeds_float16=True,
         gguf_fields=("final_logit_softcapping",),
         defaults={"max_position_embeddings": 131072, **_GEMMA, "vocab_size": 262208, "num_attention_heads": 8},
     ),

@@ -230,6 +230,11 @@ class LlamaConfig:
         return ExpertsSpec(f"{block}.gate", gate, up, down, stacks, self.num_experts_per_tok, self.norm_topk_prob)
 
     @property
+    def exceeds_float16(self) -> bool:
+        """True for a family whose activations overflow float16."""
+        return ARCHITECTURES[self.architecture].exceeds_float16
+
+    @property
     def mlp_size(self) -> int:
         """Hidden units of an MLP, or of one expert."""
         return self.moe_intermediate_size if self.num_experts else self.intermediate_size

@@ -31,7 +31,8 @@ def fit_backends(found: Diagnosis, checkpoint: Checkpoint, revision: str | None,
     for one in found.backends:
         if not one.available:
             continue
-        plan = import_facts(one.name).plan_weights(checkpoint.tensors.values(), checkpoint.dtype, one)
+        plan = import_facts(one.name).plan_weights(checkpoint.tensors.values(), checkpoint.dtype, one,
+                                                   checkpoint.config.exceeds_float16)
         per_position, in_8_bits = (position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype], bits) for bits in (cache_bits, 8))
         most = most_in_8_bits = tokens = fits = None
         if one.memory_bytes is not None:

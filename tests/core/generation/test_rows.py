@@ -17,7 +17,7 @@ def make_rows(count=4, budget=None, most_kept=4, drafts=False):
     backend = ToyBackend()
     model = ToyModel(backend)
     cache = model.make_cache(1000, count)
-    return Rows(model.config, cache, model.make_cache(100, count) if drafts else None, budget, most_kept)
+    return Rows(model.config, cache, model.make_cache(100, count) if drafts else None, budget, most_kept, lambda error: False)
 
 
 def fill(rows, row, tokens):

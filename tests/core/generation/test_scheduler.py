@@ -19,7 +19,10 @@ from mlx_llama.core.generation import scheduler as scheduling
 from .toy import (
     EOS,
     POSITION_NBYTES,
+    ToyBackend,
+    ToyCache,
     ToyError,
+    ToyModel,
     alone,
     check_rows,
     make,
@@ -700,6 +703,66 @@ def test_a_defect_of_the_loop_ends_the_running_requests_and_not_the_loop(monkeyp
     assert scheduler.submit(request(PROMPT, max_tokens=9)).finish().tokens == alone(PROMPT, max_tokens=9).tokens
     check_rows(scheduler)
 
+
+# Each call of the backend
+
+
+CALLS = [(ToyModel, "forward step verify"), (ToyCache, "reserve copy_prefix trim reset"),
+         (ToyBackend, "launch read_all sampling_batch")]
+
+
+def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0) -> tuple[int, list, object]:
+    """Six requests, the last two after the first ones ran, in memory for four; the call of number `at` raises. Returns the
+    number of calls, the handles and the scheduler."""
+    count = 0
+    _, scheduler = make(runs_ahead, memory=5 * 256 * POSITION_NBYTES, max_rows=5, model={"period": 7}, eos=())
+    shared = [*range(40)] * 6  # storage grows at 256 positions, beyond what memory has for all
+    prompts = [[*shared, *range(1, 9 + i)] for i in range(4)] + [[5] * 4, [*shared, 1, 2, 3]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduling, "PORTION", 1)
+
+        def counted(call):
+            def run(*given, **named):
+                nonlocal count
+                count += 1
+                if count == at:
+                    raise error
+                return call(*given, **named)
+            return run
+
+        handles = []
+        for number, prompt in enumerate(prompts):
+            handles.append(scheduler.submit(request(prompt, max_tokens=16 + 9 * (number == 1), prefill_step_size=128,
+                                                    speculate="prompt" if number == 2 else "none", **MIXED[number % 5])))
+            if number == 0:
+                for owner, names in CALLS:
+                    for name in names.split():
+                        patch.setattr(owner, name, counted(getattr(owner, name)))
+            if number == 3:
+                for _ in range(12):
+                    scheduler.tick()
+        for _ in range(1000):
+            if not scheduler.tick() and not scheduler.waiting:
+                return count, handles, scheduler
+    pytest.fail("the loop does not end")
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("error", [ToyError("broken"), MemoryError()], ids=["error", "memory"])
+def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, runs_ahead):
+    count, handles, scheduler = serve_six(runs_ahead)
+    wanted = [handle.completion.tokens for handle in handles]
+    assert scheduler.set_asides and all(len(tokens) in (16, 25) for tokens in wanted)
+    ended = 0
+    for at in range(1, count + 1):
+        _, handles, scheduler = serve_six(runs_ahead, error, at)
+        failed = [handle for handle in handles if handle.completion.error]
+        assert len(failed) <= 1 and all(handle.done for handle in handles), at
+        for handle, tokens in zip(handles, wanted):
+            assert handle.completion.tokens == tokens or handle in failed, at
+        check_rows(scheduler)
+        ended += len(failed)
+    assert ended < count / 10 if isinstance(error, MemoryError) else ended
 
 # Bad input
 

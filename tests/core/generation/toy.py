@@ -248,7 +248,8 @@ class ToyBackend:
         self.late_fault = None
         self.read_fault = None
         self.step_seconds = 0.0
-        self.runtime = SimpleNamespace(free_memory=lambda device: self.free, dtype_name=str, to_numpy=self.wait_for_logits)
+        self.runtime = SimpleNamespace(free_memory=lambda device: self.free, dtype_name=str, to_numpy=self.wait_for_logits,
+                                       is_out_of_memory=lambda error: isinstance(error, MemoryError))
         self.clear()
 
     def clear(self):
