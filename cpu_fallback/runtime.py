@@ -16,6 +16,7 @@ from .kernels import compilation
 NAME = "cpu"
 LOAD_OPTIONS = LoadOptions(NAME, dtypes=("auto", "float32"), most_threads=1024, activation_bits=(8, 16, 32))
 SURVIVES_FORK = True  # kernels.runner starts new threads
+HAS_ONE_THREAD = False
 
 
 def has_gpu() -> bool:

@@ -15,6 +15,7 @@ from mlx_llama.core.system import machine
 NAME = "cuda"
 LOAD_OPTIONS = LoadOptions(NAME)
 SURVIVES_FORK = False  # a forked process lacks torch's threads, and CUDA's contexts
+HAS_ONE_THREAD = False
 
 
 def has_gpu() -> bool:

@@ -127,6 +127,8 @@ class Llama:
             tokens = mx.array(checked_tokens(tokens, self.config.vocab_size))
             with cache.view(tokens, index_pos, rows) as view:
                 logits = self._compute(tokens, view, all_positions, probe)
+                # Who waits for the logits finds the tokens stored: a pending update belongs to this thread.
+                (logits,) = mx.depends([logits], [room.tokens for room in view.rooms])
             return logits if all_positions else logits[:, -1]
 
     def _compute(self, tokens: mx.array, view: View | StepView, all_positions: bool, probe=None) -> mx.array:

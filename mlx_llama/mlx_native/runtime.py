@@ -18,6 +18,7 @@ from mlx_llama.core.system import machine
 NAME = "mlx"
 LOAD_OPTIONS = LoadOptions(NAME, has_invariance=False)
 SURVIVES_FORK = False  # a forked process lacks MLX's threads
+HAS_ONE_THREAD = True  # streams and traces belong to threads
 
 
 def has_gpu() -> bool:

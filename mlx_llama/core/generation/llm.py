@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import weakref
 from collections import abc
 from typing import Any
 
@@ -24,6 +25,7 @@ from mlx_llama.core.text.tools import ToolParser, read_tools
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
+from .home import Home
 from .hooks import split_hooks
 from .options import MAX_ROWS, Options, parse_memory, parse_rows, resolve
 from .request import Handle, Request
@@ -45,14 +47,17 @@ class LLM:
 
     def __init__(self, checkpoint: Checkpoint, backend: backends.Backend, model: Model,
                  template: ChatTemplate | None, context: int, draft: Model | None = None,
-                 cache_memory: int | None = None, max_rows: int = MAX_ROWS):
+                 cache_memory: int | None = None, max_rows: int = MAX_ROWS, home: Home | None = None):
         self.checkpoint = checkpoint
         self.backend = backend
         self.model = model
         self.template = template
         self.tokenizer = checkpoint.tokenizer
         self.scheduler = Scheduler(backend, model, self.tokenizer, checkpoint.eos_token_ids, context, draft=draft,
-                                   cache_memory=cache_memory, max_rows=max_rows)
+                                   cache_memory=cache_memory, max_rows=max_rows, home=home)
+        self._home = home
+        if home:
+            weakref.finalize(self, home.close)
 
     @property
     def engine(self) -> Engine:
@@ -225,8 +230,11 @@ class LLM:
             raise ContextError("logits needs at least one token")
         if len(tokens) > self.engine.context:
             raise ContextError(f"{len(tokens)} tokens do not fit the context of {self.engine.context}")
-        cache = self.model.make_cache(len(tokens))
-        return self.backend.runtime.to_numpy(self.model.forward([list(tokens)], 0, cache, all_positions=True))[0]
+        def compute() -> np.ndarray:
+            cache = self.model.make_cache(len(tokens))
+            return self.backend.runtime.to_numpy(self.model.forward([list(tokens)], 0, cache, all_positions=True))[0]
+
+        return self._home.call(compute) if self._home else compute()
 
     def encode(self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None) -> list[int]:
         """Token ids of `prompt`, which is as for `stream`.
@@ -295,10 +303,20 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     if smaller and (difference := compare_vocabularies(smaller, checkpoint)):
         raise OptionsError(f"--draft-model {smaller.name}: its vocabulary is not that of {checkpoint.name}, {difference}: "
                            f"choose a smaller model of the same family")
-    with progress.show_bytes("loading") if on_progress is None else progress.reported(on_progress):
-        loaded = chosen.load(checkpoint, dtype, **how)
-        draft = chosen.load(smaller, dtype, **how | {"batch_invariant": None}) if smaller else None  # it decides no token
-    return LLM(checkpoint, chosen, loaded, chat_template, context, draft, memory, rows)
+
+    def load_both() -> tuple[Model, Model | None]:
+        with progress.show_bytes("loading") if on_progress is None else progress.reported(on_progress):
+            loaded = chosen.load(checkpoint, dtype, **how)
+            return loaded, chosen.load(smaller, dtype, **how | {"batch_invariant": None}) if smaller else None  # it decides no token
+
+    home = Home() if chosen.runtime.HAS_ONE_THREAD else None
+    try:
+        loaded, draft = home.call_until_interrupt(load_both) if home else load_both()
+        return LLM(checkpoint, chosen, loaded, chat_template, context, draft, memory, rows, home)
+    except BaseException:
+        if home:
+            home.close()
+        raise
 
 
 def list_adapters(adapters: str | os.PathLike | abc.Sequence[str | os.PathLike] | None) -> list[str | os.PathLike]:

@@ -30,6 +30,7 @@ from mlx_llama.core.text.tokenizer import Tokenizer
 from .budget import default_budget
 from .device import Device
 from .engine import Engine
+from .home import Home
 from .options import MAX_ROWS
 from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
@@ -79,15 +80,17 @@ class Scheduler:
 
     context: positions of a request, prompt and answer together. draft: a smaller model that guesses tokens. cache_memory:
     bytes of all keys and values; None: what is free when the first request comes, less a tenth, at least 256 MB.
-    max_rows: requests in one step. kept_rows: finished ones that stay as prefixes of later prompts.
+    max_rows: requests in one step. kept_rows: finished ones that stay as prefixes of later prompts. home: the thread that
+    makes all calls of the backend, None for the threads that tick.
     """
 
     def __init__(self, backend: Backend, model: Model, tokenizer: Tokenizer | None, eos: frozenset[int], context: int, *,
                  draft: Model | None = None, cache_memory: int | None = None, max_rows: int = MAX_ROWS,
-                 kept_rows: int = KEPT_ROWS):
+                 kept_rows: int = KEPT_ROWS, home: Home | None = None):
         self.engine = Engine(backend, model, tokenizer, eos, context, draft)
         self.backend, self.model, self.context = backend, model, context
         self.cache_memory, self.max_rows, self.kept_rows = cache_memory, max_rows, kept_rows
+        self._call = home.call if home else _call_here
         self._start_over()
 
     def _start_over(self) -> None:
@@ -132,7 +135,7 @@ class Scheduler:
 
     @property
     def rows(self) -> Rows:
-        return self._rows or self._make_rows()
+        return self._rows or self._call(self._make_rows)
 
     def _make_rows(self) -> Rows:
         with self._setup:
@@ -212,13 +215,16 @@ class Scheduler:
             self._thread.join()
             self._thread = None
         with self._ticking:
-            for sequence in [*self._arrived, *self.waiting, *self._alive()]:
-                sequence.is_cancelled = True
-            self._sweep()
-            self.steps, self._last, self._batch = [], None, None
-            if self._rows is not None:
-                for row in list(self._rows.kept):
-                    self._rows.drop(row)
+            self._call(self._clear)
+
+    def _clear(self) -> None:
+        for sequence in [*self._arrived, *self.waiting, *self._alive()]:
+            sequence.is_cancelled = True
+        self._sweep()
+        self.steps, self._last, self._batch = [], None, None
+        if self._rows is not None:
+            for row in list(self._rows.kept):
+                self._rows.drop(row)
 
     def _run(self) -> None:
         while True:
@@ -244,21 +250,21 @@ class Scheduler:
             sequence.is_awaited = False
             return
         with self._hold():
-            if not has_news() and not self._tick_held() and not has_news():
+            if not has_news() and not self._call(self._tick_held) and not has_news():
                 self._fail(sequence, SessionError("this request was lost: submit it again"))
 
     def sweep(self) -> None:
         """End cancelled requests now, or in the tick that runs."""
         if self._ticker != threading.get_ident() and self._ticking.acquire(blocking=False):
             try:
-                self._sweep()
+                self._call(self._sweep)
             finally:
                 self._ticking.release()
 
     def tick(self) -> bool:
         """Admit, prefill, step, read. False: there was nothing to do."""
         with self._hold():
-            return self._tick_held()
+            return self._call(self._tick_held)
 
     def _tick_held(self) -> bool:
         self._clock.start()
@@ -777,17 +783,21 @@ class Scheduler:
                 length = len(self.rows.kept.get(row, ()))
             else:
                 row, length = self.rows.find_prefix([*tokens, -1], adapter)
-            return self.rows.export(row, length) if length else {}
+            return self._call(self.rows.export, row, length) if length else {}
 
     def erase(self, tokens: Several[int]) -> int:
         """Drop the kept rows that hold a prefix of `tokens` and nothing else; returns the longest one's length."""
         with self._hold():
-            return self.rows.drop_prefixes(tokens)
+            return self._call(self.rows.drop_prefixes, tokens)
 
     def install(self, state: dict[str, Any], adapter: int = 0) -> None:
         """Restore an exported state as a prefix of later prompts to the same adapter. Raises ContextError."""
         with self._hold():
-            self.rows.install(state, adapter)
+            self._call(self.rows.install, state, adapter)
+
+
+def _call_here(function: Callable[..., Any], *given: Any) -> Any:
+    return function(*given)
 
 
 def _describe_shortage(nbytes: int, length: int) -> str:
