@@ -89,9 +89,10 @@ def experts(x: torch.Tensor, scores: torch.Tensor, gate: Stack, up: Stack, down:
     out = torch.zeros_like(rows, dtype=torch.float32)
     flat = chosen.reshape(-1)
     order, counts = torch.argsort(flat, stable=True), runtime.count_each(flat, spec.count)
+    numbers = torch.arange(spec.count, device=flat.device)
     for expert, own in enumerate(order.split(counts)):
         if counts[expert]:
-            number, tokens = chosen.new_tensor([expert]), own // spec.used
+            number, tokens = numbers[expert:expert + 1], own // spec.used  # a new tensor would wait for its copy
             gate_up = torch.cat([_multiply_one(rows[tokens], stack, number) for stack in (gate, up)], dim=-1)
             outputs = _multiply_one(_activate(gate_up, activation), down, number)
             out[tokens] += outputs.float() * shares.reshape(-1)[own, None]  # a token has an expert once

@@ -35,7 +35,8 @@ SUPER_GROUP = 256  # weights that share a super scale
 
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 _SLAB = 1 << 20  # weights that a thread packs at a time
-_BLOCK = {"cpu": 1 << 19, "cuda": 1 << 21}  # weights that torch's own operations dequantise at a time
+# Weights that torch's own operations dequantise at a time, in about 17 launches: on a GPU a large block, which takes 0.3 GB
+_BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}
 _SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
 
 

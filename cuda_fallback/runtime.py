@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,15 +20,27 @@ HAS_ONE_THREAD = False
 
 
 def has_gpu() -> bool:
-    """True if torch sees an NVIDIA GPU, or an AMD one by ROCm, which nobody has tried."""
-    return torch.cuda.is_available()
+    """True if torch sees an NVIDIA GPU that it has kernels for, or an AMD one by ROCm, which nobody has tried."""
+    return torch.cuda.is_available() and (torch.version.hip is not None or _has_kernels(torch.cuda.current_device()))
+
+
+def _has_kernels(device: int) -> bool:
+    """True if torch was built for this GPU: binaries run on later minor versions, PTX (compute_*) on all later ones."""
+    major, minor = torch.cuda.get_device_capability(device)
+    for name in torch.cuda.get_arch_list():
+        kind, _, number = name.partition("_")
+        built = re.match(r"(\d+)(\d)", number)
+        if built and (kind == "compute" and (int(built[1]), int(built[2])) <= (major, minor)
+                      or kind == "sm" and int(built[1]) == major and int(built[2]) <= minor):
+            return True
+    return False
 
 
 def pick_device(device: str | None = None) -> torch.device:
     """Pick the device: "gpu", "cpu", or None for the GPU. Raises BackendError if there is no GPU."""
     if device == "cpu":
         return torch.device("cpu")
-    if not has_gpu():
+    if not torch.cuda.is_available():
         raise BackendError("torch sees no CUDA GPU here: use --device cpu to run the cuda backend on torch's CPU device, "
                            "or --backend cpu")
     return torch.device("cuda", torch.cuda.current_device())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
@@ -23,6 +24,9 @@ class Kernels(NamedTuple):
     decode: ModuleType | None = None
     packed: ModuleType | None = None
     notices: tuple[str, ...] = ()
+
+
+TRITON = "triton-windows" if sys.platform == "win32" else "triton"  # the package
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def find_kernels(device: torch.device) -> Kernels:
     except Exception as error:  # noqa: BLE001: no triton, no C compiler for its launcher, a GPU it does not know ...
         return Kernels(notices=(
             f"decoding is not captured, and low-bit weights are dequantised for every product, which is slow: Triton's "
-            f"kernels do not run here ({first_line(error)}): pip install triton, and a C compiler",))
+            f"kernels do not run here ({first_line(error)}): pip install {TRITON}, and a C compiler",))
     return Kernels(decode, packed)
 
 

@@ -26,10 +26,14 @@ from .kernels.pace import Pace
 from .kernels.rooms import Packing, Parts
 from .kernels.trace import Runner
 from .kernels.view import StepView
+from .kernels.wired import wire
 from .layers import MLP, Attention, Block, Experts, Unnormed
 from .ranks import Ranks, Vocabulary
 from .sampling import SamplingBatch
 from .weights import Weights
+
+
+CHUNK = 64  # tokens of a call after which MLX gives back the buffers that it keeps: the next chunk has other shapes
 
 
 class Llama:
@@ -68,6 +72,7 @@ class Llama:
         model._pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):
             model._runner = Runner(model._advance, compile, model._vocabulary.sample if ranks else sample)
+        wire(model, device)
         return model
 
     @property
@@ -125,6 +130,8 @@ class Llama:
             probe = self._vocabulary.gather_probes(probe)
         with mx.stream(self.device):
             tokens = mx.array(checked_tokens(tokens, self.config.vocab_size))
+            if tokens.shape[1] >= CHUNK:
+                mx.clear_cache()
             with cache.view(tokens, index_pos, rows) as view:
                 logits = self._compute(tokens, view, all_positions, probe)
                 # Who waits for the logits finds the tokens stored: a pending update belongs to this thread.

@@ -219,3 +219,12 @@ def test_notices_tell_how_tokens_are_decoded(compile, device, toy):
         assert any("captured as a CUDA graph in" in notice for notice in notices)
     else:
         assert notices == ["decoding is not captured: --no-compile asks for it"]
+
+
+@pytest.mark.parametrize("capability, built, wanted", [
+    ((9, 0), ["sm_80", "sm_90"], True), ((8, 9), ["sm_80", "sm_90"], True), ((6, 1), ["sm_75", "sm_80", "compute_90"], False),
+    ((12, 0), ["sm_80", "sm_90"], False), ((12, 0), ["sm_90", "compute_90"], True), ((9, 0), ["sm_90a"], True)])
+def test_a_card_that_torch_was_not_built_for_is_not_chosen(capability, built, wanted, monkeypatch):
+    for name, value in (("is_available", True), ("current_device", 0), ("get_device_capability", capability), ("get_arch_list", built)):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    assert runtime.has_gpu() is wanted

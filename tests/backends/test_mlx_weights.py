@@ -14,6 +14,8 @@ from mlx_llama import load
 from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
+mx = pytest.importorskip("mlx.core")
+
 SIZES = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
 MODELS = {
     "float32": dict(),
@@ -161,3 +163,40 @@ def test_a_matrix_is_read_once(path, mlx):
 
 def test_norms_without_a_name_are_none(path, mlx):
     assert make_weights(mlx, path).norm(None) is None
+
+
+# Metal's memory, by a stand-in
+
+
+@pytest.mark.parametrize("gigabytes, recommended, wanted", [(8, 5.3, 4), (16, 10.7, 8), (24, 16, 16), (64, 48, 48)])
+def test_memory_is_wired_until_the_last_model_goes(gigabytes, recommended, wanted, monkeypatch):
+    from types import SimpleNamespace
+
+    from mlx_llama.mlx_native.kernels import wired
+
+    limits, gpu = [0], SimpleNamespace(type=mx.gpu)
+    monkeypatch.setattr(wired.mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(wired.mx, "device_info", lambda: {
+        "memory_size": gigabytes << 30, "max_recommended_working_set_size": int(recommended * (1 << 30))})
+    monkeypatch.setattr(wired.mx, "set_wired_limit", lambda limit: (limits.append(limit), limits[-2])[1])
+    models = [set(), set()]
+    for model in models:
+        wired.wire(model, gpu)
+    assert limits[-1] == int(wanted * (1 << 30))
+    wired.wire(models[0], SimpleNamespace(type=mx.cpu))
+    del model
+    models.pop(0), gc.collect()
+    assert limits[-1] == int(wanted * (1 << 30))  # the other one still runs
+    models.pop(), gc.collect()
+    assert limits[-1] == 0
+
+
+def test_buffers_are_given_back_after_chunks_and_steps(tmp_path, monkeypatch):
+    """mlx-lm does so after each chunk of a prompt and every 256 tokens."""
+    llm = load(make_checkpoint(tmp_path / "m", max_position_embeddings=2048), backend="mlx", device="cpu", dtype="float32")
+    calls = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: calls.append(1))
+    llm.generate(list(range(3, 303)), max_tokens=1, prefill_step_size=100)
+    assert len(calls) == 3
+    llm.generate([7, 9], max_tokens=600, logit_bias={token: -1000 for token in llm.checkpoint.eos_token_ids})
+    assert len(calls) == 3 + 2

@@ -16,6 +16,7 @@ from mlx_llama.core.backends.positions import CallView
 from .draw import Kind, OptionArrays, sample
 from .rooms import Group, Packing, Room, Rooms
 
+CLEAR_EVERY = 256  # steps after which MLX gives back the buffers that it keeps: those of outgrown rows are gigabytes
 KEPT = 24  # compiled functions per model; the one used longest ago is evicted
 
 
@@ -29,11 +30,15 @@ class Runner:
     def __init__(self, advance: Callable, compile: bool, sample: Callable = sample):
         self.advance, self.compile, self.sample = advance, compile, sample
         self._functions: OrderedDict[tuple, Callable] = OrderedDict()
+        self._steps = 0
 
     def step(self, tokens: mx.array | np.ndarray, index_pos: int | Sequence[int], cache: Rooms, sampling: OptionArrays,
              rows: Sequence[int] | None, masks: Masks | None = None) -> mx.array:
         """The next tokens, int32 [B, 1] or with log-probabilities [B, C]; the cache takes over the step's arrays. Raises
         ContextError."""
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
         with CallView(cache, len(tokens), 1, index_pos, rows) as call:
             if call.batch == 1:
                 (span,) = call.spans
