@@ -73,6 +73,7 @@ class ToyCache(Positions):
 
 class ToyModel:
     config, dtype, cache_bits, notices, verify_width, prefill_width, adapters = CONFIG, "float32", None, (), 16, 1 << 16, ()
+    is_batch_invariant = False
 
     def __init__(self):
         self.calls: list[tuple] = []  # (shape of the tokens, first positions, rows)

@@ -28,6 +28,7 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 from .budget import default_budget
+from .chunks import Chunks
 from .device import Device
 from .engine import Engine
 from .home import Home
@@ -109,6 +110,8 @@ class Scheduler:
         self._drafters: dict[int, ModelDrafts] = {}  # by row
         self._numbers = itertools.count()
         self._clock = Clock()
+        self._chunks = Chunks(SHARED_CHUNK)
+        self._prompt_tokens = 0  # of this tick
         self._ticking = threading.Lock()
         self._ticker: int | None = None  # the thread that ticks
         self._setup = threading.Lock()
@@ -291,6 +294,7 @@ class Scheduler:
         if not self.running and not self.prefilling:
             self.steps = []
             return bool(self.waiting)
+        started, self._prompt_tokens, is_stepping = time.perf_counter(), 0, bool(self.running)
         self._prefill()
         self._launch()
         steps, self.steps = self.steps, []
@@ -301,6 +305,7 @@ class Scheduler:
         for step in steps:
             if not self._read(step):
                 break  # the other steps were forgotten with it
+        self._chunks.note(time.perf_counter() - started, self._prompt_tokens, is_stepping)
         if self.backend.runs_ahead:
             self._launch(may_wait=False)  # the device works while consumers look at the tokens
         return True
@@ -393,6 +398,7 @@ class Scheduler:
         try:
             start, row = self.cache.lengths[sequence.row], sequence.row
             rest = sequence.text[start:start + self._choose_chunk(sequence, start)]
+            self._prompt_tokens = len(rest)
             drafter = sequence.speculation.drafter
             if isinstance(drafter, ModelDrafts):
                 drafter.prefill(start + len(rest), self.device)
@@ -421,7 +427,9 @@ class Scheduler:
             # Each chunk would be rotated for another length; an answer that is resumed was decoded token by token.
             return sequence.prompt_length if start < sequence.prompt_length else 1
         chunk = min(sequence.options.prefill_step_size, self.model.prefill_width)
-        return min(chunk, SHARED_CHUNK) if self.running else chunk
+        if not self.running:
+            return chunk
+        return min(chunk, self._chunks.choose() if self.model.is_batch_invariant else SHARED_CHUNK)
 
     def _group(self, sequences: list[Sequence]) -> list[list[Sequence]]:
         """Sequences that share a step. Where others could run ahead, one that drafts is alone, and those with a grammar are

@@ -152,7 +152,7 @@ class ToySampling:
 class ToyModel:
     """logits(position) = hash(all keys up to it); key(position) = hash(key before, token, position)."""
 
-    cache_bits, dtype, notices, prefill_width, adapters = None, "float32", (), 1 << 16, ()
+    cache_bits, dtype, notices, prefill_width, adapters, is_batch_invariant = None, "float32", (), 1 << 16, (), False
 
     def __init__(self, backend, salt=0, context=1000, verify_width=16, rope="default", period=0):
         self.backend = backend
