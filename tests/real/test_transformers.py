@@ -27,6 +27,7 @@ def test_logits(name, number, golden, open_real):
 def test_all_logits_of_transformers_itself(name, golden, judge, open_real):
     llm = open_real(name)
     for text, ids in zip(LOGITS, golden.ids):
+        ids = ids if llm.model.is_batch_invariant else ids[:40]  # the others are slow without a GPU
         wanted = judge.logits(ids)
         found = llm.logits(ids)
         assert relative_rms(found, wanted) < 1e-5, text
