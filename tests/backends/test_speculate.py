@@ -246,7 +246,7 @@ def consistent(session):
     assert not scheduler.rows.used
     for row, tokens in scheduler.rows.kept.items():
         assert scheduler.cache.lengths[row] == len(tokens)
-        assert scheduler.cache.state(row)["tokens"].tolist() == tokens
+        assert scheduler._call(scheduler.cache.state, row)["tokens"].tolist() == tokens
     for drafts in scheduler._drafters.values():
         known = min(drafts.length, len(drafts.tokens))
         if known:
