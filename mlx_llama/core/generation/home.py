@@ -83,6 +83,9 @@ class _Call:
 
 
 def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
-    while call := calls.get():
-        call.run()
-        del call  # while it waits for the next one, nothing of the last one is kept
+    try:
+        while call := calls.get():
+            call.run()
+            del call  # while it waits for the next one, nothing of the last one is kept
+    except KeyboardInterrupt:  # it came when the call had just ended
+        pass
