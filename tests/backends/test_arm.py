@@ -53,7 +53,7 @@ X86_ALONE = [f"--deselect=tests/backends/kernels/test_products.py::{name}"
 
 def run_tests(*arguments: str, processor: str = "cortex-a76") -> tuple[int, int]:
     """Run tests of the compiled path in emulation; returns the numbers of tests and of calls to kernels."""
-    text = emulate("-m", "pytest", "-n", "0", "-x", "-p", "no:cacheprovider", "-p", "backends.arm_emulation", *X86_ALONE,
+    text = emulate("-m", "pytest", "--all", "-n", "0", "-x", "-p", "no:cacheprovider", "-p", "backends.arm_emulation", *X86_ALONE,
                    *arguments,
                    processor=processor)
     counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|error|skipped)", text)}
