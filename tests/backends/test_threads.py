@@ -86,7 +86,7 @@ def test_a_model_never_runs_with_the_weights_of_the_one_before(count, backend, t
     wanted = [load(path, backend="cpu").generate(LONG, max_tokens=4).tokens for path in paths]
     assert wanted[0] != wanted[1]
     threads = threading.active_count()
-    for number in range(count):
+    for number in range(count if backend.name == "mlx" else 4):  # the others' code is not known by addresses
         llm = load(paths[number % 2], backend=backend.name, device=device_of(backend), dtype="float32",
                    compile=backend.name != "cuda" or None)
         assert llm.generate(LONG, max_tokens=4).tokens == wanted[number % 2], number
