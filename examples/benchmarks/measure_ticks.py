@@ -54,7 +54,7 @@ class StubCache(Positions):
 class StubModel:
     """The next tokens come from a list."""
 
-    verify_width, prefill_width, notices, dtype, cache_bits, adapters = 8, 1 << 16, (), "float32", None, ()
+    verify_width, prefill_width, notices, dtype, cache_bits, adapters, is_batch_invariant = 8, 1 << 16, (), "float32", None, (), False
 
     def __init__(self, config, rows: int):
         self.config = config
@@ -77,7 +77,7 @@ class StubModel:
 def make_scheduler(rows: int, runs_ahead: bool, context: int) -> Scheduler:
     """A scheduler whose model costs nothing."""
     checkpoint = open_checkpoint()
-    runtime = SimpleNamespace(free_memory=lambda device: None, dtype_name=str)
+    runtime = SimpleNamespace(free_memory=lambda device: None, dtype_name=str, is_out_of_memory=lambda error: False)
     backend = SimpleNamespace(name="stub", device=None, device_name="stub", runtime=runtime, runs_ahead=runs_ahead,
                               sampling_batch=tuple, launch=lambda *arrays: None, read=lambda token: int(token[0, 0]),
                               read_all=lambda *tokens: np.concatenate(tokens)[:, 0].tolist())
