@@ -250,7 +250,7 @@ def consistent(session):
     for drafts in scheduler._drafters.values():
         known = min(drafts.length, len(drafts.tokens))
         if known:
-            assert drafts.cache.state(drafts.row)["tokens"][:known].tolist() == drafts.tokens[:known]
+            assert scheduler._call(drafts.cache.state, drafts.row)["tokens"][:known].tolist() == drafts.tokens[:known]
 
 
 def rendered(llm, session, question):
