@@ -32,7 +32,6 @@ from .ranks import Ranks, Vocabulary
 from .sampling import SamplingBatch
 from .weights import Weights
 
-
 CHUNK = 64  # tokens of a call after which MLX gives back the buffers that it keeps: the next chunk has other shapes
 
 
