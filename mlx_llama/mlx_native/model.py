@@ -32,7 +32,7 @@ from .ranks import Ranks, Vocabulary
 from .sampling import SamplingBatch
 from .weights import Weights
 
-CHUNK = 64  # tokens of a call after which MLX gives back the buffers that it keeps: the next chunk has other shapes
+CHUNK = 64  # tokens of a call from which on MLX's buffer cache is cleared, as the next chunk has other shapes
 
 
 class Llama:
@@ -133,7 +133,7 @@ class Llama:
                 mx.clear_cache()
             with cache.view(tokens, index_pos, rows) as view:
                 logits = self._compute(tokens, view, all_positions, probe)
-                # Who waits for the logits finds the tokens stored: a pending update belongs to this thread.
+                # Evaluate the stored tokens with the logits; a pending update could not be evaluated in another thread.
                 (logits,) = mx.depends([logits], [room.tokens for room in view.rooms])
             return logits if all_positions else logits[:, -1]
 

@@ -246,11 +246,11 @@ def consistent(session):
     assert not scheduler.rows.used
     for row, tokens in scheduler.rows.kept.items():
         assert scheduler.cache.lengths[row] == len(tokens)
-        assert scheduler._call(scheduler.cache.state, row)["tokens"].tolist() == tokens
+        assert scheduler.call(scheduler.cache.state, row)["tokens"].tolist() == tokens
     for drafts in scheduler._drafters.values():
         known = min(drafts.length, len(drafts.tokens))
         if known:
-            assert scheduler._call(drafts.cache.state, drafts.row)["tokens"][:known].tolist() == drafts.tokens[:known]
+            assert scheduler.call(drafts.cache.state, drafts.row)["tokens"][:known].tolist() == drafts.tokens[:known]
 
 
 def rendered(llm, session, question):

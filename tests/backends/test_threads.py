@@ -21,7 +21,7 @@ LONG = list(range(3, 90))
 
 
 def elsewhere(function, *given, **named):
-    """What `function` returns in a new thread; raises what it raises."""
+    """Call `function` in a new thread and return its result; raises its error."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function, *given, **named).result()
 
@@ -68,7 +68,7 @@ def test_logits_and_saved_caches_from_other_threads(llm, tmp_path):
 
 
 def test_a_row_filled_in_one_thread_goes_on_in_another(backend, toy):
-    """Without the loop: whoever has read a prompt's logits finds its tokens stored."""
+    """Without the loop: reading a prompt's logits stores its tokens too."""
     model = backend.load(open_checkpoint(toy), "float32")
     cache = model.make_cache(100)
     wanted = backend.runtime.to_numpy(model.forward([[*LONG, 7]], 0, model.make_cache(100)))

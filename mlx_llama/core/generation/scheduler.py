@@ -91,7 +91,7 @@ class Scheduler:
         self.engine = Engine(backend, model, tokenizer, eos, context, draft)
         self.backend, self.model, self.context = backend, model, context
         self.cache_memory, self.max_rows, self.kept_rows = cache_memory, max_rows, kept_rows
-        self._call = home.call if home else _call_here
+        self.call = home.call if home else _call_here
         self._start_over()
 
     def _start_over(self) -> None:
@@ -138,7 +138,7 @@ class Scheduler:
 
     @property
     def rows(self) -> Rows:
-        return self._rows or self._call(self._make_rows)
+        return self._rows or self.call(self._make_rows)
 
     def _make_rows(self) -> Rows:
         with self._setup:
@@ -218,7 +218,7 @@ class Scheduler:
             self._thread.join()
             self._thread = None
         with self._ticking:
-            self._call(self._clear)
+            self.call(self._clear)
 
     def _clear(self) -> None:
         for sequence in [*self._arrived, *self.waiting, *self._alive()]:
@@ -253,21 +253,21 @@ class Scheduler:
             sequence.is_awaited = False
             return
         with self._hold():
-            if not has_news() and not self._call(self._tick_held) and not has_news():
+            if not has_news() and not self.call(self._tick_held) and not has_news():
                 self._fail(sequence, SessionError("this request was lost: submit it again"))
 
     def sweep(self) -> None:
         """End cancelled requests now, or in the tick that runs."""
         if self._ticker != threading.get_ident() and self._ticking.acquire(blocking=False):
             try:
-                self._call(self._sweep)
+                self.call(self._sweep)
             finally:
                 self._ticking.release()
 
     def tick(self) -> bool:
         """Admit, prefill, step, read. False: there was nothing to do."""
         with self._hold():
-            return self._call(self._tick_held)
+            return self.call(self._tick_held)
 
     def _tick_held(self) -> bool:
         self._clock.start()
@@ -791,17 +791,17 @@ class Scheduler:
                 length = len(self.rows.kept.get(row, ()))
             else:
                 row, length = self.rows.find_prefix([*tokens, -1], adapter)
-            return self._call(self.rows.export, row, length) if length else {}
+            return self.call(self.rows.export, row, length) if length else {}
 
     def erase(self, tokens: Several[int]) -> int:
         """Drop the kept rows that hold a prefix of `tokens` and nothing else; returns the longest one's length."""
         with self._hold():
-            return self._call(self.rows.drop_prefixes, tokens)
+            return self.call(self.rows.drop_prefixes, tokens)
 
     def install(self, state: dict[str, Any], adapter: int = 0) -> None:
         """Restore an exported state as a prefix of later prompts to the same adapter. Raises ContextError."""
         with self._hold():
-            self._call(self.rows.install, state, adapter)
+            self.call(self.rows.install, state, adapter)
 
 
 def _call_here(function: Callable[..., Any], *given: Any) -> Any:

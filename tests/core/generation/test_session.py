@@ -46,7 +46,7 @@ def check_consistency(session):
     assert not scheduler.rows.used
     for row, tokens in scheduler.rows.kept.items():
         assert scheduler.cache.lengths[row] == len(tokens)
-        assert scheduler._call(scheduler.cache.state, row)["tokens"].tolist() == tokens
+        assert scheduler.call(scheduler.cache.state, row)["tokens"].tolist() == tokens
 
 
 def rendered(llm, session, question):
