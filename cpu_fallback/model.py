@@ -14,14 +14,13 @@ from mlx_llama.core.backends.profile import Profile, clock_ops, name_matrices
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.llama import Decoder
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import LayerSpec
 from mlx_llama.core.system import machine
 
 from . import ops, runtime
-from .cache import Cache, View
+from .cache import Cache
 from .kernels import compilation
-from .layers import MLP, Attention, Block, Experts, Unnormed
 from .sampling import SamplingBatch
 from .weights import Weights
 
@@ -35,10 +34,7 @@ class Llama:
         self.config, self.dtype, self.device, self.notices = config, dtype, device, notices
         self.cache_bits = cache_bits  # of keys and values; None: float32
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
-        self.embedding = weights.embedding("model.embed_tokens")
-        self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
-        self.norm = weights.norm("model.norm")
-        self.head = weights.linear(config.head_name)
+        self.decoder = Decoder.build(ops, weights)
         self._runner = None  # kernels.runner.Runner of the compiled programs; None: NumPy
         self._tile: int | None = None  # tokens that share one pass over the weights; each further tile needs another pass
 
@@ -85,9 +81,10 @@ class Llama:
             notices += (f"{threads} threads wait for each other on {cores} cores: --threads {cores} is faster",)
         model = cls(config, weights, activations, device, notices, cache_bits)
         model._tile = target.tile if low_bit else target.float_tile
+        from .kernels import ops as words
         from .kernels.runner import Runner
 
-        model._runner = Runner(model._compute, config, weights.code, threads, weights.rank)
+        model._runner = Runner(model.decoder.over(words), config, weights.code, threads, weights.rank)
         return model
 
     @property
@@ -134,33 +131,9 @@ class Llama:
         with cache.view(tokens, index_pos, rows) as view:
             if self._runner:
                 return self._runner.forward(tokens, view, all_positions, probe)
-            logits = self._compute(tokens, view, all_positions, probe)
+            view.listener = probe
+            logits = self.decoder(tokens, view, all_positions or probe is not None)
         return logits if all_positions else logits[:, -1]
-
-    def _compute(self, tokens: np.ndarray, view: View, all_positions: bool, probe=None) -> np.ndarray:
-        """Logits [B, T, V], or [B, 1, V] of the last position alone."""
-        c = self.config
-        x, delta = self.embedding(tokens), None
-        if c.embedding_multiplier != 1:
-            x = ops.scale(x, c.embedding_multiplier)
-        if probe:
-            probe("embedding", x)
-        # The last layer stores all keys and values, but computes outputs only for the requested positions.
-        narrow = view.count > 1 and not all_positions and not probe
-        for block in self.blocks:
-            x, delta = block(x, delta, view, probe, last_only=narrow and block is self.blocks[-1])
-        x, normed = self.norm(x, delta)
-        if probe:
-            probe(f"{len(self.blocks) - 1}.block", x)
-        logits = self.head(normed, view)
-        if c.logits_multiplier != 1:
-            logits = ops.scale(logits, c.logits_multiplier)
-        if c.logits_softcap:
-            logits = ops.softcap(logits, c.logits_softcap)
-        if probe:
-            probe("norm", normed)
-            probe("logits", logits)
-        return logits
 
     def step(self, tokens: np.ndarray, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
              rows: Sequence[int] | None = None, masks: Masks | None = None) -> np.ndarray:
@@ -196,14 +169,3 @@ class Llama:
             recent = cache.recent(sampling.window, chosen, [first + i]) if sampling.window else None
             drawn.append(sampling(logits[:, i], [first + i], recent))
         return np.concatenate(drawn, axis=1)
-
-
-def _build_block(spec: LayerSpec, weights: Weights) -> Block:
-    attention = Attention(spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
-                          weights.norm(spec.key_norm))
-    if one := spec.experts:
-        mlp = Experts(one, weights.linear(one.router), *map(weights.stack, (one.gate, one.up, one.down)), spec.activation)
-    else:
-        mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
-    return Block(weights.norm(spec.attention_norm) or Unnormed(), attention, weights.norm(spec.ffn_norm) or Unnormed(), mlp,
-                 weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm))

@@ -1,6 +1,4 @@
-"""The arithmetic of a Llama in NumPy: the operations that layers.py calls.
-
-kernels/lowering.py registers the same operations for symbols, which it lowers to records of a compiled program.
+"""The vocabulary (core.ops) in NumPy. kernels/ops.py has the same words for symbols, which become a compiled program.
 
 A weight matrix is float32, float16, uint16 with bfloat16 bits, or a low-bit QuantizedMatrix. A tuple of matrices stands for
 their rows concatenated.
@@ -9,7 +7,6 @@ their rows concatenated.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import singledispatch
 from typing import Any
 
 import ml_dtypes
@@ -48,13 +45,11 @@ def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     return out
 
 
-@singledispatch
 def embed(tokens: np.ndarray, weight: Matrix) -> np.ndarray:
     """Look up rows of the embedding. tokens: int32 [B, T]; weight: [V, E]; returns float32 [B, T, E]."""
     return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else widen(weight[tokens])
 
 
-@singledispatch
 def linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None) -> np.ndarray:
     """x @ weight.T + bias. x: float32 [..., K]; weight: [N, K], any width; bias: float32 [N]; returns float32 [..., N].
 
@@ -69,7 +64,6 @@ def linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray 
     return out.reshape(*x.shape[:-1], out.shape[1])
 
 
-@singledispatch
 def gated_linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None,
                  activation: str = "silu") -> np.ndarray:
     """activation(gate) * up of linear(x, weight, bias). x: float32 [..., K]; weight: [2 F, K], the gate's rows first.
@@ -79,13 +73,11 @@ def gated_linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.nd
     return gate(linear(x, weight, bias), activation)
 
 
-@singledispatch
 def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
     """activation(gate) * up. gate_up: float32 [..., 2 F], the gate first; returns [..., F]."""
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
-@singledispatch
 def experts(x: np.ndarray, scores: np.ndarray, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
             activation: str = "silu") -> np.ndarray:
     """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al. 2017).
@@ -112,7 +104,6 @@ def choose_experts(scores: np.ndarray, spec: ExpertsSpec) -> tuple[np.ndarray, n
     return chosen, shares / (shares if spec.normalises else powers).sum(axis=-1, keepdims=True)
 
 
-@singledispatch
 def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) -> np.ndarray:
     """Add (x @ a.T) @ b.T to each row's product, by the row's adapter (LoRA, Hu et al. 2021).
 
@@ -125,7 +116,6 @@ def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) ->
     return product
 
 
-@singledispatch
 def add_rms_norm(x: np.ndarray, delta: np.ndarray | None, weight: np.ndarray,
                  eps: float) -> tuple[np.ndarray, np.ndarray]:
     """(x + delta, its RMS norm times weight). x, delta: float32 [..., E], delta None for zero; weight: [E]."""
@@ -133,25 +123,21 @@ def add_rms_norm(x: np.ndarray, delta: np.ndarray | None, weight: np.ndarray,
     return total, rms_norm(total, weight, eps)
 
 
-@singledispatch
 def add(x: np.ndarray, delta: np.ndarray | None) -> np.ndarray:
     """x + delta. x, delta: float32 [..., E], delta None for zero."""
     return x if delta is None else x + delta
 
 
-@singledispatch
 def scale(x: np.ndarray, factor: float) -> np.ndarray:
     """x * factor. x: float32, any shape."""
     return x * np.float32(factor)
 
 
-@singledispatch
 def softcap(x: np.ndarray, cap: float) -> np.ndarray:
     """cap * tanh(x / cap), which keeps x within cap (Gemma 2). x: float32, any shape."""
     return np.tanh(x / np.float32(cap)) * np.float32(cap)
 
 
-@singledispatch
 def norm_heads(heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> np.ndarray:
     """RMS norms of queries and keys. heads: [B, T, (H + 2 G) D]: queries, keys, values.
 
@@ -163,7 +149,6 @@ def norm_heads(heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarr
     return np.concatenate([*normed, value], axis=-1)
 
 
-@singledispatch
 def split_heads(heads: np.ndarray, spec: LayerSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Split heads [B, T, (H + 2 G) D] into query [B, H, T, D], key and value [B, G, T, D]."""
     B, T, _ = heads.shape
@@ -172,7 +157,6 @@ def split_heads(heads: np.ndarray, spec: LayerSpec) -> tuple[np.ndarray, np.ndar
     return parts[:, :H], parts[:, H:H + G], parts[:, H + G:]
 
 
-@singledispatch
 def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
     """Rotate queries and keys, store keys and values. heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D]."""
     query, key, value = split_heads(heads, spec)
@@ -183,7 +167,6 @@ def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray
     return query
 
 
-@singledispatch
 def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
     """Attention over the view's keys and values. query: [B, H, T, D] of the last T positions; returns [B, T, H D]."""
     B, H, T, D = query.shape
@@ -194,7 +177,6 @@ def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
     return mixed.reshape(B, T, H * D)
 
 
-@singledispatch
 def last_position(x: np.ndarray) -> np.ndarray:
     """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1, D]."""
     return x[..., -1:, :]
@@ -218,7 +200,6 @@ def _matmul(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return out
 
 
-@singledispatch
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis (Zhang and Sennrich 2019). x: float32 [..., E]."""
     mean_square = np.einsum("...e,...e->...", x, x)[..., None] / np.float32(x.shape[-1])

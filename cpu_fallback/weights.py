@@ -12,11 +12,11 @@ from mlx_llama.core.backends.weights import refuse_formats
 from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.llama import Embedding, Linear, RMSNorm
 from mlx_llama.core.system import progress
 
 from . import ops
 from .kernels.compilation import Compilation
-from .layers import Embedding, Linear, RMSNorm
 from .quantized import QuantizedMatrix
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Weights:
         """Concatenate the rows of the modules' matrices, and their biases if there are any."""
         parts = tuple(self._panels[name] if self.code else self._map(name) for name in names)
         biases = [self._vector(f"{name}.bias") for name in names if f"{name}.bias" in self.tensors]
-        return Linear(parts[0] if len(parts) == 1 else parts, np.concatenate(biases) if biases else None, self._adapt(names))
+        return Linear(ops, parts[0] if len(parts) == 1 else parts, np.concatenate(biases) if biases else None, self._adapt(names))
 
     def _adapt(self, names: Sequence[str]) -> ops.Adapters | None:
         """Additions of the adapters to the modules' product, by number; None: nothing."""
@@ -73,11 +73,11 @@ class Weights:
 
     def norm(self, name: str | None) -> RMSNorm | None:
         """The norm `name`; None for None."""
-        return name and RMSNorm(self._vector(f"{name}.weight") + np.float32(self.config.norm_offset), self.config.rms_norm_eps)
+        return name and RMSNorm(ops, self._vector(f"{name}.weight") + np.float32(self.config.norm_offset), self.config.rms_norm_eps)
 
     def embedding(self, name: str) -> Embedding:
         """The embedding, memory-mapped: rows are widened when they are looked up."""
-        return Embedding(self._map(name))
+        return Embedding(ops, self._map(name))
 
     def _vector(self, name: str) -> np.ndarray:
         stored = self.tensors[name]

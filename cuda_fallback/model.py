@@ -16,15 +16,14 @@ from mlx_llama.core.backends.positions import CallView, checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops
 from mlx_llama.core.errors import BackendError, ContextError, OutOfMemoryError
 from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.llama import Decoder
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import LayerSpec
 
 from . import kernels, ops, runtime
-from .cache import Cache, View
+from .cache import Cache
 from .kernels.cuda_graph import Capture, Runner
 from .kernels.draw import Kind
 from .kernels.state import StateView
-from .layers import MLP, Attention, Block, Experts, Unnormed
 from .ranks import Ranks, Vocabulary
 from .sampling import SamplingBatch
 from .weights import Weights
@@ -63,10 +62,7 @@ class Llama:
         self.cache_bits = cache_bits
         self._vocabulary = weights.vocabulary  # None: the head computes all logits
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
-        self.embedding = weights.embedding("model.embed_tokens")
-        self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
-        self.norm = weights.norm("model.norm")
-        self.head = weights.linear(config.head_name)
+        self.decoder = Decoder.build(ops, weights)
         self._runner: Runner | None = None  # runs single tokens by kernels; None: torch's own operations
         self._batch_invariant = False  # True: the runner takes prompts, too
 
@@ -99,7 +95,7 @@ class Llama:
             def build_view(rows: int, kind: Kind) -> StateView:
                 return StateView(config, model.dtype, device, decoding.kernels, rows, cache_bits, kind)
 
-            model._runner = Runner(model._compute, build_view, device, Capture(device) if decoding.is_captured else None,
+            model._runner = Runner(model.decoder, build_view, device, Capture(device) if decoding.is_captured else None,
                                    model._vocabulary)
         return model
 
@@ -169,33 +165,9 @@ class Llama:
             else:
                 tokens = tokens.clamp(min=0)  # a step runs ahead of -1, which the host has not read yet
             with cache.view(tokens, index_pos, rows) as view:
-                logits = self._compute(tokens, view, all_positions, probe)
+                view.listener = probe
+                logits = self.decoder(tokens, view, all_positions or probe is not None)
         return logits if all_positions else logits[:, -1]
-
-    def _compute(self, tokens: torch.Tensor, view: View | StateView, all_positions: bool, probe=None) -> torch.Tensor:
-        """Logits [B, T, V], or [B, 1, V] where only the last position is asked for."""
-        c = self.config
-        x, delta = self.embedding(tokens), None
-        if c.embedding_multiplier != 1:
-            x = ops.scale(x, c.embedding_multiplier)
-        if probe:
-            probe("embedding", x)
-        # The last layer stores all keys and values, but computes the output of the positions that are asked for alone.
-        narrow = view.count > 1 and not all_positions and not probe
-        for block in self.blocks:
-            x, delta = block(x, delta, view, probe, last_only=narrow and block is self.blocks[-1])
-        x, normed = self.norm(x, delta)
-        if probe:
-            probe(f"{len(self.blocks) - 1}.block", x)
-        logits = self.head(normed, view)
-        if c.logits_multiplier != 1:
-            logits = ops.scale(logits, c.logits_multiplier)
-        if c.logits_softcap:
-            logits = ops.softcap(logits, c.logits_softcap)
-        if probe:
-            probe("norm", normed)
-            probe("logits", logits)
-        return logits
 
     @_on_device
     def step(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
@@ -260,14 +232,3 @@ class Llama:
         each = SamplingBatch(sampling.options * len(lengths), self.device)
         recent = cache.recent(each.window, [row] * len(lengths), lengths) if each.window else None
         return each(logits, lengths, recent).view(1, -1)
-
-
-def _build_block(spec: LayerSpec, weights: Weights) -> Block:
-    attention = Attention(spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
-                          weights.norm(spec.key_norm))
-    if one := spec.experts:
-        mlp = Experts(one, weights.linear(one.router), *map(weights.stack, (one.gate, one.up, one.down)), spec.activation)
-    else:
-        mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
-    return Block(weights.norm(spec.attention_norm) or Unnormed(), attention, weights.norm(spec.ffn_norm) or Unnormed(), mlp,
-                 weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm))

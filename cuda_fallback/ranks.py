@@ -19,12 +19,12 @@ import torch.distributed as dist
 from mlx_llama.core.backends.interface import Masks, Probe
 from mlx_llama.core.backends.shards import HEAD_PROBES, Span
 from mlx_llama.core.errors import BackendError
+from mlx_llama.core.llama import Embedding, Linear
 
 from . import runtime
 from .cache import View
 from .kernels.draw import IS_RANDOM, SEED_HIGH, SEED_LOW, Kind, gumbel, gumbel_table, process, to_signed
 from .kernels.state import StateView
-from .layers import Embedding, Linear
 from .sampling import SamplingBatch
 
 _SECONDS = 60  # of a collective operation on the CPU device, far more than a forward's share takes

@@ -14,10 +14,10 @@ from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.adapters import stack, stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.llama import Embedding, Linear, RMSNorm
 from mlx_llama.core.system import progress
 
 from . import facts, kernels, ops, runtime
-from .layers import Embedding, Linear, RMSNorm
 from .quantized import QuantizedMatrix, QuantizedStack, can_concatenate
 from .ranks import Ranks, ShareEmbedding, SummedLinear, Vocabulary
 
@@ -60,7 +60,7 @@ class Weights:
     def linear(self, *names: str) -> Linear:
         """The modules' matrices as one, rows on rows, and their biases where they have any."""
         biases = [f"{name}.bias" for name in names if f"{name}.bias" in self.tensors]
-        linear = (self._matrix(*(f"{name}.weight" for name in names)), self._matrix(*biases) if biases else None,
+        linear = (ops, self._matrix(*(f"{name}.weight" for name in names)), self._matrix(*biases) if biases else None,
                   self._adapt(names))
         return SummedLinear(*linear, ranks=self.ranks) if self.share and names[0] in self.share.summed else Linear(*linear)
 
@@ -92,12 +92,14 @@ class Weights:
         if name is None:
             return None
         weight, offset = self._matrix(f"{name}.weight"), self.config.norm_offset
-        return RMSNorm((weight.float() + offset).to(weight.dtype) if offset else weight, self.config.rms_norm_eps)
+        return RMSNorm(ops, (weight.float() + offset).to(weight.dtype) if offset else weight, self.config.rms_norm_eps)
 
     def embedding(self, name: str) -> Embedding:
         """The embedding; shares its matrix with a tied head."""
         weight = self._matrix(f"{name}.weight")
-        return ShareEmbedding(weight, self.share.vocabulary[self.ranks.rank], self.ranks) if self.share else Embedding(weight)
+        if self.share:
+            return ShareEmbedding(ops, weight, self.share.vocabulary[self.ranks.rank], self.ranks)
+        return Embedding(ops, weight)
 
     def _matrix(self, *names: str) -> ops.Matrix | tuple[ops.Matrix, ...]:
         """Tensors rows on rows, in as few blocks as their formats allow; of one block, the block."""

@@ -1,4 +1,4 @@
-"""Lowering of the forward to compiled programs: model.py and layers.py run once on symbols, and ops append operations.
+"""Lowering of the forward to compiled programs: core.llama runs once on symbols, and the words of ops.py append operations.
 
 A symbol stands for float32 rows, one per token, in a buffer of the workspace. Some are evaluated by their reader: packing a
 product's inputs computes a norm or a gate, and a product's reader chooses its output buffer.
@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mlx_llama.core.backends.probes import Probed
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+from mlx_llama.core.ops import Ops
 
 from .. import ops
 from .arithmetic import panels_at_once
@@ -20,8 +22,6 @@ from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
 from .panels import Panels
 from .program import Code, Program, experts_kind, float_bits, gather_kind, pack_kind, product_kind, split_tokens
 from .workspace import WIDTH, Buffer, Workspace, pad
-
-NO_WINDOW = 1 << 60
 
 
 @dataclass(eq=False)
@@ -174,12 +174,18 @@ class Segment:
     moves: tuple[Buffer, ...]
 
 
-class View:
-    """Stand-in for cache.View while layers.py is traced. count: 1 for a decoded token, more for a prompt. adapters: numbers of
-    those that the program's rows may have."""
+class View(Probed):
+    """Stand-in for cache.View while the forward is traced. count: 1 for a decoded token, more for a prompt. adapters: numbers of
+    those that the program's rows may have. is_probed: mark the probes."""
 
-    def __init__(self, trace: Trace, count: int, adapters: tuple[int, ...] = ()):
+    def __init__(self, trace: Trace, count: int, adapters: tuple[int, ...] = (), is_probed: bool = True):
         self.trace, self.count, self.adapters = trace, count, adapters
+        self.listener = trace.probe if is_probed else None
+
+    def probe_sum(self, name: str, x: Symbol, delta: Symbol, layer: int, ops: Ops) -> None:
+        """Mark x + delta, which the next norm computes."""
+        if self.listener:
+            self.trace.sums.append(f"{layer}.{name}")
 
     def new_keys(self, layer: int) -> Rows:
         """The stored keys, in the buffer where they were rotated."""
@@ -201,6 +207,7 @@ class Trace:
         self.embedding: ops.Matrix | None = None
         self.embedding_factor = 1.0
         self.stream = Rows(self, workspace.hidden, 0, config.hidden_size)
+        self.sums: list[str] = []  # probes of the stream's next sum
         self._marks: list[Mark] = []
         self._moves: list[Buffer] = []
 
@@ -222,6 +229,12 @@ class Trace:
             (at, rows), last = symbol.parts[0], symbol.last + 1
             first, zeroed = (symbol.operations[0], symbol.buffer) if symbol.accumulates else (last, None)
             self._marks.append(Mark(name, first, last, Rows(self, symbol.buffer, at, rows).read, zeroed))
+
+    def mark_sums(self) -> None:
+        """Mark the probes of the sum that was just added."""
+        for name in self.sums:
+            self.probe(name, self.stream)
+        self.sums = []
 
     def _make_reader(self, layout: ActivationLayout) -> Callable[[int], np.ndarray]:
         records, width = self.workspace.activations[layout].array, self.config.hidden_size
@@ -390,143 +403,3 @@ class Trace:
             panel_bytes=plan.panel_bytes, blocks=plan.blocks, x=self.workspace.activations[layout].address,
             x_bytes=columns // WIDTH * layout.record(1), out=0, out_bytes=0,
             bias=0 if bias is None else self.copy_vector(bias).address, accumulate=0)
-
-
-# ---- ops
-
-
-@ops.embed.register
-def _(tokens: Tokens, weight: ops.Matrix) -> Rows:
-    tokens.trace.embedding = weight
-    return tokens.trace.stream
-
-
-@ops.add.register
-def _(x: Rows, delta: Product | Adjusted | None) -> Rows:
-    if delta is not None:
-        delta.place(x.buffer, accumulate=True)
-    return x
-
-
-@ops.rms_norm.register
-def _(x: Product, weight: np.ndarray, eps: float) -> Adjusted:
-    return Adjusted(x.trace, x, x.trace.copy_vector(weight), eps)
-
-
-@ops.scale.register
-def _(x: Symbol, factor: float) -> Symbol:
-    if isinstance(x, Rows):
-        if len(x.trace.program):
-            raise ValueError("of all rows only the embedding is scaled where it lies")
-        x.trace.embedding_factor *= factor
-        return x
-    adjusted = x if isinstance(x, Adjusted) else Adjusted(x.trace, x)
-    adjusted.factor *= factor
-    return adjusted
-
-
-@ops.softcap.register
-def _(x: Product, cap: float) -> Adjusted:
-    return Adjusted(x.trace, x, cap=cap)
-
-
-@ops.add_rms_norm.register
-def _(x: Rows, delta: Product | Adjusted | None, weight: np.ndarray, eps: float) -> tuple[Rows, Normed]:
-    return ops.add(x, delta), Normed(x.trace, x.trace.copy_vector(weight), eps)
-
-
-@ops.linear.register
-def _(x: Symbol, weight: Panels | tuple[Panels, ...], bias: np.ndarray | None = None) -> Product:
-    return x.trace.multiply(x, weight if isinstance(weight, tuple) else (weight,), bias)
-
-
-@ops.adapt.register
-def _(product: Product, x: Symbol, adapters: ops.Adapters, view: View) -> Product:
-    for number in view.adapters:
-        if number in adapters:
-            product.trace.add_low_rank(product, x, *adapters[number], number)
-    return product
-
-
-@ops.gated_linear.register
-def _(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None, activation: str = "silu") -> Gated:
-    return ops.gate(x.trace.multiply(x, weight, bias), activation)
-
-
-@ops.gate.register
-def _(gate_up: Product, activation: str) -> Gated:
-    trace, w = gate_up.trace, gate_up.trace.workspace
-    for operation, (at, rows), buffer in zip(gate_up.operations, gate_up.parts, (w.gate, w.up), strict=True):
-        if pad(rows, ROWS) > buffer.array.shape[1]:
-            raise ValueError(f"a product of {rows} columns does not fit a buffer {buffer.array.shape}")
-        for each in (operation, *(addition for addition, column in gate_up.additions if column == at)):
-            trace.program.amend(each, out=buffer.address, out_bytes=buffer.row_bytes)
-    return Gated(trace, activation)
-
-
-@ops.experts.register
-def _(x: Symbol, scores: Product, gate: tuple[Panels, ...], up: tuple[Panels, ...], down: tuple[Panels, ...],
-      spec: ExpertsSpec, activation: str = "silu") -> Product:
-    return x.trace.mix_experts(x, scores, gate, up, down, spec, activation)
-
-
-@ops.norm_heads.register
-def _(heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> Rows:
-    trace = heads.trace
-    query, key, _ = _place_heads(heads, spec)
-    trace.program.add(
-        "norm_heads", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
-        heads=query.width // len(query_weight), key_heads=key.width // len(key_weight), query_width=len(query_weight),
-        key_width=len(key_weight), keys_at=4 * key.at, query_weight=trace.copy_vector(query_weight).address,
-        key_weight=trace.copy_vector(key_weight).address, eps=float_bits(spec.eps))
-    return query
-
-
-@ops.split_heads.register
-def _(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
-    return _place_heads(heads, spec)
-
-
-@ops.rope_and_store.register
-def _(heads: Symbol, view: View, spec: LayerSpec) -> Rows:
-    query, key, value = _place_heads(heads, spec)
-    heads.trace.program.add(
-        "rotate", spec.key_value_heads, portion=1 if heads.trace.decode else spec.key_value_heads, per_token=True,
-        qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
-        key_heads=spec.key_value_heads, keys_at=4 * key.at, values_at=4 * value.at, rotates=int(spec.rotates),
-        table_at=4 * spec.angles.start, query_table_at=4 * spec.query_angles.start,
-        **_page_offsets(heads.trace, spec))
-    return query
-
-
-def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
-    """Offsets of the layer's keys and values in a page, as operands."""
-    pages, i = trace.workspace.pages, spec.index
-    return {"page_keys": pages.numbers(i, 0), "page_values": pages.numbers(i, 1), "key_scales": pages.scales(i, 0),
-            "value_scales": pages.scales(i, 1)}
-
-
-def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
-    """The rows of query, key and value; directs their product there if it has no buffer yet."""
-    found = heads.trace.head_rows(spec)
-    if isinstance(heads, Product) and heads.buffer is None:
-        if heads.parts != [(one.at, one.width) for one in found]:
-            raise ValueError(f"layer {spec.index}: query, key and value have {heads.parts} rows")
-        heads.place(found[0].buffer)
-    return found
-
-
-@ops.attend.register
-def _(query: Rows, view: View, spec: LayerSpec) -> Rows:
-    out = query.trace.workspace.mixed
-    query.trace.program.add(
-        "attend", spec.key_value_heads, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
-        shared=spec.heads // spec.key_value_heads, key_heads=spec.key_value_heads, out=out.address, out_bytes=out.row_bytes,
-        window=spec.window or NO_WINDOW, scale=float_bits(spec.scale), **_page_offsets(query.trace, spec))
-    return Rows(query.trace, out, 0, spec.heads * spec.head_dim)
-
-
-@ops.last_position.register
-def _(x: Rows) -> Rows:
-    x.trace.narrow(x.buffer)
-    return x

@@ -45,8 +45,8 @@ class Programs(NamedTuple):
 class Runner:
     """A lowered forward. Thread-safe: a lock serialises runs. A forked process starts new threads.
 
-    forward(tokens, view, all_positions, probe): the model's `_compute`, lowered for rows without adapters, and for each set of
-    adapters that meet in a call. rank: of the adapters, see Workspace.
+    forward(tokens, view, all_positions): the decoder over the words of ops.py, lowered for rows without adapters, and for each
+    set of adapters that meet in a call. rank: of the adapters, see Workspace.
     """
 
     width = CHUNK  # prompt tokens per run
@@ -77,8 +77,8 @@ class Runner:
 
         def lower(tokens: int, all_positions: bool) -> list[Segment]:
             trace = Trace(self.config, self.code, self.workspace, self.threads, decode=tokens == 1)
-            probe = trace.probe if tokens == 1 or all_positions else None
-            logits = self._forward(Tokens(trace), View(trace, tokens, adapters), all_positions, probe)
+            view = View(trace, tokens, adapters, is_probed=tokens == 1 or all_positions)
+            logits = self._forward(Tokens(trace), view, all_positions)
             vectors.extend(trace.vectors)
             self._embedding, self._embedding_factor = trace.embedding, trace.embedding_factor
             return trace.finish(logits, separate_head=all_positions)

@@ -142,7 +142,7 @@ class _Ready:
 class Runner:
     """Runs tokens as rows through a model's forward by kernels, as graphs.
 
-    compute: (tokens, view, all_positions, probe) -> logits, the model's forward. build_view: (rows, kind) -> StateView of
+    compute: (tokens, view, all_positions) -> logits, the model's decoder. build_view: (rows, kind) -> StateView of
     its config and device. capture: None to run every step uncaptured. vocabulary: of `Step`. notices: about the captures so
     far.
     """
@@ -182,7 +182,11 @@ class Runner:
                     step.view.point(cache, tokens.reshape(-1, 1)[at:at + MAX_ROWS], some)
                     if probe:
                         seen: dict[str, torch.Tensor] = {}
-                        found = self.compute(step.view.tokens, step.view, True, seen.__setitem__)
+                        step.view.listener = seen.__setitem__
+                        try:
+                            found = self.compute(step.view.tokens, step.view, True)
+                        finally:
+                            step.view.listener = None
                         for name, array in seen.items():
                             probed.setdefault(name, []).append(array[:len(some)])
                     else:

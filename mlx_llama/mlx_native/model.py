@@ -15,19 +15,18 @@ from mlx_llama.core.backends.profile import Profile, clock_ops
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.llama import Decoder
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import LayerSpec
 
 from . import ops, runtime
-from .cache import Cache, View
+from .cache import Cache
 from .kernels.draw import draw, sample
 from .kernels.pace import Pace
 from .kernels.rooms import Packing, Parts
 from .kernels.trace import Runner
 from .kernels.view import StepView
 from .kernels.wired import wire
-from .layers import MLP, Attention, Block, Experts, Unnormed
 from .ranks import Ranks, Vocabulary
 from .sampling import SamplingBatch
 from .weights import Weights
@@ -45,10 +44,7 @@ class Llama:
         self.cache_bits = cache_bits
         self._vocabulary = weights.vocabulary  # None: the head computes all logits
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
-        self.embedding = weights.embedding("model.embed_tokens")
-        self.blocks = tuple(_build_block(spec, weights) for spec in config.layers)
-        self.norm = weights.norm("model.norm")
-        self.head = weights.linear(config.head_name)
+        self.decoder = Decoder.build(ops, weights)
         self._runner: Runner | None = None  # None: a decode step is a forward over one token
         self._pace = Pace(config, device)
 
@@ -132,35 +128,11 @@ class Llama:
             if tokens.shape[1] >= CHUNK:
                 mx.clear_cache()
             with cache.view(tokens, index_pos, rows) as view:
-                logits = self._compute(tokens, view, all_positions, probe)
+                view.listener = probe
+                logits = self.decoder(tokens, view, all_positions or probe is not None)
                 # Evaluate the stored tokens with the logits; a pending update could not be evaluated in another thread.
                 (logits,) = mx.depends([logits], [room.tokens for room in view.rooms])
             return logits if all_positions else logits[:, -1]
-
-    def _compute(self, tokens: mx.array, view: View | StepView, all_positions: bool, probe=None) -> mx.array:
-        """Logits [B, T, V], or [B, 1, V] where only the last position is asked for; of tokens [B] logits [B, V]."""
-        c = self.config
-        x, delta = self.embedding(tokens), None
-        if c.embedding_multiplier != 1:
-            x = ops.scale(x, c.embedding_multiplier)
-        if probe:
-            probe("embedding", x)
-        # The last layer stores all keys and values, but computes only the output that is asked for.
-        narrow = view.count > 1 and not all_positions and not probe
-        for block in self.blocks:
-            x, delta = block(x, delta, view, probe, last_only=narrow and block is self.blocks[-1])
-        x, normed = self.norm(x, delta)
-        if probe:
-            probe(f"{len(self.blocks) - 1}.block", x)
-        logits = self.head(normed, view)
-        if c.logits_multiplier != 1:
-            logits = ops.scale(logits, c.logits_multiplier)
-        if c.logits_softcap:
-            logits = ops.softcap(logits, c.logits_softcap)
-        if probe:
-            probe("norm", normed)
-            probe("logits", logits)
-        return logits
 
     def _advance(self, window: int, packing: Packing, token: mx.array, position: mx.array, tokens: mx.array,
                  keys: list[Parts], values: list[Parts], tables: tuple, adapters: mx.array | None) -> tuple:
@@ -170,7 +142,7 @@ class Llama:
         with the step's own.
         """
         view = StepView(token, position, tokens, keys, values, tables, packing, adapters)
-        logits = self._compute(token.squeeze(1), view, all_positions=False)
+        logits = self.decoder(token.squeeze(1), view, all_positions=False)
         # Launching the logits launches the stored tokens too; unevaluated updates would grow the graph.
         (logits,) = mx.depends([logits], [view.tokens])
         return logits, view.recent(window) if window else None, view.tokens, view.keys, view.values
@@ -223,17 +195,6 @@ class Llama:
             recent = cache.recent(sampling.window, [row] * count, lengths) if sampling.window else None
             drawn = draw(sampling.kind, logits[0], mx.array(lengths, mx.uint32), recent, sampling.arrange((0,) * count))
             return drawn.reshape(1, count)
-
-
-def _build_block(spec: LayerSpec, weights: Weights) -> Block:
-    attention = Attention(spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
-                          weights.norm(spec.key_norm))
-    if one := spec.experts:
-        mlp = Experts(one, weights.linear(one.router), *map(weights.stack, (one.gate, one.up, one.down)), spec.activation)
-    else:
-        mlp = MLP(weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
-    return Block(weights.norm(spec.attention_norm) or Unnormed(), attention, weights.norm(spec.ffn_norm) or Unnormed(), mlp,
-                 weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm))
 
 
 def _decide_compile(config: LlamaConfig, device: mx.Device, wanted: bool | None) -> tuple[bool, str]:

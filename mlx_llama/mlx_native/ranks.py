@@ -16,10 +16,10 @@ import numpy as np
 from mlx_llama.core.backends.interface import Masks, Probe
 from mlx_llama.core.backends.shards import HEAD_PROBES, Span
 from mlx_llama.core.errors import BackendError
+from mlx_llama.core.llama import Embedding, Linear
 
 from .cache import View
 from .kernels.draw import Kind, choose_winner, draw_share, sample
-from .layers import Embedding, Linear
 from .sampling import SamplingBatch
 
 JOIN_SECONDS = 60  # in which all processes must have started

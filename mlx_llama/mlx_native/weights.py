@@ -14,11 +14,11 @@ from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.adapters import stack, stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.llama import Embedding, Linear, RMSNorm
 from mlx_llama.core.system import progress
 
 from . import facts, ops, quantized, runtime
 from .dense import DenseMatrix
-from .layers import Embedding, Linear, RMSNorm
 from .quantized import LowBitMatrix, QuantizedStack, can_concatenate
 from .ranks import Ranks, ShareEmbedding, SummedLinear, Vocabulary
 
@@ -64,7 +64,7 @@ class Weights:
             blocks = [DenseMatrix(block.T) if isinstance(block, mx.array) else block
                       for block in self._matrix(*names, for_products=True)]
             mx.eval([block.columns for block in blocks if isinstance(block, DenseMatrix)])
-            linear = (blocks[0] if len(blocks) == 1 else tuple(blocks), self._vector(*biases) if biases else None,
+            linear = (ops, blocks[0] if len(blocks) == 1 else tuple(blocks), self._vector(*biases) if biases else None,
                       self._adapt(names))
             if self.share and names[0] in self.share.summed:
                 return SummedLinear(*linear, ranks=self.ranks)
@@ -101,15 +101,15 @@ class Weights:
             if self.config.norm_offset:
                 weight = (weight.astype(mx.float32) + self.config.norm_offset).astype(weight.dtype)
                 mx.eval(weight)
-            return RMSNorm(weight, self.config.rms_norm_eps)
+            return RMSNorm(ops, weight, self.config.rms_norm_eps)
 
     def embedding(self, name: str) -> Embedding:
         """The embedding; a tied head shares its memory."""
         with self._allocating():
             (weight,) = self._matrix(name, for_products=name == self.config.head_name)
             if self.share:
-                return ShareEmbedding(weight, self.share.vocabulary[self.ranks.rank], self.ranks)
-            return Embedding(weight)
+                return ShareEmbedding(ops, weight, self.share.vocabulary[self.ranks.rank], self.ranks)
+            return Embedding(ops, weight)
 
     def _matrix(self, *names: str, for_products: bool) -> list[mx.array | LowBitMatrix]:
         """The matrices, rows on rows, in as few blocks as the formats allow."""

@@ -1,7 +1,7 @@
 """The module interface of a backend: what core calls, and what the three answer with.
 
-A backend is a package with the files facts, runtime, ops, layers, cache, sampling and model, with the same public names
-and signatures in each. "Array" is the backend's own array type.
+A backend is a package with the files facts, runtime, ops, cache, weights, sampling and model, with the same public names
+and signatures in each. The model itself is core.llama, over the backend's ops. "Array" is the backend's own array type.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.models.config import LlamaConfig
 
+from .probes import Probe
 from .profile import Profile
 
 Array = Any
-Probe = Callable[[str, Array], None]
 
 # Computes the tokens that grammars allow, int32 [B, ceil(V / 32)] on the host; bit i % 32 of word i // 32 is token i's. A row
 # without a grammar has all bits set. Call it once, after the forward is on its way: the host works while the device does.

@@ -59,13 +59,13 @@ class Profile:
 def name_matrices(model: Any) -> list[tuple[str, Any]]:
     """(name in a profile, matrix or tuple of matrices) of each product of a model."""
     named = []
-    for block in model.blocks:
+    for block in model.decoder.blocks:
         named += [("query, key, value", block.attention.qkv), ("attention output", block.attention.out)]
         if block.attention.spec.experts:
             named.append(("router", block.mlp.router))
         else:
             named += [("gate, up", block.mlp.gate_up), ("down", block.mlp.down)]
-    return [(name, linear.weight) for name, linear in (*named, ("head", model.head))]
+    return [(name, linear.weight) for name, linear in (*named, ("head", model.decoder.head))]
 
 
 def matrix_parts(matrix: Any) -> tuple[Any, ...]:

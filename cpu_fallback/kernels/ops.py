@@ -1,0 +1,139 @@
+"""The vocabulary (core.ops) on symbols: each word appends operations to the traced program, or lets its reader do so."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+
+from .. import ops
+from .layouts import ROWS
+from .lowering import Adjusted, Gated, Normed, Product, Rows, Symbol, Tokens, Trace, View
+from .panels import Panels
+from .program import float_bits
+from .workspace import pad
+
+NO_WINDOW = 1 << 60
+
+
+
+def embed(tokens: Tokens, weight: ops.Matrix) -> Rows:
+    tokens.trace.embedding = weight
+    return tokens.trace.stream
+
+
+def add(x: Rows, delta: Product | Adjusted | None) -> Rows:
+    if delta is not None:
+        delta.place(x.buffer, accumulate=True)
+        x.trace.mark_sums()
+    return x
+
+
+def rms_norm(x: Product, weight: np.ndarray, eps: float) -> Adjusted:
+    return Adjusted(x.trace, x, x.trace.copy_vector(weight), eps)
+
+
+def scale(x: Symbol, factor: float) -> Symbol:
+    if isinstance(x, Rows):
+        if len(x.trace.program):
+            raise ValueError("of all rows only the embedding is scaled where it lies")
+        x.trace.embedding_factor *= factor
+        return x
+    adjusted = x if isinstance(x, Adjusted) else Adjusted(x.trace, x)
+    adjusted.factor *= factor
+    return adjusted
+
+
+def softcap(x: Product, cap: float) -> Adjusted:
+    return Adjusted(x.trace, x, cap=cap)
+
+
+def add_rms_norm(x: Rows, delta: Product | Adjusted | None, weight: np.ndarray, eps: float) -> tuple[Rows, Normed]:
+    return add(x, delta), Normed(x.trace, x.trace.copy_vector(weight), eps)
+
+
+def linear(x: Symbol, weight: Panels | tuple[Panels, ...], bias: np.ndarray | None = None) -> Product:
+    return x.trace.multiply(x, weight if isinstance(weight, tuple) else (weight,), bias)
+
+
+def adapt(product: Product, x: Symbol, adapters: ops.Adapters, view: View) -> Product:
+    for number in view.adapters:
+        if number in adapters:
+            product.trace.add_low_rank(product, x, *adapters[number], number)
+    return product
+
+
+def gated_linear(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None, activation: str = "silu") -> Gated:
+    return gate(x.trace.multiply(x, weight, bias), activation)
+
+
+def gate(gate_up: Product, activation: str) -> Gated:
+    trace, w = gate_up.trace, gate_up.trace.workspace
+    for operation, (at, rows), buffer in zip(gate_up.operations, gate_up.parts, (w.gate, w.up), strict=True):
+        if pad(rows, ROWS) > buffer.array.shape[1]:
+            raise ValueError(f"a product of {rows} columns does not fit a buffer {buffer.array.shape}")
+        for each in (operation, *(addition for addition, column in gate_up.additions if column == at)):
+            trace.program.amend(each, out=buffer.address, out_bytes=buffer.row_bytes)
+    return Gated(trace, activation)
+
+
+def experts(x: Symbol, scores: Product, gate: tuple[Panels, ...], up: tuple[Panels, ...], down: tuple[Panels, ...],
+      spec: ExpertsSpec, activation: str = "silu") -> Product:
+    return x.trace.mix_experts(x, scores, gate, up, down, spec, activation)
+
+
+def norm_heads(heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> Rows:
+    trace = heads.trace
+    query, key, _ = _place_heads(heads, spec)
+    trace.program.add(
+        "norm_heads", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
+        heads=query.width // len(query_weight), key_heads=key.width // len(key_weight), query_width=len(query_weight),
+        key_width=len(key_weight), keys_at=4 * key.at, query_weight=trace.copy_vector(query_weight).address,
+        key_weight=trace.copy_vector(key_weight).address, eps=float_bits(spec.eps))
+    return query
+
+
+def split_heads(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
+    return _place_heads(heads, spec)
+
+
+def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Rows:
+    query, key, value = _place_heads(heads, spec)
+    heads.trace.program.add(
+        "rotate", spec.key_value_heads, portion=1 if heads.trace.decode else spec.key_value_heads, per_token=True,
+        qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
+        key_heads=spec.key_value_heads, keys_at=4 * key.at, values_at=4 * value.at, rotates=int(spec.rotates),
+        table_at=4 * spec.angles.start, query_table_at=4 * spec.query_angles.start,
+        **_page_offsets(heads.trace, spec))
+    return query
+
+
+def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
+    """Offsets of the layer's keys and values in a page, as operands."""
+    pages, i = trace.workspace.pages, spec.index
+    return {"page_keys": pages.numbers(i, 0), "page_values": pages.numbers(i, 1), "key_scales": pages.scales(i, 0),
+            "value_scales": pages.scales(i, 1)}
+
+
+def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
+    """The rows of query, key and value; directs their product there if it has no buffer yet."""
+    found = heads.trace.head_rows(spec)
+    if isinstance(heads, Product) and heads.buffer is None:
+        if heads.parts != [(one.at, one.width) for one in found]:
+            raise ValueError(f"layer {spec.index}: query, key and value have {heads.parts} rows")
+        heads.place(found[0].buffer)
+    return found
+
+
+def attend(query: Rows, view: View, spec: LayerSpec) -> Rows:
+    out = query.trace.workspace.mixed
+    query.trace.program.add(
+        "attend", spec.key_value_heads, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
+        shared=spec.heads // spec.key_value_heads, key_heads=spec.key_value_heads, out=out.address, out_bytes=out.row_bytes,
+        window=spec.window or NO_WINDOW, scale=float_bits(spec.scale), **_page_offsets(query.trace, spec))
+    return Rows(query.trace, out, 0, spec.heads * spec.head_dim)
+
+
+def last_position(x: Rows) -> Rows:
+    x.trace.narrow(x.buffer)
+    return x

@@ -1,0 +1,241 @@
+"""The Llama (Touvron et al. 2023, arXiv 2302.13971; Llama 2, arXiv 2307.09288): layers and forward, for every backend.
+
+Each layer holds its weights and the backend's `ops` (ops.py), which it is built with. The stream x is [B, T, E] in the model's
+dtype. What a forward stores and who listens to its probes is the view's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol
+
+from .models.config import LlamaConfig
+from .models.spec import ExpertsSpec, LayerSpec
+from .ops import Array, Matrix, Ops, Stack, View
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """weight: [V, E]."""
+
+    ops: Ops
+    weight: Matrix
+
+    def __call__(self, tokens: Array) -> Array:
+        return self.ops.embed(tokens, self.weight)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None; adapters: that some rows add, or None."""
+
+    ops: Ops
+    weight: Matrix
+    bias: Array | None = None
+    adapters: Any = None
+
+    def __call__(self, x: Array, view: View) -> Array:
+        product = self.ops.linear(x, self.weight, self.bias)
+        return product if self.adapters is None else self.ops.adapt(product, x, self.adapters, view)
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """weight: [E]."""
+
+    ops: Ops
+    weight: Array
+    eps: float
+
+    def __call__(self, x: Array, delta: Array | None = None) -> tuple[Array, Array]:
+        """(x + delta, its norm); delta None for zero."""
+        return self.ops.add_rms_norm(x, delta, self.weight, self.eps)
+
+
+@dataclass(frozen=True)
+class Unnormed:
+    """Stands where a layer has no norm."""
+
+    ops: Ops
+
+    def __call__(self, x: Array, delta: Array | None = None) -> tuple[Array, Array]:
+        """(x + delta, the same); delta None for zero."""
+        total = self.ops.add(x, delta)
+        return total, total
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G) D, E]; out: [E, H D];
+    query_norm, key_norm: [D] or None."""
+
+    ops: Ops
+    spec: LayerSpec
+    qkv: Linear
+    out: Linear
+    query_norm: RMSNorm | None = None
+    key_norm: RMSNorm | None = None
+
+    def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
+        """x: [B, T, E]. last_only: the output of the last position alone; all keys and values are stored."""
+        ops, spec = self.ops, self.spec
+        heads = self.qkv(x, view)
+        if self.query_norm is not None:
+            heads = ops.norm_heads(heads, self.query_norm.weight, self.key_norm.weight, spec)
+        view.probe_heads(heads, spec, ops)
+        query = ops.rope_and_store(heads, view, spec)
+        view.probe_rotated(query, spec.index)
+        if last_only:
+            query = ops.last_position(query)
+        return self.out(ops.attend(query, view, spec), view)
+
+
+@dataclass(frozen=True)
+class MLP:
+    """A gated MLP (Shazeer 2020). gate_up: both projections as one matrix [2 F, E]; down: [E, F]."""
+
+    ops: Ops
+    gate_up: Linear
+    down: Linear
+    activation: str = "silu"
+
+    def __call__(self, x: Array, view: View) -> Array:
+        gate_up = self.gate_up
+        if gate_up.adapters is None:
+            gated = self.ops.gated_linear(x, gate_up.weight, gate_up.bias, self.activation)
+        else:
+            gated = self.ops.gate(gate_up(x, view), self.activation)
+        return self.down(gated, view)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of an MLP. router: [experts, E]; gate, up: [F, E] of each expert; down: [E, F]."""
+
+    ops: Ops
+    spec: ExpertsSpec
+    router: Linear
+    gate: Stack
+    up: Stack
+    down: Stack
+    activation: str = "silu"
+
+    def __call__(self, x: Array, view: View) -> Array:
+        return self.ops.experts(x, self.router(x, view), self.gate, self.up, self.down, self.spec, self.activation)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer: attention and MLP, each with norms before or after it, added to the stream."""
+
+    ops: Ops
+    attention_norm: RMSNorm | Unnormed
+    attention: Attention
+    ffn_norm: RMSNorm | Unnormed
+    mlp: MLP | Experts
+    post_attention_norm: RMSNorm | None = None
+    post_ffn_norm: RMSNorm | None = None
+
+    def __call__(self, x: Array, delta: Array | None, view: View, last_only: bool = False) -> tuple[Array, Array]:
+        """x: the stream [B, T, E]; delta: its pending addition, None for zero. Returns both anew: the next norm adds them."""
+        i = self.attention.spec.index
+        x, normed = self.attention_norm(x, delta)
+        view.probe("attention_norm", normed, i)
+        attended = self.attention(normed, view, last_only)
+        view.probe("attention", attended, i)
+        if last_only:
+            x = self.ops.last_position(x)
+        x, normed = self.ffn_norm(x, self._adjust(attended, self.post_attention_norm))
+        view.probe("ffn_norm", normed, i)
+        ffn = self.mlp(normed, view)
+        view.probe("ffn", ffn, i)
+        delta = self._adjust(ffn, self.post_ffn_norm)
+        view.probe_sum("block", x, delta, i, self.ops)
+        return x, delta
+
+    def _adjust(self, delta: Array, norm: RMSNorm | None) -> Array:
+        """`delta` as the stream takes it: behind its own norm, times the layer's multiplier."""
+        if norm is not None:
+            delta = self.ops.rms_norm(delta, norm.weight, norm.eps)
+        factor = self.attention.spec.residual_multiplier
+        return self.ops.scale(delta, factor) if factor != 1 else delta
+
+
+class Weights(Protocol):
+    """A checkpoint's tensors by module name, each as the layer that holds it (weights.py of a backend)."""
+
+    config: LlamaConfig
+
+    def embedding(self, name: str) -> Embedding: ...
+    def linear(self, *names: str) -> Linear: ...
+    def norm(self, name: str | None) -> RMSNorm | None: ...
+    def stack(self, names: Sequence[str]) -> Stack: ...
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Embedding, blocks, final norm and projection to the vocabulary."""
+
+    ops: Ops
+    config: LlamaConfig
+    embedding: Embedding
+    blocks: tuple[Block, ...]
+    norm: RMSNorm
+    head: Linear
+
+    @classmethod
+    def build(cls, ops: Ops, weights: Weights) -> Decoder:
+        """Take all weights from `weights`."""
+        config = weights.config
+        return cls(ops, config, weights.embedding("model.embed_tokens"),
+                   tuple(build_block(ops, spec, weights) for spec in config.layers), weights.norm("model.norm"),
+                   weights.linear(config.head_name))
+
+    def over(self, ops: Ops) -> Decoder:
+        """The same layers and weights over another implementation of the vocabulary."""
+        return _replace_ops(self, ops)
+
+    def __call__(self, tokens: Array, view: View, all_positions: bool) -> Array:
+        """Logits [B, T, V] after `tokens` [B, T]; [B, 1, V] of the last position without `all_positions`."""
+        ops, c = self.ops, self.config
+        x, delta = self.embedding(tokens), None
+        if c.embedding_multiplier != 1:
+            x = ops.scale(x, c.embedding_multiplier)
+        view.probe("embedding", x)
+        # The last layer stores all keys and values, but computes only the output that is asked for.
+        narrow = view.count > 1 and not all_positions
+        for block in self.blocks:
+            x, delta = block(x, delta, view, last_only=narrow and block is self.blocks[-1])
+        _, normed = self.norm(x, delta)
+        logits = self.head(normed, view)
+        if c.logits_multiplier != 1:
+            logits = ops.scale(logits, c.logits_multiplier)
+        if c.logits_softcap:
+            logits = ops.softcap(logits, c.logits_softcap)
+        view.probe("norm", normed)
+        view.probe("logits", logits)
+        return logits
+
+
+def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
+    """The layer that `spec` describes."""
+    attention = Attention(ops, spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
+                          weights.norm(spec.key_norm))
+    if experts := spec.experts:
+        mlp = Experts(ops, experts, weights.linear(experts.router), weights.stack(experts.gate), weights.stack(experts.up),
+                      weights.stack(experts.down), spec.activation)
+    else:
+        mlp = MLP(ops, weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
+    return Block(ops, weights.norm(spec.attention_norm) or Unnormed(ops), attention, weights.norm(spec.ffn_norm) or Unnormed(ops),
+                 mlp, weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm))
+
+
+def _replace_ops(part: Any, ops: Ops) -> Any:
+    """A layer, or a tuple of layers, over other ops; anything else as it is."""
+    if isinstance(part, tuple) and part and all(isinstance(block, Block) for block in part):
+        return tuple(_replace_ops(block, ops) for block in part)
+    if not is_dataclass(part) or not hasattr(part, "ops"):
+        return part
+    return replace(part, ops=ops, **{field.name: _replace_ops(getattr(part, field.name), ops)
+                                     for field in fields(part) if field.name != "ops"})
