@@ -46,15 +46,11 @@ def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 
 
 def embed(tokens: np.ndarray, weight: Matrix) -> np.ndarray:
-    """Look up rows of the embedding. tokens: int32 [B, T]; weight: [V, E]; returns float32 [B, T, E]."""
     return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else widen(weight[tokens])
 
 
 def linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None) -> np.ndarray:
-    """x @ weight.T + bias. x: float32 [..., K]; weight: [N, K], any width; bias: float32 [N]; returns float32 [..., N].
-
-    Widens 16-bit and low-bit weights a block of rows at a time, never the whole matrix.
-    """
+    """As in core.ops. Widens 16-bit and low-bit weights a block of rows at a time, never the whole matrix."""
     rows = x.reshape(-1, x.shape[-1])
     parts = weight if isinstance(weight, tuple) else (weight,)
     outs = [part.matmul(rows) if isinstance(part, QuantizedMatrix) else _matmul(rows, part) for part in parts]
@@ -66,26 +62,15 @@ def linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray 
 
 def gated_linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None,
                  activation: str = "silu") -> np.ndarray:
-    """activation(gate) * up of linear(x, weight, bias). x: float32 [..., K]; weight: [2 F, K], the gate's rows first.
-
-    activation: "silu" or "gelu_tanh". Returns [..., F].
-    """
     return gate(linear(x, weight, bias), activation)
 
 
 def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
-    """activation(gate) * up. gate_up: float32 [..., 2 F], the gate first; returns [..., F]."""
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
 def experts(x: np.ndarray, scores: np.ndarray, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
             activation: str = "silu") -> np.ndarray:
-    """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al. 2017).
-
-    x: float32 [B, T, E]; scores: of the router, [B, T, experts]; gate, up: [F, E] of each expert, down: [E, F]. A token's
-    shares are the softmax of the scores, of all experts or, if the spec normalises them, of the chosen ones. Returns
-    [B, T, E].
-    """
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     out = np.zeros_like(rows)
@@ -105,10 +90,6 @@ def choose_experts(scores: np.ndarray, spec: ExpertsSpec) -> tuple[np.ndarray, n
 
 
 def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) -> np.ndarray:
-    """Add (x @ a.T) @ b.T to each row's product, by the row's adapter (LoRA, Hu et al. 2021).
-
-    product: float32 [B, T, N], which it may change; x: [B, T, K]; view: with the number of each row's adapter.
-    """
     for b, number in enumerate(view.adapters):
         if number in adapters:
             down, up = adapters[number]
@@ -118,31 +99,23 @@ def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) ->
 
 def add_rms_norm(x: np.ndarray, delta: np.ndarray | None, weight: np.ndarray,
                  eps: float) -> tuple[np.ndarray, np.ndarray]:
-    """(x + delta, its RMS norm times weight). x, delta: float32 [..., E], delta None for zero; weight: [E]."""
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
 
 
 def add(x: np.ndarray, delta: np.ndarray | None) -> np.ndarray:
-    """x + delta. x, delta: float32 [..., E], delta None for zero."""
     return x if delta is None else x + delta
 
 
 def scale(x: np.ndarray, factor: float) -> np.ndarray:
-    """x * factor. x: float32, any shape."""
     return x * np.float32(factor)
 
 
 def softcap(x: np.ndarray, cap: float) -> np.ndarray:
-    """cap * tanh(x / cap), which keeps x within cap (Gemma 2). x: float32, any shape."""
     return np.tanh(x / np.float32(cap)) * np.float32(cap)
 
 
 def norm_heads(heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> np.ndarray:
-    """RMS norms of queries and keys. heads: [B, T, (H + 2 G) D]: queries, keys, values.
-
-    Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
-    """
     query, key, value = np.split(heads, [spec.heads * spec.head_dim, (spec.heads + spec.key_value_heads) * spec.head_dim], axis=-1)
     normed = [rms_norm(part.reshape(*part.shape[:-1], -1, len(weight)), weight, spec.eps).reshape(part.shape)
               for part, weight in ((query, query_weight), (key, key_weight))]
@@ -150,7 +123,6 @@ def norm_heads(heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarr
 
 
 def split_heads(heads: np.ndarray, spec: LayerSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split heads [B, T, (H + 2 G) D] into query [B, H, T, D], key and value [B, G, T, D]."""
     B, T, _ = heads.shape
     H, G = spec.heads, spec.key_value_heads
     parts = heads.reshape(B, T, H + 2 * G, spec.head_dim).transpose(0, 2, 1, 3)
@@ -158,7 +130,6 @@ def split_heads(heads: np.ndarray, spec: LayerSpec) -> tuple[np.ndarray, np.ndar
 
 
 def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
-    """Rotate queries and keys, store keys and values. heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D]."""
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
         query, key = (rope(part, tuple(table[:, None, :, columns] for table in view.tables))  # the same for all heads
@@ -168,7 +139,6 @@ def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray
 
 
 def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
-    """Attention over the view's keys and values. query: [B, H, T, D] of the last T positions; returns [B, T, H D]."""
     B, H, T, D = query.shape
     mixed = np.empty((B, T, H, D), np.float32)
     for b, ((keys, values), mask) in enumerate(zip(view.stored(spec.index, spec.window), view.mask(spec.window))):
@@ -178,7 +148,6 @@ def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
 
 
 def last_position(x: np.ndarray) -> np.ndarray:
-    """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1, D]."""
     return x[..., -1:, :]
 
 
@@ -201,7 +170,6 @@ def _matmul(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """x / sqrt(mean(x**2) + eps) * weight over the last axis (Zhang and Sennrich 2019). x: float32 [..., E]."""
     mean_square = np.einsum("...e,...e->...", x, x)[..., None] / np.float32(x.shape[-1])
     return x / np.sqrt(mean_square + np.float32(eps)) * weight
 

@@ -95,7 +95,9 @@ class Llama:
             def build_view(rows: int, kind: Kind) -> StateView:
                 return StateView(config, model.dtype, device, decoding.kernels, rows, cache_bits, kind)
 
-            model._runner = Runner(model.decoder, build_view, device, Capture(device) if decoding.is_captured else None,
+            from .kernels import ops as words
+
+            model._runner = Runner(model.decoder.over(words), build_view, device, Capture(device) if decoding.is_captured else None,
                                    model._vocabulary)
         return model
 

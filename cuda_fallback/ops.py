@@ -1,12 +1,9 @@
-"""The arithmetic of a Llama: one vocabulary of words that layers.py calls.
+"""The vocabulary (core.ops) in torch's own operations; rotations and gates by Triton's kernels where those run.
 
-Each word is written here in torch's own operations. Where Triton runs, its kernels take the place of those for up to MAX_ROWS
-rows of one position each, for rotations and for gates (kernels.find_kernels decides). A `StateView` always stands for kernels.
+kernels/ops.py has the words of decoded tokens by kernels.
 """
 
 from __future__ import annotations
-
-from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +13,6 @@ from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
 from . import kernels, runtime
 from .cache import View
-from .kernels.state import MAX_ROWS, StateView
 from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
 
@@ -26,15 +22,12 @@ Adapters = tuple[torch.Tensor, torch.Tensor]  # a [1 + adapters, R, K] and b [1 
 
 
 def embed(tokens: torch.Tensor, weight: Matrix) -> torch.Tensor:
-    """Rows of the embedding. tokens: int32 or int64 [B, T]; weight: [V, E]; returns [B, T, E]."""
     return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else F.embedding(tokens, weight)
 
 
 def linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias. x: [..., K]; weight: [N, K] or a tuple of its row blocks; bias: [N]; returns [..., N]."""
     if isinstance(weight, torch.Tensor):
-        by_kernel = _row_kernels(x)
-        return by_kernel.multiply(x, weight, bias) if by_kernel else F.linear(x, weight, bias)
+        return F.linear(x, weight, bias)
     if isinstance(weight, QuantizedMatrix):
         product = weight.matmul(x)
     else:
@@ -44,41 +37,18 @@ def linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Ten
 
 def gated_linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None,
                  activation: str = "silu") -> torch.Tensor:
-    """activation(gate) * up of linear(x, weight, bias). x: [..., K]; weight: [2 F, K], the gate's rows first.
-
-    activation: "silu" or "gelu_tanh". Returns [..., F].
-    """
-    if isinstance(weight, torch.Tensor) and (by_kernel := _row_kernels(x)):
-        return by_kernel.multiply_gated(x, weight, bias, activation)
     return gate(linear(x, weight, bias), activation)
 
 
 def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """activation(gate) * up. gate_up: [..., 2 F], the gate first; returns [..., F]."""
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
 def experts(x: torch.Tensor, scores: torch.Tensor, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
             activation: str = "silu") -> torch.Tensor:
-    """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al. 2017).
-
-    x: [B, T, E]; scores: of the router, [B, T, experts]; gate, up: [F, E] of each expert, down: [E, F]. A token's shares are
-    the softmax of the scores, of all experts or, if the spec normalises them, of the chosen ones. Returns [B, T, E].
-
-    A step, T = 1, is computed without the host, row by row. A prompt waits for the numbers of rows of its experts.
-    """
+    """As in core.ops. A single position is computed without the host, row by row; a prompt waits for its experts' numbers of rows."""
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
-    if by_kernel := _row_kernels(x):
-        packed = kernels.find_kernels(x.device).packed
-
-        def multiply(x: torch.Tensor, stack: Stack) -> torch.Tensor:
-            if isinstance(stack, torch.Tensor):
-                return by_kernel.multiply_chosen(x, stack, chosen)
-            return packed.multiply_chosen(stack.matrix, x, chosen, stack.count)
-
-        hidden = _activate(torch.cat([multiply(rows, gate), multiply(rows, up)], dim=-1), activation)
-        return by_kernel.combine(multiply(hidden, down), shares).view(x.shape)
     if x.shape[1] == 1:
         mixed = []
         for own, numbers, share in zip(rows, chosen, shares):
@@ -129,14 +99,8 @@ def _multiply_one(x: torch.Tensor, stack: Stack, number: torch.Tensor) -> torch.
     return F.linear(wide, _take(stack, number, wide.dtype)[0]).to(x.dtype)
 
 
-def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: View | StateView) -> torch.Tensor:
-    """Add (x @ a.T) @ b.T to each row's product, by the row's adapter (LoRA, Hu et al. 2021).
-
-    product: [B, T, N], which it may change; x: [B, T, K]; view: with the number of each row's adapter.
-    """
+def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: View) -> torch.Tensor:
     down, up = adapters
-    if isinstance(view, StateView):
-        return view.kernels.adapt(view.state, product, x, down, up)
     for row, number in enumerate(view.adapters):
         if number:
             product[row] += (x[row] @ down[number].T) @ up[number].T
@@ -145,36 +109,25 @@ def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: View
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor,
                  eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + delta, its RMS norm times weight). x, delta: [..., E], delta None for zero; weight: [E]."""
-    if by_kernel := _row_kernels(x):
-        return by_kernel.add_rms_norm(x, delta, weight, eps)
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
 
 
 def add(x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-    """x + delta. x, delta: [..., E], delta None for zero."""
     return x if delta is None else x + delta
 
 
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """x * factor. x: any shape."""
     return x * factor
 
 
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """cap * tanh(x / cap), in float32, which keeps x within cap (Gemma 2). x: any shape."""
+    """As in core.ops, in float32."""
     return (torch.tanh(x.float() / cap) * cap).to(x.dtype)
 
 
 def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
-    """RMS norms of query and key. heads: [B, T, (H + 2 G) D]: queries, keys, values.
-
-    Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
-    """
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
-    if (by_kernel := _row_kernels(heads)) and len(query_weight) == D:
-        return by_kernel.norm_heads(heads, query_weight, key_weight, H, G, D, spec.eps)
     query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
     if len(query_weight) == D:
         query, key = query.unflatten(-1, (H, D)), key.unflatten(-1, (G, D))
@@ -183,18 +136,12 @@ def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torc
 
 
 def split_heads(heads: torch.Tensor, spec: LayerSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]."""
     H, G = spec.heads, spec.key_value_heads
     B, T, _ = heads.shape
     return heads.view(B, T, H + 2 * G, spec.head_dim).transpose(1, 2).split_with_sizes((H, G, G), dim=1)
 
 
-def rope_and_store(heads: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torch.Tensor:
-    """Rotate queries and keys, store keys and values. heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D]."""
-    if isinstance(view, StateView):
-        return view.kernels.store_rotated(view.state, spec.index, heads, spec.heads, spec.key_value_heads, spec.head_dim,
-                                          spec.rotates, view.bits, spec.angles.stop - spec.angles.start, spec.angles.start,
-                                          spec.query_angles.start, view.table_width)
+def rope_and_store(heads: torch.Tensor, view: View, spec: LayerSpec) -> torch.Tensor:
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
         query, key = (rope(part, tuple(table[..., columns] for table in view.tables))
@@ -203,11 +150,7 @@ def rope_and_store(heads: torch.Tensor, view: View | StateView, spec: LayerSpec)
     return query
 
 
-def attend(query: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torch.Tensor:
-    """Attention to what the view holds. query: [B, H, T, D], of all new positions or of the last; returns [B, T, H D]."""
-    if isinstance(view, StateView):
-        return view.kernels.attend(view.state, spec.index, query, spec.key_value_heads, spec.window, spec.scale,
-                                   view.bits, spec.softcap)
+def attend(query: torch.Tensor, view: View, spec: LayerSpec) -> torch.Tensor:
     # Each sequence by itself: they have different lengths, and storage of their own.
     mixed = []
     for own, (keys, values), mask in zip(split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)):
@@ -218,17 +161,10 @@ def attend(query: torch.Tensor, view: View | StateView, spec: LayerSpec) -> torc
 
 
 def last_position(x: torch.Tensor) -> torch.Tensor:
-    """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1, D]."""
     return x[..., -1:, :]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x**2) + eps) * weight over the last axis, accumulated in float32 (Zhang and Sennrich 2019).
-
-    x: [B, T, E] or [B, T, H, D].
-    """
-    if by_kernel := _row_kernels(x):
-        return by_kernel.add_rms_norm(x, None, weight, eps)[1]
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -311,10 +247,3 @@ def geglu(gate_up: torch.Tensor) -> torch.Tensor:
         return by_kernel.gate(gate_up, "gelu_tanh")
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
-
-
-def _row_kernels(x: torch.Tensor) -> ModuleType | None:
-    """Triton's kernels where they run and x, [B, T, E], is one position of up to MAX_ROWS rows: for more, torch's products
-    are faster, but a row's bits depend on the others."""
-    by_kernel = kernels.find_kernels(x.device).decode
-    return by_kernel if by_kernel and x.ndim == 3 and x.shape[1] == 1 and x.shape[0] <= MAX_ROWS else None

@@ -1,4 +1,4 @@
-"""The arithmetic of a Llama: one vocabulary of words that layers.py calls; MLX's fused kernels where it has them.
+"""The vocabulary (core.ops) in MLX, by its fused kernels where it has them.
 
 The stream x is [B, T, E], or [B, E] in a decode step, where an axis of one position would cost primitives.
 """
@@ -25,12 +25,10 @@ Adapters = tuple[mx.array, mx.array]  # a.T [1 + adapters, K, R] and b.T [1 + ad
 
 
 def embed(tokens: mx.array, weight: mx.array | LowBitMatrix) -> mx.array:
-    """Rows of the embedding. tokens: int32 [B, T] or [B]; weight: [V, E]; returns [B, T, E] or [B, E]."""
     return weight.rows(tokens) if isinstance(weight, LowBitMatrix) else weight[tokens]
 
 
 def linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None) -> mx.array:
-    """x @ weight.T + bias. x: [..., K]; weight: [N, K], or a tuple of blocks of rows; bias: [N]; returns [..., N]."""
     if isinstance(weight, mx.array):
         weight = DenseMatrix(weight.T)
     if isinstance(weight, DenseMatrix):
@@ -44,25 +42,15 @@ def linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | No
 
 def gated_linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None,
                  activation: str = "silu") -> mx.array:
-    """activation(gate) * up of linear(x, weight, bias). x: [..., K]; weight: [2 F, K], the gate's rows first.
-
-    activation: "silu" or "gelu_tanh". Returns [..., F].
-    """
     return gate(linear(x, weight, bias), activation)
 
 
 def gate(gate_up: mx.array, activation: str) -> mx.array:
-    """activation(gate) * up. gate_up: [..., 2 F], the gate first; returns [..., F]."""
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
 def experts(x: mx.array, scores: mx.array, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
             activation: str = "silu") -> mx.array:
-    """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al. 2017).
-
-    x: [..., E]; scores: of the router, [..., experts]; gate, up: [F, E] of each expert, down: [E, F]. A token's shares are
-    the softmax of the scores, of all experts or, if the spec normalises them, of the chosen ones. Returns [..., E].
-    """
     chosen, shares = choose_experts(scores.reshape(-1, spec.count), spec)
     rows, is_sorted = x.reshape(-1, 1, 1, x.shape[-1]), chosen.size >= SORT_FROM
     if is_sorted:
@@ -94,10 +82,7 @@ def _multiply_stack(x: mx.array, stack: Stack, chosen: mx.array, is_sorted: bool
 
 
 def adapt(product: mx.array, x: mx.array, adapters: Adapters, view: View) -> mx.array:
-    """Add (x @ a.T) @ b.T to each row's product, by the row's adapter (LoRA, Hu et al. 2021).
-
-    product: [B, T, N] or [B, N]; x: [B, T, K] or [B, K]; view: with the number of each row's adapter, int32 [B], or None.
-    """
+    """As in core.ops. view.adapters: int32 [B], or None where no row has one."""
     if view.adapters is None:
         return product
     down, up = (part[view.adapters] for part in adapters)
@@ -106,31 +91,23 @@ def adapt(product: mx.array, x: mx.array, adapters: Adapters, view: View) -> mx.
 
 
 def add_rms_norm(x: mx.array, delta: mx.array | None, weight: mx.array, eps: float) -> tuple[mx.array, mx.array]:
-    """(x + delta, its RMS norm times weight). x, delta: [..., E], delta None for zero; weight: [E]."""
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
 
 
 def add(x: mx.array, delta: mx.array | None) -> mx.array:
-    """x + delta. x, delta: [..., E], delta None for zero."""
     return x if delta is None else x + delta
 
 
 def scale(x: mx.array, factor: float) -> mx.array:
-    """x * factor. x: any shape."""
     return x * factor
 
 
 def softcap(x: mx.array, cap: float) -> mx.array:
-    """cap * tanh(x / cap), which keeps x within cap (Gemma 2). x: any shape."""
     return mx.tanh(x / cap) * cap
 
 
 def norm_heads(heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: LayerSpec) -> mx.array:
-    """RMS norms of query and key. heads: [..., (H + 2 G) D]: queries, keys, values.
-
-    Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
-    """
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     shape, parts, axis, unit = heads.shape, heads, -1, D
     if query_weight.size == D:
@@ -141,14 +118,12 @@ def norm_heads(heads: mx.array, query_weight: mx.array, key_weight: mx.array, sp
 
 
 def split_heads(heads: mx.array, spec: LayerSpec) -> tuple[mx.array, mx.array, mx.array]:
-    """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D] or [B, (H + 2 G) D]."""
     H, G = spec.heads, spec.key_value_heads
     parts = _heads_first(heads, spec)
     return parts[:, :H], parts[:, H:H + G], parts[:, H + G:]
 
 
 def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
-    """Rotate queries and keys, store keys and values. heads: as in `split_heads`; returns the queries [B, H, T, D]."""
     H, G = spec.heads, spec.key_value_heads
     turned, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)  # queries and keys by one rotation
     if spec.rotates and spec.query_rope is None:
@@ -162,10 +137,7 @@ def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
 
 
 def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
-    """Attention to the view's keys and values. query: [B, H, T, D], of all new positions or of the last one.
-
-    Returns [B, T, H D]; [B, H D] where the view is flat.
-    """
+    """As in core.ops; returns [B, H D] where the view is flat."""
     B, H, T, D = query.shape
     if T == 1 and mx.default_device().type == mx.cpu:
         # The CPU has no fused kernel. One position's queries of a key head are rows of one product, without broadcasting.
@@ -183,12 +155,10 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
 
 
 def last_position(x: mx.array) -> mx.array:
-    """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1, D]."""
     return x[..., -1:, :]
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """x / sqrt(mean(x**2) + eps) * weight over the last axis, accumulated in float32 (Zhang and Sennrich 2019)."""
     return mx.fast.rms_norm(x, weight, eps)
 
 

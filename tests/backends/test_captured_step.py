@@ -231,8 +231,8 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
 
     Returns {word: (largest difference, largest value)} and {word: kernels launched}.
     """
-    from cuda_fallback import ops
-    from cuda_fallback.kernels import packed
+    from cuda_fallback import ops as plain
+    from cuda_fallback.kernels import ops as by_kernel, packed
 
     found, launched, launch = {}, {}, packed.run
 
@@ -241,50 +241,48 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
         with computing(by_kernels=True), pytest.MonkeyPatch.context() as patch:
             patch.setattr(packed, "run", lambda kernel, *given, **named: (
                 names.append(kernel.__name__), launch(kernel, *given, **named)))
-            one = word()
+            one = word(by_kernel)
             launched[name] = list(names)
         with computing(by_kernels=False):
-            other = word()
+            other = word(plain)
         pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
-        for i, (ours, plain) in enumerate(pairs):
-            assert ours.shape == plain.shape and ours.dtype == plain.dtype, name
-            found[f"{name} {i}"] = float((ours.double() - plain.double()).abs().max()), float(plain.abs().max())
+        for i, (ours, theirs) in enumerate(pairs):
+            assert ours.shape == theirs.shape and ours.dtype == theirs.dtype, name
+            found[f"{name} {i}"] = float((ours.double() - theirs.double()).abs().max()), float(theirs.abs().max())
 
     with computing(by_kernels=False):
         llama = loaded(path, False)
         cache = llama.make_cache(40)
         llama.forward([[3, 4, 5, 6, 7, 8, 9, 10, 11]], 0, cache)
     x, delta = made(1, 1, 64, seed=1), made(1, 1, 64, seed=2)
-    block = llama.blocks[1]
+    block = llama.decoder.blocks[1]
     down, gate_up, spec = block.mlp.down.weight, block.mlp.gate_up.weight, block.attention.spec
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     bias, heads = made(64, seed=3), made(1, 1, (H + 2 * G) * D, seed=4)
     ffn = made(1, 1, down.shape[1], seed=5)
-    both("embed", lambda: ops.embed(torch.tensor([[7]], device=DEVICE), llama.embedding.weight))
-    both("linear", lambda: ops.linear(ffn, down))
-    both("linear with bias", lambda: ops.linear(ffn, down, bias))
-    both("linear of blocks", lambda: ops.linear(ffn, (down[:3], down[3:]), bias))
-    both("gated_linear", lambda: ops.gated_linear(x, gate_up))
-    both("gated_linear of blocks", lambda: ops.gated_linear(x, (gate_up[:9], gate_up[9:]), made(len(gate_up), seed=6)))
-    both("add_rms_norm", lambda: ops.add_rms_norm(x, delta, block.ffn_norm.weight, 1e-5))
-    both("add_rms_norm alone", lambda: ops.add_rms_norm(x, None, block.ffn_norm.weight, 1e-5))
-    both("norm_heads", lambda: ops.norm_heads(heads, made(D, seed=7), made(D, seed=8), spec))
-    both("split_heads", lambda: ops.split_heads(heads, spec))
-    both("last_position", lambda: ops.last_position(heads))
-    both("rope", lambda: ops.rope(made(2, H, 3, D), (made(3, D // 2), made(3, D // 2, seed=9))))
-    both("swiglu", lambda: ops.swiglu(made(2, 3, 30)))
+    both("embed", lambda ops: ops.embed(torch.tensor([[7]], device=DEVICE), llama.decoder.embedding.weight))
+    both("linear", lambda ops: ops.linear(ffn, down))
+    both("linear with bias", lambda ops: ops.linear(ffn, down, bias))
+    both("linear of blocks", lambda ops: ops.linear(ffn, (down[:3], down[3:]), bias))
+    both("gated_linear", lambda ops: ops.gated_linear(x, gate_up))
+    both("gated_linear of blocks", lambda ops: ops.gated_linear(x, (gate_up[:9], gate_up[9:]), made(len(gate_up), seed=6)))
+    both("add_rms_norm", lambda ops: ops.add_rms_norm(x, delta, block.ffn_norm.weight, 1e-5))
+    both("add_rms_norm alone", lambda ops: ops.add_rms_norm(x, None, block.ffn_norm.weight, 1e-5))
+    both("norm_heads", lambda ops: ops.norm_heads(heads, made(D, seed=7), made(D, seed=8), spec))
+    both("split_heads", lambda ops: ops.split_heads(heads, spec))
+    both("last_position", lambda ops: ops.last_position(heads))
+    both("rope", lambda ops: plain.rope(made(2, H, 3, D), (made(3, D // 2), made(3, D // 2, seed=9))))
+    both("swiglu", lambda ops: plain.swiglu(made(2, 3, 30)))
     for rotates in (True, False):
         for window in (None, 4, 100):
             one = dataclasses.replace(spec, rotates=rotates, window=window)
             views = by_state(llama, cache, 12)
 
-            def attended():
-                # A StateView stands for kernels, so each run has its own view.
-                view = views[0 if runs.pop() else 1]
+            def attended(ops):
+                view = views[ops is plain]
                 query = ops.rope_and_store(heads, view, one)
                 return query, view.new_keys(1), ops.attend(query, view, one)
 
-            runs = [False, True]
             both(f"attend {rotates} {window}", attended)
     return found, launched
 
@@ -808,23 +806,16 @@ def test_a_step_launches_no_more_kernels_than_it_needs(name, case, wanted, call)
 
 def plant(patch, fault: str) -> None:
     """Plant a fault in the layers, which every path runs."""
-    from cuda_fallback import layers
+    from cuda_fallback import ops as plain
+    from cuda_fallback.kernels import ops as words
+    from mlx_llama.core import llama
 
-    attention, mlp = layers.Attention.__call__, layers.MLP.__call__
-
-    def swapped(self, x, view, probe=None, last_only=False):
-        def swap(query, *given):
-            return attend(query.flip(1), *given)
-
-        attend = layers.ops.attend
-        with pytest.MonkeyPatch.context() as within:
-            within.setattr(layers.ops, "attend", swap)
-            return attention(self, x, view, probe, last_only)
-
+    mlp = llama.MLP.__call__
     if fault == "swapped heads":
-        patch.setattr(layers.Attention, "__call__", swapped)
+        for ops in (plain, words):
+            patch.setattr(ops, "attend", lambda query, *rest, attend=ops.attend: attend(query.flip(1), *rest))
     elif fault == "no residual":
-        patch.setattr(layers.MLP, "__call__", lambda self, x, view: mlp(self, x, view) * 0)
+        patch.setattr(llama.MLP, "__call__", lambda self, x, view: mlp(self, x, view) * 0)
 
 
 FAULTS = ["swapped heads", "no residual"]

@@ -135,9 +135,10 @@ def test_a_layer_that_does_not_rotate(path, mlx, monkeypatch):
 
 
 def plant(fault: str, patch) -> None:
-    """Plant a fault in layers.py, ops.py or their data."""
+    """Plant a fault in the layers, in ops.py or their data."""
+    from mlx_llama.core import llama
     from mlx_llama.core.models.spec import LayerSpec
-    from mlx_llama.mlx_native import layers, ops
+    from mlx_llama.mlx_native import ops
 
     if fault == "no scale":
         patch.setattr(LayerSpec, "scale", 1.0)
@@ -145,7 +146,7 @@ def plant(fault: str, patch) -> None:
         rotate_and_store = ops.rope_and_store
         patch.setattr(ops, "rope_and_store", lambda heads, view, spec: rotate_and_store(heads, view, spec)[:, ::-1])
     else:
-        patch.setattr(layers.RMSNorm, "__call__", lambda self, x, delta=None: ops.add_rms_norm(
+        patch.setattr(llama.RMSNorm, "__call__", lambda self, x, delta=None: ops.add_rms_norm(
             x, delta, 0.5 * self.weight, self.eps))
 
 

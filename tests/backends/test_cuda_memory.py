@@ -132,7 +132,7 @@ def test_other_errors_while_loading_are_not_taken_for_it(device, toy, monkeypatc
 def test_a_tied_head_is_read_once(device, tmp_path):
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", dtype="float16", tie_word_embeddings=True))
     llama = load(tmp_path / "m", backend="cuda", device=device, dtype="float32").model
-    assert llama.head.weight is llama.embedding.weight and llama.head.weight.dtype == torch.float32
+    assert llama.decoder.head.weight is llama.decoder.embedding.weight and llama.decoder.head.weight.dtype == torch.float32
     one = weights.Weights(checkpoint, "float16", llama.device)
     assert one.linear("model.embed_tokens").weight is one.embedding("model.embed_tokens").weight
     assert one.norm(None) is None

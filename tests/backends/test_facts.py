@@ -52,10 +52,10 @@ def test_packed_weights_take_the_bytes_that_are_foretold(kind, backend, tmp_path
     if backend.name == "mlx":
         held = mx.get_active_memory() - before
     elif backend.name == "cuda":
-        held = sum(_torch_bytes(value, set()) for value in (model.embedding, model.blocks, model.norm, model.head))
+        held = sum(_torch_bytes(value, set()) for value in (model.embedding, model.decoder.blocks, model.norm, model.decoder.head))
     else:
-        matrices = [model.head.weight]
-        for block in model.blocks:
+        matrices = [model.decoder.head.weight]
+        for block in model.decoder.blocks:
             matrices += [*block.attention.qkv.weight, block.attention.out.weight, *block.mlp.gate_up.weight, block.mlp.down.weight]
         held = sum(part.nbytes for part in matrices)
     assert 0.97 * estimate <= held <= 1.03 * estimate

@@ -18,8 +18,8 @@ STORED = {"float32": 4, "float16": 2, "bfloat16": 2}
 @pytest.mark.parametrize("dtype", STORED)
 def test_weights_keep_their_width(dtype, backend, tmp_path):
     model = backend.load(open_checkpoint(make_checkpoint(tmp_path / "m", dtype=dtype)), "auto")
-    matrices = [model.embedding.weight, model.head.weight]
-    for block in model.blocks:
+    matrices = [model.decoder.embedding.weight, model.decoder.head.weight]
+    for block in model.decoder.blocks:
         matrices += [block.attention.qkv.weight, block.attention.out.weight, block.mlp.gate_up.weight, block.mlp.down.weight]
     parts = [part for matrix in matrices for part in (matrix if isinstance(matrix, tuple) else (matrix,))]
     for part in parts:
@@ -30,8 +30,8 @@ def test_weights_keep_their_width(dtype, backend, tmp_path):
 
 def named_matrices(model) -> dict:
     """The CPU model's matrices by module name."""
-    named = {"model.embed_tokens": model.embedding.weight, "lm_head": model.head.weight}
-    for block in model.blocks:
+    named = {"model.embed_tokens": model.decoder.embedding.weight, "lm_head": model.decoder.head.weight}
+    for block in model.decoder.blocks:
         spec = block.attention.spec
         parts = (*block.attention.qkv.weight, block.attention.out.weight, *block.mlp.gate_up.weight, block.mlp.down.weight)
         named |= dict(zip((*spec.qkv, spec.out, *spec.gate_up, spec.down), parts, strict=True))

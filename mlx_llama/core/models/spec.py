@@ -1,4 +1,4 @@
-"""LayerSpec: one layer as data, read by weights.py and layers.py of each backend."""
+"""LayerSpec: one layer as data, read by core.llama and each backend's weights.py."""
 
 from __future__ import annotations
 

@@ -43,6 +43,6 @@ def test_the_stream_begins_with_the_tokens_embeddings(case, is_compiled, count):
     stream = runner.workspace.hidden.array
     stream[...] = np.nan
     runner.embed(tokens)
-    np.testing.assert_array_equal(stream[:count, :llama.config.hidden_size], llama.embedding(tokens[None])[0])
+    np.testing.assert_array_equal(stream[:count, :llama.config.hidden_size], llama.decoder.embedding(tokens[None])[0])
     assert np.isnan(stream[count:]).all() and np.isnan(stream[:, llama.config.hidden_size:]).all()
     stream[...] = 0

@@ -7,7 +7,7 @@ import pytest
 
 from backends.conftest import relative_error
 from backends.kernels.models import LENGTH, MODELS, answer, load, model, plain
-from cpu_fallback.kernels import runner, workspace
+from cpu_fallback.kernels import ops as words, workspace
 from cpu_fallback.kernels.lowering import Normed, Rows, Trace
 from cpu_fallback.kernels.program import Program
 from cpu_fallback.model import Llama
@@ -51,7 +51,7 @@ def test_a_split_trace_shifts_later_marks():
         if at:
             trace.split()
         trace.head_rows(spec)
-        runner.ops.rope_and_store(trace.stream, None, spec)
+        words.rope_and_store(trace.stream, None, spec)
         trace.probe(f"{at}", trace.stream)
     trace.split()
     assert [(len(one.program), [(mark.name, mark.last) for mark in one.marks]) for one in trace.segments] == [
@@ -98,22 +98,22 @@ FAULTS = ("no scale", "swapped heads", "half norm")
 
 
 def plant(fault: str, patch) -> None:
-    """Patch a fault into layers.py or the data that it reads."""
-    from cpu_fallback import layers, ops
+    """Patch a fault into the layers or the data that they read."""
+    from mlx_llama.core import llama
     from mlx_llama.core.models.spec import LayerSpec
 
     if fault == "no scale":
         patch.setattr(LayerSpec, "scale", 1.0)
     elif fault == "swapped heads":  # values for keys, keys for values
-        linear = layers.Linear.__call__
+        linear = llama.Linear.__call__
 
         def swapped(self, x, view):
             q, k, v = self.weight if isinstance(self.weight, tuple) and len(self.weight) == 3 else (None,) * 3
-            return linear(self, x, view) if q is None else ops.linear(x, (q, v, k), self.bias)
+            return linear(self, x, view) if q is None else self.ops.linear(x, (q, v, k), self.bias)
 
-        patch.setattr(layers.Linear, "__call__", swapped)
+        patch.setattr(llama.Linear, "__call__", swapped)
     else:
-        patch.setattr(layers.RMSNorm, "__call__", lambda self, x, delta=None: ops.add_rms_norm(
+        patch.setattr(llama.RMSNorm, "__call__", lambda self, x, delta=None: self.ops.add_rms_norm(
             x, delta, np.float32(0.5) * self.weight, self.eps))
 
 
@@ -168,7 +168,7 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
     def trace() -> Trace:
         return Trace(llama.config, core.code, core.workspace, 1, True)
 
-    down, qkv = llama.blocks[0].mlp.down.weight, llama.blocks[0].attention.qkv.weight
+    down, qkv = llama.decoder.blocks[0].mlp.down.weight, llama.decoder.blocks[0].attention.qkv.weight
     narrow, one = workspace.Buffer(1, 0), trace()
     with pytest.raises(ValueError, match="does not fit inputs of 0"):
         one.multiply(Rows(one, narrow, 0, 0), (down,), None)
@@ -182,7 +182,7 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
     with pytest.raises(ValueError, match="has a buffer already"):
         product.place(core.workspace.hidden)
     with pytest.raises(ValueError, match="layer 0: query, key and value have"):
-        runner.ops.split_heads(one.multiply(one.stream, qkv[:2], None), llama.config.layers[0])
+        words.split_heads(one.multiply(one.stream, qkv[:2], None), llama.config.layers[0])
     with pytest.raises(ValueError, match="not multiples of 256"):
         one.pack(Normed(one, workspace.Buffer(40), 1e-5), list(core.code.recipe.activations))
     with pytest.raises(ValueError, match="no output buffer"):
@@ -191,10 +191,10 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
 
 def test_outputs_that_no_buffer_is_for_are_refused():
     """No layer of this model scales what it adds to the stream, and its gate is as wide as its MLP."""
-    llama, ops = model("odd widths"), runner.ops
-    core, block = llama._runner, llama.blocks[0]
+    llama, ops = model("odd widths"), words
+    core, block = llama._runner, llama.decoder.blocks[0]
     trace = Trace(llama.config, core.code, core.workspace, 1, True)
-    head = llama.head.weight  # 1003 rows: wider than the gate
+    head = llama.decoder.head.weight  # 1003 rows: wider than the gate
     with pytest.raises(ValueError, match="a product of 1003 columns does not fit"):
         ops.gated_linear(trace.stream, (head, head))
     scaled = ops.scale(ops.linear(trace.stream, block.attention.out.weight), 0.5)

@@ -175,7 +175,7 @@ def test_a_cache_that_grows_or_is_cut_back_has_the_same_bits():
 def test_infinite_activations_of_one_run_do_not_reach_the_next(monkeypatch):
     llama = load("odd widths", threads=2)
     wanted, _ = answer(llama)
-    broken = np.array(llama.embedding.weight)
+    broken = np.array(llama.decoder.embedding.weight)
     broken[0] = np.inf
     with monkeypatch.context() as patch, np.errstate(all="ignore"):
         patch.setattr(llama._runner, "_embedding", broken)
@@ -281,7 +281,7 @@ def test_a_dropped_model_frees_its_threads_and_memory():
     answer(llama)
     started = set(threading.enumerate()) - before
     assert len(started) == 2
-    arena = llama.head.weight.arena
+    arena = llama.decoder.head.weight.arena
     gone = [weakref.ref(one) for one in (llama._runner, arena, llama._runner.decode.program)]
     del llama, arena
     gc.collect()
@@ -340,7 +340,7 @@ def test_views_and_embeddings_of_other_shapes_are_refused(monkeypatch):
         with pytest.raises(ValueError, match=message):
             core.forward(TOKENS, view, False)
     assert core.forward(TOKENS, fresh(), False).shape == (3, 1003)
-    monkeypatch.setattr(core, "_embedding", llama.embedding.weight[:, :-1])
+    monkeypatch.setattr(core, "_embedding", llama.decoder.embedding.weight[:, :-1])
     with pytest.raises(ValueError, match="shape"):
         core.forward(TOKENS, fresh(), False)
 

@@ -47,7 +47,7 @@ def load(path: Path) -> Llama:
 
 
 def arena_of(model: Llama) -> panels.Arena:
-    return model.head.weight.arena
+    return model.decoder.head.weight.arena
 
 
 def is_mapped(model: Llama) -> bool:
@@ -125,8 +125,8 @@ def test_a_file_cut_while_it_is_mapped_is_as_none(folder, model, monkeypatch):
 
 def parts(model: Llama) -> list[panels.Panels]:
     """All panels, in the arena's order."""
-    found = [model.head.weight]
-    for block in model.blocks:
+    found = [model.decoder.head.weight]
+    for block in model.decoder.blocks:
         found += [*block.attention.qkv.weight, block.attention.out.weight, *block.mlp.gate_up.weight, block.mlp.down.weight]
     return sorted(found, key=lambda one: one.start)
 

@@ -1,0 +1,81 @@
+"""The vocabulary (core.ops) by Triton's kernels, for decoded tokens seen through a StateView: x is [rows, 1, E].
+
+Importing it needs the package triton. A row's bits do not depend on the others, nor on their number.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+
+from .. import ops as plain
+from ..ops import Adapters, Matrix, Stack, add, embed, last_position, scale, softcap, split_heads  # noqa: F401, the same words
+from . import decode, packed
+from .state import StateView
+
+
+def linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None) -> torch.Tensor:
+    if isinstance(weight, torch.Tensor):
+        return decode.multiply(x, weight, bias)
+    if isinstance(weight, tuple):
+        product = torch.cat([linear(x, block) for block in weight], dim=-1)
+    else:
+        product = weight.matmul(x)
+    return product if bias is None else product + bias
+
+
+def gated_linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None,
+                 activation: str = "silu") -> torch.Tensor:
+    if isinstance(weight, torch.Tensor):
+        return decode.multiply_gated(x, weight, bias, activation)
+    return gate(linear(x, weight, bias), activation)
+
+
+def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    return decode.gate(gate_up, activation)
+
+
+def experts(x: torch.Tensor, scores: torch.Tensor, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
+            activation: str = "silu") -> torch.Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), spec)
+
+    def multiply(x: torch.Tensor, stack: Stack) -> torch.Tensor:
+        if isinstance(stack, torch.Tensor):
+            return decode.multiply_chosen(x, stack, chosen)
+        return packed.multiply_chosen(stack.matrix, x, chosen, stack.count)
+
+    hidden = decode.gate(torch.cat([multiply(rows, gate), multiply(rows, up)], dim=-1), activation)
+    return decode.combine(multiply(hidden, down), shares).view(x.shape)
+
+
+def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: StateView) -> torch.Tensor:
+    return decode.adapt(view.state, product, x, *adapters)
+
+
+def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor,
+                 eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return decode.add_rms_norm(x, delta, weight, eps)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return decode.add_rms_norm(x, None, weight, eps)[1]
+
+
+def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
+    H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
+    if len(query_weight) == D:
+        return decode.norm_heads(heads, query_weight, key_weight, H, G, D, spec.eps)
+    query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
+    return torch.cat([rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value], dim=-1)
+
+
+def rope_and_store(heads: torch.Tensor, view: StateView, spec: LayerSpec) -> torch.Tensor:
+    return decode.store_rotated(view.state, spec.index, heads, spec.heads, spec.key_value_heads, spec.head_dim, spec.rotates,
+                                view.bits, spec.angles.stop - spec.angles.start, spec.angles.start, spec.query_angles.start,
+                                view.table_width)
+
+
+def attend(query: torch.Tensor, view: StateView, spec: LayerSpec) -> torch.Tensor:
+    return decode.attend(view.state, spec.index, query, spec.key_value_heads, spec.window, spec.scale, view.bits, spec.softcap)
