@@ -69,7 +69,7 @@ def count_weights(model) -> int:
     from mlx_llama.core.backends.profile import matrix_parts, name_matrices
 
     matrices = {id(part): part for _, matrix in name_matrices(model) for part in matrix_parts(matrix)}
-    matrices[id(model.embedding.weight)] = model.embedding.weight
+    matrices[id(model.decoder.embedding.weight)] = model.decoder.embedding.weight
     return sum(part.nbytes for part in matrices.values())
 
 

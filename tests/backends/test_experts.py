@@ -259,9 +259,9 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     backend, found = select("cuda", None if DEVICE.type == "cuda" else "cpu"), []
     if DEVICE.type == "cpu":
         fewer_programs()
-    plain = backend.load(open_checkpoint(path), "float32", compile=False).blocks[1].mlp
+    plain = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
     with computing(by_kernels=True):
-        mlp = backend.load(open_checkpoint(path), "float32", compile=False).blocks[1].mlp
+        mlp = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 1, 64), np.float32)).to(DEVICE)
     with torch.inference_mode():
         for count in (1, 3):

@@ -52,7 +52,7 @@ def test_packed_weights_take_the_bytes_that_are_foretold(kind, backend, tmp_path
     if backend.name == "mlx":
         held = mx.get_active_memory() - before
     elif backend.name == "cuda":
-        held = sum(_torch_bytes(value, set()) for value in (model.embedding, model.decoder.blocks, model.norm, model.decoder.head))
+        held = sum(_torch_bytes(value, set()) for value in (model.decoder.embedding, model.decoder.blocks, model.decoder.norm, model.decoder.head))
     else:
         matrices = [model.decoder.head.weight]
         for block in model.decoder.blocks:
@@ -70,7 +70,7 @@ def _torch_bytes(value, seen):
         return value.nbytes
     if isinstance(value, (list, tuple)):
         return sum(_torch_bytes(one, seen) for one in value)
-    inner = getattr(value, "__dict__", {}) if type(value).__module__.startswith("cuda_fallback") else {}
+    inner = getattr(value, "__dict__", {}) if type(value).__module__.startswith(("cuda_fallback", "mlx_llama.core.llama")) else {}
     return sum(_torch_bytes(one, seen) for one in inner.values())
 
 
@@ -85,7 +85,7 @@ def test_the_plan_names_the_dtypes_of_the_model(kind, backend, tmp_path):
     model = backend.load(checkpoint)
     assert plan.dtype == backend.runtime.dtype_name(model.dtype)
     if backend.name == "mlx":
-        matrix = model.embedding.weight
+        matrix = model.decoder.embedding.weight
         product = matrix.scalings[0][0].dtype if hasattr(matrix, "scalings") else matrix.product
         assert plan.low_bit_operand == backend.runtime.dtype_name(product)
 

@@ -111,8 +111,8 @@ def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
     before = mx.get_active_memory()
     model = mlx.load(checkpoint)
     held = mx.get_active_memory() - before
-    weights = [model.embedding.weight, model.head.weight, model.blocks[0].attention.qkv.weight,
-               model.blocks[0].attention.out.weight, model.blocks[0].mlp.gate_up.weight, model.blocks[0].mlp.down.weight]
+    weights = [model.decoder.embedding.weight, model.decoder.head.weight, model.decoder.blocks[0].attention.qkv.weight,
+               model.decoder.blocks[0].attention.out.weight, model.decoder.blocks[0].mlp.gate_up.weight, model.decoder.blocks[0].mlp.down.weight]
     weights = [one for each in weights for one in (each if isinstance(each, tuple) else [each])]
     assert sum(one.nbytes for one in weights) <= 1.04 * matrices
     assert held <= 1.15 * matrices

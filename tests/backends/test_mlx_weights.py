@@ -62,7 +62,7 @@ def test_the_bytes_planned_are_those_that_mlx_allocates(path, dtype, mlx):
     before = mx.get_active_memory()
     model = mlx.load(open_checkpoint(path), dtype)
     assert planned <= mx.get_active_memory() - before < 1.02 * planned + 20000
-    assert model.blocks
+    assert model.decoder.blocks
 
 
 @pytest.mark.parametrize("path", MODELS, indirect=True)
