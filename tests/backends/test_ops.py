@@ -1,0 +1,88 @@
+"""Words of the vocabulary (core.ops) on each backend, against torch's and transformers' functions in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from backends import conftest
+
+RNG = np.random.default_rng(5)
+B, H, G, D = 1, 4, 2, 16
+
+
+def made(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def wide(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(x).double()
+
+
+def relative_error(got: np.ndarray, wanted: torch.Tensor | np.ndarray) -> float:
+    return conftest.relative_error(np.asarray(got), np.asarray(wanted))
+
+
+@pytest.fixture
+def words(backend):
+    """(the plain vocabulary, NumPy to the backend's arrays, back)."""
+    convert = {"mlx": lambda x: __import__("mlx.core").core.array(x), "cpu": lambda x: x, "cuda": torch.from_numpy}[backend.name]
+    return backend.model.ops, convert, backend.runtime.to_numpy
+
+
+def attention_of_transformers(query, keys, values, scale, mask, cap) -> np.ndarray:
+    """Gemma 2's attention, [B, H, T, D]."""
+    from types import SimpleNamespace
+
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+    module = SimpleNamespace(head_dim=D, num_key_value_groups=H // G, training=False)
+    hidden = None if mask is None else torch.where(torch.from_numpy(mask), 0.0, -torch.inf).double()[None, None]
+    mixed, _ = eager_attention_forward(module, wide(query), wide(keys), wide(values), hidden, scaling=scale, softcap=cap)
+    return mixed.transpose(1, 2).numpy()
+
+
+@pytest.mark.parametrize("T, L", [(1, 20), (7, 20), (300, 310)])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_attention_is_that_of_transformers(T, L, window, cap, words):
+    ops, convert, back = words
+    query, keys, values = 3 * made(B, H, T, D), made(B, G, L, D), made(B, G, L, D)
+    columns, rows = np.arange(L)[None], np.arange(L - T, L)[:, None]
+    mask = (columns <= rows) & (columns > rows - (window or L))
+    stored = [convert(keys), convert(values)]
+    if ops.__name__.startswith("mlx_llama"):
+        stored = [(part,) for part in stored]
+    got = back(ops.attention(convert(query), *stored, 0.3, convert(mask), cap))
+    assert relative_error(got, attention_of_transformers(query, keys, values, 0.3, mask, cap)) < 2e-6
+
+
+def test_norms_gates_and_caps_are_torchs(words):
+    ops, convert, back = words
+    x, weight = made(2, 3, 24), made(24)
+    assert relative_error(back(ops.rms_norm(convert(x), convert(weight), 1e-5)), F.rms_norm(wide(x), (24,), wide(weight), 1e-5)) < 1e-6
+    total, normed = ops.add_rms_norm(convert(x), convert(2 * x), convert(weight), 1e-5)
+    assert relative_error(back(normed), F.rms_norm(3 * wide(x), (24,), wide(weight), 1e-5)) < 1e-6
+    assert relative_error(back(total), 3 * x) < 1e-6
+    gate, up = wide(x).chunk(2, dim=-1)
+    for activation, function in (("silu", F.silu), ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"))):
+        assert relative_error(back(ops.gate(convert(x), activation)), function(gate) * up) < 1e-6
+    assert relative_error(back(ops.softcap(convert(x), 0.7)), 0.7 * torch.tanh(wide(x) / 0.7)) < 1e-6
+
+
+@pytest.mark.parametrize("normalises", [True, False])
+def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
+    from mlx_llama.core.models.spec import ExpertsSpec
+
+    ops, convert, back = words
+    scores = made(9, 6)
+    spec = ExpertsSpec("", ("",) * 6, (), (), ("", "", ""), 2, normalises)
+    chosen, shares = ops.choose_experts(convert(scores), spec)
+    every = torch.softmax(wide(scores), dim=-1)
+    wanted, numbers = torch.topk(every, 2)
+    wanted = wanted / wanted.sum(-1, keepdim=True) if normalises else wanted
+    got, order = np.asarray(back(shares)), np.argsort(-np.asarray(back(shares)), axis=-1)
+    np.testing.assert_array_equal(np.take_along_axis(np.asarray(back(chosen)), order, -1), numbers.numpy())
+    assert relative_error(np.take_along_axis(got, order, -1), wanted.numpy()) < 1e-6
