@@ -8,8 +8,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
+from core.generation.toy import RowCache
 
-from mlx_llama.core.backends.positions import CallView, Positions
+from mlx_llama.core.backends.positions import CallView
 from mlx_llama.core.models.config import LlamaConfig
 
 LAYERS, HEADS, SIZE, VOCABULARY = 2, 1, 4, 384
@@ -19,56 +20,21 @@ CONFIG = LlamaConfig.from_dict({
     "eos_token_id": None, "bos_token_id": None})
 
 
-class ToyCache(Positions):
-    def __init__(self, capacity: int, rows: int):
-        super().__init__(CONFIG, capacity, 2 * LAYERS * HEADS * SIZE * 4, rows)
-        self.ids: list[list[int]] = [[] for _ in range(rows)]
-        self.features: list[list[np.ndarray]] = [[] for _ in range(rows)]  # float32 [2, LAYERS, HEADS, SIZE] by position
+class ToyCache(RowCache):
+    """Keys and values are float32 [2, LAYERS, HEADS, SIZE] for each position."""
 
-    @property
-    def nbytes(self):
-        return sum(self.allocated) * self.position_nbytes
+    def __init__(self, capacity: int, rows: int):
+        super().__init__(CONFIG, capacity, 2 * LAYERS * HEADS * SIZE * 4, rows, np.float32, 2, LAYERS, HEADS, SIZE)
 
     def free_memory(self):
         return 1 << 30
 
-    def _grow(self, ends):
-        for row, end in ends.items():
-            self.allocated[row] = self.storage_for(end)
+    def pack(self, keys):
+        keys, values = np.moveaxis(keys, 0, 3)
+        return {"keys": keys.copy(), "values": values.copy()}
 
-    def arrays(self):
-        return []
-
-    def trim(self, length, row=0):
-        self.check_trim(length, row)
-        self.lengths[row] = length
-        del self.ids[row][length:], self.features[row][length:]
-
-    def reset(self, row=None):
-        for one in range(self.rows) if row is None else [row]:
-            self.lengths[one] = self.allocated[one] = 0
-            self.ids[one], self.features[one] = [], []
-
-    def restore(self, state, row=0):
-        self.reset(row)
-        self.check_state(state, row)
-        if state:
-            self.reserve({row: len(state["tokens"])})
-            self.ids[row] = state["tokens"].tolist()
-            self.features[row] = list(np.moveaxis(np.stack([state["keys"], state["values"]]), 3, 0))
-            self.lengths[row] = len(self.ids[row])
-
-    def copy_prefix(self, source, target, length):
-        self.check_copy(source, target, length)
-        self.ids[target], self.features[target] = self.ids[source][:length], self.features[source][:length]
-        self.reserve({target: length})
-        self.lengths[target] = length
-
-    def state(self, row=0):
-        if not self.ids[row]:
-            return {}
-        keys, values = np.moveaxis(np.stack(self.features[row], 3), 0, 0)
-        return {"tokens": np.array(self.ids[row], np.int32), "keys": keys, "values": values}
+    def unpack(self, state):
+        return np.moveaxis(np.stack([state["keys"], state["values"]]), 3, 0)
 
 
 class ToyModel:
@@ -94,10 +60,11 @@ class ToyModel:
         with view:
             for b, span in enumerate(view.spans):
                 for t in range(count):
-                    cache.ids[span.row].append(int(tokens[b, t]))
-                    source = self.mix(cache.ids[span.row], batch, count)
-                    cache.features[span.row].append(source.standard_normal((2, LAYERS, HEADS, SIZE)).astype(np.float32))
-                    logits[b, t] = source.standard_normal(VOCABULARY) + sum(part[0, 0, 0, 0] for part in cache.features[span.row])
+                    end, keys = span.start + t + 1, cache.keys[span.row]
+                    cache.tokens[span.row][end - 1] = tokens[b, t]
+                    source = self.mix(cache.tokens[span.row][:end].tolist(), batch, count)
+                    keys[end - 1] = source.standard_normal((2, LAYERS, HEADS, SIZE))
+                    logits[b, t] = source.standard_normal(VOCABULARY) + keys[:end, 0, 0, 0, 0].sum()
         return logits if all_positions else logits[:, -1]
 
     def step(self, tokens, index_pos, cache, sampling, *, rows=None):

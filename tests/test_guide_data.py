@@ -5,7 +5,7 @@ import itertools
 import json
 import random
 import re
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from mlx_llama.core.models.architectures import ARCHITECTURES
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples/training"))
 
-from guide_data import copying, facts, fresh, stories, talk, thesaurus  # noqa: E402
+from guide_data import facts, fresh, talk  # noqa: E402
 
 GUIDE = ROOT / "mlx_llama" / "guide"
 EVALUATION = ROOT / "examples" / "training" / "evaluation"
@@ -103,13 +103,6 @@ def test_blanks_for_flags_are_filled_and_unknown_ones_are_errors():
     assert not any(re.search(r"\{(usage:)?--", fact.answer + fact.more) for fact in talk.FACTS.values())
 
 
-def test_questions_of_a_fact_that_another_covers_lead_to_that_one():
-    found = {"part": facts.Fact("part", joins="whole", ask=["a"], newcomers=["b"], topics=["t"]), "whole": facts.Fact("whole", ask=["c"])}
-    facts.join_facts(found)
-    assert list(found) == ["whole"]
-    assert (found["whole"].ask, found["whole"].newcomers, found["whole"].topics) == (["c", "a"], ["b"], ["t"])
-
-
 def test_a_subject_takes_its_members_with_what_joins_them():
     found = {"--x": facts.Fact("--x", ask=["a"], more="m"), "y": facts.Fact("y", joins="--x", ask=["b"]),
              "whole": facts.Fact("whole", members=["--x"])}
@@ -154,26 +147,12 @@ def test_figures_of_itself_are_those_of_the_shipped_model():
 # ---- questions
 
 
-def test_answers_differ_and_fit():
-    answers = [fact.answer for fact in talk.FACTS.values()]
-    assert len(set(answers)) == len(answers)
-    assert all(len(answer) < 720 and len(answer.split()) <= 110 for answer in answers)
-    starts = [tuple(answer.split()[:4]) for answer in answers if not answer.startswith("Sorry")]
-    assert len(set(starts)) == len(starts)
-
-
 def test_a_question_leads_to_one_fact():
     leads: dict[str, str] = {}
     for fact in talk.FACTS.values():
         for line in fact.ask + fact.newcomers + fact.held_out:
             for question in every_way(line):
                 assert leads.setdefault(talk.normal(question), fact.name) == fact.name, question
-
-
-def test_every_fact_can_be_asked_about_in_many_ways():
-    rng = random.Random(2)
-    for fact in talk.FACTS.values():
-        assert len({talk.normal(talk.question_about(fact, rng)) for _ in range(150)}) > 60, fact.name
 
 
 def test_held_out_lines_are_not_trained_in_any_variation():
@@ -199,62 +178,6 @@ def test_a_held_out_question_is_seen_in_disguise(disguise):
     assert talk.is_held_out(disguise.format(question.upper()))
 
 
-def test_unknown_flags_commands_and_models_are_unknown():
-    rng = random.Random(4)
-    for _ in range(300):
-        assert talk.fill("{noflag}", rng) not in facts.known_flags()
-        assert talk.fill("{nocommand}", rng).removeprefix("/") not in REPL
-
-
-def test_the_same_seed_writes_the_same_text():
-    one, two = random.Random(3), random.Random(3)
-    assert [talk.conversation(one) for _ in range(50)] == [talk.conversation(two) for _ in range(50)]
-    assert talk.raw_text(one) == talk.raw_text(two)
-
-
-def test_names_words_and_numbers_are_answered_with_themselves():
-    rng = random.Random(6)
-    for _ in range(200):
-        text, answer, name = talk.introduction(rng)
-        assert name in text and name in answer
-        (_, asked), (_, answer) = copying.echo(rng)[0]
-        assert answer.removeprefix("Here you go: ") in asked
-        messages, thing = copying.memory(rng, talk.earlier(rng, 1))
-        assert thing in messages[-1][1] and any(thing in text for role, text in messages if role == "user")
-
-
-def test_doubt_has_words_of_its_own():
-    doubts = {name for name, fact in talk.FACTS.items() if fact.answer.startswith("Sorry")}
-    assert {"unknown", "no_flag", "no_command"} <= doubts
-    assert all(text.startswith(talk.DOUBT) for text in (talk.SCOPE_ANSWER, *(talk.FACTS[name].answer for name in doubts)))
-    assert not any(text.startswith("Sorry") for answers, _ in talk.SMALL_TALK for text in answers)
-
-
-def test_turns_on_other_subjects_go_before_a_question():
-    rng = random.Random(9)
-    for _ in range(50):
-        assert [role for role, _ in talk.earlier(rng, 2)] == ["user", "assistant"] * 2
-
-
-def test_situations_ask_nothing():
-    told = [*talk.SITUATIONS, *(text for texts in talk.INTRODUCTIONS.values() for text in texts)]
-    assert len(set(talk.SITUATIONS)) == len(talk.SITUATIONS) >= 400 and not any("?" in text for text in told)
-
-
-def test_the_thesaurus_leaves_flags_and_quoted_code():
-    rng = random.Random(10)
-    text = "How do I `save the chat` with --stop or /load?"
-    drawn = [thesaurus.reword(text, rng) for _ in range(100)]
-    assert all("`save the chat`" in one and "--stop" in one and one.endswith("/load?") for one in drawn)
-    assert "I stored three answers" in {thesaurus.reword("I saved three answers", rng) for _ in range(300)}
-    assert thesaurus.inflect("stop")["ing"] == "stopping" and thesaurus.inflect("carry on")["s"] == "carries on"
-
-
-def test_a_story_keeps_its_request():
-    text = stories.story(random.Random(1), hero="fox", adjective="brave", name="Tom", friend="polar-bear")
-    assert "a brave fox" in text and "Tom" in text and "a polar bear" in text
-
-
 # ---- what is shipped
 
 
@@ -278,13 +201,6 @@ def test_shown_questions_stand_in_the_pages_and_are_not_held_out():
         assert question in shown and not talk.is_held_out(question), question
 
 
-def test_the_shipped_guide_is_small_and_complete():
-    files = {path.name for path in GUIDE.iterdir()}
-    assert files >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.model",
-                     "tokenizer_config.json", "chat_template.jinja", "README.md"}
-    assert sum(path.stat().st_size for path in GUIDE.iterdir()) < 16e6
-
-
 def test_the_shipped_guide_has_the_same_tokens_everywhere():
     transformers = pytest.importorskip("transformers")
     from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -304,92 +220,39 @@ def test_the_shipped_guide_has_the_same_tokens_everywhere():
 # ---- the training
 
 
-@pytest.mark.parametrize("doubted", [0.0, 0.2])
-def test_the_beginnings_of_answers_are_learned_with_the_teachers_shares(doubted, monkeypatch):
-    """The loss is torch's cross-entropy: of tokens, and of the shares that the answers give the next token where one begins."""
+@pytest.mark.slow
+def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch, capsys):
+    """A training of one layer on small pools of text; it is stopped after the checkpoint of step 50."""
     pytest.importorskip("transformers")
     import torch
     import train_guide
-    from guide_data import teacher
-    from torch.nn.functional import cross_entropy
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(0)
-    tokens = train_guide.Tokens(GUIDE)
-    model = LlamaForCausalLM(LlamaConfig(**{**train_guide.SHAPE, "num_hidden_layers": 1, "initializer_range": 0.2})).eval()
-    known = {name: row for row, name in enumerate({"".join(pair): None for pair in ("th", "to", "server", "model", "token", "speed")})}
-    one = teacher.Teacher(known, torch.randn(len(known), 8), 2 * torch.randn(len(teacher.CLASSES), 8), torch.zeros(len(teacher.CLASSES)))
-    begins = torch.tensor([tokens.encode(answer)[:train_guide.BEGIN] for answer in train_guide.ANSWERS])
-    for inputs, targets, rows, _ in train_guide.batches(tokens, one, 1, 2048, train_guide.PART):
-        if any(not row.asked for row in rows) and any(len(row.asked) > 1 for row in rows):
-            break
-    taught = [question for row in rows for question in row.asked]
-    for row in rows:
-        for first, fact, _ in row.asked:
-            assert row.learn[first] and not row.learn[first - 1]
-            assert fact < 0 or row.ids[first : first + 2] == begins[fact, :2].tolist()
-    with torch.no_grad():
-        logits = model(inputs).logits
-        shares = train_guide.target_probabilities(taught, one, doubted)
-        got = train_guide.loss_of(model, inputs, targets, rows, shares, begins)
-        found, of_answers = [], iter(shares)
-        for number, row in enumerate(rows):
-            firsts, first, left = [question.first for question in row.asked], -1, {}
-            for at in range(len(row.ids) - 1):
-                if at + 1 in firsts:
-                    first, left = at + 1, dict(enumerate(next(of_answers)))
-                step, token = at + 1 - first, int(targets[number, at])
-                if token < 0:
-                    continue
-                if first > 0 and step < train_guide.BEGIN:
-                    wanted = torch.zeros(logits.shape[-1])
-                    for answer, share in left.items():
-                        wanted[begins[answer, step]] += share / sum(left.values())
-                    left = {answer: share for answer, share in left.items() if begins[answer, step] == token}
-                    found.append(cross_entropy(logits[number, at], wanted))
-                else:
-                    found.append(cross_entropy(logits[number, at], torch.tensor(token)))
-        torch.testing.assert_close(got, torch.stack(found).mean(), rtol=1e-5, atol=1e-6)
-        rows = [row._replace(asked=tuple(question for question in row.asked if question.fact >= 0)) for row in rows]
-        monkeypatch.setattr(train_guide, "TEACHER_WEIGHT", 0.0)
-        right = train_guide.target_probabilities([question for row in rows for question in row.asked], one, 0.0)
-        plain = train_guide.loss_of(model, inputs, targets, rows, right, begins)
-        torch.testing.assert_close(plain, cross_entropy(logits.flatten(0, 1), targets.flatten()), rtol=1e-5, atol=1e-6)
-        nothing = train_guide.target_probabilities([], one, doubted)
-        alone = train_guide.loss_of(model, inputs, targets, [row._replace(asked=()) for row in rows], nothing, begins)
-        torch.testing.assert_close(alone, plain, rtol=1e-5, atol=1e-6)
+    args = argparse.Namespace(seed=1, steps=53, batch=256, questions=500, lr=2.5e-3, device="cpu", bfloat16=False, threads=1)
+    monkeypatch.setitem(train_guide.SHAPE, "num_hidden_layers", 1)
+    monkeypatch.setattr(train_guide, "POOL", 400)
+    batches, threads, taken = train_guide.batches, torch.get_num_threads(), []
 
+    def stopping(*given):
+        for batch in batches(*given):
+            taken.append(1)
+            if len(taken) == 52:
+                raise KeyboardInterrupt
+            yield batch
 
-@pytest.mark.slow
-def test_the_teacher_knows_words_by_their_parts():
-    """Some thousand questions are enough for misspelt words that none of them has."""
-    pytest.importorskip("torch")
-    from guide_data import teacher
+    def train(name: str) -> dict:
+        args.work = tmp_path / name
+        return train_guide.train(GUIDE, args)["model"].state_dict()
 
-    one = teacher.train(8000, 32, 1, lambda text: None, epochs=24)
-    asked = {"speculation": "speculatoin", "adapters": "adaptters", "cuda": "nvidai", "quantize": "quantzie"}
-    names = list(teacher.CLASSES)
-    for name, word in asked.items():
-        assert word not in one.known
-        assert names[one.probabilities([word])[0].argmax()] == name
-
-
-@pytest.mark.slow
-def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path):
-    pytest.importorskip("transformers")
-
-    def command(name: str) -> list[str]:
-        return [sys.executable, "examples/training/train_guide.py", "--steps", "60", "--batch", "256",
-                "--questions", "2000", "--threads", "1", "--no-score",
-                "--out", str(tmp_path / name), "--work", str(tmp_path / name / "work")]
-
-    subprocess.run(command("whole"), cwd=ROOT, check=True, capture_output=True, timeout=600)
-    with subprocess.Popen(command("stopped"), cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        for line in process.stderr:
-            if (tmp_path / "stopped" / "work" / "checkpoint.pt").exists():
-                break
-        process.kill()
-    done = subprocess.run(command("stopped"), cwd=ROOT, check=True, capture_output=True, text=True, timeout=600)
-    assert "goes on after step 50" in done.stderr
-    whole, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
-    assert whole == again
+    try:
+        whole = train("whole")
+        (tmp_path / "stopped").mkdir()
+        shutil.copy(tmp_path / "whole" / "teacher.pt", tmp_path / "stopped")
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(train_guide, "batches", stopping)
+            train("stopped")
+        again = train("stopped")
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+    assert "goes on after step 50" in capsys.readouterr().err
+    assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)

@@ -111,31 +111,6 @@ def test_recent_tokens(model):
     assert to_numpy(cache.recent(2)).tolist() == ids(6)[:, 1:3].tolist()
 
 
-def test_calls_that_do_not_fit_or_continue_are_refused(model):
-    model, _ = model
-    with pytest.raises(ContextError, match="at least 1"):
-        model.make_cache(0)
-    cache = model.make_cache(8)
-    model.forward(ids(5), 0, cache)
-    for tokens, at, message in ((ids(4), 5, "9 positions do not fit the cache's capacity of 8"),
-                                (ids(1), 4, "index_pos is 4 but the cache holds 5"),
-                                ([[384]], 5, "token id 384 is outside the vocabulary of 384"),
-                                ([[-1]], 5, "token id -1 is outside"),
-                                ([[1], [2]], 5, "row 1 does not exist: the cache has 1"),
-                                ([[]], 5, "tokens must be integers"), ([[1, 2], [3]], 5, "same length"),
-                                ([[0.5]], 5, "must be integers")):
-        with pytest.raises(ContextError, match=message):
-            model.forward(tokens, at, cache)
-        assert cache.length == 5
-    with pytest.raises(ContextError, match="cannot trim to 6"):
-        cache.trim(6)
-    state = cache.state()
-    with pytest.raises(ContextError, match="at most 4"):
-        model.make_cache(4).restore(state)
-    with pytest.raises(ContextError, match="another model"):
-        model.make_cache(8).restore({**state, "keys": state["keys"][:1]})
-
-
 def test_reset_gives_the_storage_back(model):
     model, _ = model
     cache = model.make_cache(8)
@@ -143,18 +118,6 @@ def test_reset_gives_the_storage_back(model):
     assert cache.nbytes > 0
     cache.reset()
     assert cache.length == 0 and cache.nbytes == 0 and cache.state() == {}
-
-
-def test_another_batch_is_refused_when_storage_must_grow_too(model):
-    model, to_numpy = model
-    cache = model.make_cache(600)
-    model.forward(ids(250), 0, cache)
-    with pytest.raises(ContextError, match="row 1 does not exist"):
-        model.forward(np.repeat(ids(20), 2, axis=0), 250, cache)
-    got = to_numpy(model.forward(ids(20, seed=3), 250, cache))
-    fresh = model.make_cache(600)
-    model.forward(ids(250), 0, fresh)
-    assert got.tobytes() == to_numpy(model.forward(ids(20, seed=3), 250, fresh)).tobytes()
 
 
 def test_an_interrupt_while_storage_grows_changes_nothing(model, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -92,13 +91,6 @@ def logits(mlx, model, path: str) -> np.ndarray:
         return np.concatenate([to_numpy(model.step(TOKENS[:, i:i + 1], i, cache, draw)) for i in range(TOKENS.shape[1])])
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_logits_are_those_of_the_untraced_step(name, mlx):
-    traced, plain = (logits(mlx, loaded(mlx, name, compile), "traced") for compile in (True, False))
-    assert traced.shape == (TOKENS.shape[1], 384)
-    np.testing.assert_array_equal(traced, plain)
-
-
 @functools.cache
 def transformers(folder: Path, rotating: tuple[int, ...] | None = None):
     """Logits [30, V] of `TOKENS`, in float32. rotating: one number per layer of SmolLM3, 0 for no rotation."""
@@ -119,93 +111,6 @@ def transformers(folder: Path, rotating: tuple[int, ...] | None = None):
 def test_every_path_has_the_logits_of_transformers(name, path, mlx):
     got = logits(mlx, loaded(mlx, name, path == "traced"), path)
     assert relative_error(got, transformers(checkpoint(name))) < 1e-4
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_layer_that_does_not_rotate(path, mlx, monkeypatch):
-    """Against transformers' SmolLM3, which is Llama with such layers."""
-    from mlx_llama.core.models.config import LlamaConfig
-
-    folder = checkpoint("float32")
-    monkeypatch.setattr(LlamaConfig, "layers", property(
-        lambda self: tuple(replace(self._layer(i), rotates=i != 1) for i in range(self.num_hidden_layers))))
-    wanted = transformers(folder, (1, 0))
-    assert relative_error(transformers(folder), wanted) > 0.01
-    assert relative_error(logits(mlx, loaded(mlx, "float32", path == "traced"), path), wanted) < 1e-4
-
-
-def plant(fault: str, patch) -> None:
-    """Plant a fault in the layers, in ops.py or their data."""
-    from mlx_llama.core import llama
-    from mlx_llama.core.models.spec import LayerSpec
-    from mlx_llama.mlx_native import ops
-
-    if fault == "no scale":
-        patch.setattr(LayerSpec, "scale", 1.0)
-    elif fault == "swapped heads":
-        rotate_and_store = ops.rope_and_store
-        patch.setattr(ops, "rope_and_store", lambda heads, view, spec: rotate_and_store(heads, view, spec)[:, ::-1])
-    else:
-        patch.setattr(llama.RMSNorm, "__call__", lambda self, x, delta=None: ops.add_rms_norm(
-            x, delta, 0.5 * self.weight, self.eps))
-
-
-def probed(mlx, model) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
-    model.forward(TOKENS, 0, model.make_cache(100), probe=lambda name, array: found.__setitem__(name, mlx.runtime.to_numpy(array)))
-    return found
-
-
-FAULTS = {"no scale": "0.attention", "swapped heads": "0.query_rope", "half norm": "0.attention_norm"}  # first probe off
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_the_layers_shows_in_every_path(fault, mlx, monkeypatch):
-    """Prompts, forward over one token, untraced and traced steps, and probes run the same layers."""
-    sound = loaded(mlx, "float32", False)
-    right, right_probes = logits(mlx, sound, "prompt"), probed(mlx, sound)
-    plant(fault, monkeypatch)
-    wrong = {path: logits(mlx, loaded(mlx, "float32", path == "traced"), path) for path in PATHS}
-    assert relative_error(wrong["prompt"], right) > 0.01
-    for path in PATHS:
-        assert relative_error(wrong[path], wrong["prompt"]) < 1e-5, path
-    found = probed(mlx, loaded(mlx, "float32", False))
-    assert list(found) and found.keys() == right_probes.keys()
-    off = {name for name in found if name.startswith("0.") and relative_error(found[name], right_probes[name]) > 1e-3}
-    order = ("attention_norm", "query", "key", "value", "query_rope", "key_rope", "attention", "ffn_norm", "ffn", "block")
-    assert next(name for part in order if (name := f"0.{part}") in off) == FAULTS[fault]
-
-
-def test_the_words_of_a_step_are_those_of_a_call(mlx):
-    """StepView against View at the same position: tables, masks, the new key and the recent tokens."""
-    import mlx.core as mx
-
-    from mlx_llama.mlx_native.kernels.view import StepView
-
-    model = loaded(mlx, "qwen2", False)
-    for filled in (3, 20):
-        cache = model.make_cache(100)
-        model.forward(TOKENS[:, :filled], 0, cache)
-        token, row = mx.array(TOKENS[:, filled:filled + 1]), mx.arange(2 * 16, dtype=mx.float32).reshape(1, 2, 1, 16)
-        cache.reserve({0: filled + 1})
-        room = cache.room_of(0, filled + 1)
-        step = StepView(token, mx.array(filled), room.tokens, room.keys, room.values, cache.tables(room.length), cache.packing)
-        with cache.view(token, filled) as call:
-            for view in (step, call):
-                view.append(0, row, row + 1)
-        for ours, wanted in zip(step.tables, call.tables):
-            assert mx.array_equal(ours, wanted)
-        assert mx.array_equal(step.new_keys(0), row) and mx.array_equal(call.new_keys(0), row)
-        for window in (None, 7, 50):
-            seen = np.array(step.mask(window)[0])[0, 0, 0]
-            first = max(0, filled + 1 - window) if window else 0
-            assert seen.nonzero()[0].tolist() == list(range(first, filled + 1)) and call.mask(window) == [None]
-            assert step.mask(window)[0] is step.mask(window)[0]
-            for (ours,), (wanted,) in zip(*step.stored(0, window), *call.stored(0, window)):
-                assert mx.array_equal(ours[:, :, mx.array(seen.nonzero()[0])], wanted)
-            assert not window or mx.array_equal(step.recent(window), cache.recent(window))
-        prompt = model.make_cache(100).view(mx.array(TOKENS), 0)
-        assert prompt.mask(7)[0] is prompt.mask(7)[0] and prompt.mask(50) == prompt.mask() == ["causal"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -246,22 +151,6 @@ def test_the_bits_are_those_of_the_untraced_step(name, case, mlx):
     assert traced == plain
     for part in plain_state:
         np.testing.assert_array_equal(traced_state[part], plain_state[part])
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_step_is_the_forward_pass_over_its_token(name, mlx):
-    """Attention over the allocated columns, with a mask, equals attention over the filled ones."""
-    exact = name not in ("bfloat16", *LOW_BIT)  # activations of 16 bits otherwise
-    model = loaded(mlx, name, False)
-    tokens, state = decoded(mlx, model, 20, temperature=0)
-    cache, prompt = model.make_cache(1000), np.arange(3, 8, dtype=np.int32)[None]
-    for token in tokens:
-        logits = mlx.runtime.to_numpy(model.forward(prompt, cache.length, cache))
-        assert logits[0, token] >= logits.max() - (1e-4 if exact else 0.1)
-        prompt = np.array([[token]], np.int32)
-    for part in ("keys", "values"):
-        assert relative_error(state[part], cache.state()[part][..., :state[part].shape[-2], :]) < (
-            1e-5 if exact else 0.02)
 
 
 def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
@@ -305,73 +194,12 @@ def test_one_trace_per_room(mlx, monkeypatch):
     assert len(seen) == 2 + 4  # the counter works
 
 
-def test_a_value_is_no_other_trace_and_a_feature_is(mlx, monkeypatch):
-    seen = traces(monkeypatch)
-    model = loaded(mlx, "float32", True)
-    answers = [decoded(mlx, model, 8, temperature=1.5, seed=seed)[0] for seed in (1, 2, 2**63, 1)]
-    assert len(seen) == 1 and answers[0] == answers[3] and len({tuple(answer) for answer in answers}) == 3
-    assert decoded(mlx, model, 8, temperature=0.01, seed=1)[0] != answers[0] and len(seen) == 1
-    decoded(mlx, model, 3, temperature=1.4, top_k=5, seed=1)
-    assert len(seen) == 2
-
-
 def test_requests_with_other_options_do_not_share_a_step(mlx):
     model = loaded(mlx, "float32", False)
     for given in (dict(logit_bias={5: 90.0}), dict(logit_bias={7: 90.0}), dict(logit_bias={5: 90.0})):
         assert set(decoded(mlx, model, 3, temperature=0, **given)[0]) == set(given["logit_bias"])
     free, kept = (decoded(mlx, model, 12, temperature=0, frequency_penalty=penalty)[0] for penalty in (0, 2))
     assert free != kept
-
-
-def test_a_traced_step_draws_with_the_noise_of_its_position(mlx):
-    """Tokens equal those of the CPU, whose noise is core.generation.rng's reference."""
-    cpu, answers = open_backend("cpu"), []
-    for backend in (mlx, cpu):
-        model = backend.load(open_checkpoint(checkpoint("float32")), **({"compile": True} if backend is mlx else {}))
-        draw, cache = sampler(backend, temperature=1.5, seed=9), model.make_cache(100)
-        token, tokens = np.array([[3, 4, 5]], np.int32), []
-        for _ in range(30):
-            token = model.step(token, cache.length, cache, draw)
-            tokens.append(backend.read(token))
-        answers.append(tokens)
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize("compile", [True, False])
-def test_the_cache_is_not_copied_per_token(compile, mlx):
-    """The cache takes most of the memory, so a copy of one layer's keys per token would show."""
-    import mlx.core as mx
-
-    folder = make_checkpoint(Path(tempfile.mkdtemp()) / "m", max_position_embeddings=20000, num_hidden_layers=2)
-    model = mlx.load(open_checkpoint(folder), compile=compile)
-    draw, cache = sampler(mlx, temperature=0), model.make_cache(16384)
-    cache.reserve({0: 16384})
-    cache.lengths[0] = 16000  # of zeros
-    mx.eval(cache.arrays())
-    token = np.array([[3]], np.int32)
-
-    def run(count: int) -> None:
-        pending = model.step(mx.array(token), cache.length, cache, draw)
-        mx.async_eval(pending)
-        for _ in range(count):
-            following = model.step(pending, cache.length, cache, draw)
-            mx.async_eval(following)
-            pending.item()
-            pending = following
-        mx.eval(pending)
-
-    run(3)
-    one_layer = cache.room_of(0, 1).keys[0][0].nbytes
-    held = mx.get_active_memory()
-    mx.reset_peak_memory()
-    run(10)
-    clean = mx.get_peak_memory() - held
-    kept = list(cache.room_of(0, 1).keys)  # a second reference makes the next step copy the array
-    mx.reset_peak_memory()
-    run(1)
-    assert mx.get_peak_memory() - held > clean + one_layer
-    assert clean < one_layer
-    assert len(kept) == 2
 
 
 def test_a_wait_inside_a_traced_step_is_an_error(mlx, monkeypatch):
@@ -382,22 +210,6 @@ def test_a_wait_inside_a_traced_step_is_an_error(mlx, monkeypatch):
     model = loaded(mlx, "float32", True)
     with pytest.raises(ValueError, match="eval"):
         decoded(mlx, model, 3, temperature=0)
-
-
-def test_traced_conversations_are_untraced_ones(toy):
-    """Through load, sessions and the engine: reuse of the cache, a trim, another conversation in between."""
-    answers = []
-    for compile in (True, False):
-        llm = load(toy, backend="mlx", device="cpu", compile=compile)
-        chat, other = llm.chat(), llm.chat(temperature=0.8, seed=5)
-        said = [chat.send("hi", max_tokens=12).tokens, other.send("what", max_tokens=9).tokens]
-        said += [chat.send("and then?", max_tokens=12).tokens, other.send("so", max_tokens=5).tokens]
-        stream = chat.stream("stop early", max_tokens=30)
-        for _ in zip(range(3), stream):
-            pass
-        stream.close()
-        answers.append([*said, chat.send("on", max_tokens=8).tokens])
-    assert answers[0] == answers[1]
 
 
 def test_without_a_compiler_that_mlx_calls(toy, monkeypatch):

@@ -74,28 +74,6 @@ def same_state(one: dict, other: dict) -> bool:
 # ---- tokens
 
 
-@pytest.mark.parametrize("compile", [False, True])
-def test_a_batch_has_the_tokens_of_mlx_lm(compile, mlx):
-    """Four prompts of different lengths in one step each, against mlx-lm's generation of each alone."""
-    mx = pytest.importorskip("mlx.core")
-    from mlx_lm.generate import generate_step
-    from mlx_lm.utils import load_model
-
-    peer, _ = load_model(checkpoint("plain"))
-    prompts = [ids(length, seed=length) for length in (40, 1, 7, 250)]
-    with mx.stream(mx.cpu):
-        wanted = [[int(token) for token, _ in generate_step(mx.array(prompt), peer, max_tokens=12)] for prompt in prompts]
-    model, greedy = loaded(mlx, "plain", compile), sampling(mlx, *[{}] * 4)
-    cache = model.make_cache(600, 4)
-    firsts = [mlx.read(model.step([prompt], 0, cache, sampling(mlx, {}), rows=[row])) for row, prompt in enumerate(prompts)]
-    tokens, found = np.array(firsts, np.int32)[:, None], [firsts]
-    for _ in range(11):
-        tokens = model.step(tokens, cache.lengths[:], cache, greedy)
-        mlx.launch(tokens)
-        found.append(mlx.read_all(tokens))
-    assert [list(column) for column in zip(*found)] == wanted
-
-
 MIXES = [{}, dict(temperature=0.9), dict(temperature=1.3, top_k=9, seed=2**40), dict(repetition_penalty=1.3, temperature=0.7),
          dict(temperature=1.0, top_p=0.8, min_p=0.02, logit_bias={7: 2.0}), dict(frequency_penalty=0.4, repetition_context_size=5)]
 
@@ -638,25 +616,6 @@ def test_one_trace_per_size_of_room(mlx, monkeypatch):
     assert seen[2:] == [(8, GROWTH)]
     run([0])
     assert seen[3:] == [(1, GROWTH)]
-
-
-def test_a_step_that_fails_changes_no_row(mlx, monkeypatch):
-    from mlx_llama.mlx_native import ops
-
-    model = mlx.load(open_checkpoint(checkpoint("plain")), "float32")
-    cache = model.make_cache(600, 3)
-    for row in range(3):
-        prefill(model, cache, row, ids(3 + row, seed=row))
-    batch = sampling(mlx, {}, {}, {})
-    mlx.read_all(model.step([[5]] * 3, cache.lengths[:], cache, batch))
-    before, lengths = [cache.state(row) for row in range(3)], cache.lengths[:]
-    with monkeypatch.context() as patch:
-        patch.setattr(ops, "swiglu", lambda gate_up: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            model.step([[5]] * 3, cache.lengths[:], cache, batch)
-    assert cache.lengths == lengths
-    assert all(same_state(cache.state(row), state) for row, state in enumerate(before))
-    mlx.read_all(model.step([[5]] * 3, cache.lengths[:], cache, batch))
 
 
 # ---- keys and values of 8 and 16 bits

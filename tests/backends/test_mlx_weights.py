@@ -161,10 +161,6 @@ def test_a_matrix_is_read_once(path, mlx):
     assert head.weight.shape == tuple(embedding.weight.shape)
 
 
-def test_norms_without_a_name_are_none(path, mlx):
-    assert make_weights(mlx, path).norm(None) is None
-
-
 # Metal's memory, by a stand-in
 
 

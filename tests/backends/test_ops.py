@@ -86,3 +86,31 @@ def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
     got, order = np.asarray(back(shares)), np.argsort(-np.asarray(back(shares)), axis=-1)
     np.testing.assert_array_equal(np.take_along_axis(np.asarray(back(chosen)), order, -1), numbers.numpy())
     assert relative_error(np.take_along_axis(got, order, -1), wanted.numpy()) < 1e-6
+
+
+def test_a_fault_in_the_forward_shows_in_every_path(backend, toy, monkeypatch):
+    """Prompts, single tokens and steps, compiled or plain, run the layers of core.llama."""
+    from mlx_llama.core import llama
+    from mlx_llama.core.files.checkpoint import open_checkpoint
+    from mlx_llama.core.generation.options import resolve
+
+    tokens = RNG.integers(3, 300, (1, 9)).astype(np.int32)
+
+    def prompt() -> np.ndarray:
+        model = backend.load(open_checkpoint(toy), "float32")
+        return backend.runtime.to_numpy(model.forward(tokens, 0, model.make_cache(20), all_positions=True))[0]
+
+    sound = prompt()
+    norm = llama.RMSNorm.__call__
+    monkeypatch.setattr(llama.RMSNorm, "__call__", lambda self, x, delta=None: norm(
+        llama.RMSNorm(self.ops, self.weight * np.float32(0.5), self.eps), x, delta))
+    wrong = prompt()
+    assert relative_error(wrong, sound) > 0.01
+    model = backend.load(open_checkpoint(toy), "float32")
+    stepped, cache = model.make_cache(20), model.make_cache(20)
+    sampling = backend.sampling_batch([resolve({"temperature": 0}).options])
+    for i in range(9):
+        logits = backend.runtime.to_numpy(model.forward(tokens[:, i:i + 1], i, cache))
+        assert relative_error(logits[0], wrong[i]) < 1e-4
+        drawn = backend.runtime.to_numpy(model.step(tokens[:, i:i + 1], i, stepped, sampling))
+        assert wrong[i, int(drawn[0, 0])] > wrong[i].max() - 1e-4

@@ -17,7 +17,6 @@ from making import config_fields, encode_tensor, make_checkpoint, write_safetens
 from making_gguf import LOW_BIT, make_gguf
 
 from backends.conftest import relative_error
-from backends.evaluations import counted
 from mlx_llama import load as load_llm
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
@@ -220,18 +219,6 @@ def test_at_its_own_dtype_a_converted_model_rounds_but_its_results(case, roundin
     weights = mx.dequantize(head.weight, head.scales, head.biases, head.group_size, head.bits)
     wanted = seen["norm"].astype(np.float64) @ np.array(weights).T.astype(np.float64)
     assert relative_error(seen["logits"], wanted) < 2 * rounding
-
-
-def test_one_launch_and_one_wait_per_token(backend, monkeypatch):
-    if backend.name == "cpu":
-        pytest.skip("NumPy computes at once: there is nothing to launch or wait for")
-    device = device_of(backend)
-    for kind in ("Q4_0", "Q2_K mix"):
-        llm = load_llm(gguf_model(kind, 2)[0], backend=backend.name, device=device)
-        llm.generate("A fox", max_tokens=2)  # another text: copying a known prefix would be a wait
-        with counted(backend, monkeypatch) as count:
-            completion = llm.generate(llm.encode("Once upon")[:4], max_tokens=8)  # a long prompt waits in between: see pace.py
-        assert count["wait"] == completion.waits == len(completion.tokens)
 
 
 # Memory

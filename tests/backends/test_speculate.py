@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from contextlib import suppress
 
@@ -107,21 +106,6 @@ def test_the_guide_says_the_same(here):
             assert got.accepted == got.drafted or wanted.finish_reason == "eos"
 
 
-def test_transformers_prompt_lookup_gives_these_tokens(loaded):
-    """Against transformers' own speculation on the same checkpoint."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    plain, drafting = loaded()
-    peer = AutoModelForCausalLM.from_pretrained(plain.checkpoint.path, dtype=torch.float32)
-    for prompt in PROMPTS[:5]:
-        with torch.no_grad():
-            wanted = peer.generate(torch.tensor([prompt]), max_new_tokens=50, do_sample=False, pad_token_id=0,
-                                   eos_token_id=2, prompt_lookup_num_tokens=8)[0, len(prompt):].tolist()
-        assert plain.generate(prompt, max_tokens=50, speculate="prompt").tokens == wanted
-        assert drafting.generate(prompt, max_tokens=50).tokens == wanted
-
-
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("variant", ["plain", "window"])
 def test_verify_is_so_many_steps(variant, sampling, backend, loaded):
@@ -219,23 +203,6 @@ def test_an_end_token_and_a_stop_string_inside_a_draft_end_there(kind, loaded):
         consistent(llm.chat())
 
 
-def test_an_end_token_that_was_drafted_is_the_last(loaded):
-    """The prompt has the end token after the same words."""
-    llm, _ = loaded("tied")
-    ends = llm.engine.eos
-    first = llm.generate(REPETITIVE, max_tokens=12, speculate="none").tokens
-    end = first[-1]
-    llm.engine.eos = frozenset({end})
-    try:
-        wanted = llm.generate(REPETITIVE, max_tokens=30, speculate="none")
-        prompt = REPETITIVE + wanted.tokens + REPETITIVE
-        wanted = llm.generate(prompt, max_tokens=30, speculate="none")
-        got = llm.generate(prompt, max_tokens=30, speculate="prompt")
-    finally:
-        llm.engine.eos = ends
-    assert (got.tokens, got.finish_reason) == (wanted.tokens, wanted.finish_reason) and end in got.tokens
-
-
 def chatting(llm, kind):
     return llm.chat(max_tokens=14, speculate=kind, system="a b a b a b")
 
@@ -297,50 +264,6 @@ def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded, mon
 
 
 @pytest.mark.parametrize("kind", ["prompt", "model"])
-def test_an_exception_in_the_consumer_after_any_piece(kind, loaded):
-    llm = loaded()[kind == "model"]
-    for steps in range(8):
-        session = chatting(llm, kind)
-        with suppress(ZeroDivisionError):
-            for count, _ in enumerate(stream := session.stream("hello")):
-                if count == steps:
-                    raise ZeroDivisionError
-        stream.close()
-        goes_on(llm, session, kind)
-
-
-@pytest.mark.parametrize("kind", ["prompt", "model"])
-def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(kind, loaded, monkeypatch):
-    """Ctrl-C during the n-th launch, read or draft, or just after it."""
-    llm = loaded("tied")[kind == "model"]
-    runtime = llm.backend.runtime
-    for call, late in itertools.product(range(1, 12 if kind == "prompt" else 26), (False, True)):
-        count = [0]
-        session = chatting(llm, kind)
-        session.send("hello", max_tokens=3)
-        with monkeypatch.context() as patch:
-            for owner, name in ((runtime, "launch"), (runtime, "read"), (runtime, "read_all"),
-                                (type(llm.model), "verify"), (type(llm.model), "step")):
-                original = getattr(owner, name)
-
-                def interrupted(*args, original=original, **named):
-                    count[0] += 1
-                    hit = count[0] == call
-                    if hit and not late:
-                        raise KeyboardInterrupt
-                    result = original(*args, **named)
-                    if hit:
-                        raise KeyboardInterrupt
-                    return result
-
-                patch.setattr(owner, name, interrupted)
-            with suppress(KeyboardInterrupt):
-                session.send("go on a b a b")
-        assert count[0] >= call
-        goes_on(llm, session, kind)
-
-
-@pytest.mark.parametrize("kind", ["prompt", "model"])
 def test_a_conversation_reuses_its_prefix_and_regenerates(kind, loaded):
     llm = loaded("tied")[kind == "model"]
     session = chatting(llm, kind)
@@ -398,3 +321,35 @@ def test_a_long_draft_prompt_is_taken_in_chunks_within_its_context(here, loaded,
         done = llm.generate(prompt, max_tokens=30, prefill_step_size=16)
         assert done.tokens == llm.generate(prompt, max_tokens=30, speculate="none").tokens
         assert (done.drafted > 0) == (size < 64)
+
+
+def test_transformers_prompt_lookup_gives_these_tokens(loaded):
+    """Against transformers' own speculation on the same checkpoint."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    plain, drafting = loaded()
+    peer = AutoModelForCausalLM.from_pretrained(plain.checkpoint.path, dtype=torch.float32)
+    for prompt in PROMPTS[:5]:
+        with torch.no_grad():
+            wanted = peer.generate(torch.tensor([prompt]), max_new_tokens=50, do_sample=False, pad_token_id=0,
+                                   eos_token_id=2, prompt_lookup_num_tokens=8)[0, len(prompt):].tolist()
+        assert plain.generate(prompt, max_tokens=50, speculate="prompt").tokens == wanted
+        assert drafting.generate(prompt, max_tokens=50).tokens == wanted
+
+
+def test_an_end_token_that_was_drafted_is_the_last(loaded):
+    """The prompt has the end token after the same words."""
+    llm, _ = loaded("tied")
+    ends = llm.engine.eos
+    first = llm.generate(REPETITIVE, max_tokens=12, speculate="none").tokens
+    end = first[-1]
+    llm.engine.eos = frozenset({end})
+    try:
+        wanted = llm.generate(REPETITIVE, max_tokens=30, speculate="none")
+        prompt = REPETITIVE + wanted.tokens + REPETITIVE
+        wanted = llm.generate(prompt, max_tokens=30, speculate="none")
+        got = llm.generate(prompt, max_tokens=30, speculate="prompt")
+    finally:
+        llm.engine.eos = ends
+    assert (got.tokens, got.finish_reason) == (wanted.tokens, wanted.finish_reason) and end in got.tokens

@@ -151,7 +151,7 @@ def logits(path, use_kernels: bool) -> np.ndarray:
     packed.try_out(DEVICE)
     with computing(use_kernels):
         llama = Llama.load(open_checkpoint(path), "float32", DEVICE)
-        assert (llama.head.weight.kernels is packed) is use_kernels
+        assert (llama.decoder.head.weight.kernels is packed) is use_kernels
         cache = llama.make_cache(8)
         steps = [llama.forward(tokens, at, cache) for tokens, at in (([[3, 7]], 0), ([[9]], 2))]
     return torch.cat(steps).cpu().numpy()

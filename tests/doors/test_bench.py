@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from making import make_checkpoint
 
 from mlx_llama.bench import command as bench, host as bench_host, plot as bench_plot, report as bench_report
 from mlx_llama.bench.measure import Case, HostMemory, Row, load, measure, measure_rows
-from mlx_llama.core.backends.interface import ITEMSIZE
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 
@@ -47,20 +44,6 @@ def test_figures(loaded):
         figures["decode_tps"] * figures["bytes_per_token"] / figures["bandwidth"], rel=0.5)
     assert figures["launches_per_token"] == 1 and figures["read_bytes_per_token"] == 4
     assert "1 per token (1 launched, 1 waited for, 4 bytes read)" in bench_report.single(figures)
-
-
-def test_low_bit_weights_count_their_bytes_in_the_file(backend, tmp_path):
-    from mlx_llama.core.files.gguf_export import write_gguf
-
-    write_gguf(open_checkpoint(make_checkpoint(tmp_path / "m")), tmp_path / "m.gguf", "Q4_0")
-    loaded = load(open_checkpoint(tmp_path / "m.gguf"), backend, "auto")
-    figures = measure(loaded, 20, 8, 1)
-    assert figures["stored"] == "Q4_0, Q8_0"  # the head has 8 bits
-    layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64
-    rows = {"embedding": 64 * 18 // 32, "head": 384 * 64 * 34 // 32, "layers": 2 * layer * 18 // 32}
-    norms, cache, width = 5 * 64, 2 * 2 * 2 * 16 * 24, ITEMSIZE[loaded.dtype]
-    kept = 4 if backend.name == "cpu" else width
-    assert figures["bytes_per_token"] == sum(rows.values()) + norms * kept + cache * width
 
 
 def test_notices_of_the_model_are_reported(loaded):
@@ -267,20 +250,3 @@ def test_plot_without_its_library(door, toy, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "load", lambda *rest: pytest.fail("loaded"))
     done = door(bench.main, "--model", toy, "--backend", "cpu", "--plot", tmp_path / "x.png")
     assert done.code == 2 and "pip install matplotlib" in done.err and len(done.err.splitlines()) == 1
-
-
-def test_only_a_picture_needs_its_library(toy):
-    asked = ["--model", str(toy), *"--backend cpu -p 4 -n 2 -r 1".split()]
-    code = ("import sys; sys.modules['matplotlib'] = None\nfrom mlx_llama import cli\nfrom mlx_llama.bench import command as bench\n"
-            f"sys.exit(cli.run(bench.main, {asked!r}))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "of the bound" in done.stdout, done.stderr
-
-
-def test_the_command(toy):
-    done = subprocess.run([sys.executable, "-m", "mlx_llama.bench", "--model", str(toy), "--backend", "cpu", "-p", "8",
-                           "-n", "4", "-r", "1", "--json"], capture_output=True, text=True, timeout=120)
-    assert json.loads(done.stdout)["generate"] == 4, done.stderr
-    done = subprocess.run([sys.executable, "-m", "mlx_llama.bench", "--model", "no/such", "--backend", "cpu",
-                           "--threads", "x"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "--threads 'x'" in done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 
 import gguf
 import pytest
@@ -279,14 +277,6 @@ def test_its_model_may_be_named_as_in_the_other_commands(toy, door):
     assert steady(named.out)[:3] == steady(placed.out)[:3]
     both = door(doctor.main, "--model", toy, toy)
     assert both.code == 2 and "not allowed with" in both.err
-
-
-def test_it_runs_as_a_command(toy):
-    command = [sys.executable, "-m", "mlx_llama.doctor"]
-    done = subprocess.run([*command, str(toy)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stderr == "" and f"--model {toy}" in done.stdout
-    done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "--json" in done.stdout
 
 
 def test_the_cache_folder_is_shown_and_cleared(door, tmp_path, monkeypatch):

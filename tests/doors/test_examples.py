@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ RUN_ELSEWHERE |= {"openai_client.py", "load.py"}  # by tests/doors/server/test_s
 RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py"}  # by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
 
 
-BATCHED_BENCH = shutil.which(os.environ.get("LLAMA_BATCHED_BENCH", "llama-batched-bench"))
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
 
 
@@ -204,17 +202,6 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
     assert done.returncode == 1 and "there is no such program: build llama-bench" in done.stderr
 
 
-LLAMA_BENCH = shutil.which("llama-bench")
-
-
-@pytest.mark.skipif(not LLAMA_BENCH, reason="llama.cpp's llama-bench is not on the path")
-def test_compare_peers_with_llama_bench(tmp_path):
-    run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
-    out = run("compare_peers.py", str(tmp_path / "tiny-F16.gguf"), *(
-        "--rounds 1 --prompt 8 --generate 4 --threads 1 --starts 0 --depth 40 --cache-bits 8".split()))
-    assert len(out.splitlines()) >= 5 and "llama-bench" in out
-
-
 def test_busy_processes_end_with_their_measurement(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     from peers_gguf import Busy
@@ -225,19 +212,6 @@ def test_busy_processes_end_with_their_measurement(monkeypatch):
 
 
 BATCHES = "--rows 1 3 --rounds 2 --prompt 8 --generate 4 --threads 1".split()
-
-
-@pytest.mark.skipif(not BATCHED_BENCH, reason="llama.cpp's llama-batched-bench is neither on the path nor in LLAMA_BATCHED_BENCH")
-def test_compare_batches(tmp_path):
-    run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
-    file = str(tmp_path / "tiny-F16.gguf")
-    figures = json.loads(run("compare_batches.py", file, *BATCHES, "--json", "--llama-batched-bench", BATCHED_BENCH))
-    assert [record["rows"] for record in figures["results"]] == [1, 3] and figures["threads"] == 1
-    for record in figures["results"]:
-        assert record["file"] == "tiny-F16.gguf" and all(len(runs) == 2 for runs in record["runs"].values())
-        assert min(min(runs) for runs in record["runs"].values()) > 0
-    done = start("compare_batches.py", str(EXAMPLES / "continue_text.py"), "--llama-batched-bench", BATCHED_BENCH)
-    assert done.returncode != 0 and len(done.stderr.splitlines()) == 1
 
 
 PROGRAM = """#!{python}
@@ -325,14 +299,6 @@ def graph_of_mlx_lm(folder: Path) -> int:
     finally:
         mx.set_default_device(device)
     return len(re.findall(r'^\d+ -> "', text.getvalue(), re.M))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", PEERS[1:])
-def test_compare_peers_makes_a_checkpoint_of_its_own(backend):
-    out = run("compare_peers.py", "--pairs", backend, "--device", "cpu", *"--rounds 1 --prompt 4 --generate 2".split())
-    assert out.startswith("deep: 0.07 GB, torch on the CPU, float32\n") and "transformers" in out.splitlines()[1]
-    assert "the first 3 of 3 decoded tokens are the same" in out
 
 
 def test_a_peer_that_is_not_installed_is_left_out(monkeypatch, capsys):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -170,26 +166,6 @@ def test_the_models_own_answers(door, toy, tmp_path):
     llm, found = load(toy, backend="cpu"), results(tmp_path / "out")
     for i, (prompt, count) in enumerate((("hello", 9), ("Once upon a time", 9), ("Vögel", 4))):
         assert found[i]["text"] == llm.generate([{"role": "user", "content": prompt}], max_tokens=count).text
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
-def test_a_killed_process_goes_on(roomy, tmp_path):
-    source = write(tmp_path / "in", *({"prompt": f"number {i}", "max_tokens": 40} for i in range(60)))
-    command = [sys.executable, "-m", "mlx_llama.generate", "--model", str(roomy), "--backend", "cpu", "--prompts", str(source),
-               "-o", str(tmp_path / "out"), "--max-rows", "4"]
-    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    due = time.monotonic() + 60
-    while not ((tmp_path / "out").exists() and (tmp_path / "out").read_bytes().count(b"\n") > 5):
-        assert time.monotonic() < due and child.poll() is None
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    kept = (tmp_path / "out").read_bytes().rpartition(b"\n")[0]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out").read_bytes().startswith(kept) and 0 < kept.count(b"\n") < 59
-    assert sorted(results(tmp_path / "out")) == list(range(60))
-    assert (tmp_path / "out").read_bytes().count(b"\n") == 60
 
 
 def test_a_bar_on_a_terminal(roomy, terminal, tmp_path):

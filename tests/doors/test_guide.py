@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -89,15 +88,24 @@ def test_it_is_small_and_has_grouped_heads():
 
 
 @pytest.mark.slow
-def test_the_card_quotes_the_score_and_the_score_holds():
-    """The card quotes the output of --evaluate. Off-topic questions of kinds that it never saw are answered as such."""
-    done = subprocess.run([sys.executable, "examples/training/train_guide.py", "--evaluate", "--backend", "cpu"], cwd=ROOT,
-                          capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-2000:]
-    card = (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
-    shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", done.stdout)]
+def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
+    """The card quotes the output of --evaluate. Off-topic questions of kinds that it never saw are answered as such.
+
+    The questions are answered as one batch, which gives each the answer that it has alone.
+    """
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(ROOT / "examples/training")
+    import train_guide
+
+    answers: dict[str, str] = {}
+    monkeypatch.setattr(train_guide, "answerer", lambda *given: lambda question: answers.setdefault(question, ""))
+    train_guide.evaluate(GUIDE_PATH, "cpu")
+    done = load(backend="cpu").batch([[{"role": "user", "content": question}] for question in answers], max_tokens=256, temperature=0)
+    answers.update(zip(answers, (one.text for one in done)))
+    told, card = train_guide.evaluate(GUIDE_PATH, "cpu"), (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
+    shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", told)]
     assert len(shares) == 3 and all(share >= least for share, least in zip(shares, (0.5, 0.9, 0.7)))
-    for line in done.stdout.strip().splitlines():
+    for line in told.splitlines():
         assert line in card
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 
-import numpy as np
 import pytest
 from machine import device_of
 from rows_toy import CONFIG, ToyBackend, ToyModel
@@ -179,39 +177,3 @@ def test_every_backend_goes_on_from_its_own_file(backend, cache_bits, open_llm, 
     text += " who lived on a hill"
     one, warm = cold.generate(text, max_tokens=12), other.generate(text, max_tokens=12)
     assert warm.tokens == one.tokens and warm.reused_tokens > 8 and one.reused_tokens == 0
-
-
-def test_every_pair_of_backends(toy, tmp_path):
-    """A file made on one goes on on another, with the tokens of a cold start at float32."""
-    from machine import open_backend, to_run
-
-    text, more = "Once upon a time there was a little llama", " who lived on a hill"
-    names = [name for name in to_run() if name in ("mlx", "cpu", "cuda")]
-    llms = {name: load(toy, backend=name, device=device_of(open_backend(name)), dtype="float32") for name in names}
-    cold = {}
-    for name, llm in llms.items():
-        cold[name] = llm.generate(text + more, max_tokens=12).tokens
-    for name in names:
-        fresh = load(toy, backend=name, device=device_of(open_backend(name)), dtype="float32")
-        fresh.generate(text, max_tokens=10)
-        fresh.save_cache(tmp_path / name)
-    for made, used in itertools.permutations(names, 2):
-        llm = load(toy, backend=used, device=device_of(open_backend(used)), dtype="float32")
-        llm.load_cache(tmp_path / made)
-        warm = llm.generate(text + more, max_tokens=12)
-        assert warm.tokens == cold[used] and warm.reused_tokens > 8, (made, used)
-
-
-def test_the_file_holds_what_the_backend_states(backend, open_llm, tmp_path):
-    import safetensors.numpy
-
-    llm = open_llm(backend, dtype="float32")
-    answer = llm.generate("Once upon a time", max_tokens=4)
-    llm.save_cache(tmp_path / "it")
-    held = safetensors.numpy.load_file(tmp_path / "it")
-    tokens = [*llm.encode("Once upon a time"), *answer.tokens][:-1]
-    assert held["tokens"].tolist() == tokens
-    cache = llm.model.make_cache(len(tokens))
-    llm.model.forward([tokens], 0, cache)
-    for name in ("keys", "values"):
-        np.testing.assert_allclose(held[name], cache.state()[name], rtol=1e-4, atol=1e-5)

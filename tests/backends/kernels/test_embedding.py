@@ -10,9 +10,9 @@ from making_gguf import LOW_BIT
 
 from backends.kernels.calls import Library
 from backends.kernels.models import TOKENS, model
-from backends.kernels.weights import random_matrix
+from backends.kernels.weights import TARGETS, random_matrix
 from cpu_fallback.kernels import panels
-from cpu_fallback.kernels.target import available, build_target
+from cpu_fallback.kernels.target import build_target
 
 COLUMNS = 512
 
@@ -23,7 +23,7 @@ def library(name: str) -> Library:
     return Library(build_target(name), [("embed", panels.weight_layout(tensor), tensor.format) for tensor in tensors])
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("kind", LOW_BIT)
 def test_rows_are_dequantised(name, kind):
     matrix = random_matrix(kind, 40, np.random.default_rng(2), COLUMNS)

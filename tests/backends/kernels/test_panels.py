@@ -12,7 +12,7 @@ from gguf.quants import IQ4_NL
 from making_gguf import LOW_BIT, dequantise, random_blocks
 
 from backends.kernels.calls import Library
-from backends.kernels.weights import FLOATS, KINDS, columns, gguf_weight, random_matrix, tensor_of
+from backends.kernels.weights import FLOATS, KINDS, TARGETS, columns, gguf_weight, random_matrix, tensor_of
 from cpu_fallback.kernels import panels
 from cpu_fallback.kernels.layouts import FIELDS, GROUP, ROWS, WIDTHS, FloatLayout, LowBitLayout
 from cpu_fallback.kernels.panels import Arena, Panels, Plan, Slab
@@ -78,7 +78,7 @@ def read(found: Panels) -> np.ndarray:
     return values + of_rows(scales("biases")) if layout.has_biases else values
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("k", [None, 512], ids=["odd", "whole"])
 @pytest.mark.parametrize("rows", [1, 16, 37])
 def test_panels_hold_the_matrix(name, k, rows):

@@ -19,10 +19,12 @@ from backends.kernels.weights import (
     FLOATS,
     KINDS,
     MLX_EVERY,
+    TARGETS,
     Matrix,
     gguf_weight,
     mlx_judge,
     mlx_weight,
+    of_target,
     random_matrix,
     tensor_of,
     with_sizes,
@@ -76,23 +78,23 @@ def several_panels(target: Target, layout: layouts.Layout) -> list[tuple[int, in
 
 
 @functools.cache
-def library(name: str) -> Library:
+def library(name: str, kind: str) -> Library:
+    """All products of a kind of matrix."""
     target, wanted = build_target(name), []
-    for kind in kinds(name):
-        for tensor in (matrix(kind, whole).tensor for whole in (False, True)):
-            layout = panels.weight_layout(tensor)
-            wanted.append(("fill", layout, Plan(tensor, layout).source))
-            for bits in BITS:
-                x_layout = x_layout_for(kind, bits, target)
-                wanted += [("product", layout, x_layout, tokens) for tokens in tokens_for(kind, bits, target)]
-        if kind in FLOATS:
-            wanted += [("product", layout, FLOAT, tokens, several) for tokens, several in several_panels(target, layout)]
+    for tensor in (matrix(kind, whole).tensor for whole in (False, True)):
+        layout = panels.weight_layout(tensor)
+        wanted.append(("fill", layout, Plan(tensor, layout).source))
+        for bits in BITS:
+            x_layout = x_layout_for(kind, bits, target)
+            wanted += [("product", layout, x_layout, tokens) for tokens in tokens_for(kind, bits, target)]
+    if kind in FLOATS:
+        wanted += [("product", layout, FLOAT, tokens, several) for tokens, several in several_panels(target, layout)]
     return Library(target, dict.fromkeys(wanted))
 
 
 @functools.cache
 def filled(name: str, kind: str, whole: bool = False) -> Panels:
-    return library(name).fill(matrix(kind, whole).tensor)
+    return library(name, kind).fill(matrix(kind, whole).tensor)
 
 
 def filled_columns(found: Panels) -> int:
@@ -130,16 +132,16 @@ def pad_like(array: np.ndarray, found: Panels) -> np.ndarray:
     return padded
 
 
-def check(name: str, source: Matrix, found: Panels, x_layout: ActivationLayout, tokens: int, rng: np.random.Generator,
+def check(own: Library, source: Matrix, found: Panels, x_layout: ActivationLayout, tokens: int, rng: np.random.Generator,
           limits: bool = False):
     write, x = activations(x_layout, found, tokens, rng, limits)
-    got = library(name).product(found, x_layout, write(slice(None)), tokens)
+    got = own.product(found, x_layout, write(slice(None)), tokens)
     bound = np.abs(x) @ pad_like(source.size, found).T * rounding(found, x_layout)
     assert (np.abs(got - x @ pad_like(source.exact, found).T) <= bound + 1e-37).all()
     assert (got[:, found.plan.rows:] == 0).all()
 
 
-EACH = pytest.mark.parametrize("name,kind", [(name, kind) for name in available() for kind in kinds(name)])
+EACH = pytest.mark.parametrize("name,kind", [of_target(name, kind) for name in available() for kind in kinds(name)])
 
 
 @EACH
@@ -149,8 +151,8 @@ def test_product(name, kind, whole):
     for bits in BITS:
         x_layout = x_layout_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target):
-            check(name, matrix(kind, whole), filled(name, kind, whole), x_layout, tokens, rng)
-            check(name, matrix(kind, whole), filled(name, kind, whole), x_layout, tokens, rng, limits=True)
+            check(library(name, kind), matrix(kind, whole), filled(name, kind, whole), x_layout, tokens, rng)
+            check(library(name, kind), matrix(kind, whole), filled(name, kind, whole), x_layout, tokens, rng, limits=True)
 
 
 @EACH
@@ -160,9 +162,9 @@ def test_one_token_and_many_give_the_same_bits(name, kind):
         x_layout = x_layout_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target)[1:]:
             write, _ = activations(x_layout, found, tokens, rng)
-            together = library(name).product(found, x_layout, write(slice(None)), tokens)
+            together = library(name, kind).product(found, x_layout, write(slice(None)), tokens)
             for t in range(tokens):
-                alone = library(name).product(found, x_layout, write(slice(t, t + 1)), 1)
+                alone = library(name, kind).product(found, x_layout, write(slice(t, t + 1)), 1)
                 np.testing.assert_array_equal(together[t], alone[0])
 
 
@@ -173,28 +175,28 @@ def test_bias_and_accumulation(name, kind):
         x_layout = x_layout_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target)[:2]:
             records = activations(x_layout, found, tokens, rng)[0](slice(None))
-            plain = library(name).product(found, x_layout, records, tokens)
+            plain = library(name, kind).product(found, x_layout, records, tokens)
             bias = rng.standard_normal(plain.shape[1], np.float32)
             before = rng.standard_normal(plain.shape, np.float32)
             for one, two in ((bias, None), (None, before), (bias, before)):
-                got = library(name).product(found, x_layout, records, tokens, one, two)
+                got = library(name, kind).product(found, x_layout, records, tokens, one, two)
                 wanted = plain + (0 if one is None else one)
                 np.testing.assert_array_equal(got, wanted + (0 if two is None else two))
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("kind", FLOATS)
 def test_several_panels_at_once_give_the_same_bits(name, kind):
     rng = np.random.default_rng(4)
     source = random_matrix(kind, 16 * kernels.PANELS_AT_ONCE * 2 - 3, rng)
-    found = library(name).fill(source.tensor)
+    found = library(name, kind).fill(source.tensor)
     bias = rng.standard_normal(16 * found.plan.panels, np.float32)
     cases = several_panels(build_target(name), found.plan.layout)
     assert cases[0][0] == 1 and all(kernels.PANELS_AT_ONCE % several == 0 for _, several in cases)
     for tokens, several in cases:
         records, before = activations(FLOAT, found, tokens, rng)[0](slice(None)), np.stack([bias] * tokens)
-        one = library(name).product(found, FLOAT, records, tokens, bias, before)
-        together = library(name).product(found, FLOAT, records, tokens, bias, before, several=several)
+        one = library(name, kind).product(found, FLOAT, records, tokens, bias, before)
+        together = library(name, kind).product(found, FLOAT, records, tokens, bias, before, several=several)
         np.testing.assert_array_equal(one, together)
 
 
@@ -274,27 +276,27 @@ def extreme(kind: str) -> Matrix:
     return with_sizes(gguf_weight(blocks, kind), dequantise(blocks, kind))
 
 
-@pytest.mark.parametrize("name,kind", [(name, kind) for name in available() for kind in FEW])
+@pytest.mark.parametrize("name,kind", [of_target(name, kind) for name in available() for kind in FEW])
 def test_extreme_weights(name, kind):
     rng, target, source = np.random.default_rng(6), build_target(name), extreme(kind)
     assert np.isfinite(source.exact).all() and source.size.max() > 30
-    found = library(name).fill(source.tensor)
+    found = library(name, kind).fill(source.tensor)
     for bits in BITS:
         x_layout = x_layout_for(kind, bits, target)
         for limits in (False, True):
-            check(name, source, found, x_layout, 3, rng, limits)
+            check(library(name, kind), source, found, x_layout, 3, rng, limits)
 
 
-@pytest.mark.parametrize("name,kind", [(name, kind) for name in available() for kind in FEW])
+@pytest.mark.parametrize("name,kind", [of_target(name, kind) for name in available() for kind in FEW])
 def test_non_finite_values_stay_in_their_row_and_token(name, kind):
     """An infinite or NaN scale, activation or weight spoils its own results alone."""
     rng, target, source = np.random.default_rng(7), build_target(name), random_matrix(kind, ROWS, np.random.default_rng(8))
-    clean = library(name).fill(source.tensor)
-    spoilt = library(name).fill(spoil(source, kind, 5))
+    clean = library(name, kind).fill(source.tensor)
+    spoilt = library(name, kind).fill(spoil(source, kind, 5))
     for bits in BITS:
         x_layout = x_layout_for(kind, bits, target)
         records = activations(x_layout, clean, 3, rng)[0](slice(None))
-        wanted, got = (library(name).product(found, x_layout, records, 3) for found in (clean, spoilt))
+        wanted, got = (library(name, kind).product(found, x_layout, records, 3) for found in (clean, spoilt))
         others = np.arange(wanted.shape[1]) != 5
         np.testing.assert_array_equal(got[:, others], wanted[:, others])
         assert not np.isfinite(got[:, 5]).any()
@@ -303,7 +305,7 @@ def test_non_finite_values_stay_in_their_row_and_token(name, kind):
             records.view(np.float32)[1] = np.nan
         else:
             records[x_layout.at("scale", 3):].view(np.float32)[1] = np.inf
-        got = library(name).product(clean, x_layout, records, 3)
+        got = library(name, kind).product(clean, x_layout, records, 3)
         np.testing.assert_array_equal(got[[0, 2]], wanted[[0, 2]])
         assert not np.isfinite(got[1, :ROWS]).any()
 

@@ -9,7 +9,7 @@ import pytest
 
 from backends.kernels.models import LENGTH, TOKENS, answer, files, model
 from cpu_fallback.kernels import profile as compiled, runner
-from mlx_llama.core.backends.profile import ATTENTION, EMBEDDING, ROPE, Profile
+from mlx_llama.core.backends.profile import ATTENTION, ROPE, Profile
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 PRODUCTS = {"query, key, value": ("q_proj", "k_proj", "v_proj"), "attention output": ("o_proj",),
@@ -52,17 +52,6 @@ def test_products_read_and_multiply_the_weights_of_the_file(case, padded):
     assert "silu, packing for down" in names and "packing for attention output" in names
 
 
-def test_a_prompts_products_multiply_all_its_tokens():
-    llama = model("Q4_K_M", 2, 16)
-    with llama.profile() as profile:
-        llama.forward(TOKENS[:1], 0, llama.make_cache(LENGTH))
-    one = {name: spent.flops for name, spent in profile.operations.items()}
-    matrix = 2 * np.prod(open_checkpoint(files("Q4_K_M")).tensors["model.layers.0.mlp.down_proj.weight"].shape)
-    layers = llama.config.num_hidden_layers
-    assert one["down"] == matrix * ((layers - 1) * LENGTH + 1)  # the last layer computes the last position alone
-    assert profile.operations["head"].calls == 1
-
-
 def test_a_prompt_that_runs_in_parts_is_profiled_whole(monkeypatch):
     """A large model's prompt is run in parts, for the sake of Ctrl-C."""
     llama = model("Q4_K_M", 2, 16)
@@ -73,18 +62,6 @@ def test_a_prompt_that_runs_in_parts_is_profiled_whole(monkeypatch):
         llama.forward(TOKENS[:1], 0, llama.make_cache(LENGTH))
     assert {name: (one.calls, one.nbytes, one.flops) for name, one in parts.operations.items()} == {
         name: (one.calls, one.nbytes, one.flops) for name, one in whole.operations.items()}
-
-
-def test_the_parts_of_a_run_sum_to_its_time():
-    llama = model("many formats", 2, 16)
-    with llama.profile() as profile:
-        team = llama._runner.team
-        llama.forward(TOKENS[:2], 0, llama.make_cache(LENGTH, 2))
-    parts = sum(spent.seconds for spent in profile.operations.values()) + profile.lost[compiled.WAKING]
-    assert parts == pytest.approx(sum(run.seconds for run in team.runs)) and len(team.runs) == 4
-    assert all(0 <= spent.waiting <= spent.seconds for spent in profile.operations.values())
-    assert profile.lost[EMBEDDING] > 0 and "embed" not in vars(llama._runner)
-    assert profile.lost[compiled.WAKING] > -1e-3  # the clock is calibrated
 
 
 def test_shares_of_known_ticks():

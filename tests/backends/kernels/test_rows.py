@@ -235,51 +235,6 @@ def test_probes_and_verification_read_few_bits(bits):
         assert llama.step(ids[:, i:i + 1], 70 + i, cache, sampling)[0, 0] == drafts[0, i]
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_the_guide_in_16_bits_is_close_to_its_own_width(compiled):
-    """Prompts and steps of rows alike; a row that was trimmed, copied and restored has the same numbers."""
-    options = dict(threads=2, activation_bits=32) if compiled else dict(compile=False)
-    wide, narrow = (Llama.load(open_checkpoint(None), "float32", cache_bits=bits, **options) for bits in (None, 16))
-    assert (wide.cache_bits, narrow.cache_bits) == (None, 16)
-    ids = np.random.default_rng(1).integers(0, 384, (2, 200)).astype(np.int32)
-    found = []
-    for llama in (wide, narrow):
-        cache = llama.make_cache(300, 3)
-        logits = [llama.forward(ids, 0, cache, all_positions=True)]
-        logits += [llama.forward(ids[:, i:i + 1], 200 + i, cache)[:, None] for i in range(5)]
-        found.append((np.concatenate(logits, axis=1), cache))
-    (wanted, full), (got, cache) = found
-    assert 1e-6 < np.sqrt(np.mean((got - wanted)**2) / np.mean(wanted**2)) < 1e-3
-    c = narrow.config
-    assert cache.position_nbytes == position_nbytes(c, 4, 16) == position_nbytes(c, 2) == position_nbytes(c, 4) // 2
-    assert cache.nbytes < 0.51 * full.nbytes and cache.nbytes == 2 * cache.nbytes_for(205)
-    state = cache.state(1)
-    for name in ("keys", "values"):  # of the first layer, which sees no rounding
-        np.testing.assert_array_equal(state[name][0], full.state(1)[name][0].astype(np.float16).astype(np.float32))
-    again = narrow.make_cache(300, 2)
-    again.restore(state, 0)
-    cache.copy_prefix(1, 2, 150)
-    cache.trim(150, 1)
-    for name, array in state.items():
-        np.testing.assert_array_equal(again.state(0)[name], array)
-        for row in (1, 2):
-            np.testing.assert_array_equal(cache.state(row)[name], array[..., :150, :] if array.ndim > 1 else array[:150])
-
-
-def test_kernels_read_16_bits_as_numpy_does():
-    """The compiled path against NumPy's, whose cache rounds by astype(float16)."""
-    compiled, plain = (Llama.load(open_checkpoint(None), "float32", cache_bits=16, compile=compile) for compile in (None, False))
-    ids = np.random.default_rng(3).integers(0, 384, (1, 150)).astype(np.int32)
-    caches = [llama.make_cache(200) for llama in (compiled, plain)]
-    for first, last in ((0, 100), (100, 149), (149, 150)):
-        got, wanted = (llama.forward(ids[:, first:last], first, cache) for llama, cache in zip((compiled, plain), caches))
-        assert np.sqrt(np.mean((got - wanted)**2) / np.mean(wanted**2)) < 2e-4  # a number near a tie is rounded either way
-    # Decoded from the same numbers, both round the same way.
-    caches[0].restore(caches[1].state())
-    got, wanted = (llama.forward(ids[:, :1], 150, cache) for llama, cache in zip((compiled, plain), caches))
-    assert np.sqrt(np.mean((got - wanted)**2) / np.mean(wanted**2)) < 2e-5
-
-
 # ---- pages
 
 
@@ -336,14 +291,3 @@ def test_large_pages_are_mapped_and_hold_the_same(monkeypatch):
         assert [row.pages[0].address % mmap.PAGESIZE for row in cache._rows] == [0, 0] or size > 1
     for small, mapped in zip(*found, strict=True):
         np.testing.assert_array_equal(small, mapped)
-
-
-def test_spare_pages_are_bounded(monkeypatch):
-    from cpu_fallback import pages
-
-    llama = model(*CASES[0])
-    monkeypatch.setattr(pages, "SPARE_BYTES", 2 * llama.make_cache(1).nbytes_for(1))
-    cache = llama.make_cache(CAPACITY, 1)
-    llama.forward([[1] * 300], 0, cache)
-    cache.trim(0)
-    assert len(cache._pages._spare) == 2

@@ -183,20 +183,6 @@ def test_one_thread_starts_no_other(machine):
     assert set(threading.enumerate()) == before
 
 
-def test_a_dropped_team_ends_its_threads(machine):
-    gc.collect()
-    before = set(threading.enumerate())
-    team, work = Team(machine, 3), Work(machine, 3)
-    team.run(work, CONTEXT)
-    started = set(threading.enumerate()) - before
-    assert len(started) == 2 and all(thread.daemon for thread in started)
-    del team
-    gc.collect()
-    for thread in started:
-        thread.join(5)
-        assert not thread.is_alive()
-
-
 def measure_busy_seconds(seconds: float) -> float:
     """CPU time of this process in that many seconds of sleep."""
     begin = time.process_time()

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import gguf
 import numpy as np
+import pytest
 from gguf import GGMLQuantizationType as Type
 from making import to_bfloat16
 from making_gguf import LOW_BIT, dequantise, random_blocks
 
+from cpu_fallback.kernels.target import available
 from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight, MLXWeight
 
@@ -24,6 +26,14 @@ KINDS = (*FLOATS, *LOW_BIT, *MLX)
 FEW = ("float32", "float16", "bfloat16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "mlx 4 64 float32",
        "mlx 8 128 float16", "mlx 6 64 bfloat16")
 assert set(FEW) <= set(KINDS)
+
+
+def of_target(name: str, *rest):
+    """Parameters of a test; quick tests run those of the best target here."""
+    return pytest.param(name, *rest, marks=[pytest.mark.slow] * (name != available()[0]))
+
+
+TARGETS = [of_target(name) for name in available()]
 
 
 @dataclass(frozen=True)

@@ -55,22 +55,11 @@ def test_scales_of_both_forms(base, tmp_path):
     assert pair.scale == 1.5 and pair.rank == 4 and pair.a().shape[0] == pair.b().shape[1] == 4
 
 
-def test_stacks_are_padded_and_fused(base, tmp_path):
+def test_the_bytes_of_stacks_are_foretold(base, tmp_path):
     first = write_random(base, tmp_path / "first", 1, rank=3)
     second = change(base, tmp_path / "second", tensors=lambda found: {
         name: part for name, part in found.items() if "k_proj" in name or "q_proj" in name})
-    checkpoint = open_checkpoint(base, adapters=[first, second])
-    spec = checkpoint.config.layers[0]
-    rows = [checkpoint.tensors[f"{name}.weight"].shape[0] for name in spec.qkv]
-    a, b = adapters.stack(checkpoint.adapters, spec.qkv, rows, checkpoint.config.hidden_size)
-    assert a.shape == (3, 16, checkpoint.config.hidden_size) and b.shape == (3, sum(rows), 16)
-    assert not a[0].any() and not b[0].any()
-    for number, adapter in enumerate(checkpoint.adapters, 1):
-        wanted = np.concatenate([adapter.pairs[name].b() @ adapter.pairs[name].a() if name in adapter.pairs
-                                 else np.zeros((count, a.shape[2]), np.float32) for name, count in zip(spec.qkv, rows)])
-        np.testing.assert_allclose(b[number] @ a[number], wanted, atol=1e-6)
-    assert adapters.stack(checkpoint.adapters[1:], (spec.down,), [1], 1) is None
-    total = 0
+    checkpoint, total = open_checkpoint(base, adapters=[first, second]), 0
     for spec in checkpoint.config.layers:
         for modules in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,)):
             shapes = [checkpoint.tensors[f"{name}.weight"].shape for name in modules]

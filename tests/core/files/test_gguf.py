@@ -74,14 +74,6 @@ def test_tensors_are_what_the_reference_dequantises(kind, tmp_path):
     assert opened.dtype == expected == opened.config.dtype
 
 
-@pytest.mark.parametrize("kind", sorted({*PLAIN, *LOW_BIT} - {"Q8_K"}))  # which gguf's own dequantiser lacks
-def test_tensors_are_what_transformers_reads(kind, tmp_path):
-    make_gguf(tmp_path / "m.gguf", kinds=kind, **WIDE)
-    expected = theirs(tmp_path / "m.gguf", **WIDE).state_dict()
-    for name, tensor in open_checkpoint(tmp_path / "m.gguf").tensors.items():
-        np.testing.assert_array_equal(tensor.float32(), expected[name].numpy())
-
-
 @pytest.mark.parametrize(
     "fields",
     [{}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1, "head_dim": 24}, {"tie_word_embeddings": True}],
@@ -201,40 +193,6 @@ def their_frequencies(kind: str, parameters: dict, **fields) -> tuple[np.ndarray
     raw = config_fields(**fields, rope_scaling={"rope_type": kind, **parameters})
     frequencies, factor = ROPE_INIT_FUNCTIONS[kind](TheirConfig(**raw), torch.device("cpu"))
     return frequencies.numpy(), float(factor)
-
-
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-
-
-def llama3_factors(theta: float, dim: int) -> np.ndarray:
-    """rope_freqs.weight of convert_hf_to_gguf.py (conversion/llama.py, generate_extra_tensors)."""
-    factors = []
-    for freq in 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)):
-        wavelen = 2 * math.pi / freq
-        old = LLAMA3["original_max_position_embeddings"]
-        if wavelen < old / LLAMA3["high_freq_factor"]:
-            factors.append(1)
-        elif wavelen > old / LLAMA3["low_freq_factor"]:
-            factors.append(LLAMA3["factor"])
-        else:
-            smooth = (old / wavelen - LLAMA3["low_freq_factor"]) / (
-                LLAMA3["high_freq_factor"] - LLAMA3["low_freq_factor"]
-            )
-            factors.append(1 / ((1 - smooth) / LLAMA3["factor"] + smooth))
-    return torch.tensor(factors, dtype=torch.float32).numpy()
-
-
-def test_llama3_frequencies_come_from_the_tensor(tmp_path):
-    fields = {"rope_theta": 500000.0, "head_dim": 32}
-    factors = llama3_factors(500000.0, 32)
-    assert 1 < len(set(factors.tolist())) and factors.min() == 1 and factors.max() == 8
-    config = config_of(tmp_path, lambda writer: writer.add_tensor("rope_freqs.weight", factors), **fields)
-    frequencies, factor = inverse_frequencies(config)
-    expected, _ = their_frequencies("llama3", LLAMA3, **fields)
-    np.testing.assert_allclose(frequencies, expected, rtol=1e-6)  # both theirs and the factors are float32
-    assert factor == 1.0
-    plain = inverse_frequencies(config_of(tmp_path, **fields))[0]
-    np.testing.assert_array_equal(frequencies, plain / factors.astype(np.float64))
 
 
 def test_linear_scaling_under_both_names(tmp_path):

@@ -346,24 +346,6 @@ def test_llama_cpp_computes_the_same_logits(format, fields, tmp_path):
     assert distance(exact) < (0.03 if format == "Q8_0" else 0.3)
 
 
-@pytest.mark.parametrize("fields", [dict(architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True),
-                                    dict(architectures=["Qwen3ForCausalLM"], head_dim=32)], ids=["qwen2", "qwen3"])
-def test_llama_cpp_computes_the_logits_of_other_families(fields, tmp_path):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    source = make_checkpoint(tmp_path / "in", **fields)
-    checkpoint = open_checkpoint(source)
-    write_gguf(checkpoint, tmp_path / "out.gguf")
-    assert open_checkpoint(tmp_path / "out.gguf").config.architecture == checkpoint.config.architecture
-    tokens = np.random.default_rng(3).integers(3, 384, 100).tolist()
-    with torch.no_grad():
-        exact = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)(torch.tensor([tokens])).logits[0].numpy()
-    theirs = llama_cpp_model(tmp_path / "out.gguf")
-    theirs.eval(tokens)
-    assert np.sqrt(((exact - theirs.scores[:100]) ** 2).mean() / (exact**2).mean()) < 0.03
-
-
 @pytest.mark.parametrize("kind", ["sentencepiece", "llama2", "bytelevel"])
 def test_llama_cpp_gives_the_same_ids(kind, tmp_path):
     source = make_checkpoint(tmp_path / "in", tokenizer=kind, vocab_size=400)

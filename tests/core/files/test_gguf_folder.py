@@ -49,21 +49,6 @@ def test_a_gguf_file_becomes_a_folder(gguf_source, tmp_path):
     assert {name for name in first | again if first.get(name) != again.get(name)} <= {"general.name"}
 
 
-def test_mlx_lm_opens_what_came_from_a_gguf_file(gguf_source, tmp_path):
-    mx = pytest.importorskip("mlx.core", reason="the judge is mlx_lm")
-    import mlx_lm
-
-    write_mlx(open_checkpoint(gguf_source), tmp_path / "out", 8, 32)
-    llama, _ = mlx_lm.load(str(tmp_path / "out"))
-    tokens = list(range(10, 30))
-    with mx.stream(mx.cpu):
-        theirs = np.array(llama(mx.array([tokens])).astype(mx.float32))[0]
-    from mlx_llama import load
-
-    ours = load(gguf_source, backend="cpu", dtype="float32").logits(tokens)
-    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.9995  # two quantisations of 8 bits apart
-
-
 # {format: (bits and group size in the folder, largest relative RMS error of a matrix)}: codes kept with exact scales, with
 # scales rounded to float16, or quantised again with a quarter of the step
 KEPT = {"Q4_0": (4, 32, 1e-6), "Q4_1": (4, 32, 1e-6), "Q5_0": (5, 32, 1e-6), "Q5_1": (5, 32, 1e-6), "Q8_0": (8, 32, 1e-6),
@@ -186,3 +171,18 @@ def test_no_architecture_has_a_window_and_biases_of_the_mlp(tmp_path):
     make_gguf(tmp_path / "m.gguf", edit=WINDOW, mlp_bias=True)
     with pytest.raises(ConfigError, match="no architecture of config.json has its sliding window and biases"):
         write_mlx(open_checkpoint(tmp_path / "m.gguf"), tmp_path / "out", 8, 32)
+
+
+def test_mlx_lm_opens_what_came_from_a_gguf_file(gguf_source, tmp_path):
+    mx = pytest.importorskip("mlx.core", reason="the judge is mlx_lm")
+    import mlx_lm
+
+    write_mlx(open_checkpoint(gguf_source), tmp_path / "out", 8, 32)
+    llama, _ = mlx_lm.load(str(tmp_path / "out"))
+    tokens = list(range(10, 30))
+    with mx.stream(mx.cpu):
+        theirs = np.array(llama(mx.array([tokens])).astype(mx.float32))[0]
+    from mlx_llama import load
+
+    ours = load(gguf_source, backend="cpu", dtype="float32").logits(tokens)
+    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.9995  # two quantisations of 8 bits apart

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from making import config_fields, encode_tensor, make_checkpoint, random_tensors, write_safetensors
+from making import config_fields, encode_tensor, make_checkpoint, random_tensors, refusal, write_safetensors
 
-from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError
+from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
 from mlx_llama.core.files.quantized import MLXWeight, pack_stream
 from mlx_llama.core.models.config import QUANTIZED_BITS, QUANTIZED_GROUPS, LlamaConfig, Quantization
@@ -53,14 +53,6 @@ def make_quantised(folder, field, *, dtype="float16", change=None, config=None, 
         change(tensors)
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
-
-
-def refusal(call, *args, kind: type[LlamaError] = CheckpointError) -> str:
-    with pytest.raises(kind) as caught:
-        call(*args)
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 700
-    return message
 
 
 @pytest.mark.parametrize("group_size", QUANTIZED_GROUPS)

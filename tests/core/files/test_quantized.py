@@ -2,7 +2,6 @@
 
 import itertools
 import mmap
-from concurrent.futures import ThreadPoolExecutor
 
 import gguf
 import mlx.core as mx
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from making import to_bfloat16
-from making_gguf import HALVES, LOW_BIT, QUANTISABLE, dequantise, random_blocks
+from making_gguf import HALVES, LOW_BIT, dequantise, random_blocks
 
 from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight, MLXWeight, Rows
 
@@ -114,15 +113,6 @@ def test_extreme_blocks(kind):
     check_rows(weight, weight.rows(0, len(blocks)), expected)
 
 
-@pytest.mark.parametrize("kind", QUANTISABLE)
-def test_matrices_quantised_by_gguf(kind):
-    x = np.random.default_rng(4).standard_normal((8, 128), dtype=np.float32)
-    blocks = gguf.quants.quantize(x, Type[kind])
-    ours = gguf_weight(kind, blocks).float32()
-    assert_same_bits(ours, gguf.quants.dequantize(blocks, Type[kind]))
-    assert np.abs(ours - x).max() < 0.5
-
-
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS"])
 def test_slabs_and_single_rows(kind):
     rng = np.random.default_rng(5)
@@ -144,14 +134,6 @@ def test_rows_obey_the_order():
     assert_same_bits(weight.float32(), expected)
     assert_same_bits(weight.rows(3, 9).float32(), expected[3:9])
     assert_same_bits(weight.take(np.array([8, 1])), expected[[8, 1]])
-
-
-def test_threads_share_a_weight():
-    blocks = random_blocks("Q3_K", 256, 1024, np.random.default_rng(7))
-    weight, expected = gguf_weight("Q3_K", blocks), dequantise(blocks, "Q3_K")
-    with ThreadPoolExecutor(8) as pool:
-        slabs = list(pool.map(lambda start: weight.rows(start, start + 8).float32(), range(0, 256, 8)))
-    assert_same_bits(np.concatenate(slabs), expected)
 
 
 def test_released_pages_come_back(tmp_path):

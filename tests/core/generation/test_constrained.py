@@ -6,9 +6,7 @@ import itertools
 import json
 import random
 import re
-import sys
 
-import jsonschema
 import numpy as np
 import pytest
 import regex
@@ -22,8 +20,7 @@ from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.request import Request
 
-from .random_schemas import random_schema
-from .toy import EOS, LETTERS, VOCABULARY, ToyError, alone, check_rows, letter, make, make_prompts, request
+from .toy import EOS, LETTERS, VOCABULARY, alone, check_rows, letter, make, make_prompts, request
 
 PATTERNS = ["(once|twice)uponatime", "[a-f]{3}forced(x|y)z", "a+b", "startofalongforcedstretchwithoutchoices", "[A-W]{1,4}(end|fin)",
             "(abc){2,3}", "q"]
@@ -99,44 +96,7 @@ def test_a_stop_string_ends_a_forced_stretch():
     assert done.text[1:] == "this" and done.finish_reason == "stop" and done.stop == "isf"
 
 
-def test_sampled_answers_match_and_repeat():
-    pattern, found = "[a-e]{4}uv(xyz|zyx)[k-q]+", set()
-    for seed in range(20):
-        runs = [make(ahead)[1].submit(request([1, 2], regex=pattern, temperature=1.0, seed=seed, max_tokens=60)).finish()
-                for ahead in (False, True)]
-        assert runs[0].text == runs[1].text
-        assert regex.fullmatch(pattern, runs[0].text, partial=True) and (runs[0].finish_reason == "length") != bool(
-            re.fullmatch(pattern, runs[0].text) and len(runs[0].tokens) < 60)
-        found.add(runs[0].text)
-    assert len(found) > 15
-
-
 # Company
-
-
-@pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize("seed", range(6))
-def test_any_company_gives_the_same_answers(runs_ahead, seed):
-    source = random.Random(seed)
-    prompts = make_prompts(14, seed=seed, longest=90)
-    given = [source.choice([
-        {"regex": source.choice(PATTERNS)}, {"regex": source.choice(PATTERNS), "temperature": 0.8, "seed": i}, {}, {"temperature": 1.0},
-        {"presence_penalty": 2.0, "repetition_context_size": 9}, {"speculate": "prompt"}, {"logprobs": source.randint(0, 5)},
-        {"regex": source.choice(PATTERNS), "logprobs": 2},
-    ]) for i in range(14)]
-    expected = [alone(prompt, max_tokens=30, **one) for prompt, one in zip(prompts, given)]
-    backend, scheduler = make(runs_ahead, max_rows=5)
-    handles = []
-    for prompt, one in zip(prompts, given):
-        handles.append(scheduler.submit(request(prompt, max_tokens=30, **one)))
-        for _ in range(source.randint(0, 6)):
-            scheduler.tick()
-            check_rows(scheduler)
-    for handle, judge in zip(handles, expected):
-        done = handle.finish()
-        assert (done.tokens, done.finish_reason) == (judge.tokens, judge.finish_reason)
-        assert [token.logprobs for token in done.tokens] == [token.logprobs for token in judge.tokens]
-    check_rows(scheduler)
 
 
 def test_rows_with_grammars_share_steps_and_do_not_delay_others():
@@ -201,29 +161,6 @@ def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(prompt, toy,
     assert limits == [0.5, 0.5] and len(compiled) == 1
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize("which", ["fault", "late_fault", "read_fault"])
-def test_a_step_that_fails_once_is_computed_again(which, runs_ahead):
-    prompts = make_prompts(3, seed=8, longest=30)
-    for number in range(1, 14):
-        backend, scheduler = make(runs_ahead)
-        handles = [scheduler.submit(request(prompt, regex=pattern)) for prompt, pattern in zip(prompts, PATTERNS)]
-        count = iter(range(1, 1000))
-
-        def fail(*_, count=count, number=number):
-            if next(count) == number:
-                raise ToyError("planted")
-
-        setattr(backend, which, fail)
-        for handle, prompt, pattern in zip(handles, prompts, PATTERNS):
-            try:
-                assert handle.finish().text == greedy(prompt, pattern)
-            except ToyError:  # of a step of its own: a prompt's or a stretch's
-                assert handle.completion.finish_reason == "error"
-        assert sum(handle.completion.finish_reason == "error" for handle in handles) <= 1
-        check_rows(scheduler)
-
-
 def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch):
     monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 40)
     backend, scheduler = make()
@@ -235,57 +172,11 @@ def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch)
     check_rows(scheduler)
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_an_interrupt_at_any_line_of_the_loop_leaves_the_others_in_their_grammars(runs_ahead):
-    """Ctrl-C between two lines of the scheduler ends the request whose consumer ticks."""
-    pattern = "[a-f]{3}forced(x|y)[a-c]{2}z"
-    prompts = make_prompts(3, seed=1, longest=30)
-    wanted = [greedy(prompt, pattern) for prompt in prompts]
-    for line in itertools.count(5, 13):
-        backend, scheduler = make(runs_ahead)
-        handles = [scheduler.submit(request(prompt, regex=pattern)) for prompt in prompts]
-        count = [0]
-
-        def trace(frame, event, arg, count=count, line=line):
-            if not frame.f_code.co_filename.endswith("generation/scheduler.py") or frame.f_code.co_name in (
-                    "_recover", "_fail", "_tick_held", "advance"):
-                return None
-            count[0] += event == "line" and scheduler._ticker is not None
-            if count[0] == line:
-                count[0] += 1
-                raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            handles[1].finish()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
-        assert [handles[i].finish().text for i in (0, 2)] == [wanted[0], wanted[2]], line
-        assert wanted[1].startswith(handles[1].completion.text)
-        scheduler.tick()
-        check_rows(scheduler)
-        if count[0] < line:
-            break
-    assert line > 200
-
-
 def test_speculation_is_off_with_a_notice_where_it_was_asked_for():
     for given in ({"regex": "abc[de]"}, {"logprobs": 1}):
         done = make()[1].submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **given)).finish()
         assert done.options["speculate"] == "none" and any("no speculation" in notice for notice in done.notices)
     assert make()[1].submit(request([1], regex="abc[de]")).finish().notices == []
-
-
-def test_a_cancelled_answer_frees_its_row():
-    backend, scheduler = make()
-    handle = scheduler.submit(request([1], regex="[a-z]{500}", max_tokens=600))
-    next(handle)
-    handle.cancel()
-    assert handle.completion.finish_reason == "interrupted" and not scheduler.running
-    check_rows(scheduler)
 
 
 # Log-probabilities
@@ -326,23 +217,6 @@ def llm(toy):
     return load(toy, backend="cpu")
 
 
-def test_answers_of_a_random_model_validate(llm):
-    ended = 0
-    for seed in range(40):
-        schema = random_schema(random.Random(seed), depth=2)
-        try:
-            done = llm.generate("Once", schema=schema, max_tokens=80, temperature=1.0, seed=seed)
-        except OptionsError:
-            continue
-        if done.finish_reason == "eos":
-            ended += 1
-            jsonschema.validate(done.parsed, schema)
-            assert done.parsed == json.loads(done.text)
-        else:
-            assert done.finish_reason in ("length", "context") and done.parsed is None
-    assert ended > 15
-
-
 def test_a_pydantic_model_is_parsed(llm):
     people = [llm.generate("x", schema=Person, max_tokens=400, temperature=1.0, seed=seed, logit_bias={}) for seed in range(6)]
     parsed = [one.parsed for one in people if one.finish_reason == "eos"]
@@ -362,14 +236,6 @@ def test_a_conversation_may_have_a_schema_which_its_file_keeps(llm, tmp_path):
         llm.chat(regex="(?=a)")
     with pytest.raises(OptionsError, match="schema is given too"):
         chat.send("x", regex="a")
-
-
-def test_a_batch_is_what_each_would_be_alone(llm):
-    given = {"regex": "(Hello|World)[a-z ]{1,20}[.]", "temperature": 1.0, "seed": 4, "max_tokens": 40}
-    prompts = ["Once", "The llama", "x"]
-    together = llm.batch(prompts, **given)
-    assert [one.text for one in together] == [llm.generate(prompt, **given).text for prompt in prompts]
-    assert all(re.fullmatch(given["regex"], one.text) for one in together if one.finish_reason == "eos")
 
 
 def test_the_cpu_backends_log_probabilities_are_torchs(llm):

@@ -124,8 +124,10 @@ def test_a_model_without_a_template_continues_texts_and_refuses_questions(tmp_pa
         config.write_text(json.dumps(raw))
     plain = load(folder, backend="cpu")
     assert len(plain.generate("hi", max_tokens=2).tokens) == 2
-    with pytest.raises(TemplateError, match="template"):
-        plain.ask("hi")
+    for ask in (lambda: plain.ask("hi"), plain.chat):
+        with pytest.raises(TemplateError, match="with template"):
+            ask()
+    assert load(folder, backend="cpu", template="chatml").chat().send("hi", max_tokens=2).tokens
 
 
 # Stop tokens

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import threading
-from typing import Literal
 
 import pytest
 from machine import device_of
@@ -15,7 +14,7 @@ from scripting import Script, make_scripted_checkpoint, tool_formats
 
 from core.text.cases import TEMPLATES
 from mlx_llama import LLM, load
-from mlx_llama.core.errors import ContextError, OptionsError, SessionError, TemplateError
+from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.scheduler import Scheduler
@@ -275,20 +274,6 @@ def test_save_and_load(llm, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]
 
 
-def test_a_failed_save_leaves_the_old_file(llm, tmp_path):
-    chat = llm.chat(max_tokens=2)
-    chat.send("hello")
-    with pytest.raises(SessionError, match="cannot be written"):
-        chat.save(tmp_path / "no" / "such" / "folder.json")
-    file = tmp_path / "chat.json"
-    chat.save(file)
-    old = file.read_text()
-    chat.messages.append({"role": "user", "content": object()})  # cannot be JSON
-    with pytest.raises(Exception):
-        chat.save(file)
-    assert file.read_text() == old and [path.name for path in tmp_path.iterdir()] == ["chat.json"]
-
-
 def test_an_interrupt_right_after_the_rename_is_an_interrupt(llm, tmp_path, monkeypatch):
     chat = llm.chat(max_tokens=2)
     chat.send("hello")
@@ -332,19 +317,6 @@ def test_loading_says_when_another_model_held_the_conversation(llm, tmp_path):
     assert "held with 'm'" in chat.load(file)[0]
     with pytest.raises(SessionError, match="cannot be read"):
         chat.load(tmp_path / "missing.json")
-
-
-def test_a_model_without_a_template_says_how_to_give_one(tmp_path, backend):
-    folder = make_checkpoint(tmp_path / "m")
-    config = folder / "tokenizer_config.json"
-    raw = json.loads(config.read_text())
-    del raw["chat_template"]
-    config.write_text(json.dumps(raw))
-    options = dict(backend=backend.name, device=device_of(backend))
-    llm = load(folder, **options)
-    with pytest.raises(TemplateError, match="with template"):
-        llm.chat()
-    assert load(folder, template="chatml", **options).chat().send("hi", max_tokens=2).tokens
 
 
 def test_a_new_question_ends_the_answer_that_is_still_coming(llm):
@@ -394,31 +366,6 @@ def test_clear_and_load_during_an_answer(llm, tmp_path):
     assert chat.send("fresh", max_tokens=2).tokens
 
 
-def test_dynamic_rope_reuses_only_keys_of_the_right_length(backend, tmp_path):
-    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=64,
-                             rope_scaling={"rope_type": "dynamic", "factor": 4.0})
-    llm = load(folder, backend=backend.name, device=device_of(backend), dtype="float32",
-               ctx_size=256)
-    chat = llm.chat(max_tokens=6, temperature=1.0, seed=5)
-    for question in ("hello", "a long question " * 8, "short"):
-        prompt = rendered(llm, chat, question)
-        assert chat.send(question).tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=5).tokens
-    chat.clear()
-    prompt = rendered(llm, chat, "a long question " * 9)
-    done = chat.send("a long question " * 9)
-    assert len(prompt) > 64 and done.reused_tokens == 0
-    assert done.tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=5).tokens
-
-
-def test_names_no_file_system_takes(llm):
-    chat = llm.chat(max_tokens=None, temperature=None)
-    assert chat.options == {}
-    for name in ("~nosuchuser/x", "a\0b", "/"):
-        for act in (chat.save, chat.load):
-            with pytest.raises(SessionError, match="cannot be"):
-                act(name)
-
-
 def test_a_repr_is_one_short_line(llm):
     chat = llm.chat(max_tokens=3)
     chat.send("hello")
@@ -456,16 +403,6 @@ def test_threads_that_send_have_their_turn(llm):
     check_consistency(chat)
     prompt = rendered(llm, chat, "next")
     assert chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
-
-
-def test_threads_that_stream_have_their_turn_or_a_session_error(llm):
-    for seed in range(5):
-        chat = llm.chat(max_tokens=12, temperature=1.0, seed=seed)
-        found = on_threads(4, lambda i: "".join(chat.stream(f"question {i}")))
-        assert all(isinstance(one, (str, SessionError)) for one in found), found
-        answers = [message["content"] for message in chat.messages[1::2]]
-        assert sorted(answers) == sorted(one for one in found if isinstance(one, str))
-        check_consistency(chat)
 
 
 def test_another_thread_may_close_an_answer_but_not_ask(llm):
@@ -593,41 +530,6 @@ def test_a_turn_with_calls_is_taken_back_as_one(caller):
     assert chat.messages == []
 
 
-def test_faults_of_functions_and_of_models_are_told_to_the_model(caller):
-    def fail() -> str:
-        """Fail."""
-        raise RuntimeError("no network")
-
-    write = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'.format
-    chat = caller.chat(tools=[add, fail], max_tokens=200)
-    with Script(caller, write("fail", "{}"), write("nope", "{}"), write("add", '{"a": "x"}'), write("add", '{"a": 1,}'), "I give up."):
-        done = chat.send("go")
-    results = [message["content"] for message in chat.messages if message["role"] == "tool"]
-    assert done.text == "I give up." and [result.split(":")[0] for result in results] == ["error"] * 4
-    for part, result in zip(("RuntimeError: no network", "no tool nope, there are add, fail", "b: Field required", "Invalid JSON"), results):
-        assert part in result
-    with Script(caller, CALL, CALL, "fine"):
-        short = caller.chat(tools=[add], rounds=2, max_tokens=200)
-        done = short.send("go")
-        assert "raise rounds" in done.notices[-1] and short.messages[-1] == {"role": "assistant", "content": ""}
-        assert [message["role"] for message in short.messages] == ["user", *["assistant", "tool"] * 2, "assistant"]
-        assert short.send("go on").text == "fine"
-
-
-def test_the_first_answer_may_have_to_call(llm):
-    """A random model: the grammar makes the call, the next answer is free."""
-    def pick(a: Literal[1, 2]) -> int:
-        """Pick."""
-        return a
-
-    if llm.backend.name != "cpu":
-        pytest.skip("grammars on every backend: test_constrained.py")
-    chat = llm.chat(tools=[pick], tool_choice="required", parallel=False, max_tokens=60, rounds=2)
-    chat.send("pick", temperature=1.0, seed=3)
-    [call] = chat.messages[1]["tool_calls"]
-    assert chat.messages[2]["content"] == str(json.loads(call["function"]["arguments"])["a"])
-
-
 @pytest.mark.parametrize("pieces", range(4))
 def test_leaving_between_calls_leaves_a_session_that_goes_on(pieces, caller):
     chat = caller.chat(tools=[add], max_tokens=200)
@@ -641,19 +543,6 @@ def test_leaving_between_calls_leaves_a_session_that_goes_on(pieces, caller):
         check_consistency(chat)
         chat.messages or chat.send("go")
         assert chat.messages[-1]["role"] == "assistant"
-
-
-def test_an_interrupted_function_leaves_its_calls_out(caller):
-    def leave() -> str:
-        """Be interrupted."""
-        raise KeyboardInterrupt
-
-    chat = caller.chat(tools=[leave], max_tokens=200)
-    with Script(caller, 'Wait.<tool_call>{"name": "leave", "arguments": {}}</tool_call>', "fine"):
-        with pytest.raises(KeyboardInterrupt):
-            chat.send("go")
-        assert chat.messages == [{"role": "user", "content": "go"}, {"role": "assistant", "content": "Wait."}]
-        assert chat.send("go on").text == "fine"
 
 
 def test_a_function_may_ask_its_own_session(caller):
@@ -690,3 +579,17 @@ def test_another_thread_may_close_an_answer_while_a_function_runs(caller):
         over.set()
         reader.join(20)
     assert not reader.is_alive() and len(chat.messages) == 2
+
+
+def test_a_failed_save_leaves_the_old_file(llm, tmp_path):
+    chat = llm.chat(max_tokens=2)
+    chat.send("hello")
+    with pytest.raises(SessionError, match="cannot be written"):
+        chat.save(tmp_path / "no" / "such" / "folder.json")
+    file = tmp_path / "chat.json"
+    chat.save(file)
+    old = file.read_text()
+    chat.messages.append({"role": "user", "content": object()})  # cannot be JSON
+    with pytest.raises(Exception):
+        chat.save(file)
+    assert file.read_text() == old and [path.name for path in tmp_path.iterdir()] == ["chat.json"]

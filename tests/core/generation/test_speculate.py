@@ -10,7 +10,6 @@ from making import make_checkpoint
 
 from mlx_llama import cli, generate, load
 from mlx_llama.core.errors import OptionsError, SessionError
-from mlx_llama.core.generation import options
 from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.speculate import (
     MAX_LOOKUP_DRAFTS,
@@ -146,15 +145,6 @@ def test_another_kind_is_refused_with_those_there_are(bad, plain):
     with pytest.raises(OptionsError, match="option speculate: .* must be 'none', 'prompt' or 'model'") as caught:
         plain.stream("x", speculate=bad)
     assert "\n" not in str(caught.value)
-
-
-def test_the_flag_is_the_option():
-    parser = options.Parser(allow_abbrev=False)
-    options.add_load_flags(parser)
-    options.add_generation_flags(parser)
-    parsed = parser.parse_args(["--speculate", "prompt", "--draft-model", "a/b"])
-    assert options.given_flags(parsed) == {"speculate": "prompt"}
-    assert options.load_arguments(parsed)["draft_model"] == "a/b"
 
 
 def test_the_kind_in_force_and_its_notices(plain, drafting):

@@ -13,21 +13,13 @@ from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.tool_use import ToolLoop, ToolStream
 from mlx_llama.core.text.tools import HERMES, ToolDelta, ToolParser, read_tools
 
+from .test_session import add
+
 USER = [{"role": "user", "content": "1 + 2?"}]
 
 
 def count(a: Literal[1, 2, 3], b: Literal[4, 5]) -> int:
     """Add two small numbers."""
-    return a + b
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
     return a + b
 
 

@@ -43,19 +43,69 @@ class ToyArray:
         raise AssertionError("the host may look at tokens of the device only by reading them")
 
 
-class ToyCache(Positions):
-    """Rows of keys, int64 [allocated], and of tokens."""
+class RowCache(Positions):
+    """Rows of tokens, int32 [allocated], and of a model's numbers for each, `keys`, of a dtype and shape [allocated, ...]."""
 
-    def __init__(self, model, capacity, rows=1):
-        super().__init__(model.config, capacity, POSITION_NBYTES, rows)
-        self.model = model
-        self.keys = [np.zeros(0, np.int64) for _ in range(rows)]
+    def __init__(self, config, capacity, position_nbytes, rows, dtype, *shape):
+        super().__init__(config, capacity, position_nbytes, rows)
+        self.keys = [np.zeros((0, *shape), dtype) for _ in range(rows)]
         self.tokens = [np.zeros(0, np.int32) for _ in range(rows)]
         self.copied = 0  # positions that copy_prefix copied
 
     @property
     def nbytes(self):
-        return sum(self.allocated) * POSITION_NBYTES
+        return sum(self.allocated) * self.position_nbytes
+
+    def _grow(self, ends):
+        for row, end in ends.items():
+            size = self.storage_for(end)
+            for arrays in (self.keys, self.tokens):
+                larger = np.zeros((size, *arrays[row].shape[1:]), arrays[row].dtype)
+                larger[:self.lengths[row]] = arrays[row][:self.lengths[row]]
+                arrays[row] = larger
+            self.allocated[row] = size
+
+    def arrays(self):
+        return []
+
+    def trim(self, length, row=0):
+        self.check_trim(length, row)
+        self.lengths[row] = length
+
+    def reset(self, row=None):
+        for one in range(self.rows) if row is None else [row]:
+            self.lengths[one] = self.allocated[one] = 0
+            self.keys[one], self.tokens[one] = self.keys[one][:0], self.tokens[one][:0]
+
+    def copy_prefix(self, source, target, length):
+        self.check_copy(source, target, length)
+        self.reserve({target: length})
+        self.keys[target][:length] = self.keys[source][:length]
+        self.tokens[target][:length] = self.tokens[source][:length]
+        self.lengths[target] = length
+        self.copied += length
+
+    def state(self, row=0):
+        n = self.lengths[row]
+        return {"tokens": self.tokens[row][:n].copy()} | self.pack(self.keys[row][:n]) if n else {}
+
+    def restore(self, state, row=0):
+        self.reset(row)
+        self.check_state(state, row)
+        if not state:
+            return
+        n = len(state["tokens"])
+        self.reserve({row: n})
+        self.tokens[row][:n], self.keys[row][:n] = state["tokens"], self.unpack(state)
+        self.lengths[row] = n
+
+
+class ToyCache(RowCache):
+    """Keys are int64; the toy's memory is limited as its backend says."""
+
+    def __init__(self, model, capacity, rows=1):
+        super().__init__(model.config, capacity, POSITION_NBYTES, rows, np.int64)
+        self.model = model
 
     def free_memory(self):
         return self.model.backend.free
@@ -65,18 +115,6 @@ class ToyCache(Positions):
         limit = self.model.backend.memory
         if limit is not None and self.nbytes + grown * POSITION_NBYTES > limit:
             raise ContextError(f"toy memory: {grown} positions do not fit")
-
-    def _grow(self, ends):
-        for row, end in ends.items():
-            size = self.storage_for(end)
-            for arrays in (self.keys, self.tokens):
-                larger = np.zeros(size, arrays[row].dtype)
-                larger[:self.lengths[row]] = arrays[row][:self.lengths[row]]
-                arrays[row] = larger
-            self.allocated[row] = size
-
-    def arrays(self):
-        return []
 
     def view(self, tokens, index_pos, rows=None):
         return CallView(self, *np.shape(tokens), index_pos, rows)
@@ -90,39 +128,12 @@ class ToyCache(Positions):
             out[i, window - len(last):] = last
         return out
 
-    def trim(self, length, row=0):
-        self.check_trim(length, row)
-        self.lengths[row] = length
+    def pack(self, keys):
+        keys = keys.view(np.float32).reshape(1, 1, len(keys), 2).copy()
+        return {"keys": keys, "values": keys}
 
-    def reset(self, row=None):
-        for one in range(self.rows) if row is None else [row]:
-            self.lengths[one] = self.allocated[one] = 0
-            self.keys[one], self.tokens[one] = np.zeros(0, np.int64), np.zeros(0, np.int32)
-
-    def copy_prefix(self, source, target, length):
-        self.check_copy(source, target, length)
-        self.reserve({target: length})
-        self.keys[target][:length] = self.keys[source][:length]
-        self.tokens[target][:length] = self.tokens[source][:length]
-        self.lengths[target] = length
-        self.copied += length
-
-    def state(self, row=0):
-        n = self.lengths[row]
-        if not n:
-            return {}
-        keys = self.keys[row][:n].view(np.float32).reshape(1, 1, n, 2).copy()
-        return {"tokens": self.tokens[row][:n].copy(), "keys": keys, "values": keys}
-
-    def restore(self, state, row=0):
-        self.reset(row)
-        if not state:
-            return
-        n = len(state["tokens"])
-        self.reserve({row: n})
-        self.tokens[row][:n] = state["tokens"]
-        self.keys[row][:n] = np.ascontiguousarray(state["keys"]).view(np.int64).reshape(-1)
-        self.lengths[row] = n
+    def unpack(self, state):
+        return np.ascontiguousarray(state["keys"]).view(np.int64).reshape(-1)
 
 
 class ToySampling:

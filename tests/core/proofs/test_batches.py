@@ -62,8 +62,8 @@ class Chunked(ToyModel):
     def forward(self, tokens, index_pos, cache, *, rows=None, **named):
         logits = super().forward(tokens, index_pos, cache, rows=rows, **named)
         if np.shape(tokens)[1] == batches.CHUNK:
-            features = cache.features[rows[0]]
-            features[-1] = np.nextafter(features[-1], np.float32(9))
+            last = cache.keys[rows[0]][cache.lengths[rows[0]] - 1]
+            last[...] = np.nextafter(last, np.float32(9))
         return logits
 
 
@@ -72,8 +72,7 @@ class Leaking(ToyCache):
 
     def copy_prefix(self, source, target, length):
         super().copy_prefix(source, target, length)
-        features = self.features[target]
-        features[0], features[1] = features[1], features[0]
+        self.keys[target][:2] = self.keys[target][1::-1].copy()
 
 
 def test_another_bit_is_found_and_allowed_where_only_tokens_are_promised():

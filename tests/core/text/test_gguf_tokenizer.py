@@ -75,6 +75,14 @@ def toy(kind):
     return toy_sentencepiece() if kind == "llama" else toy_byte_level()
 
 
+def load_more(metadata, tokens, types, **fields):
+    """A toy's tokenizer with further tokens of these types."""
+    if "tokenizer.ggml.scores" in metadata:
+        fields["scores"] = [*metadata["tokenizer.ggml.scores"], *[0.0] * len(tokens)]
+    return load_vocabulary(metadata, tokens=[*metadata["tokenizer.ggml.tokens"], *tokens],
+                           token_type=[*metadata["tokenizer.ggml.token_type"], *types], **fields)
+
+
 # llama.cpp
 
 
@@ -176,11 +184,7 @@ def test_control_tokens_are_text_in_user_text(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_user_defined_tokens_are_found_in_any_text(kind):
     metadata, _ = toy(kind)
-    tokens = [*metadata["tokenizer.ggml.tokens"], "<think>"]
-    types = [*metadata["tokenizer.ggml.token_type"], USER_DEFINED]
-    extra = {"scores": [*metadata["tokenizer.ggml.scores"], 0.0]} if kind == "llama" else {}
-    ours = load_vocabulary(metadata, tokens=tokens, token_type=types, **extra)
-    think = len(tokens) - 1
+    ours, think = load_more(metadata, ["<think>"], [USER_DEFINED]), len(metadata["tokenizer.ggml.tokens"])
     assert ours.added_ids["<think>"] == think and "<think>" not in ours.special_ids
     ids = ours.encode("a<think>b")
     assert ids == ours.encode("a") + [think] + ours.encode("b")  # with the space prefix, if the kind has one
@@ -191,9 +195,7 @@ def test_user_defined_tokens_are_found_in_any_text(kind):
 def test_the_longest_special_token_takes_its_places_first():
     metadata, _ = toy_byte_level()
     count = len(metadata["tokenizer.ggml.tokens"])
-    extra = ["<a", "a><b>", "<a><b>", "<b>"]
-    types = [*metadata["tokenizer.ggml.token_type"], *[USER_DEFINED] * 4]
-    ours = load_vocabulary(metadata, tokens=[*metadata["tokenizer.ggml.tokens"], *extra], token_type=types)
+    ours = load_more(metadata, ["<a", "a><b>", "<a><b>", "<b>"], [USER_DEFINED] * 4)
     assert ours.encode("<a><b>") == [count + 2]
     assert ours.encode("x<a><c>") == [*ours.encode("x"), count, *ours.encode("><c>")]
     assert ours.encode("<<b>a><b>") == [*ours.encode("<"), count + 3, count + 1]
@@ -208,12 +210,7 @@ def test_a_skipped_special_token_ends_a_character_as_in_sentencepiece():
 
 def test_a_user_defined_token_keeps_its_space():
     metadata, sp = toy_sentencepiece()
-    ours = load_vocabulary(
-        metadata,
-        tokens=[*metadata["tokenizer.ggml.tokens"], "  "],
-        scores=[*metadata["tokenizer.ggml.scores"], 0.0],
-        token_type=[*metadata["tokenizer.ggml.token_type"], USER_DEFINED],
-    )
+    ours = load_more(metadata, ["  "], [USER_DEFINED])
     assert ours.encode("  ") == [sp.get_piece_size()]
     assert ours.decode(ours.encode("  ")) == "  "
 
@@ -231,15 +228,13 @@ def test_a_word_after_a_special_token_gets_a_space():
 def test_merges_do_not_lead_user_text_to_a_control_token():
     """llama.cpp's do; a message could end the answer that way."""
     metadata, _ = toy_byte_level()
-    tokens, types = [*metadata["tokenizer.ggml.tokens"]], [*metadata["tokenizer.ggml.token_type"]]
-    merges = [*metadata["tokenizer.ggml.merges"], "Q X", "QX Q"]
-    tokens += ["QX", "QXQ"]
+    merges, last = [*metadata["tokenizer.ggml.merges"], "Q X", "QX Q"], len(metadata["tokenizer.ggml.tokens"]) + 1
     for kind in (NORMAL, CONTROL):
-        ours = load_vocabulary(metadata, tokens=tokens, token_type=[*types, NORMAL, kind], merges=merges)
+        ours = load_more(metadata, ["QX", "QXQ"], [NORMAL, kind], merges=merges)
         ids = ours.encode("aQXQ QXQ")
-        assert (len(tokens) - 1 in ids) == (kind == NORMAL)
+        assert (last in ids) == (kind == NORMAL)
         assert ours.decode(ids) == "aQXQ QXQ"
-        assert len(tokens) - 1 in ours.encode("QXQ", parse_special=True)
+        assert last in ours.encode("QXQ", parse_special=True)
 
 
 def test_the_conversation_in_a_files_template():
@@ -259,8 +254,7 @@ def test_ends_of_an_answer_by_metadata_and_by_text():
     tokens = metadata["tokenizer.ggml.tokens"]
     assert [tokens[one] for one in load_vocabulary(metadata).eos_ids] == ["<|end_of_text|>", "<|eot_id|>"]
     assert tokens[load_vocabulary(metadata, eom_token_id=7).eos_ids[1]] == tokens[7]
-    types = [*metadata["tokenizer.ggml.token_type"], NORMAL]
-    ours = load_vocabulary(metadata, tokens=[*tokens, "<|im_end|>"], token_type=types)
+    ours = load_more(metadata, ["<|im_end|>"], [NORMAL])
     assert len(tokens) in ours.eos_ids and ours.special_ids["<|im_end|>"] == len(tokens)  # a control token in spite of its type
 
 
@@ -293,12 +287,7 @@ def test_missing_fields_of_a_sentencepiece_file_have_llama_cpps_defaults():
 def test_unused_and_empty_tokens():
     metadata, sp = toy_sentencepiece()
     count = sp.get_piece_size()
-    ours = load_vocabulary(
-        metadata,
-        tokens=[*metadata["tokenizer.ggml.tokens"], "", "", "[PAD]x", "<unk2>"],
-        scores=[*metadata["tokenizer.ggml.scores"], 0.0, 0.0, 0.0, 0.0],
-        token_type=[*metadata["tokenizer.ggml.token_type"], UNUSED, NORMAL, UNUSED, UNKNOWN],
-    )
+    ours = load_more(metadata, ["", "", "[PAD]x", "<unk2>"], [UNUSED, NORMAL, UNUSED, UNKNOWN])
     assert ours.encode("Hello world") == sp.encode("Hello world")
     assert ours.decode([count, count + 2]) == "" and ours.decode([count + 1]) == f"[EMPTY_{count + 1}]"
     assert ours.decode([count + 3]) == "" and ours.decode([count + 3], skip_special=False) == "<unk2>"
@@ -310,20 +299,15 @@ def test_unused_and_empty_tokens():
 def test_a_user_defined_token_with_a_visible_space_does_not_match_a_space():
     """llama.cpp looks for it in the text as it is; sentencepiece would, after spaces were made visible."""
     metadata, _ = toy_sentencepiece()
-    ours = load_vocabulary(
-        metadata,
-        tokens=[*metadata["tokenizer.ggml.tokens"], "zq▁x"],
-        scores=[*metadata["tokenizer.ggml.scores"], 0.0],
-        token_type=[*metadata["tokenizer.ggml.token_type"], USER_DEFINED],
-    )
+    ours = load_more(metadata, ["zq▁x"], [USER_DEFINED])
     added = len(metadata["tokenizer.ggml.tokens"])
     assert added in ours.encode("a zq▁x") and added not in ours.encode("a zq x")
 
 
 def test_the_first_of_two_equal_merges_counts():
     metadata, _ = toy_byte_level()
-    tokens, types = [*metadata["tokenizer.ggml.tokens"]], [*metadata["tokenizer.ggml.token_type"]]
-    ours = load_vocabulary(metadata, tokens=[*tokens, "QX", "XZ"], token_type=[*types, 1, 1], merges=["Q X", "X Z", "Q X"])
+    tokens = metadata["tokenizer.ggml.tokens"]
+    ours = load_more(metadata, ["QX", "XZ"], [NORMAL] * 2, merges=["Q X", "X Z", "Q X"])
     assert ours.encode("QXZ") == [len(tokens), tokens.index("Z")]
 
 

@@ -199,15 +199,21 @@ def test_added_tokens_above_the_vocabulary(kind, tmp_path):
     assert 385 not in plain and 386 in plain
 
 
-def test_control_symbols_of_sentencepiece(tmp_path):
+@pytest.mark.parametrize("kind", ["control", "user_defined"])
+def test_symbols_of_sentencepiece(kind, tmp_path):
     symbols = ("<|user|>", "<|end|>")
-    folder = make_tokenizer(tmp_path, "sentencepiece")
-    (folder / "tokenizer.model").write_bytes(sentencepiece_model(control=symbols))
+    folder, proto = make_tokenizer(tmp_path, "sentencepiece"), sentencepiece_model(**{kind: symbols})
+    (folder / "tokenizer.model").write_bytes(proto)
     ours, theirs = load_folder(folder), auto(folder)
-    assert all(ours.special_ids[text] == theirs.convert_tokens_to_ids(text) for text in symbols)
+    library = sentencepiece.SentencePieceProcessor(model_proto=proto)
+    found = ours.special_ids if kind == "control" else ours.added_ids
+    assert {text: found.get(text) for text in symbols} == {text: library.piece_to_id(text) for text in symbols}
     for text in ("<s><|user|>Hello<|end|> x", "a <|user|> b", "<|user|>"):
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         assert ours.encode(text, parse_special=True) == ids
+        if kind == "user_defined":
+            assert ours.encode(text) == library.encode(text)
+            continue
         assert ours.decode(ids, skip_special=False) == theirs.decode(ids)
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
         assert not set(ours.encode(text)) & set(ours.special_ids.values())
@@ -256,18 +262,6 @@ def test_added_tokens_json(tmp_path):
     ours = load_folder(folder, vocab_size=387)
     assert ours.encode("<|im_start|>a<tool>", parse_special=True)[0] == 384
     assert "<|im_end|>" in ours.special_ids and "<tool>" not in ours.special_ids and "<tool>" in ours.added_ids
-
-
-def test_user_defined_symbols_of_sentencepiece(tmp_path):
-    symbols = ("<|user|>", "<|end|>")
-    folder = make_tokenizer(tmp_path, "sentencepiece")
-    (folder / "tokenizer.model").write_bytes(sentencepiece_model(user_defined=symbols))
-    ours, theirs = load_folder(folder), auto(folder)
-    library = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(user_defined=symbols))
-    assert {text: ours.added_ids.get(text) for text in symbols} == {text: library.piece_to_id(text) for text in symbols}
-    for text in ("<s><|user|>Hello<|end|> x", "a <|user|> b", "<|user|>"):
-        assert ours.encode(text, parse_special=True) == theirs(text, add_special_tokens=False)["input_ids"]
-        assert ours.encode(text) == library.encode(text)
 
 
 # Bad files
@@ -387,16 +381,6 @@ def test_a_decoder_of_another_family_is_refused(decoder, tmp_path):
     assert "decoder" in message and "tokenizer.json" in message
 
 
-def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path):
-    library = tokenizers.Tokenizer.from_str(byte_level_json())
-    library.enable_truncation(3)
-    library.enable_padding(length=8)
-    folder = make_tokenizer(tmp_path, "bytelevel")
-    library.save(str(folder / "tokenizer.json"))
-    text = "a much longer text than three tokens"
-    assert load_folder(folder).decode(load_folder(folder).encode(text)) == text
-
-
 # tokenizer.json that its library accepts, and panics or aborts over
 
 
@@ -484,14 +468,16 @@ def test_a_whole_charsmap_is_taken(tmp_path):
     assert load_folder(folder).encode("Ｈello") == load_folder(make_tokenizer(tmp_path / "plain", "bytelevel")).encode("Hello")
 
 
-def test_sizes_in_the_file_are_not_applied(tmp_path):
-    huge = 1 << 62
+@pytest.mark.parametrize("size", [3, 1 << 62])
+def test_sizes_in_the_file_are_not_applied(size, tmp_path):
     folder = write_json(
         tmp_path, "bytelevel",
-        truncation={"direction": "Right", "max_length": huge, "strategy": "LongestFirst", "stride": huge - 1},
-        padding={"strategy": {"Fixed": huge}, "direction": "Right", "pad_to_multiple_of": huge, "pad_id": 0, "pad_type_id": 0,
+        truncation={"direction": "Right", "max_length": size, "strategy": "LongestFirst", "stride": size - 1},
+        padding={"strategy": {"Fixed": size}, "direction": "Right", "pad_to_multiple_of": size, "pad_id": 0, "pad_type_id": 0,
                  "pad_token": "x"})  # fmt: skip
-    assert load_folder(folder).encode("Hello") == load_folder(make_tokenizer(tmp_path / "plain", "bytelevel")).encode("Hello")
+    plain = load_folder(make_tokenizer(tmp_path / "plain", "bytelevel"))
+    for text in ("a", "a much longer text than three tokens"):
+        assert load_folder(folder).encode(text) == plain.encode(text)
 
 
 # The bound of tokens
@@ -539,3 +525,13 @@ def test_nfc_may_compose(tmp_path):
     ours = load_folder(write_json(tmp_path, "bytelevel", normalizer={"type": "NFC"}))
     for text in ("e\u0301" * 60_000, "\u1112\u1161\u11ab" * 40_000, "\u03b1\u0313\u0300\u0345" * 30_000):
         assert 0 < ours.count_at_least(text) <= len(ours.encode(text))
+
+
+def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path):
+    library = tokenizers.Tokenizer.from_str(byte_level_json())
+    library.enable_truncation(3)
+    library.enable_padding(length=8)
+    folder = make_tokenizer(tmp_path, "bytelevel")
+    library.save(str(folder / "tokenizer.json"))
+    text = "a much longer text than three tokens"
+    assert load_folder(folder).decode(load_folder(folder).encode(text)) == text

@@ -198,13 +198,6 @@ def test_options_that_no_request_could_use_end_the_server(flags, message):
     assert done.returncode == 2 and f"error: {message}" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_wait_that_is_told_counts_requests_that_were_cut_off(inside, roomy):
-    server = inside(lambda: load(roomy, backend="cpu", max_rows=1), timeout=3, queue=4).ready()
-    for _ in range(2):
-        assert server.post("/v1/completions", prompt="hello", max_tokens=90_000).status_code == 504
-    assert sum(server.desk._durations) > 5
-
-
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy):
     server = Live(tmp_path / "log", "--model", roomy)
     found: dict = {}
@@ -324,28 +317,9 @@ def test_https(tmp_path):
     if not shutil.which("openssl"):
         pytest.skip("no openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-keyout",
-            key,
-            "-out",
-            certificate,
-            "-days",
-            "1",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-        ],
-        check=True,
-        capture_output=True,
-    )
+    made = (f"req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost "
+            "-addext subjectAltName=DNS:localhost")
+    subprocess.run(["openssl", *made.split()], check=True, capture_output=True)
     server = Live(tmp_path / "log", "--ssl-key-file", key, "--ssl-cert-file", certificate, ready=False)
     assert server.url.startswith("https://")
     with httpx.Client(verify=ssl.create_default_context(cafile=certificate), trust_env=False) as client:

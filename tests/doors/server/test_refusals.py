@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from making import make_checkpoint
 
 from mlx_llama.core.generation.options import FIELDS
 
@@ -306,21 +305,6 @@ def test_anthropics_errors_have_the_code(guide):
     done = guide.post("/v1/messages", model="guide", max_tokens=3, messages=question)
     assert done.status_code == 400 and done.json()["error"]["code"] == "context_length_exceeded"
     assert done.json()["error"]["n_prompt_tokens"] > done.json()["error"]["n_ctx"]
-
-
-def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(inside, tmp_path, monkeypatch):
-    from mlx_llama import load
-
-    llm = load(make_checkpoint(tmp_path / "m", tokenizer="bytelevel"), backend="cpu")
-    server = inside(lambda: llm).ready()
-    for name in ("_encode_plain", "_encode_parsed", "_encode_continued"):
-        monkeypatch.setattr(llm.tokenizer, name, lambda text: pytest.fail("it was encoded"))
-    spaces = " " * 500_000
-    for path, body in (("/v1/completions", {"prompt": spaces}), ("/completion", {"prompt": spaces}),
-                       ("/v1/chat/completions", {"messages": [{"role": "user", "content": spaces}]})):
-        done = server.post(path, **body, max_tokens=2)
-        assert done.status_code == 400 and "context_length_exceeded" in done.text or path == "/completion", done.text
-        assert "the prompt has at least" in done.text and "context holds 256" in done.text
 
 
 def test_a_value_in_an_error_is_short(guide):
