@@ -78,7 +78,7 @@ DEPTH = 128  # tokens of the prompt before decoding
 ROUNDS = 5  # repetitions at most
 BATCHES = (8, 32)  # rows decoded together
 BATCH_COUNT = 64  # tokens of each at most
-COMPILE_LIMIT = 300  # seconds for a peer to load, or to compile
+PEER_LIMIT = 300  # seconds for a peer to load, or to compile
 # Bounds of errors. Of a product: largest difference over the root mean square of the right results. A result of 4 times
 # that, rounded to bfloat16, is off by 0.016, and a library may round partial sums too. Of a model: norm of all differences
 # over norm of the logits; 16-bit activations are rounded some ten times per layer.
@@ -116,7 +116,8 @@ class RandomBlock:
 
     def take(self, count: int) -> np.ndarray:
         """A view of `count` values; the same sequence of calls gives the same views."""
-        start = self.taken * 4099 % (self.period // 64) * 64
+        step = 64 if self.values.ndim == 1 else 8  # blocks are few and need no alignment
+        start = self.taken * 4099 % (self.period // step) * step
         self.taken += 1
         return self.values[start:start + count]
 
@@ -1361,9 +1362,9 @@ class Measurement:
         if name == "cuda":
             sides.append(Side("ours invariant", "ours", True, ("batch_invariant",)))
         peers = [Side(peer, _program(peer), "compiled" in peer) for peer in PEERS.get((name, form), ())]
-        # torch.compile takes a minute on CPUs
-        return sides + [peer for peer in peers if not self._find_missing(peer.program)
-                        and not (peer.compile and self.given.device == "cpu")]
+        # On CPUs torch.compile takes a minute, and so does mlx-lm in 4 bits.
+        is_slow = {peer: self.given.device == "cpu" and (peer.compile or (peer.program, form) == ("mlx-lm", "4-bit")) for peer in peers}
+        return sides + [peer for peer in peers if not self._find_missing(peer.program) and not is_slow[peer]]
 
     def _measure_side(self, side: Side, taken: Taken, until: float, slot: Slot, folder: str) -> None:
         """Add a line to the table: a few runs of each kind until `until`, one run in any case."""
@@ -1372,7 +1373,7 @@ class Measurement:
 
         began, is_ours = time.perf_counter(), side.program == "ours"
         more = dict.fromkeys(side.options, True) if is_ours else {"folder": folder}
-        loaded = ask("load", math.inf if is_ours else COMPILE_LIMIT, shape=taken.shape, form=taken.form, compile=side.compile, **more)
+        loaded = ask("load", math.inf if is_ours else PEER_LIMIT, shape=taken.shape, form=taken.form, compile=side.compile, **more)
         if "refused" in loaded:
             return say(f"{taken.label} {side.variant}: not there: {loaded['refused']}")
         say(f"{taken.label} {side.variant}: {loaded['nbytes'] / 1e9:.2f} GB, loaded in {loaded['seconds']:.1f} s")
@@ -1394,7 +1395,7 @@ class Measurement:
         answers: dict[str, list[dict[str, Any]]] = {}
         for kind, part in (("decode", 0.5), ("prefill", 0.8)):
             given = {"depth": DEPTH, "count": taken.count} if kind == "decode" else {"count": taken.prompt}
-            ask(kind, math.inf if is_ours else COMPILE_LIMIT, compile=side.compile, **given)  # warm
+            ask(kind, math.inf if is_ours else PEER_LIMIT, compile=side.compile, **given)  # warm
             answers[kind] = [ask(kind, compile=side.compile, **given)]
             while len(answers[kind]) < ROUNDS and time.perf_counter() < began + part * (until - began):
                 answers[kind].append(ask(kind, compile=side.compile, **given))
