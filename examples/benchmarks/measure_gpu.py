@@ -1,18 +1,18 @@
 """Check and measure this package on a machine with a GPU: one command, no downloads, one Markdown table.
 
-    python examples/benchmarks/measure_gpu.py                                       (NVIDIA with torch; MLX with CUDA or Metal)
-    python examples/benchmarks/measure_gpu.py --backends mlx                        (a Mac)
-    python examples/benchmarks/measure_gpu.py --device cpu --shapes tiny --minutes 4    (all parts on CPUs, to try the command)
+    python examples/benchmarks/measure_gpu.py                    (NVIDIA with torch; MLX with CUDA or Metal)
+    python examples/benchmarks/measure_gpu.py --backends mlx     (a Mac)
+    python examples/benchmarks/measure_gpu.py --device cpu --shapes tiny --minutes 4    (all parts on CPUs, to try it)
 
 First checks: kernels, low-bit products and a small model's logits and steps against float32; the same bits in every run;
 the same tokens compiled and not. Then speed at real models' shapes with random weights, in bfloat16, MLX's 4 bits, Q8_0 and
-Q4_K_M: this package, and of these peers those that are installed, each in a process of its own: transformers with a static
-cache, eager and compiled; vLLM; mlx-lm's way of working; llama.cpp, by its llama-bench and llama-batched-bench where they are
-on the search path, else by llama-cpp-python. All decode greedily after the same number of tokens. Decoding reads every weight
-once per token: its rate is a share of the bytes per second that a copy on the device reads and writes. A prompt takes 2
-operations per weight and token: its rate is a share of a large bfloat16 product's. Rows are sequences that are decoded
-together: their rate is that of all tokens. "ours invariant" computes prompts by the kernels of decoded tokens
-(batch_invariant): the same bits with any chunks, and slower. Of a model that does not fit the device, 4 layers are measured.
+Q4_K_M: this package and the peers that are installed, each in a process of its own, one after the other: transformers with
+a static cache, eager and compiled; vLLM; mlx-lm's way; llama.cpp, by its llama-bench and llama-batched-bench where
+they are on the search path, else by llama-cpp-python. All decode greedily after the same number of tokens. Decoding reads
+every weight once per token: its rate is a share of the bytes per second that a copy on the device reads and writes. A prompt
+takes 2 operations per weight and token: its rate is a share of a large bfloat16 product's. Rows are sequences that are
+decoded together: their rate is that of all tokens. "ours invariant" computes prompts by the kernels of decoded tokens
+(batch_invariant): the same bits with any chunks, and slower. Of 8b, 4 layers are measured where it does not fit the device.
 Where there are two GPUs, torchrun splits a model over them, which must give the tokens of one process (on CPUs with
 --processes 2). A part that fails prints its reason in one line, the others go on, and the exit code is 1. Ctrl-C shows the
 results so far.
@@ -155,7 +155,8 @@ def random_checkpoint(shape: str, form: str) -> Checkpoint:
         blocks = {}
         for kind in sorted(set(kinds.values()) - {"F32"}):
             size = GGUF_FORMATS[kind].block_size
-            blocks[kind] = RandomBlock(random_blocks(kind, period // size | 1, rng, spread / _SPREADS[kind]), longest // size)
+            values = random_blocks(kind, period // size | 1, rng, spread / _SPREADS[kind])
+            blocks[kind] = RandomBlock(values, longest // size)
 
     def weight(name: str, dims: tuple[int, ...]) -> Tensor | AffineWeight:
         if len(dims) == 1:
@@ -232,7 +233,8 @@ def low_bit_kinds() -> list[str]:
 
 def prompt_weights(config: LlamaConfig) -> int:
     """Weights multiplied per token of a prompt: only its last token is projected to the vocabulary."""
-    return sum(math.prod(dims) for name, dims in config.tensor_shapes().items() if name.startswith("model.layers.") and len(dims) == 2)
+    return sum(math.prod(dims) for name, dims in config.tensor_shapes().items()
+               if name.startswith("model.layers.") and len(dims) == 2)
 
 
 def needed_bytes(shape: str, form: str, prompt: int) -> int:
@@ -514,8 +516,8 @@ class Ours(Program):
     # Speed
 
     def op_load(self, shape: str, form: str, compile: bool, batch_invariant: bool = False) -> dict[str, Any]:
-        """Load a model. Returns the bytes of its weights, and of those that a token reads, and some logits after a short prompt; or
-        the reason in `refused`."""
+        """Load a model. Returns the bytes of its weights (read: of those that a token reads) and some logits after a short
+        prompt; or the reason in `refused`."""
         started = time.perf_counter()
         checkpoint = random_checkpoint(shape, form)
         self._reset_peak()
@@ -529,8 +531,8 @@ class Ours(Program):
         logits = self._numpy(self.model.forward(np.array([tokens], np.int32), 0, self.model.make_cache(16)))[0]
         if not np.isfinite(logits).all():
             raise ArithmeticError(f"{int((~np.isfinite(logits)).sum())} of {logits.size} logits are not finite")
-        return {"nbytes": self.nbytes, "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist(), "peak": peak,
-                "read": self.nbytes - checkpoint.tensors["model.embed_tokens.weight"].nbytes}
+        return {"nbytes": self.nbytes, "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist(),
+                "peak": peak, "read": self.nbytes - checkpoint.tensors["model.embed_tokens.weight"].nbytes}
 
     def op_unload(self) -> dict[str, Any]:
         self.model = None
@@ -739,8 +741,8 @@ class VLLM(Program):
         length = config.max_position_embeddings
         share = needed_bytes(shape, form, length) / torch.cuda.get_device_properties(0).total_memory
         self.vocabulary = config.vocab_size
-        self.llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=length, max_num_seqs=max(BATCHES),
-                       enable_prefix_caching=False, gpu_memory_utilization=min(0.9, 1.3 * share),
+        self.llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=length,
+                       max_num_seqs=max(BATCHES), enable_prefix_caching=False, gpu_memory_utilization=min(0.9, 1.3 * share),
                        dtype="bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16")
         return {"nbytes": int(2 * sum(math.prod(dims) for dims in config.tensor_shapes().values())),
                 "seconds": time.perf_counter() - started}
@@ -785,7 +787,8 @@ class LlamaCpp(Program):
         room = max(make_config(shape).max_position_embeddings, DEPTH + (BATCH_COUNT + 2) * max(BATCHES))
         self.peer = Peer(str(self.path), room, 1, [None] * 3, self.layers, max(BATCHES))
         self.peer.logits(16, f"{self.path}.npy")
-        return {"nbytes": nbytes, "seconds": time.perf_counter() - started, "logits": np.load(f"{self.path}.npy")[-1][:1000].tolist()}
+        logits = np.load(f"{self.path}.npy")[-1]
+        return {"nbytes": nbytes, "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist()}
 
     def op_decode(self, depth: int, count: int, compile: bool = False) -> dict[str, Any]:
         return {"rate": count / (self.bench.ask("decode", depth, count) if self.bench else self.peer.decode(depth, count))}
@@ -799,8 +802,8 @@ class LlamaCpp(Program):
         binary = shutil.which("llama-batched-bench")
         if binary is None:
             return {"rate": None}
-        command = [binary, "-m", self.path, "-ngl", self.layers, "-t", 1, "-c", batch * (depth + count + 1), "-npp", depth, "-ntg", count,
-                   "-npl", batch, "-pps", "--output-format", "jsonl"]
+        command = [binary, "-m", self.path, "-ngl", self.layers, "-t", 1, "-c", batch * (depth + count + 1), "-npp", depth,
+                   "-ntg", count, "-npl", batch, "-pps", "--output-format", "jsonl"]
         for _ in range(5):  # it may end before its logging thread has printed the line
             done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
             for line in done.stdout.splitlines():
@@ -937,7 +940,7 @@ def _version(package: str) -> str:
     from importlib import metadata
 
     with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
+        return metadata.version({"llama_cpp": "llama_cpp_python"}.get(package, package))
     return "none"
 
 
@@ -1112,7 +1115,8 @@ class Measurement:
         self.workers: dict[tuple[str, str], Worker] = {}
         self.result: dict[str, Any] = {
             "device": given.device, "shapes": given.shapes, "depth": DEPTH, "machine": {}, "bounds": {}, "checks": [],
-            "kernel_rates": {}, "rows": [], "processes": [], "left_out": [], "failed": [], "interrupted": False, "seconds": 0.0}
+            "kernel_rates": {}, "rows": [], "processes": [], "left_out": [], "failed": [], "interrupted": False,
+            "seconds": 0.0}
 
     def run(self) -> None:
         there = [name for name in self.backends if self._is_there(name)]
@@ -1222,12 +1226,13 @@ class Measurement:
         """Start the backend, and report peers that are missing."""
         found = self.ask(name, "ours", slot, "hello")
         self.result["machine"][name] = found
-        for peer in dict.fromkeys(_program(peer) for (backend, _), peers in PEERS.items() if backend == name for peer in peers):
+        peers = [peer for (backend, _), some in PEERS.items() if backend == name for peer in some]
+        for peer in dict.fromkeys(map(_program, peers)):
             if reason := self._find_missing(peer):
                 self.leave_out(f"{name} beside {peer}", reason)
             else:
-                version = f"{_version(PEER_PACKAGES[peer])}"
-                found["versions"][peer] = LLAMA_BENCH if peer == "llama.cpp" and shutil.which(LLAMA_BENCH) else version
+                has_bench = peer == "llama.cpp" and shutil.which(LLAMA_BENCH)
+                found["versions"][peer] = LLAMA_BENCH if has_bench else _version(PEER_PACKAGES[peer])
         say(f"{name}: {found['device']}, {', '.join(f'{key} {value}' for key, value in found['versions'].items())}")
         if found["no_kernels"] and self.given.device == "gpu":
             (self.fail if self.explicit else self.leave_out)(f"{name} kernels", found["no_kernels"])
@@ -1333,7 +1338,8 @@ class Measurement:
             return
         bounds = self.ask(name, "ours", slot, "bounds")
         self.result["bounds"].setdefault(name, []).append(bounds)
-        taken = Taken(name, shape, form, min(self.given.generate, config.max_position_embeddings - DEPTH - 1), prompt, bounds)
+        count = min(self.given.generate, config.max_position_embeddings - DEPTH - 1)
+        taken = Taken(name, shape, form, count, prompt, bounds)
         sides = self._sides(name, shape, form)
         for number, side in enumerate(sides):
             if number and slot.soft_left < 1:
@@ -1362,9 +1368,9 @@ class Measurement:
         if name == "cuda":
             sides.append(Side("ours invariant", "ours", True, ("batch_invariant",)))
         peers = [Side(peer, _program(peer), "compiled" in peer) for peer in PEERS.get((name, form), ())]
-        # On CPUs torch.compile takes a minute, and so does mlx-lm in 4 bits.
-        is_slow = {peer: self.given.device == "cpu" and (peer.compile or (peer.program, form) == ("mlx-lm", "4-bit")) for peer in peers}
-        return sides + [peer for peer in peers if not self._find_missing(peer.program) and not is_slow[peer]]
+        if self.given.device == "cpu":  # where torch.compile takes a minute, and so does mlx-lm in 4 bits
+            peers = [peer for peer in peers if not peer.compile and (peer.program, form) != ("mlx-lm", "4-bit")]
+        return sides + [peer for peer in peers if not self._find_missing(peer.program)]
 
     def _measure_side(self, side: Side, taken: Taken, until: float, slot: Slot, folder: str) -> None:
         """Add a line to the table: a few runs of each kind until `until`, one run in any case."""
@@ -1372,8 +1378,9 @@ class Measurement:
             return self.ask(taken.backend, side.program, slot, op, limit, **given)
 
         began, is_ours = time.perf_counter(), side.program == "ours"
+        limit = math.inf if is_ours else PEER_LIMIT
         more = dict.fromkeys(side.options, True) if is_ours else {"folder": folder}
-        loaded = ask("load", math.inf if is_ours else PEER_LIMIT, shape=taken.shape, form=taken.form, compile=side.compile, **more)
+        loaded = ask("load", limit, shape=taken.shape, form=taken.form, compile=side.compile, **more)
         if "refused" in loaded:
             return say(f"{taken.label} {side.variant}: not there: {loaded['refused']}")
         say(f"{taken.label} {side.variant}: {loaded['nbytes'] / 1e9:.2f} GB, loaded in {loaded['seconds']:.1f} s")
@@ -1381,7 +1388,7 @@ class Measurement:
             taken.logits.setdefault(side.program, loaded["logits"])
         taken.read = loaded.get("read", taken.read)
         row: dict[str, Any] = {"backend": taken.backend, "shape": taken.shape, "form": taken.form, "side": side.variant,
-                               **dict.fromkeys((*RATES, "decode_share", "prefill_share", "host", "waits", "peak", "operations"))}
+                               **dict.fromkeys((*RATES, *FIGURES))}
         self.result["rows"].append(row)
         if taken.backend == "mlx" and side.program != "llama.cpp":
             row["operations"] = ask("operations")["count"]
@@ -1395,7 +1402,7 @@ class Measurement:
         answers: dict[str, list[dict[str, Any]]] = {}
         for kind, part in (("decode", 0.5), ("prefill", 0.8)):
             given = {"depth": DEPTH, "count": taken.count} if kind == "decode" else {"count": taken.prompt}
-            ask(kind, math.inf if is_ours else PEER_LIMIT, compile=side.compile, **given)  # warm
+            ask(kind, limit, compile=side.compile, **given)  # warm
             answers[kind] = [ask(kind, compile=side.compile, **given)]
             while len(answers[kind]) < ROUNDS and time.perf_counter() < began + part * (until - began):
                 answers[kind].append(ask(kind, compile=side.compile, **given))
@@ -1438,8 +1445,8 @@ def _present(answers: list[dict[str, Any]], key: str) -> list[float]:
 class Taken:
     """What the sides of one model share.
 
-    count, prompt: tokens to decode and of the prompt; is_fitted: they fit the time. bounds: of op_bounds. read: bytes of weights
-    that a token reads, 0 if unknown. logits: some, by program.
+    count, prompt: tokens to decode and of the prompt; is_fitted: they fit the time. bounds: of op_bounds. read: bytes of
+    weights that a token reads, 0 if unknown. logits: some, by program.
     """
 
     backend: str
@@ -1462,10 +1469,12 @@ class Taken:
         for program, logits in self.logits.items():
             error = _finite(float(np.linalg.norm(ours - np.array(logits)) / np.linalg.norm(ours)))
             if program != "ours":
-                found.append({"name": f"{self.label} {program}", "error": error, "bound": SAME_MODEL, "ok": error <= SAME_MODEL})
+                found.append({"name": f"{self.label} {program}", "error": error, "bound": SAME_MODEL,
+                              "ok": error <= SAME_MODEL})
         return found
 
 
+FIGURES = ("decode_share", "prefill_share", "host", "waits", "peak", "operations")
 RATES = ("decode", *(f"{batch} rows" for batch in BATCHES), "prefill")
 HEADER = ("model", "program", "decode, tokens/s", "of a copy", *(f"{batch} rows" for batch in BATCHES), "prompt, tokens/s",
           "of a product", "host us", "waits", "peak", "operations")

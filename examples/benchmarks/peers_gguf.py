@@ -46,10 +46,11 @@ class Ours(Engined):
 
 
 class Peer:
-    """llama.cpp through llama-cpp-python's C interface; Python adds microseconds to a token. setting: as of Ours; gpu_layers: those
-    on the GPU; rows: sequences of `decode_rows` at most, of `capacity` tokens together."""
+    """llama.cpp through llama-cpp-python's C interface; Python adds microseconds a token. setting: as of Ours; gpu_layers:
+    those on the GPU; rows: sequences of `decode_rows` at most, of `capacity` tokens together."""
 
-    def __init__(self, path: str, capacity: int, threads: int, setting: list[int | None], gpu_layers: int = 0, rows: int = 1):
+    def __init__(self, path: str, capacity: int, threads: int, setting: list[int | None], gpu_layers: int = 0,
+                 rows: int = 1):
         import llama_cpp
 
         self.api = llama_cpp
@@ -159,7 +160,8 @@ class LlamaBench:
     depth on some processors.
     """
 
-    def __init__(self, binary: str, path: str, threads: int, cache_bits: int | None, flash: bool | None, gpu_layers: int = 0):
+    def __init__(self, binary: str, path: str, threads: int, cache_bits: int | None, flash: bool | None,
+                 gpu_layers: int = 0):
         kind = CACHE_TYPES[cache_bits]
         self.path, self.asked = path, {"n_threads": threads, "type_k": kind, "type_v": kind}
         self.command = [binary, "-m", path, "-t", threads, "-ngl", gpu_layers, "-o", "json"]
