@@ -3,6 +3,7 @@
 `exported` lists a function's primitives as MLX would hand them to a GPU, with the Metal source of its kernels (MLX 0.32.4 records
 them without Metal). `metal_kernel` runs that source: compiled as C++, thread by thread. Lanes of a SIMD group run one after the
 other, the last first, so that a sum over the group is complete when lane 0 takes it; other lanes may not use it.
+`compile_as_metal` has clang check that source with Metal's address spaces and without C++ that Metal lacks.
 """
 
 from __future__ import annotations
@@ -36,6 +37,22 @@ static float simd_sums[64];
 static int simd_call;
 static float simd_sum(float value) { return simd_sums[simd_call++] += value; }
 """
+# For clang and SPIR-V, whose address spaces 1 to 3 are Metal's and whose default is `thread`. float converts to bfloat only
+# explicitly, as in MLX's own type of that name. Metal has no double; its keywords are no names.
+_DIALECT = """
+typedef signed char int8_t; typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned uint32_t, uint;
+typedef _Float16 float16_t;
+enum class bfloat16_t : uint16_t {};
+struct uint3 { uint x, y, z; };
+float simd_sum(float);
+#define device __attribute__((address_space(1)))
+#define constant __attribute__((address_space(2)))
+#define threadgroup __attribute__((address_space(3)))
+#define thread
+#pragma GCC poison double virtual new delete goto thread_local kernel vertex fragment
+"""
+_CLANG = ("clang -x c++ --target=spir64 -std=c++14 -fno-exceptions -fno-rtti -O2 -fno-vectorize -fno-slp-vectorize "
+          "-Werror -Wdouble-promotion -emit-llvm -S -o - -").split()
 _LAUNCH = """
 extern "C" void launch(void** a, int gx, int gy, int gz, int tx, int ty, int tz) {{
   tx = tx < gx ? tx : gx; ty = ty < gy ? ty : gy; tz = tz < gz ? tz : gz;
@@ -84,6 +101,15 @@ def metal_kernel(name: str, **settings):
         return [mx.array(array).view(dtype) for array, dtype in zip(outputs, rest["output_dtypes"])]
 
     return call
+
+
+def compile_as_metal(source: str) -> str:
+    """LLVM's code for a kernel as MLX generates it. Raises ValueError with clang's errors."""
+    # C++ has no attributes after `template`, and warns of Metal's.
+    done = subprocess.run(_CLANG, input=_DIALECT + re.sub(r"\[\[.*?\]\]", "", source), capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr)
+    return done.stdout
 
 
 @functools.cache

@@ -14,7 +14,8 @@ import numpy as np
 PRODUCTS = {"qkv": (6144, 4096), "out": (4096, 4096), "gate, up": (28672, 4096), "down": (4096, 14336),
             "head": (128256, 4096)}
 HEADS = (32, 8, 128)  # query heads, key heads, width of a head
-LOW_BIT = (28672, 4096)
+LOW_BIT = (4096, 14336)
+LOW_BIT_KINDS, LOW_BIT_ROWS = ("affine 4/64", "Q8_0", "Q4_K", "Q6_K"), (1, 8, 32)
 VOCABULARY = 128256
 ROOM, LENGTH = 6000, 4096  # positions of the caches for accuracy and for timing
 DEVICE = "cuda"
@@ -164,12 +165,14 @@ def rates() -> dict[str, dict[str, float]]:
             del weights
         from measure_gpu import random_weight
 
-        for kind in ("affine 4/64", "Q8_0"):
+        for kind in LOW_BIT_KINDS:
             weight = random_weight(kind, *LOW_BIT)
             matrix = QuantizedMatrix.pack([weight], torch.float16, device, find_kernels(device).packed)
-            x = _normal((1, LOW_BIT[1]), torch.float16)
             copies = [_copied(matrix) for _ in range(APART // matrix.nbytes + 2)]
-            found[kind] = {"ours": matrix.nbytes / _seconds([lambda m=m: m.matmul(x) for m in copies])}
+            for rows in LOW_BIT_ROWS:
+                x = _normal((rows, LOW_BIT[1]), torch.float16)
+                seconds = _seconds([lambda m=m, x=x: m.matmul(x) for m in copies])
+                found[f"{kind}, {rows} rows" if rows > 1 else kind] = {"ours": matrix.nbytes / seconds}
             del copies
         H, G, D = HEADS
         caches = [_normal((1, 2, G, LENGTH, D), torch.bfloat16) for _ in range(APART // (4 * G * LENGTH * D) + 2)]

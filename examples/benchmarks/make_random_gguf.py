@@ -49,17 +49,14 @@ def vocabulary(size: int) -> tuple[list[str], list[float], list[int]]:
     return pieces, scores, [int(kind) for kind in types]
 
 
-def write(path: Path, raw: dict[str, Any], kind: str, seed: int, frequency_factors: np.ndarray | None = None) -> None:
-    """Write a model of random weights as F32, F16 or BF16, one tensor at a time; vectors are F32 in each.
-
-    raw: fields of a config.json. frequency_factors: float32 [head_dim / 2] for rope_freqs.weight.
-    """
+def start_file(path: Path, raw: dict[str, Any], file_type: int) -> Any:
+    """A gguf.GGUFWriter with the metadata of a Llama model. raw: fields of a config.json; file_type: llama.cpp's ftype."""
     import gguf
 
     config = LlamaConfig.from_dict(raw, "config.json")
     file = gguf.GGUFWriter(path, "llama")
     file.add_name(path.stem)
-    file.add_file_type({"F32": 0, "F16": 1, "BF16": 32}[kind])
+    file.add_file_type(file_type)
     file.add_context_length(config.max_position_embeddings)
     file.add_embedding_length(config.hidden_size)
     file.add_block_count(config.num_hidden_layers)
@@ -81,7 +78,18 @@ def write(path: Path, raw: dict[str, Any], kind: str, seed: int, frequency_facto
     file.add_unk_token_id(0)
     file.add_bos_token_id(1)
     file.add_eos_token_id(2)
+    return file
 
+
+def write(path: Path, raw: dict[str, Any], kind: str, seed: int, frequency_factors: np.ndarray | None = None) -> None:
+    """Write a model of random weights as F32, F16 or BF16, one tensor at a time; vectors are F32 in each.
+
+    raw: fields of a config.json. frequency_factors: float32 [head_dim / 2] for rope_freqs.weight.
+    """
+    import gguf
+
+    config = LlamaConfig.from_dict(raw, "config.json")
+    file = start_file(path, raw, {"F32": 0, "F16": 1, "BF16": 32}[kind])
     matrix = gguf.GGMLQuantizationType[kind]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, dims in config.tensor_shapes().items():

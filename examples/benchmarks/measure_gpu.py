@@ -1,15 +1,18 @@
-"""Check and measure this package on a machine with a GPU: one command, no downloads.
+"""Check and measure this package on a machine with a GPU: one command, no downloads, one Markdown table.
 
-    python examples/benchmarks/measure_gpu.py                                       (NVIDIA with torch; MLX with CUDA or Metal)
-    python examples/benchmarks/measure_gpu.py --device cpu --shapes tiny --minutes 2    (all parts on CPUs, to try the command)
+    python examples/benchmarks/measure_gpu.py                    (NVIDIA with torch; MLX with CUDA or Metal)
+    python examples/benchmarks/measure_gpu.py --backends mlx     (a Mac)
+    python examples/benchmarks/measure_gpu.py --device cpu --shapes tiny --minutes 4    (all parts on CPUs, to try it)
 
 First checks: kernels, low-bit products and a small model's logits and steps against float32; the same bits in every run;
-the same tokens compiled and not. Then speed at real models' shapes with random weights: this package and its peer
-(transformers with a static cache, eager and compiled; mlx-lm's way of working), each in a process of its own, asked in
-turn. Decoding reads every weight once per token: its rate is a share of the bytes per second that a copy on the device
-reads and writes. A prompt takes 2 operations per weight and token: its rate is a share of a large bfloat16 product's. Rows
-are sequences that are decoded together: their rate is that of all tokens, and the weights are read once per step. "ours
-invariant" computes prompts by the kernels of decoded tokens (batch_invariant): the same bits with any chunks, and slower.
+the same tokens compiled and not. Then speed at real models' shapes with random weights, in bfloat16, MLX's 4 bits, Q8_0 and
+Q4_K_M: this package and the peers that are installed, each in a process of its own, one after the other: transformers with
+a static cache, eager and compiled; vLLM; mlx-lm's way; llama.cpp, by its llama-bench and llama-batched-bench where
+they are on the search path, else by llama-cpp-python. All decode greedily after the same number of tokens. Decoding reads
+every weight once per token: its rate is a share of the bytes per second that a copy on the device reads and writes. A prompt
+takes 2 operations per weight and token: its rate is a share of a large bfloat16 product's. Rows are sequences that are
+decoded together: their rate is that of all tokens. "ours invariant" computes prompts by the kernels of decoded tokens
+(batch_invariant): the same bits with any chunks, and slower. Of 8b, 4 layers are measured where it does not fit the device.
 Where there are two GPUs, torchrun splits a model over them, which must give the tokens of one process (on CPUs with
 --processes 2). A part that fails prints its reason in one line, the others go on, and the exit code is 1. Ctrl-C shows the
 results so far.
@@ -29,12 +32,12 @@ import os
 import platform
 import queue
 import re
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 import traceback
@@ -48,37 +51,48 @@ import numpy as np
 if importlib.util.find_spec("mlx_llama") is None:  # run from a repository that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import make_random_gguf
 from make_random_checkpoint import SHAPES, write
+from peers_checkpoint import prompt_tokens
+from peers_gguf import LLAMA_BENCH, LlamaBench, Peer
 
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.files.gguf import row_order
+from mlx_llama.core.files.gguf_types import choose_type
 from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight, MLXWeight
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.gguf_names import LLAMA
 
-NAMES = {"tiny": "tiny", "1.1b": "tinyllama", "8b": "llama-3-8b"}  # --shapes -> make_random_checkpoint's names
-FORMATS = {"bf16": 2.0, "4-bit": 0.5 + 4 / 64, "q8_0": 34 / 32}  # bytes per weight
+FEW_LAYERS = 4  # of a model that does not fit
+MODELS = {"tiny": SHAPES["tiny"], "1.1b": SHAPES["tinyllama"], "8b": SHAPES["llama-3-8b"],
+          "8b-4": SHAPES["llama-3-8b"] | {"num_hidden_layers": FEW_LAYERS}}  # by --shapes
+FORMATS = {"bf16": 2.0, "4-bit": 0.5 + 4 / 64, "q8_0": 34 / 32, "q4_k_m": 0.62}  # bytes per weight, about
 PACKAGES = {"cuda": "torch", "mlx": "mlx"}
-PEERS = {"cuda": {"bf16": ("transformers static", "transformers compiled")},
-         "mlx": {"bf16": ("mlx-lm",), "4-bit": ("mlx-lm",)}}
-PEER_PACKAGES = {"cuda": "transformers", "mlx": "mlx_lm"}
+# {(backend, format): peers}
+PEERS = {("cuda", "bf16"): ("transformers static", "transformers compiled", "vllm"), ("mlx", "bf16"): ("mlx-lm",),
+         ("mlx", "4-bit"): ("mlx-lm",),
+         **{(name, form): ("llama.cpp",) for name in PACKAGES for form in ("q8_0", "q4_k_m")}}
+PEER_PACKAGES = {"transformers": "transformers", "vllm": "vllm", "mlx-lm": "mlx_lm", "llama.cpp": "llama_cpp"}
 DEPTH = 128  # tokens of the prompt before decoding
 ROUNDS = 5  # repetitions at most
-BATCHES = (1, 2, 4, 8, 16, 32)  # rows decoded together
-ROWS_SHARE = 0.2  # of a model's time
-COMPILE_LIMIT = 120  # seconds for a peer's torch.compile
+BATCHES = (8, 32)  # rows decoded together
+BATCH_COUNT = 64  # tokens of each at most
+PEER_LIMIT = 300  # seconds for a peer to load, or to compile
 # Bounds of errors. Of a product: largest difference over the root mean square of the right results. A result of 4 times
 # that, rounded to bfloat16, is off by 0.016, and a library may round partial sums too. Of a model: norm of all differences
 # over norm of the logits; 16-bit activations are rounded some ten times per layer.
 PRODUCT_BOUNDS = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
 LOGIT_BOUNDS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 SAME_MODEL = 0.2  # largest difference of a peer's logits, both in 16 bits; above it, the peer runs another model
-LINES, COLUMNS = 40, 110  # of the table
 
 # offsets of the float16 scales in GGUF blocks, and scales that make random codes as large as a model's weights
 _HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
            "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
 _SCALES = {"Q2_K": 2e-3, "Q3_K": 1e-3, "Q4_K": 8e-5, "Q5_K": 4e-5, "Q6_K": 2e-5, "Q8_K": 3e-4, "Q8_0": 3e-4,
            "IQ4_NL": 4e-4, "IQ4_XS": 2e-5}
+_SPREADS = {"Q8_0": 77, "Q4_K": 268, "Q6_K": 1414}  # standard deviations of random blocks' weights, for scales of 1
+_MINIMUM = 7.5  # of Q4_K's two scales, the second over the first: codes of 0 to 15 around 0
 
 
 # Random weights
@@ -102,20 +116,25 @@ class RandomBlock:
 
     def take(self, count: int) -> np.ndarray:
         """A view of `count` values; the same sequence of calls gives the same views."""
-        start = self.taken * 4099 % (self.period // 64) * 64
+        step = 64 if self.values.ndim == 1 else 8  # blocks are few and need no alignment
+        start = self.taken * 4099 % (self.period // step) * step
         self.taken += 1
         return self.values[start:start + count]
 
 
 def make_config(shape: str) -> LlamaConfig:
-    """The config of one of `NAMES`."""
-    raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
-           "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2, **SHAPES[NAMES[shape]]}
-    return LlamaConfig.from_dict(raw, "config.json")
+    """The config of one of `MODELS`."""
+    return LlamaConfig.from_dict(config_fields(shape), "config.json")
+
+
+def config_fields(shape: str) -> dict[str, Any]:
+    """The fields of a model's config.json."""
+    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
+            "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, **MODELS[shape]}
 
 
 def random_checkpoint(shape: str, form: str) -> Checkpoint:
-    """A checkpoint in memory: "bf16", "4-bit" (MLX's, groups of 64) or "q8_0" (GGUF's). The same in every process.
+    """A checkpoint in memory: "bf16", "4-bit" (MLX's, groups of 64), or with a GGUF file's types. The same in every process.
 
     Weights have a standard deviation of 1 / sqrt(hidden_size), so that activations stay finite through all layers.
     """
@@ -132,13 +151,18 @@ def random_checkpoint(shape: str, form: str) -> Checkpoint:
         some = (rng.uniform(0.5, 1.5, 1 << 16 | 1) * spread / 4.6).astype(np.float32)
         scales, biases = (RandomBlock(bfloat16_bits(values), longest // 64) for values in (some, -7.5 * some))
     else:
-        blocks = RandomBlock(random_blocks("Q8_0", period >> 5 | 1, rng, spread / 74), longest // 32)
+        kinds = {name: choose_type(LLAMA.gguf(name), dims, form.upper(), config, "llama") for name, dims in shapes.items()}
+        blocks = {}
+        for kind in sorted(set(kinds.values()) - {"F32"}):
+            size = GGUF_FORMATS[kind].block_size
+            values = random_blocks(kind, period // size | 1, rng, spread / _SPREADS[kind])
+            blocks[kind] = RandomBlock(values, longest // size)
 
     def weight(name: str, dims: tuple[int, ...]) -> Tensor | AffineWeight:
         if len(dims) == 1:
             values = norms.take(dims[0])
-            return Tensor(name, "float32", dims, values) if form == "q8_0" \
-                else Tensor(name, "bfloat16", dims, bfloat16_bits(values))
+            return Tensor(name, "bfloat16", dims, bfloat16_bits(values)) if form in ("bf16", "4-bit") \
+                else Tensor(name, "float32", dims, values)
         rows, columns = dims
         count = rows * columns
         if form == "bf16":
@@ -146,7 +170,8 @@ def random_checkpoint(shape: str, form: str) -> Checkpoint:
         if form == "4-bit":
             scaling = (part.take(count // 64).reshape(rows, -1) for part in (scales, biases))
             return MLXWeight(name, 4, 64, words.take(count // 8).reshape(rows, -1), *scaling)
-        return GGUFWeight(name, "Q8_0", dims, blocks.take(count // 32).reshape(rows, -1))
+        kind = kinds[name]
+        return GGUFWeight(name, kind, dims, blocks[kind].take(count // GGUF_FORMATS[kind].block_size).reshape(rows, -1))
 
     tensors = {name: weight(name, dims) for name, dims in shapes.items()}
     return Checkpoint(f"random {shape} {form}", Path("random"), config, tensors, {},
@@ -160,8 +185,29 @@ def random_blocks(kind: str, count: int, rng: np.random.Generator, scale: float)
     if kind == "Q8_K":  # the one with a float32 scale
         blocks[:, :4] = scales[:, None].view(np.uint8)
     for at in _HALVES.get(kind, ()):
-        blocks[:, at:at + 2] = scales.astype(np.float16)[:, None].view(np.uint8)
+        factor = _MINIMUM if (kind, at) == ("Q4_K", 2) else 1
+        blocks[:, at:at + 2] = (factor * scales).astype(np.float16)[:, None].view(np.uint8)
     return blocks
+
+
+def write_gguf(path: Path, shape: str, form: str) -> None:
+    """Write a model's random checkpoint as a file for llama.cpp."""
+    import gguf
+
+    checkpoint = random_checkpoint(shape, form)
+    config, fields = checkpoint.config, config_fields(shape)
+    file = make_random_gguf.start_file(path, fields, {"q8_0": 7, "q4_k_m": 15}[form])
+    for name, weight in checkpoint.tensors.items():
+        kind = gguf.GGMLQuantizationType[weight.format if isinstance(weight, GGUFWeight) else "F32"]
+        file.add_tensor_info(LLAMA.gguf(name), weight.shape, np.float32, weight.nbytes, kind)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_ti_data_to_file()
+    for name, weight in checkpoint.tensors.items():
+        values = weight.blocks if isinstance(weight, GGUFWeight) else weight.float32()
+        is_permuted = LLAMA.is_permuted(name)
+        file.write_tensor_data(values[np.argsort(row_order(len(values), config.head_dim))] if is_permuted else values)
+    file.close()
 
 
 def random_weight(kind: str, rows: int, columns: int) -> AffineWeight:
@@ -185,14 +231,10 @@ def low_bit_kinds() -> list[str]:
     return first + [kind for kind in kinds if kind not in first]
 
 
-def product_weights(config: LlamaConfig) -> tuple[int, int]:
-    """(weights multiplied per decoded token, per token of a prompt).
-
-    The embedding is a lookup; only a prompt's last token is projected to the vocabulary.
-    """
-    matrices = {name: math.prod(dims) for name, dims in config.tensor_shapes().items() if len(dims) == 2}
-    blocks = sum(count for name, count in matrices.items() if name.startswith("model.layers."))
-    return blocks + config.vocab_size * config.hidden_size, blocks
+def prompt_weights(config: LlamaConfig) -> int:
+    """Weights multiplied per token of a prompt: only its last token is projected to the vocabulary."""
+    return sum(math.prod(dims) for name, dims in config.tensor_shapes().items()
+               if name.startswith("model.layers.") and len(dims) == 2)
 
 
 def needed_bytes(shape: str, form: str, prompt: int) -> int:
@@ -204,11 +246,6 @@ def needed_bytes(shape: str, form: str, prompt: int) -> int:
     # Low-bit formats are unpacked in slabs of rows; scales of 16 bits may become float32.
     widest = 12 * prompt * config.intermediate_size
     return int(weights * (1.02 if form == "bf16" else 1.2) + block + kept + widest + (1 << 28))
-
-
-def prompt_tokens(count: int, vocabulary: int) -> list[int]:
-    """The same ids for every program."""
-    return np.random.default_rng(1).integers(3, vocabulary, count).tolist()
 
 
 # Workers: one process per program; requests are lines of JSON
@@ -479,7 +516,8 @@ class Ours(Program):
     # Speed
 
     def op_load(self, shape: str, form: str, compile: bool, batch_invariant: bool = False) -> dict[str, Any]:
-        """Load a model. Returns the weights' bytes and some logits after a short prompt, or the reason in `refused`."""
+        """Load a model. Returns the bytes of its weights (read: of those that a token reads) and some logits after a short
+        prompt; or the reason in `refused`."""
         started = time.perf_counter()
         checkpoint = random_checkpoint(shape, form)
         self._reset_peak()
@@ -494,7 +532,7 @@ class Ours(Program):
         if not np.isfinite(logits).all():
             raise ArithmeticError(f"{int((~np.isfinite(logits)).sum())} of {logits.size} logits are not finite")
         return {"nbytes": self.nbytes, "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist(),
-                "notices": list(self.model.notices), "peak": peak}
+                "peak": peak, "read": self.nbytes - checkpoint.tensors["model.embed_tokens.weight"].nbytes}
 
     def op_unload(self) -> dict[str, Any]:
         self.model = None
@@ -529,7 +567,7 @@ class Ours(Program):
 
     def op_rows(self, depth: int, count: int, batch: int, compile: bool = False) -> dict[str, Any]:
         """Decode `count` tokens of each of `batch` rows, all after `depth` tokens; a step is launched before the last one is
-        read. bytes_rate: of weights, keys and values that the steps read."""
+        read."""
         from mlx_llama.core.generation import options
 
         draw = self.backend.sampling_batch([options.resolve({"temperature": 0.0}).options] * batch)
@@ -554,9 +592,7 @@ class Ours(Program):
             before, tokens = tokens, launch()
             self.backend.read_all(before)
         self.backend.read_all(tokens)
-        steps = count / (time.perf_counter() - started)
-        nbytes = self.nbytes + batch * (depth + count // 2) * cache.position_nbytes
-        return {"rate": batch * steps, "bytes_rate": nbytes * steps}
+        return {"rate": batch * count / (time.perf_counter() - started)}
 
     def op_operations(self) -> dict[str, int]:
         """Primitives in MLX's graph of one step."""
@@ -612,18 +648,13 @@ class Transformers(Program):
         transformers.logging.set_verbosity_error()
         self.device = torch.device("cuda", torch.cuda.current_device()) if device == "gpu" else torch.device("cpu")
         self.model = self.last = None
-        self.compiled = False
 
-    def op_hello(self) -> dict[str, Any]:
-        return {"device": str(self.device), "versions": {"transformers": _version("transformers")}, "no_kernels": ""}
-
-    def op_load(self, shape: str, form: str, compile: bool) -> dict[str, Any]:
+    def op_load(self, shape: str, form: str, compile: bool, folder: str) -> dict[str, Any]:
         import torch
         from transformers import LlamaConfig as Config, LlamaForCausalLM
 
         started = time.perf_counter()
-        config = Config(**{"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": None,
-                           **SHAPES[NAMES[shape]]})
+        config = Config(**config_fields(shape) | {"eos_token_id": None})
         config._attn_implementation = "sdpa"
         with torch.device("meta"):
             model = LlamaForCausalLM(config).to(torch.bfloat16)
@@ -642,19 +673,9 @@ class Transformers(Program):
         with torch.inference_mode():
             logits = self.model(ids).logits[0, -1].float().cpu().numpy()
         return {"nbytes": sum(parameter.nbytes for parameter in model.parameters()),
-                "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist(), "notices": []}
+                "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist()}
 
-    def op_unload(self) -> dict[str, Any]:
-        import torch
-
-        self.model = self.last = None
-        if self.compiled:
-            torch.compiler.reset()
-            self.compiled = False
-        self.free()
-        return {}
-
-    def _generate(self, prompt: int, count: int, compile: bool) -> tuple[float, float]:
+    def _generate(self, prompt: int, count: int, compile: bool, batch: int = 1) -> tuple[float, float]:
         """(seconds to the first token, seconds from it to the last)."""
         import torch
         from transformers import StoppingCriteria, StoppingCriteriaList
@@ -670,14 +691,13 @@ class Transformers(Program):
                 return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
         given: dict[str, Any] = {"disable_compile": not compile}
-        self.compiled |= compile
         if compile and self.device.type == "cpu":
             from transformers.generation import CompileConfig
 
             settings = CompileConfig()
             settings._compile_all_devices = True
             given["compile_config"] = settings
-        ids = torch.tensor([prompt_tokens(prompt, self.model.config.vocab_size)], device=self.device)
+        ids = torch.tensor([prompt_tokens(prompt, self.model.config.vocab_size)] * batch, device=self.device)
         wait()
         started = time.perf_counter()
         out = self.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
@@ -703,6 +723,94 @@ class Transformers(Program):
         self._begin(("prefill", count))
         return {"rate": count / self._generate(count, 1, False)[0]}
 
+    def op_rows(self, depth: int, count: int, batch: int, compile: bool = False) -> dict[str, Any]:
+        self._begin(("rows", batch))
+        self._generate(depth, 2, compile, batch)
+        return {"rate": batch * count / self._generate(depth, count + 1, compile, batch)[1]}
+
+
+class VLLM(Program):
+    """vLLM with a model's config and random weights of its own."""
+
+    def op_load(self, shape: str, form: str, compile: bool, folder: str) -> dict[str, Any]:
+        import torch
+        from vllm import LLM
+
+        started, config = time.perf_counter(), make_config(shape)
+        (Path(folder) / "config.json").write_text(json.dumps(config_fields(shape)))
+        length = config.max_position_embeddings
+        share = needed_bytes(shape, form, length) / torch.cuda.get_device_properties(0).total_memory
+        self.vocabulary = config.vocab_size
+        self.llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=length,
+                       max_num_seqs=max(BATCHES), enable_prefix_caching=False, gpu_memory_utilization=min(0.9, 1.3 * share),
+                       dtype="bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16")
+        return {"nbytes": int(2 * sum(math.prod(dims) for dims in config.tensor_shapes().values())),
+                "seconds": time.perf_counter() - started}
+
+    def _seconds(self, depth: int, count: int, batch: int = 1) -> float:
+        from vllm import SamplingParams
+
+        prompts = [{"prompt_token_ids": prompt_tokens(depth, self.vocabulary)}] * batch
+        options = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+        started = time.perf_counter()
+        outputs = self.llm.generate(prompts, options, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        if any(len(output.outputs[0].token_ids) != count for output in outputs):
+            raise ArithmeticError(f"vLLM gave other numbers of tokens than {count}")
+        return seconds
+
+    def op_decode(self, depth: int, count: int, compile: bool = False) -> dict[str, Any]:
+        return self.op_rows(depth, count, 1)
+
+    def op_prefill(self, count: int, compile: bool = False) -> dict[str, Any]:
+        return {"rate": count / self._seconds(count, 1)}
+
+    def op_rows(self, depth: int, count: int, batch: int, compile: bool = False) -> dict[str, Any]:
+        return {"rate": batch * count / (self._seconds(depth, count + 1, batch) - self._seconds(depth, 1, batch))}
+
+
+class LlamaCpp(Program):
+    """llama.cpp on a GGUF file of the same weights: its own benchmarks if they are on the search path, else its library."""
+
+    def op_load(self, shape: str, form: str, compile: bool, folder: str) -> dict[str, Any]:
+        self.path, self.layers = Path(folder) / f"{form}.gguf", 99 if self.wanted == "gpu" else 0
+        write_gguf(self.path, shape, form)
+        started, nbytes = time.perf_counter(), self.path.stat().st_size
+        self.bench = self.peer = None
+        if binary := shutil.which(LLAMA_BENCH):
+            self.bench = LlamaBench(binary, str(self.path), 1, None, self.layers > 0, self.layers)
+            return {"nbytes": nbytes, "seconds": 0.0}
+        import llama_cpp
+
+        if self.layers and not llama_cpp.llama_supports_gpu_offload():
+            raise RuntimeError("this llama-cpp-python was built without a GPU")
+        room = max(make_config(shape).max_position_embeddings, DEPTH + (BATCH_COUNT + 2) * max(BATCHES))
+        self.peer = Peer(str(self.path), room, 1, [None] * 3, self.layers, max(BATCHES))
+        self.peer.logits(16, f"{self.path}.npy")
+        logits = np.load(f"{self.path}.npy")[-1]
+        return {"nbytes": nbytes, "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist()}
+
+    def op_decode(self, depth: int, count: int, compile: bool = False) -> dict[str, Any]:
+        return {"rate": count / (self.bench.ask("decode", depth, count) if self.bench else self.peer.decode(depth, count))}
+
+    def op_prefill(self, count: int, compile: bool = False) -> dict[str, Any]:
+        return {"rate": count / (self.bench.ask("prompt", count) if self.bench else self.peer.prompt(count))}
+
+    def op_rows(self, depth: int, count: int, batch: int, compile: bool = False) -> dict[str, Any]:
+        if self.peer:
+            return {"rate": batch * count / self.peer.decode_rows(depth, count, batch)}
+        binary = shutil.which("llama-batched-bench")
+        if binary is None:
+            return {"rate": None}
+        command = [binary, "-m", self.path, "-ngl", self.layers, "-t", 1, "-c", batch * (depth + count + 1), "-npp", depth,
+                   "-ntg", count, "-npl", batch, "-pps", "--output-format", "jsonl"]
+        for _ in range(5):  # it may end before its logging thread has printed the line
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+            for line in done.stdout.splitlines():
+                if line.startswith("{"):
+                    return {"rate": json.loads(line)["speed_tg"]}
+        raise RuntimeError(f"{binary} printed no result")
+
 
 class MLXLM(Program):
     """mlx-lm's model, driven as in its generate_step: step n + 1 is launched before token n is read."""
@@ -715,18 +823,14 @@ class MLXLM(Program):
         self.device = mx.Device(mx.gpu if device == "gpu" else mx.cpu)
         mx.set_default_device(self.device)
 
-    def op_hello(self) -> dict[str, Any]:
-        return {"device": str(self.device), "versions": {"mlx-lm": _version("mlx-lm")}, "no_kernels": ""}
-
-    def op_load(self, shape: str, form: str, compile: bool) -> dict[str, Any]:
+    def op_load(self, shape: str, form: str, compile: bool, folder: str) -> dict[str, Any]:
         import mlx.core as mx
         import mlx.nn as nn
         from mlx_lm.models.llama import Model, ModelArgs
 
         started = time.perf_counter()
-        given = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": False, **SHAPES[NAMES[shape]]}
         self.config = make_config(shape)
-        model = Model(ModelArgs.from_dict(given))
+        model = Model(ModelArgs.from_dict(config_fields(shape)))
         if form == "4-bit":
             nn.quantize(model, group_size=64, bits=4)
 
@@ -749,56 +853,55 @@ class MLXLM(Program):
         self.model = model
         logits = model(mx.array([prompt_tokens(16, self.config.vocab_size)]))[0, -1].astype(mx.float32)
         return {"nbytes": sum(one.nbytes for _, one in arrays), "seconds": time.perf_counter() - started,
-                "logits": np.array(logits)[:1000].tolist(), "notices": []}
-
-    def op_unload(self) -> dict[str, Any]:
-        self.model = None
-        self.free()
-        return {}
+                "logits": np.array(logits)[:1000].tolist()}
 
     def _step(self, tokens: Any, cache: Any) -> tuple[Any, Any]:
         import mlx.core as mx
 
-        logits = self.model(tokens[None], cache=cache)[:, -1, :]
-        logprobs = logits - mx.logsumexp(logits, keepdims=True)
-        return mx.argmax(logprobs, axis=-1), logprobs.squeeze(0)
+        logits = self.model(tokens, cache=cache)[:, -1, :]
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return mx.argmax(logprobs, axis=-1), logprobs
 
-    def _prompt(self, count: int) -> tuple[Any, Any, Any]:
-        """(cache, the first token and its logprobs, launched)."""
+    def _prompt(self, count: int, batch: int = 1) -> tuple[Any, Any, Any]:
+        """(cache, the first tokens [B] and their logprobs, launched)."""
         import mlx.core as mx
         from mlx_lm.models.cache import make_prompt_cache
 
-        cache, tokens, at = make_prompt_cache(self.model), mx.array(prompt_tokens(count, self.config.vocab_size)), 0
+        tokens = mx.array([prompt_tokens(count, self.config.vocab_size)] * batch)
+        cache, at = make_prompt_cache(self.model), 0
         while count - at > 1:
             size = min(2048, count - at - 1)
-            self.model(tokens[at:at + size][None], cache=cache)
+            self.model(tokens[:, at:at + size], cache=cache)
             mx.eval([one.state for one in cache])
             mx.clear_cache()
             at += size
-        token, logprobs = self._step(tokens[at:], cache)
+        token, logprobs = self._step(tokens[:, at:], cache)
         mx.async_eval(token, logprobs)
         return cache, token, logprobs
 
     def op_decode(self, depth: int, count: int, compile: bool = False) -> dict[str, Any]:
+        return self.op_rows(depth, count, 1)
+
+    def op_rows(self, depth: int, count: int, batch: int, compile: bool = False) -> dict[str, Any]:
         import mlx.core as mx
 
-        cache, token, _ = self._prompt(depth)
+        cache, token, _ = self._prompt(depth, batch)
         host, started = [], 0.0
         for n in range(count + 1):
             if n < count:
                 before = time.perf_counter()
-                following, logprobs = self._step(token, cache)
+                following, logprobs = self._step(token[:, None], cache)
                 mx.async_eval(following, logprobs)
                 host.append(time.perf_counter() - before)
-            token.item()
+            token.tolist()
             if n == 0:
                 started = time.perf_counter()
             token = following
-        return {"rate": count / (time.perf_counter() - started), "host": statistics.median(host), "waits": 1.0}
+        return {"rate": batch * count / (time.perf_counter() - started), "host": statistics.median(host), "waits": 1.0}
 
     def op_prefill(self, count: int, compile: bool = False) -> dict[str, Any]:
         started = time.perf_counter()
-        self._prompt(count)[1].item()
+        self._prompt(count)[1].tolist()
         return {"rate": count / (time.perf_counter() - started)}
 
     def op_operations(self) -> dict[str, int]:
@@ -806,11 +909,11 @@ class MLXLM(Program):
 
         cache, token, _ = self._prompt(3)
         mx.eval(token)
-        following, _ = self._step(token, cache)
+        following, _ = self._step(token[:, None], cache)
         return {"count": count_primitives(following)}
 
 
-PROGRAMS = {("cuda", "ours"): Ours, ("mlx", "ours"): Ours, ("cuda", "peer"): Transformers, ("mlx", "peer"): MLXLM}
+PROGRAMS = {"ours": Ours, "transformers": Transformers, "vllm": VLLM, "mlx-lm": MLXLM, "llama.cpp": LlamaCpp}
 
 
 def count_primitives(*arrays: Any) -> int:
@@ -837,7 +940,7 @@ def _version(package: str) -> str:
     from importlib import metadata
 
     with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
+        return metadata.version({"llama_cpp": "llama_cpp_python"}.get(package, package))
     return "none"
 
 
@@ -855,7 +958,7 @@ def serve(name: str, side: str, device: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            program = program or PROGRAMS[name, side](name, device)
+            program = program or PROGRAMS[side](name, device)
             answer = getattr(program, "op_" + request.pop("op"))(**request)
         except Exception as error:  # noqa: BLE001: any error is this part's reason
             answer = {"error": one_line(error), "trace": traceback.format_exc()[-3000:]}
@@ -1010,11 +1113,10 @@ class Measurement:
         self.started = time.perf_counter()
         self.budget = Budget(given.minutes)
         self.workers: dict[tuple[str, str], Worker] = {}
-        self.peer = False  # whether the backend at hand has one
         self.result: dict[str, Any] = {
             "device": given.device, "shapes": given.shapes, "depth": DEPTH, "machine": {}, "bounds": {}, "checks": [],
-            "kernel_rates": {}, "batches": [],
-            "rows": [], "processes": [], "left_out": [], "failed": [], "interrupted": False, "seconds": 0.0}
+            "kernel_rates": {}, "rows": [], "processes": [], "left_out": [], "failed": [], "interrupted": False,
+            "seconds": 0.0}
 
     def run(self) -> None:
         there = [name for name in self.backends if self._is_there(name)]
@@ -1033,7 +1135,6 @@ class Measurement:
                         break
                 except Exception as error:  # noqa: BLE001: a fault in this file must not end the other parts
                     self.lose(label, PartError(one_line(error), traceback.format_exc()))
-                self.unload()
             self.close()
 
     def _is_there(self, name: str) -> bool:
@@ -1072,7 +1173,7 @@ class Measurement:
             parts.insert(1, (2, f"{name} kernels", lambda slot: self.kernels(name, slot)))
         for shape in self.given.shapes:
             for form in FORMATS:
-                weight = {"tiny": 1, "1.1b": 2, "8b": 4}[shape] * (3 if form == "bf16" else 1)
+                weight = {"tiny": 1, "1.1b": 2, "8b-4": 2, "8b": 4}[shape] * (2 if form == "bf16" else 1)
                 parts.append((weight, f"{name} {shape} {form}",
                               lambda slot, shape=shape, form=form: self.measure(name, shape, form, slot)))
         return parts
@@ -1087,13 +1188,6 @@ class Measurement:
             self.leave_out(part, str(error))
         else:
             self.fail(part, str(error), error.trace)
-
-    def unload(self) -> None:
-        """Release both programs' models, for the next one's memory."""
-        for (name, side), worker in self.workers.items():
-            if worker.alive and (side == "ours" or self.peer):
-                with contextlib.suppress(PartError):
-                    self.ask(name, side, Slot(math.inf, min(time.perf_counter() + 30, self.budget.end)), "unload")
 
     def leave_out(self, part: str, reason: str) -> None:
         say(f"{part}: left out: {reason}")
@@ -1129,25 +1223,28 @@ class Measurement:
     # Proofs
 
     def open(self, name: str, slot: Slot) -> None:
-        """Start both programs, and report missing ones."""
-        package = PEER_PACKAGES[name]
-        self.peer = importlib.util.find_spec(package) is not None
-        self.worker(name, "ours").send("hello")
-        if self.peer:  # both import at the same time
-            self.worker(name, "peer").send("hello")
-        else:
-            self.leave_out(f"{name} peer", f"the package {package} is not installed")
-        found = self.worker(name, "ours").receive(slot.hard_left)
-        say(f"{name}: {found['device']}, {', '.join(f'{key} {value}' for key, value in found['versions'].items())}")
-        if self.peer:
-            try:
-                found["versions"] |= self.workers[name, "peer"].receive(slot.hard_left)["versions"]
-            except PartError as error:
-                self.peer = False
-                self.lose(f"{name} peer", error)
+        """Start the backend, and report peers that are missing."""
+        found = self.ask(name, "ours", slot, "hello")
         self.result["machine"][name] = found
+        peers = [peer for (backend, _), some in PEERS.items() if backend == name for peer in some]
+        for peer in dict.fromkeys(map(_program, peers)):
+            if reason := self._find_missing(peer):
+                self.leave_out(f"{name} beside {peer}", reason)
+            else:
+                has_bench = peer == "llama.cpp" and shutil.which(LLAMA_BENCH)
+                found["versions"][peer] = LLAMA_BENCH if has_bench else _version(PEER_PACKAGES[peer])
+        say(f"{name}: {found['device']}, {', '.join(f'{key} {value}' for key, value in found['versions'].items())}")
         if found["no_kernels"] and self.given.device == "gpu":
             (self.fail if self.explicit else self.leave_out)(f"{name} kernels", found["no_kernels"])
+
+    def _find_missing(self, peer: str) -> str:
+        """Reason why a peer cannot run here, or ""."""
+        if peer == "vllm" and self.given.device == "cpu":
+            return "it is measured on GPUs only"
+        package = PEER_PACKAGES[peer]
+        if importlib.util.find_spec(package) or (peer == "llama.cpp" and shutil.which(LLAMA_BENCH)):
+            return ""
+        return f"the package {package} is not installed" + (f", nor {LLAMA_BENCH}" if peer == "llama.cpp" else "")
 
     def check(self, name: str, what: str, found: list[dict[str, Any]]) -> None:
         for one in found:
@@ -1205,7 +1302,7 @@ class Measurement:
         size = size or 2
         shape = next((one for one in ("1.1b", "tiny") if one in self.given.shapes), "tiny")
         with tempfile.TemporaryDirectory() as folder:
-            write(Path(folder), NAMES[shape], "float32", 0)
+            write(Path(folder), {"1.1b": "tinyllama"}.get(shape, shape), "float32", 0)
             run = [str(Path(__file__).resolve()), "--processes-worker", folder, name, self.given.device, str(self.given.generate)]
             starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
             answers = [self._run_processes([*prefix, *run], slot) for prefix in ([sys.executable], starter)]
@@ -1230,241 +1327,178 @@ class Measurement:
     # Speed
 
     def measure(self, name: str, shape: str, form: str, slot: Slot) -> None:
-        """Measure one model: ours compiled and not, and its peers, in turn."""
+        """Measure one model: ours compiled and not, then its peers."""
         config, label = make_config(shape), f"{name} {shape} {form}"
         prompt = min(self.given.prompt, config.max_position_embeddings - 1)
         need, free = needed_bytes(shape, form, prompt), self.ask(name, "ours", slot, "free_bytes")["bytes"]
         if free is not None and need > free:
-            return self.leave_out(label, f"it takes {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
-        peers = [Side(peer, "peer", "compiled" in peer) for peer in PEERS[name].get(form, ())] if self.peer else []
-        if peers and free is not None and 2 * need > free:
-            self.leave_out(f"{label} peer",
-                           f"with ours it takes {2 * need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
-            peers = []
-        if self.given.device == "cpu" and self.given.minutes < 10 and any(peer.compile for peer in peers):
-            self.leave_out(f"{label} compiled peer", "torch.compile takes a minute on CPUs: with --minutes 10")
-            peers = [peer for peer in peers if not peer.compile]
-        taken = Taken(name, shape, form, min(self.given.generate, config.max_position_embeddings - DEPTH - 1), prompt,
-                      self.ask(name, "ours", slot, "bounds"))
-        self.result["bounds"].setdefault(name, []).append(taken.bounds)
-        variants = [Side("ours compiled", "ours", True), Side("ours eager", "ours", False)]
-        if self.given.device == "cpu" and name == "mlx" and (shape, form) != ("tiny", "bf16"):
-            del variants[0]  # as in `tokens`
-        try:
-            for number, ours in enumerate(variants):
-                if taken.rounds and slot.soft_left < 1:
-                    self.leave_out(f"{label} {ours.variant}", "no time left")
-                    continue
-                share = slot.soft_left / (len(variants) - number)
-                if not self._load(ours, taken, slot):
-                    continue
-                if peers and "peer" not in taken.logits:
-                    peers = self._guarded_load(peers, taken, slot)
-                peers = self._rounds(ours, peers, taken, time.perf_counter() + (1 - ROWS_SHARE) * share, slot)
-                self._batches(ours, taken, time.perf_counter() + ROWS_SHARE * share, slot)
-                self.ask(name, "ours", slot, "unload")
-            invariant = Side("ours invariant", "ours", True, ("batch_invariant",))
-            if name == "cuda" and self._load(invariant, taken, slot):
-                for _ in range(2):  # compile and capture, replay
-                    answer = self._ask(invariant, taken, "prefill", slot, count=taken.prompt)
-                taken.rounds.append(("prefill", {invariant.variant: answer}))
-        finally:
-            for row in taken.rows():
-                self.result["rows"].append(row)
-                say(shown(row))
-        taken.check_peer()
-
-    def _load(self, side: Side, taken: Taken, slot: Slot) -> bool:
-        answer = self.ask(taken.backend, side.who, slot, "load", shape=taken.shape, form=taken.form,
-                          compile=side.compile, **dict.fromkeys(side.options, True))
-        if "refused" in answer:
-            say(f"{taken.label} {side.variant}: not there: {answer['refused']}")
-            return False
-        taken.logits[side.who] = answer["logits"]
-        taken.load_peaks[side.variant] = answer.get("peak")
-        say(f"{taken.label} {side.who}: {answer['nbytes'] / 1e9:.2f} GB, loaded in {answer['seconds']:.1f} s")
-        if taken.backend == "mlx":
-            taken.operations[side.variant] = self.ask("mlx", side.who, slot, "operations")["count"]
-        return True
-
-    def _batches(self, ours: Side, taken: Taken, until: float, slot: Slot) -> None:
-        """Decode more and more rows together, until `until`; one row and two in any case."""
-        for batch in BATCHES:
-            if batch > 2 and time.perf_counter() > until:
-                return self.leave_out(f"{taken.label} {ours.variant} {batch} rows and more", "no time left")
-            found = self._ask(ours, taken, "rows", slot, depth=DEPTH, count=min(64, taken.count), batch=batch)
-            self.result["batches"].append({"backend": taken.backend, "shape": taken.shape, "form": taken.form,
-                                           "side": ours.variant, "batch": batch, **found})
-            say(f"{taken.label} {ours.variant}: {batch} rows {found['rate']:.1f}/s, {found['bytes_rate'] / 1e9:.1f} GB/s")
-
-    def _guarded_load(self, peers: list[Side], taken: Taken, slot: Slot) -> list[Side]:
-        """Load the peers. Returns all of them or none."""
-        try:
-            self._load(peers[0], taken, slot)
-        except PartError as error:
-            self.lose(f"{taken.label} peer", error)
-            return []
-        return peers
-
-    def _rounds(self, ours: Side, peers: list[Side], taken: Taken, until: float, slot: Slot) -> list[Side]:
-        """Ask ours and the peers in turn, until `until` or ROUNDS times. Returns the peers that still work."""
-        began = time.perf_counter()
-        if not taken.rounds:  # a slow machine gets fewer tokens, not none
-            self._ask(ours, taken, "decode", slot, count=2, depth=8)
-            rate = self._ask(ours, taken, "decode", slot, count=8, depth=8)["rate"]
-            taken.count = max(8, min(taken.count, int(rate * (until - began) / 12)))
-            rate = self._ask(ours, taken, "prefill", slot, count=min(256, taken.prompt))["rate"]
-            taken.prompt = max(min(256, taken.prompt), min(taken.prompt, int(rate * (until - began) / 12)))
-        for kind in ("decode", "prefill"):
-            end = began + 0.7 * (until - began) if kind == "decode" else until
-            given = {"depth": DEPTH, "count": taken.count} if kind == "decode" else {"count": taken.prompt}
-            self._ask(ours, taken, kind, slot, **given)
-            warming = time.perf_counter()
-            peers = self._warm(peers, taken, kind, given, slot)
-            if any(peer.compile for peer in peers):  # compiling takes its time beside the rounds'
-                spent = time.perf_counter() - warming
-                end, until = (min(at + spent, slot.hard - 0.2 * slot.hard_left) for at in (end, until))
-            # what transformers compiles is the forward of one token
-            asked = [ours, *(peer for peer in peers if kind == "decode" or not peer.compile)]
-            for number in range(ROUNDS):
-                if number and time.perf_counter() > end:
-                    break
-                answers: dict[str, dict[str, Any]] = {}
-                for side in asked if number % 2 == 0 else asked[::-1]:
-                    try:
-                        answers[side.variant] = self._ask(side, taken, kind, slot, **given)
-                    except PartError as error:
-                        if side is ours:
-                            raise
-                        self.lose(f"{taken.label} {side.variant}", error)
-                        peers, asked = [], [ours]
-                        break
-                taken.rounds.append((kind, answers))
-                say(f"{taken.label} {kind}: " + ", ".join(f"{variant} {answer['rate']:.1f}/s"
-                                                          for variant, answer in answers.items()))
-        return peers
-
-    def _warm(self, peers: list[Side], taken: Taken, kind: str, given: dict[str, int], slot: Slot) -> list[Side]:
-        """Run each peer once. Returns those that work; a peer that fails to compile in time is left out."""
-        working = []
-        for peer in peers:
-            if kind == "prefill" and peer.compile:
-                working.append(peer)
+            self.leave_out(label, f"it takes {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+            if shape == "8b" and "8b-4" not in self.given.shapes:
+                self.measure(name, "8b-4", form, slot)
+            return
+        bounds = self.ask(name, "ours", slot, "bounds")
+        self.result["bounds"].setdefault(name, []).append(bounds)
+        count = min(self.given.generate, config.max_position_embeddings - DEPTH - 1)
+        taken = Taken(name, shape, form, count, prompt, bounds)
+        sides = self._sides(name, shape, form)
+        for number, side in enumerate(sides):
+            if number and slot.soft_left < 1:
+                self.leave_out(f"{label} {side.variant}", "no time left")
                 continue
-            limit = min(COMPILE_LIMIT, 0.5 * slot.hard_left) if peer.compile else math.inf
-            try:
-                self._ask(peer, taken, kind, slot, limit, **given)
-                working.append(peer)
-            except PartError as error:
-                if not peer.compile:
-                    self.lose(f"{taken.label} {peer.variant}", error)
-                    return []
-                self.leave_out(f"{taken.label} {peer.variant}", f"torch.compile: {error}")
-                working = self._guarded_load(working, taken, slot) if working else []
-                break
-        return working
+            until = time.perf_counter() + slot.soft_left / (len(sides) - number)
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    self._measure_side(side, taken, until, slot, folder)
+                except PartError as error:
+                    if side.program == "ours":
+                        self.lose(f"{label} {side.variant}", error)
+                    else:  # no fault of this package
+                        self.leave_out(f"{label} {side.variant}", str(error))
+                if side.program != "ours" and (worker := self.workers.pop((name, side.program), None)):
+                    worker.close()
+        if "ours" in taken.logits and len(taken.logits) > 1:
+            self.check(name, "peers' logits", taken.compare_logits())
 
-    def _ask(self, side: Side, taken: Taken, kind: str, slot: Slot, limit: float = math.inf,
-             **given: Any) -> dict[str, Any]:
-        return self.ask(taken.backend, side.who, slot, kind, limit, compile=side.compile, **given)
+    def _sides(self, name: str, shape: str, form: str) -> list[Side]:
+        """The lines of a model in the table."""
+        compiled, eager = Side("ours compiled", "ours", True), Side("ours eager", "ours", False)
+        sides = [compiled, eager]
+        if self.given.device == "cpu" and name == "mlx" and (shape, form) != ("tiny", "bf16"):
+            sides = [eager]  # as in `tokens`
+        if name == "cuda":
+            sides.append(Side("ours invariant", "ours", True, ("batch_invariant",)))
+        peers = [Side(peer, _program(peer), "compiled" in peer) for peer in PEERS.get((name, form), ())]
+        if self.given.device == "cpu":  # where torch.compile takes a minute, and so does mlx-lm in 4 bits
+            peers = [peer for peer in peers if not peer.compile and (peer.program, form) != ("mlx-lm", "4-bit")]
+        return sides + [peer for peer in peers if not self._find_missing(peer.program)]
+
+    def _measure_side(self, side: Side, taken: Taken, until: float, slot: Slot, folder: str) -> None:
+        """Add a line to the table: a few runs of each kind until `until`, one run in any case."""
+        def ask(op: str, limit: float = math.inf, **given: Any) -> dict[str, Any]:
+            return self.ask(taken.backend, side.program, slot, op, limit, **given)
+
+        began, is_ours = time.perf_counter(), side.program == "ours"
+        limit = math.inf if is_ours else PEER_LIMIT
+        more = dict.fromkeys(side.options, True) if is_ours else {"folder": folder}
+        loaded = ask("load", limit, shape=taken.shape, form=taken.form, compile=side.compile, **more)
+        if "refused" in loaded:
+            return say(f"{taken.label} {side.variant}: not there: {loaded['refused']}")
+        say(f"{taken.label} {side.variant}: {loaded['nbytes'] / 1e9:.2f} GB, loaded in {loaded['seconds']:.1f} s")
+        if "logits" in loaded:
+            taken.logits.setdefault(side.program, loaded["logits"])
+        taken.read = loaded.get("read", taken.read)
+        row: dict[str, Any] = {"backend": taken.backend, "shape": taken.shape, "form": taken.form, "side": side.variant,
+                               **dict.fromkeys((*RATES, *FIGURES))}
+        self.result["rows"].append(row)
+        if taken.backend == "mlx" and side.program != "llama.cpp":
+            row["operations"] = ask("operations")["count"]
+        if is_ours and not taken.is_fitted:  # a slow machine gets fewer tokens, not none
+            ask("decode", count=2, depth=8)
+            rate, share = ask("decode", count=8, depth=8)["rate"], (until - began) / 12
+            taken.count = max(8, min(taken.count, int(rate * share)))
+            rate = ask("prefill", count=min(256, taken.prompt))["rate"]
+            taken.prompt = max(min(256, taken.prompt), min(taken.prompt, int(rate * share)))
+            taken.is_fitted = True
+        answers: dict[str, list[dict[str, Any]]] = {}
+        for kind, part in (("decode", 0.5), ("prefill", 0.8)):
+            given = {"depth": DEPTH, "count": taken.count} if kind == "decode" else {"count": taken.prompt}
+            ask(kind, limit, compile=side.compile, **given)  # warm
+            answers[kind] = [ask(kind, compile=side.compile, **given)]
+            while len(answers[kind]) < ROUNDS and time.perf_counter() < began + part * (until - began):
+                answers[kind].append(ask(kind, compile=side.compile, **given))
+            row[kind + "_all"] = [answer["rate"] for answer in answers[kind]]
+            row[kind] = statistics.median(row[kind + "_all"])
+        row["decode_share"] = row["decode"] * taken.read / taken.bounds["copy"] if taken.read else None
+        row["prefill_share"] = row["prefill"] * 2 * prompt_weights(make_config(taken.shape)) / taken.bounds["product"]
+        for key in ("host", "waits"):
+            row[key] = statistics.median(values) if (values := _present(answers["decode"], key)) else None
+        row["peak"] = max(_present([loaded, *answers["decode"], *answers["prefill"]], "peak"), default=None)
+        if not (side.program == "transformers" and side.compile):  # which would compile anew for each number of rows
+            for batch in BATCHES:
+                row[f"{batch} rows"] = ask("rows", depth=DEPTH, count=min(BATCH_COUNT, taken.count), batch=batch,
+                                           compile=side.compile)["rate"]
+        if is_ours:
+            ask("unload")
+        say(markdown_row(row, {}))
 
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One line of the table ("ours compiled", "mlx-lm" ...), the worker that runs it ("ours" or "peer"), and its options."""
+    """One line of the table ("ours compiled", "mlx-lm" ...), the program that runs it, and its options."""
 
     variant: str
-    who: str
+    program: str
     compile: bool
     options: tuple[str, ...] = ()  # of Backend.load besides
 
 
+def _program(peer: str) -> str:
+    """The program of a peer: "transformers" of "transformers compiled"."""
+    return peer.split()[0]
+
+
+def _present(answers: list[dict[str, Any]], key: str) -> list[float]:
+    return [answer[key] for answer in answers if answer.get(key) is not None]
+
+
+@dataclasses.dataclass
 class Taken:
-    """Measurements of one model."""
+    """What the sides of one model share.
 
-    def __init__(self, backend: str, shape: str, form: str, count: int, prompt: int, bounds: dict[str, float]):
-        self.backend, self.shape, self.form, self.label = backend, shape, form, f"{backend} {shape} {form}"
-        self.count, self.prompt, self.bounds = count, prompt, bounds
-        self.rounds: list[tuple[str, dict[str, dict[str, Any]]]] = []  # ("decode" or "prefill", answer by variant)
-        self.logits: dict[str, list[float]] = {}  # by worker
-        self.operations: dict[str, int] = {}  # by variant
-        self.load_peaks: dict[str, float | None] = {}  # by variant, over the weights' bytes
+    count, prompt: tokens to decode and of the prompt; is_fitted: they fit the time. bounds: of op_bounds. read: bytes of
+    weights that a token reads, 0 if unknown. logits: some, by program.
+    """
 
-    def check_peer(self) -> None:
-        """Compare the peer's logits with ours. Raises PartError if the peer computes another model."""
-        if len(self.logits) == 2:
-            ours, peer = (np.array(self.logits[who]) for who in ("ours", "peer"))
-            apart = float(np.linalg.norm(ours - peer) / np.linalg.norm(ours))
-            if not apart <= SAME_MODEL:
-                raise PartError(f"the peer's logits differ from ours by {apart:.2g}, allowed {SAME_MODEL}")
+    backend: str
+    shape: str
+    form: str
+    count: int
+    prompt: int
+    bounds: dict[str, float]
+    read: int = 0
+    is_fitted: bool = False
+    logits: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Lines of the table: medians; ratios to the fastest peer within each round; shares of the device's rates.
+    @property
+    def label(self) -> str:
+        return f"{self.backend} {self.shape} {self.form}"
 
-        decode, prefill: tokens per second. host: seconds per token in step() and launch(). waits: per token. peak:
-        bytes per byte of weights and cache, load_peak per byte of weights (the table shows the larger). operations:
-        primitives in MLX's graph of a step.
-        """
-        variants = list(dict.fromkeys(variant for _, answers in self.rounds for variant in answers))
-        per_token, per_prompt_token = product_weights(make_config(self.shape))
-        most = {"decode": self.bounds["copy"] / (per_token * FORMATS[self.form]),
-                "prefill": self.bounds["product"] / (2 * per_prompt_token)}
-        rows = []
-        for variant in variants:
-            row: dict[str, Any] = {"backend": self.backend, "shape": self.shape, "form": self.form, "side": variant,
-                                   "generated": self.count, "prompt": self.prompt,
-                                   "operations": self.operations.get(variant)}
-            for kind in ("decode", "prefill"):
-                rate = self._median(kind, variant, "rate")
-                row[kind] = rate
-                row[kind + "_share"] = None if rate is None else rate / most[kind]
-                row[kind + "_ratio"] = self._ratio(kind, variant, variants) if variant.startswith("ours") else None
-                row[kind + "_all"] = [answers[variant]["rate"] for found, answers in self.rounds
-                                      if found == kind and variant in answers]
-            for key in ("host", "waits"):
-                row[key] = self._median("decode", variant, key)
-            peaks = [self._median(kind, variant, "peak") for kind in ("decode", "prefill")]
-            row["peak"], row["prefill_peak"] = peaks
-            row["load_peak"] = self.load_peaks.get(variant)
-            rows.append(row)
-        return rows
-
-    def _median(self, kind: str, variant: str, key: str) -> float | None:
-        found = [answers[variant].get(key) for one, answers in self.rounds if one == kind and variant in answers]
-        found = [value for value in found if value is not None]
-        return statistics.median(found) if found else None
-
-    def _ratio(self, kind: str, variant: str, variants: list[str]) -> float | None:
-        peers = {peer: rate for peer in variants
-                 if not peer.startswith("ours") and (rate := self._median(kind, peer, "rate")) is not None}
-        if not peers:
-            return None
-        best = max(peers, key=peers.__getitem__)
-        ratios = [answers[variant]["rate"] / answers[best]["rate"] for found, answers in self.rounds
-                  if found == kind and variant in answers and best in answers]
-        return statistics.median(ratios) if ratios else None
+    def compare_logits(self) -> list[dict[str, Any]]:
+        """Differences of the peers' logits from ours, as checks: a peer may compute another model."""
+        ours, found = np.array(self.logits["ours"]), []
+        for program, logits in self.logits.items():
+            error = _finite(float(np.linalg.norm(ours - np.array(logits)) / np.linalg.norm(ours)))
+            if program != "ours":
+                found.append({"name": f"{self.label} {program}", "error": error, "bound": SAME_MODEL,
+                              "ok": error <= SAME_MODEL})
+        return found
 
 
-HEADER = (f"{'model':16}{'side':22}{'decode/s':>10}{'ratio':>7}{'share':>6}{'prompt/s':>10}{'ratio':>7}{'share':>6}"
-          f"{'host us':>8}{'waits':>6}{'peak':>6}{'ops':>6}")
+FIGURES = ("decode_share", "prefill_share", "host", "waits", "peak", "operations")
+RATES = ("decode", *(f"{batch} rows" for batch in BATCHES), "prefill")
+HEADER = ("model", "program", "decode, tokens/s", "of a copy", *(f"{batch} rows" for batch in BATCHES), "prompt, tokens/s",
+          "of a product", "host us", "waits", "peak", "operations")
 
 
-def shown(row: dict[str, Any]) -> str:
-    """Format a row as a line under HEADER."""
+def markdown_row(row: dict[str, Any], best: dict[str, float]) -> str:
+    """Format a row as a line under HEADER, rates with their ratio to `best`."""
 
-    def part(value: float | None, width: int, form: str, unit: float = 1) -> str:
-        return f"{'-' if value is None else format(value * unit, form):>{width}}"
+    def cell(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
 
-    def speed(kind: str) -> str:
-        return part(row[kind], 10, ".1f") + part(row[kind + "_ratio"], 7, ".2f") + part(row[kind + "_share"], 6, ".0%")
+    def rate(key: str) -> str:
+        ratio = f" ({row[key] / best[key]:.2f})" if row[key] is not None and key in best else ""
+        return cell(row[key], ".1f") + ratio
 
-    return (f"{row['backend'] + ' ' + row['shape'] + ' ' + row['form']:16}{row['side']:22}{speed('decode')}"
-            f"{speed('prefill')}{part(row['host'], 8, '.0f', 1e6)}{part(row['waits'], 6, '.4g')}"
-            f"{part(max(filter(None, (row['peak'], row['load_peak'])), default=None), 6, '.2f')}{part(row['operations'], 6, 'd')}")
+    host = None if row["host"] is None else 1e6 * row["host"]
+    cells = [f"{row['backend']} {row['shape']} {row['form']}", row["side"], rate("decode"), cell(row["decode_share"], ".0%"),
+             *map(rate, RATES[1:]), cell(row["prefill_share"], ".0%"), cell(host, ".0f"), cell(row["waits"], ".4g"),
+             cell(row["peak"], ".2f"), cell(row["operations"], "d")]
+    return f"| {' | '.join(cells)} |"
 
 
 def table(result: dict[str, Any]) -> str:
-    """At most LINES lines of at most COLUMNS characters."""
+    """The results in Markdown: devices and checks, one table, and the parts that are not in it."""
     lines = [f"{name}: {found['device']}; " + ", ".join(f"{key} {value}" for key, value in found["versions"].items())
              for name, found in result["machine"].items()]
     for name, found in result["bounds"].items():
@@ -1474,7 +1508,7 @@ def table(result: dict[str, Any]) -> str:
     for name, kernels in result["kernel_rates"].items():
         rates = (f"{kernel} {one['ours'] / 1e9:.0f}" + (f" ({one['torch'] / 1e9:.0f})" if "torch" in one else "")
                  for kernel, one in kernels.items())
-        lines += textwrap.wrap(f"{name} kernels read, GB/s (torch's own): " + ", ".join(rates), COLUMNS)
+        lines.append(f"{name} kernels read, GB/s (torch's own): " + ", ".join(rates))
     for name, what in dict.fromkeys((one["backend"], one["what"]) for one in result["checks"]):
         found = [one for one in result["checks"] if (one["backend"], one["what"]) == (name, what)]
         line = f"{name} {what}: {sum(one['ok'] for one in found)} of {len(found)} right"
@@ -1482,20 +1516,21 @@ def table(result: dict[str, Any]) -> str:
             worst = max(found, key=lambda one: one["error"] / one["bound"])
             line += f"; nearest to its bound: {worst['name']}, {worst['error']:.2g} of {worst['bound']:.2g}"
         lines.append(line)
-    lines += [f"FAILED {one['part']}: {one['reason']}" for one in result["failed"]]
-    if result["rows"]:
-        lines += [HEADER, *map(shown, result["rows"])]
-    for key in dict.fromkeys((one["backend"], one["shape"], one["form"], one["side"]) for one in result["batches"]):
-        found = [one for one in result["batches"] if (one["backend"], one["shape"], one["form"], one["side"]) == key]
-        rates = (f"{one['batch']}: {one['rate']:.0f} ({one['bytes_rate'] / 1e9:.0f})" for one in found)
-        lines += textwrap.wrap(f"{' '.join(key)}, rows: tokens/s of all (GB/s read): " + ", ".join(rates), COLUMNS)
     lines += [f"{one['backend']} {one['shape']} float32 weights: {one['size']} processes decode {one['rate']:.1f} tokens/s, one "
               f"{one['alone']:.1f}" for one in result["processes"]]
+    lines += [f"FAILED {one['part']}: {one['reason']}" for one in result["failed"]]
     lines += [f"left out: {one['part']}: {one['reason']}" for one in result["left_out"]]
-    last = f"{result['seconds']:.0f} s" + (", interrupted" if result["interrupted"] else "")
-    if len(lines) > LINES - 1:
-        last += f"; {len(lines) - LINES + 1} more lines with --json"
-    return "\n".join(line[:COLUMNS] for line in [*lines[:LINES - 1], last])
+    lines.append(f"{result['seconds']:.0f} s" + (", interrupted" if result["interrupted"] else "")
+                 + "; in parentheses: ratios to the fastest peer of the same model")
+    lines = [f"- {line}" for line in lines]
+    if result["rows"]:
+        lines += ["", f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
+    for row in result["rows"]:
+        model = (row["backend"], row["shape"], row["form"])
+        peers = [one for one in result["rows"] if (one["backend"], one["shape"], one["form"]) == model
+                 and not one["side"].startswith("ours")] if row["side"].startswith("ours") else []
+        lines.append(markdown_row(row, {key: max(rates) for key in RATES if (rates := _present(peers, key))}))
+    return "\n".join(lines)
 
 
 def listed(text: str, known: Sequence[str]) -> list[str]:
@@ -1521,8 +1556,8 @@ def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 def main() -> int:
     """Parse the command line, measure, show. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", type=lambda text: listed(text, list(NAMES)), default=["1.1b", "8b"],
-                        help="some of tiny, 1.1b, 8b (default: 1.1b,8b)")
+    parser.add_argument("--shapes", type=lambda text: listed(text, list(MODELS)), default=["1.1b", "8b"],
+                        help="some of tiny, 1.1b, 8b-4 (4 layers of 8b) and 8b (default: 1.1b,8b)")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--backends", type=lambda text: listed(text, list(PACKAGES)),
                         help="some of cuda, mlx; a named one must be installed (default: all that are)")
@@ -1530,7 +1565,7 @@ def main() -> int:
     parser.add_argument("--generate", type=positive(int), help="tokens to decode (default: 128, on CPUs 32)")
     parser.add_argument("--processes", type=positive(int),
                         help="torch processes of one model, a GPU each; 1: none of it (default: 2 where there are as many GPUs)")
-    parser.add_argument("--minutes", type=positive(float), default=8.0, help="for the whole command (default: 8)")
+    parser.add_argument("--minutes", type=positive(float), default=20.0, help="for the whole command (default: 20)")
     parser.add_argument("--json", action="store_true", help="print all results as one JSON object")
     given = parser.parse_args()
     on_gpu = given.device == "gpu"

@@ -46,9 +46,11 @@ class Ours(Engined):
 
 
 class Peer:
-    """llama.cpp through llama-cpp-python's C interface; Python adds microseconds to a token. setting: as of Ours."""
+    """llama.cpp through llama-cpp-python's C interface; Python adds microseconds a token. setting: as of Ours; gpu_layers:
+    those on the GPU; rows: sequences of `decode_rows` at most, of `capacity` tokens together."""
 
-    def __init__(self, path: str, capacity: int, threads: int, setting: list[int | None]):
+    def __init__(self, path: str, capacity: int, threads: int, setting: list[int | None], gpu_layers: int = 0,
+                 rows: int = 1):
         import llama_cpp
 
         self.api = llama_cpp
@@ -56,13 +58,14 @@ class Peer:
         llama_cpp.llama_log_set(self.silent, None)
         llama_cpp.llama_backend_init()
         settings = llama_cpp.llama_model_default_params()
-        settings.n_gpu_layers = 0
+        settings.n_gpu_layers = gpu_layers
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
         if not self.model:
             sys.exit(f"error: {path}: llama.cpp does not load this file")
         settings = llama_cpp.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = capacity, CHUNK, CHUNK
         settings.n_threads = settings.n_threads_batch = threads
+        settings.n_seq_max, settings.kv_unified = rows, rows > 1
         if setting[1] is not None:
             settings.type_k = settings.type_v = getattr(llama_cpp, f"GGML_TYPE_{CACHE_TYPES[setting[1]].upper()}")
         if setting[2] is not None:
@@ -112,6 +115,29 @@ class Peer:
         self._trim(depth)
         return seconds
 
+    def decode_rows(self, depth: int, count: int, rows: int) -> float:
+        """Seconds for `count` tokens of each of `rows` sequences that share a prompt of `depth` tokens."""
+        self._trim(0)
+        self._append(prompt_tokens(depth, self.vocabulary))
+        for row in range(1, rows):
+            self.api.llama_memory_seq_cp(self.memory, 0, row, 0, depth)
+        batch, tokens = self.api.llama_batch_init(rows, 0, 1), [self._next()] * rows
+        batch.n_tokens, started = rows, 0.0
+        for n in range(count + 1):
+            for row, token in enumerate(tokens):
+                batch.token[row], batch.pos[row], batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = (
+                    token, depth + n, 1, row, 1)
+            if self.api.llama_decode(self.context, batch) != 0:
+                sys.exit("error: llama_decode failed")
+            tokens = [self.api.llama_sampler_sample(self.greedy, self.context, row) for row in range(rows)]
+            started = started or time.perf_counter()  # after a first step
+        seconds = time.perf_counter() - started
+        self.api.llama_batch_free(batch)
+        for row in range(1, rows):
+            self.api.llama_memory_seq_rm(self.memory, row, -1, -1)
+        self._trim(0)
+        return seconds
+
     def logits(self, count: int, file: str) -> None:
         """Save the logits [T, V] after each token of a prompt."""
         self._trim(0)
@@ -134,10 +160,11 @@ class LlamaBench:
     depth on some processors.
     """
 
-    def __init__(self, binary: str, path: str, threads: int, cache_bits: int | None, flash: bool | None):
+    def __init__(self, binary: str, path: str, threads: int, cache_bits: int | None, flash: bool | None,
+                 gpu_layers: int = 0):
         kind = CACHE_TYPES[cache_bits]
         self.path, self.asked = path, {"n_threads": threads, "type_k": kind, "type_v": kind}
-        self.command = [binary, "-m", path, "-t", threads, "-ngl", 0, "-o", "json"]
+        self.command = [binary, "-m", path, "-t", threads, "-ngl", gpu_layers, "-o", "json"]
         if cache_bits is not None:
             self.command += ["-ctk", kind, "-ctv", kind]
         self.attentions = (0, 1) if flash is None else (int(flash),)

@@ -872,7 +872,8 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
 
     with pytest.MonkeyPatch.context() as patch, computing(by_kernels=True):
         for name, small in dict(DEVICE=DEVICE.type, PRODUCTS={"out": (20, 48), "gate, up": (10, 40)}, HEADS=(4, 2, 16), APART=0,
-                                LOW_BIT=(8, 64), POSITIONS=(0, 63, 70), ROOM=80, LENGTH=70, VOCABULARY=500,
+                                LOW_BIT=(2, 256), LOW_BIT_KINDS=("Q4_K",), LOW_BIT_ROWS=(1, 8), POSITIONS=(0, 63, 70),
+                                ROOM=80, LENGTH=70, VOCABULARY=500,
                                 BOUNDS={name: gpu_kernels.BOUNDS[name] for name in ("float32", "float16")}).items():
             patch.setattr(gpu_kernels, name, small)
         if not HAS_GPU:
@@ -889,7 +890,7 @@ def test_the_measuring_command_sees_right_and_wrong_kernels(call):
     assert len(found) == 2 * (2 + 3 * 2 + 3 + 3 + 6) + 1 and all(one["ok"] for one in found), found
     bad = [one["name"] for one in wrong if not one["ok"]]
     assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8  # a single position hides the fault
-    assert rates.keys() == {"out", "gate, up", "affine 4/64", "Q8_0", "attention"}
+    assert rates.keys() == {"out", "gate, up", "Q4_K", "Q4_K, 8 rows", "attention"}
     assert all(rate > 0 for one in rates.values() for rate in one.values())
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -212,6 +213,63 @@ def as_float32(matrix):
 
     return dataclasses.replace(matrix, scalings=tuple(tuple(part.astype(mx.float32) for part in pair)
                                                       for pair in matrix.scalings))
+
+
+# Metal's dialect
+
+
+@pytest.fixture
+def sources(mlx, gpu_layout):
+    """A function: (format, dtype, "multiply" or "dequantise") -> Metal source as MLX generates it."""
+    import mlx.core as mx
+
+    from mlx_llama.mlx_native.kernels import two_level
+
+    if shutil.which("clang") is None:
+        pytest.skip("clang compiles the Metal source with its address spaces here, and is not installed")
+
+    def make(kind: str, dtype: str, kernel: str) -> str:
+        matrix = gpu_layout.pack([weight(kind, 11, 256)[0]], mx.float32, mlx.device)
+
+        def call(x, *parts):
+            parts, kept = two_level.Parts(*parts), getattr(mx, dtype)
+            return (two_level.multiply(matrix.layout, parts, x) if kernel == "multiply"
+                    else two_level.dequantise(matrix.layout, parts, kept))
+
+        records = metal.exported(call, mx.zeros((2, 256), getattr(mx, dtype)), *matrix.parts)
+        (source,) = [record["arguments"][1] for record in records if record["name"] == "CustomKernel"]
+        return source
+
+    return make
+
+
+@pytest.mark.parametrize("kind", TWO_LEVEL)
+def test_kernels_are_metal_and_shift_few_codes(kind, sources):
+    """A compiler with Metal's address spaces takes them. Of a weight's operations, shifts wait longest on Apple's GPUs."""
+    for dtype in ("float32", "float16", "bfloat16"):
+        for kernel, weights in (("multiply", 4 * 32), ("dequantise", 32)):
+            code = metal.compile_as_metal(sources(kind, dtype, kernel))
+            shifts = len(re.findall(r" = (?:lshr|shl|ashr) ", code))
+            assert shifts <= weights * (3 if kind == "IQ4_XS" else 0.2)
+
+
+@pytest.mark.parametrize("line, reason", [
+    ("const float16_t* p = supers;", "with an lvalue of type 'device float16_t const"),
+    ("const device int* p = x_shape;", "with an lvalue of type 'constant int const"),
+    ("threadgroup float* p = sums;", "with an lvalue of type 'float"),
+    ("supers[0] = float16_t(0);", "read-only"),
+    ("float y = x[0];", "cannot initialize a variable of type 'float'"),
+    ("out[0] = 1.0f;", "from incompatible type 'float'"),
+    ("float y = 1.0f; y = y * 1.5 + 1;", "increases floating-point precision"),
+    ("double y = 0;", "poisoned"),
+    ("int* p = new int;", "poisoned"),
+    ("try {} catch (...) {}", "exceptions disabled"),
+    ("uint y = 1u << 32;", "shift count"),
+])
+def test_source_that_metal_would_refuse_is_refused(line, reason, sources):
+    source = sources("Q4_K", "bfloat16", "multiply")
+    with pytest.raises(ValueError, match=reason):
+        metal.compile_as_metal(source.replace("sums[4] = {0, 0, 0, 0};", "sums[4] = {0, 0, 0, 0}; " + line))
 
 
 # Models

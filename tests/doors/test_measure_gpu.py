@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,13 +19,12 @@ from machine import missing
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 COMMAND = [sys.executable, str(EXAMPLES / "measure_gpu.py"), "--device", "cpu", "--shapes", "tiny"]
 HERE = [name for name in ("cuda", "mlx") if not missing(name)]
-PROOFS = {"low-bit products", "logits", "same bits", "steps", "same tokens"}
-LINES = {  # (format, side): True if it is compared with a peer
-    "cuda": {("bf16", "ours eager"): True, ("bf16", "transformers static"): False, ("4-bit", "ours eager"): False,
-             ("q8_0", "ours eager"): False},
-    "mlx": {("bf16", "ours compiled"): True, ("bf16", "ours eager"): True, ("bf16", "mlx-lm"): False,
-            ("4-bit", "ours eager"): True, ("4-bit", "mlx-lm"): False, ("q8_0", "ours eager"): False},
-}
+PROOFS = {"low-bit products", "logits", "same bits", "steps", "same tokens", "peers' logits"}
+LINES = {"cuda": {("bf16", "ours eager"), ("bf16", "transformers static"), ("4-bit", "ours eager"), ("q8_0", "ours eager"),
+                  ("q4_k_m", "ours eager")},
+         "mlx": {("bf16", "ours compiled"), ("bf16", "ours eager"), ("bf16", "mlx-lm"), ("4-bit", "ours eager"),
+                 ("q8_0", "ours eager"), ("q4_k_m", "ours eager")}}
+HAS_LLAMA_CPP = shutil.which("llama-bench") or importlib.util.find_spec("llama_cpp")
 
 pytestmark = pytest.mark.skipif(not HERE, reason="neither torch nor mlx is installed")
 
@@ -58,19 +59,18 @@ def test_all_of_it_on_cpus():
         checks = [one for one in result["checks"] if one["backend"] == name]
         assert {one["what"] for one in checks} == PROOFS and all(one["ok"] for one in checks)
         judged = [one for one in checks if "error" in one]
-        assert len(judged) > 35 and all(0 < one["error"] <= one["bound"] <= 0.1 for one in judged)
+        assert len(judged) > 35 and all(0 < one["error"] <= one["bound"] <= 0.2 for one in judged)
         assert all(bound > 0 for one in result["bounds"][name] for bound in one.values())
         rows = {(row["form"], row["side"]): row for row in result["rows"] if row["backend"] == name}
-        lines = LINES[name] | ({("bf16", "ours compiled"): True} if ("bf16", "ours compiled") in rows else {})
-        assert rows.keys() == lines.keys()
-        for key, row in rows.items():
-            needed = ["decode", "decode_share", "prefill", "prefill_share"]
-            needed += ["decode_ratio", "prefill_ratio"] if lines[key] else []
-            needed += ["host"] if key[1].startswith("ours") else []
-            needed += ["operations"] if name == "mlx" else []
-            needed += ["peak", "prefill_peak", "load_peak"] if name == "mlx" and key[1].startswith("ours") else []
+        lines = LINES[name] | ({(form, "llama.cpp") for form in ("q8_0", "q4_k_m")} if HAS_LLAMA_CPP else set())
+        assert rows.keys() - {("bf16", "ours compiled")} == lines - {("bf16", "ours compiled")}
+        for (_, side), row in rows.items():
+            needed = ["decode", "decode_share", "prefill", "prefill_share", "8 rows"]
+            needed += ["host"] if side.startswith("ours") else []
+            needed += ["operations"] if name == "mlx" and side != "llama.cpp" else []
+            needed += ["peak"] if name == "mlx" and side.startswith("ours") else []
             assert all(row[field] > 0 for field in needed), row
-            assert row["waits"] == (None if key[1].startswith("transformers") else 1)
+            assert row["waits"] == (1 if side.startswith("ours") or side == "mlx-lm" else None)
     if "mlx" in HERE:
         compiled, eager, peer = (rows["bf16", side]["operations"] for side in ("ours compiled", "ours eager", "mlx-lm"))
         assert compiled < eager < peer
@@ -107,8 +107,8 @@ def test_random_checkpoints_share_one_block_and_are_the_same_everywhere(example)
         first, second = example.random_checkpoint("tiny", form), example.random_checkpoint("tiny", form)
         matrices = {name: tensor for name, tensor in first.tensors.items() if len(tensor.shape) == 2}
         assert first.nbytes == sum(tensor.nbytes for tensor in first.tensors.values())
-        assert sum(tensor.nbytes for tensor in matrices.values()) == width * sum(
-            tensor.shape[0] * tensor.shape[1] for tensor in matrices.values())
+        weights = sum(tensor.shape[0] * tensor.shape[1] for tensor in matrices.values())
+        assert sum(tensor.nbytes for tensor in matrices.values()) == pytest.approx(width * weights, rel=0.02)
         dense = {name: tensor.float32() for name, tensor in matrices.items()}
         for name, values in dense.items():
             assert np.array_equal(values, second.tensors[name].float32())
@@ -139,21 +139,43 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(example, monkeypatch, c
     monkeypatch.setattr(sys, "argv", ["measure_gpu.py", "--device", "cpu", "--backends", HERE[0]])
     assert example.main() == 1 and len(reached) == 2
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == ["FAILED breaks: ValueError: broken on purpose",
-                         f"FAILED is lost: KeyError: ('{HERE[0]}', 'missing')", "FAILED is slow: did not end within 0 s"]
+    assert lines[:3] == ["- FAILED breaks: ValueError: broken on purpose",
+                         "- FAILED is lost: KeyError: 'missing'", "- FAILED is slow: did not end within 0 s"]
 
 
-def test_the_table_stays_short(example):
-    row = {"backend": "cuda", "shape": "tiny", "form": "4-bit", "side": "transformers compiled", "operations": 12345,
-           "host": 1e-2, "waits": 1.0, "peak": 1.234, "load_peak": None}
-    row |= {f"{kind}{part}": value for kind in ("decode", "prefill") for part, value in
-            {"": 123456.7, "_ratio": 123.45, "_share": 9.99}.items()}
-    assert len(example.shown(row)) == len(example.HEADER) == example.COLUMNS
-    result = {"machine": {}, "bounds": {}, "checks": [], "kernel_rates": {}, "batches": [], "processes": [],
-              "failed": [{"part": "a", "reason": "b" * 300}], "rows": [row] * 30,
-              "left_out": [{"part": "c", "reason": "d"}] * 30, "seconds": 1.0, "interrupted": False}
-    lines = example.table(result).splitlines()
-    assert len(lines) == 40 and max(map(len, lines)) == 110 and lines[-1] == "1 s; 23 more lines with --json"
+def test_the_table_is_markdown_with_ratios_to_the_fastest_peer(example):
+    from markdown_it import MarkdownIt
+
+    def row(side: str, rate: float | None) -> dict:
+        rates = dict.fromkeys(example.RATES, rate)
+        return {"backend": "cuda", "shape": "8b", "form": "q4_k_m", "side": side, "decode_share": 0.5, "prefill_share": None,
+                "host": 1e-3, "waits": 1.0, "peak": 1.234, "operations": None, **rates}
+
+    result = {"machine": {}, "bounds": {}, "checks": [], "kernel_rates": {}, "processes": [],
+              "failed": [{"part": "a", "reason": "b"}], "left_out": [{"part": "c", "reason": "d"}], "seconds": 1.0,
+              "rows": [row("ours compiled", 30.0), row("slow", 10.0), row("fast", 20.0), row("broken", None)],
+              "interrupted": False}
+    tokens = MarkdownIt("js-default").parse(example.table(result))
+    texts = {kind: [after.content for token, after in zip(tokens, tokens[1:]) if token.type == kind]
+             for kind in ("th_open", "td_open")}
+    assert texts["th_open"] == list(example.HEADER) and len(texts["td_open"]) == 4 * len(example.HEADER)
+    first = dict(zip(example.HEADER, texts["td_open"]))
+    assert first["model"] == "cuda 8b q4_k_m" and first["32 rows"] == first["8 rows"] == "30.0 (1.50)"
+    assert first["of a copy"] == "50%" and first["host us"] == "1000" and first["operations"] == first["of a product"] == ""
+    assert [token.content for token in tokens if token.type == "inline"][:2] == ["FAILED a: b", "left out: c: d"]
+
+
+def test_llama_cpp_computes_the_same_model(example, tmp_path):
+    """The file that llama.cpp reads has the weights of our checkpoint in memory: its logits, with its 8-bit activations."""
+    pytest.importorskip("llama_cpp")
+    for form in ("q8_0", "q4_k_m"):
+        ours, peer = example.Ours(HERE[0], "cpu"), example.LlamaCpp(HERE[0], "cpu")
+        right = np.array(ours.op_load("tiny", form, False)["logits"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(example.shutil, "which", lambda name: None)
+            found = np.array(peer.op_load("tiny", form, False, str(tmp_path))["logits"])
+            assert peer.op_rows(16, 4, 8)["rate"] > 0
+        assert np.linalg.norm(found - right) < 0.05 * np.linalg.norm(right)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")

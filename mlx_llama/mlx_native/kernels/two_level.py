@@ -54,11 +54,21 @@ _WORDS = """
         for (int j = 0; j < BITS; j++) words[j] = packed[(n * chunks + chunk) * BITS + j];
 """
 _FOURS = [f"{word:#x}u" for word in IQ4_VALUES.astype(np.uint8).view("<u4")]  # of the table's values
-_CODE = f"""
+# A code is masked where it stands in its word, which multiplies it by 1 / `unit`, a power of two: as in MLX's `qdot`, since
+# shifts would wait for the pipe that converts integers to float. Only codes in two words and indices are moved.
+_UNIT = """
                 const int at = i * BITS, shift = at % 32;
-                uint code = words[at / 32] >> shift;
-                if (shift + BITS > 32) code |= words[(at / 32 + 1) % BITS] << (32 - shift);
-                code &= (1 << BITS) - 1;
+                const bool is_moved = TABLE || shift + BITS > 32;
+                const float unit = is_moved ? 1.0f : 1.0f / float(1u << shift);
+"""
+_CODE = f"""{_UNIT}
+                const uint mask = (1u << BITS) - 1;
+                uint code = words[at / 32];
+                if (is_moved) {{
+                    code >>= shift;
+                    if (shift + BITS > 32) code |= words[(at / 32 + 1) % BITS] << (32 - shift);
+                    code &= mask;
+                }} else code &= mask << shift;
                 if (TABLE) {{
                     const uint four = code < 8 ? (code < 4 ? {_FOURS[0]} : {_FOURS[1]}) : (code < 12 ? {_FOURS[2]} : {_FOURS[3]});
                     code = four >> (code % 4 * 8) & 255;
@@ -84,6 +94,8 @@ _MULTIPLY = f"""
         for (int i = 0; i < 32; i++) {{
             values[i] = float(x[m * K + chunk * 32 + i]);
             totals[i / GROUP] += values[i];
+{_UNIT}
+            values[i] *= unit;
         }}
         #pragma unroll
         for (int r = 0; r < 4; r++) {{
@@ -117,7 +129,7 @@ _DEQUANTISE = f"""
             #pragma unroll
             for (int i = g * GROUP; i < (g + 1) * GROUP; i++) {{
 {_CODE}
-                out[(n * chunks + chunk) * 32 + i] = T(scale * (float(code) - OFFSET) + bias);
+                out[(n * chunks + chunk) * 32 + i] = T(scale * (float(code) * unit - OFFSET) + bias);
             }}
         }}
 """
