@@ -13,6 +13,9 @@ and in every company.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -26,12 +29,18 @@ MOST_ROWS = 32  # positions of a prompt for `multiply`; for more, a dense produc
 # Rows of x of one program: the columns of an instruction of tensor cores, of which Triton before 3.3 takes two at least
 _LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
 _MOST_TILE = 32
+_IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 _WARPS = 2  # of a program, with 16 rows of w each; four would run instructions of another order of sums on compute capability 9.0
 _PROGRAMS = 1024  # split along K if there are fewer: large GPUs have some 130 multiprocessors, with room for 8 programs or more
 _COLUMNS = 1024  # of one program of `dequantize`, and elements of one of `_add_parts`
 
 
-@triton.jit
+def _helper(function: Callable) -> Callable:
+    """triton.jit for what kernels call; the interpreter, which spends a millisecond on a call of a kernel, takes it as it is."""
+    return function if _IS_INTERPRETED.value else triton.jit(function)
+
+
+@_helper
 def _scaling(values, supers, row, group, GROUPS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr):
     """Scales or biases of a `group` of each row, float32, of the shape of row + group."""
     scaling = tl.load(values + row * GROUPS + group).to(tl.float32)
@@ -41,7 +50,7 @@ def _scaling(values, supers, row, group, GROUPS: tl.constexpr, GROUP: tl.constex
     return scaling
 
 
-@triton.jit
+@_helper
 def _factor(values, row, group, i: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
     """The scales or biases of groups `group` + i, float32 [rows]. values: EACH of them to a word of 32 bits, or to themselves."""
     if EACH == 1:
@@ -57,16 +66,7 @@ def _factor(values, row, group, i: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.
         return ((word >> (16 * (i % EACH))) << 16).to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def _shift(word, by: tl.constexpr):
-    """word / 2**by, of bits; `by` may be negative."""
-    if by < 0:
-        return word << -by
-    else:
-        return word >> by
-
-
-@triton.jit
+@_helper
 def _take(values, i: tl.constexpr, COUNT: tl.constexpr):
     """values[:, i] of values [R, COUNT, C], COUNT a power of two, without moving data between threads."""
     for half in tl.static_range(COUNT.bit_length() - 1):
@@ -79,36 +79,32 @@ def _take(values, i: tl.constexpr, COUNT: tl.constexpr):
     return tl.reshape(values, (values.shape[0], values.shape[-1]))
 
 
-@triton.jit
-def _pair(word, top, shift: tl.constexpr, above: tl.constexpr, magic, BITS: tl.constexpr, PLACE: tl.constexpr,
-          HIGH: tl.constexpr):
-    """Digits of BITS at bit PLACE of the halves of `magic`, from bit `shift` of the word's halves, and above them those of
-    HIGH bits from bit `above` of top's."""
-    pair = (_shift(word, shift - PLACE) & (((1 << BITS) - 1) * 0x10001 << PLACE)) | magic
-    if HIGH:  # no |, which the compiler would do first: then masks and magic take an instruction more
-        pair ^= _shift(top, above - BITS - PLACE) & (((1 << HIGH) - 1) * 0x10001 << (PLACE + BITS))
-    return pair
-
-
-@triton.jit
-def _numbers(pair, DTYPE: tl.constexpr):
-    """The halves of words, lower first, as numbers: their bits if DTYPE has 16, else their integers. [..] -> [.., 2]."""
-    if DTYPE == tl.float32:
-        return tl.join(pair << 16 >> 16, pair >> 16).to(tl.float32)
-    else:
-        return tl.join(pair.to(tl.int16).to(DTYPE, bitcast=True), (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True))
-
-
-@triton.jit
+@_helper
 def _operand(word, top, shift: tl.constexpr, above: tl.constexpr, magic, DTYPE: tl.constexpr, BITS: tl.constexpr,
              PLACE: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """Two pairs of digits of each word, LOW (or HIGH) bits apart, as an operand of tl.dot: [R, 4] -> [R, 16]."""
-    first = _numbers(_pair(word, top, shift, above, magic, BITS, PLACE, HIGH), DTYPE)
-    second = _numbers(_pair(word, top, shift + LOW, above + HIGH, magic, BITS, PLACE, HIGH), DTYPE)
-    return tl.reshape(tl.permute(tl.join(first, second), (0, 1, 3, 2)), (word.shape[0], 16))
+    """16 codes of each row as numbers from two pairs of digits of its four words: [R, 4] -> [R, 16].
+
+    BITS of each digit, from bit `shift` of a word's halves and LOW bits further on, come to bit PLACE of magic's halves,
+    and HIGH bits of top's, from bit `above`, above them.
+    """
+    MASK: tl.constexpr = ((1 << BITS) - 1) * 0x10001 << PLACE
+    BY: tl.constexpr = shift - PLACE
+    first = ((word >> BY if BY >= 0 else word << -BY) & MASK) | magic
+    second = ((word >> BY + LOW if BY + LOW >= 0 else word << -BY - LOW) & MASK) | magic
+    if HIGH:  # not |, which the compiler would do first: masks and magic would take an instruction more
+        ABOVE: tl.constexpr = ((1 << HIGH) - 1) * 0x10001 << PLACE + BITS
+        UP: tl.constexpr = BITS + PLACE - above
+        first ^= (top << UP if UP >= 0 else top >> -UP) & ABOVE
+        second ^= (top << UP - HIGH if UP - HIGH >= 0 else top >> HIGH - UP) & ABOVE
+    pairs = tl.join(first, second)
+    if DTYPE == tl.float32:
+        numbers = tl.join(pairs << 16 >> 16, pairs >> 16).to(tl.float32)
+    else:
+        numbers = tl.join(pairs.to(tl.int16).to(DTYPE, bitcast=True), (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True))
+    return tl.reshape(numbers, (word.shape[0], 16))
 
 
-@triton.jit
+@_helper
 def _load_low(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr):
     """Words of a step: [16 * WARPS rows, 4 units, 4]."""
     at = block.to(tl.int64) * (STEPS * 256) + step * 256 + lane % 32 * 4
@@ -118,7 +114,7 @@ def _load_low(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr
     return tl.reshape(words, (16 * WARPS, 4, 4))
 
 
-@triton.jit
+@_helper
 def _load_high(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr, WORDS: tl.constexpr):
     """Words of the high plane: [16 * WARPS rows, WORDS, 4]."""
     at = (block.to(tl.int64) * STEPS + step) * (64 * WORDS) + lane % 32 * (2 * WORDS)
@@ -138,6 +134,7 @@ def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, 
     chosen: int64 [M], for x[m // SHARED] @ w[chosen[m] * N + n], with SAMPLES of 1; or None.
     """
     DTYPE: tl.constexpr = x.dtype.element_ty
+    NUMBER: tl.constexpr = tl.float32 if _IS_INTERPRETED else DTYPE  # its product of bfloat16 is one of their bits
     COLUMNS: tl.constexpr = 8 * DIGITS  # of half a step
     TILES: tl.constexpr = COLUMNS // 16  # of half a step
     SPAN: tl.constexpr = min(GROUP, COLUMNS) // 16  # tiles that share a scale
@@ -159,8 +156,8 @@ def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, 
     # Bits 0, though not for the compiler: constants in registers spare an instruction, which takes one beside a mask.
     none = row.to(tl.int32)[:, None] >> 31
     magic = tl.broadcast_to(MAGIC | none, (16 * WARPS, 4))
-    minus = _numbers(tl.broadcast_to(MINUS | none, (16 * WARPS, 4)), DTYPE)
-    minus = tl.reshape(tl.join(minus, minus), (16 * WARPS, 16))
+    minus = tl.broadcast_to(MINUS | none, (16 * WARPS, 4))
+    minus = _operand(minus, minus, 0, 0, minus, DTYPE, 0, 0, 0, 0).to(NUMBER)
     part = tl.program_id(1)
     start, stop = part * PART, tl.minimum(part * PART + PART, STEPS)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
@@ -178,7 +175,7 @@ def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, 
                 value = tl.load(x + sample[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0)
             else:
                 value = tl.load(x + sample[:, None] * K + k[None, :])
-            value = tl.reshape(value, (TILE, TILES, 16))
+            value = tl.reshape(value.to(NUMBER), (TILE, TILES, 16))
             for first in tl.static_range(0, TILES, SPAN):
                 plain = tl.zeros((16 * WARPS, TILE), tl.float32)
                 for i in tl.static_range(first, first + SPAN):
@@ -192,12 +189,12 @@ def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, 
                     by = tl.trans(_take(value, i, TILES))
                     if HIGHER:
                         code = _operand(word, top, i % (TILES // 2) * 2 * LOW, 0, magic, DTYPE, 4, PLACE, LOW, 0)
-                        product = tl.dot(code, by, product, input_precision="ieee")
+                        product = tl.dot(code.to(NUMBER), by, product, input_precision="ieee")
                         code = _operand(word, top, i % (TILES // 2) * 2 * LOW + 4, 0, HIGHER | none, DTYPE, 4, PLACE, LOW, 0)
                     else:
-                        code = _operand(word, top, i % (TILES // 2) * 2 * LOW, (p * TILES + i) % (8 // HIGH) * 2 * HIGH if HIGH else 0, magic,
-                                        DTYPE, LOW, PLACE, LOW, HIGH)
-                    product = tl.dot(code, by, product, input_precision="ieee")
+                        code = _operand(word, top, i % (TILES // 2) * 2 * LOW, (p * TILES + i) * 2 * HIGH % 16, magic, DTYPE, LOW,
+                                        PLACE, LOW, HIGH)
+                    product = tl.dot(code.to(NUMBER), by, product, input_precision="ieee")
                 if EACH == 1:
                     group = tl.minimum(((2 * step + p) * COLUMNS + first * 16) // GROUP, GROUPS - 1)
                     scale = _factor(scales, row, group, 0, GROUPS, EACH, SCALES)
@@ -335,7 +332,7 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
     place, first, second = {
         torch.float16: (4, 64, 0) if bits < 8 else (0, 1024, 0),
         torch.bfloat16: (1, 64, 0) if bits < 8 else (1, 64, 1024),
-        torch.float32: (0, 256, 0),
+        torch.float32: (0, 1 << bits, 0),
     }[dtype]
 
     def twice(number: int) -> int:
