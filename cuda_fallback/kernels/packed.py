@@ -32,7 +32,8 @@ _MOST_TILE = 32
 _IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 _WARPS = 2  # of a program, with 16 rows of w each; four would run instructions of another order of sums on compute capability 9.0
 _PROGRAMS = 1024  # split along K if there are fewer: large GPUs have some 130 multiprocessors, with room for 8 programs or more
-_COLUMNS = 1024  # of one program of `dequantize`, and elements of one of `_add_parts`
+_COLUMNS = 4096  # of one program of `dequantize`: addresses cost as much as 20 weights
+_BLOCK = 1024  # elements of one program of `_add_parts`
 
 
 def _helper(function: Callable) -> Callable:
@@ -310,7 +311,7 @@ def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | Non
         TILE=tile, WARPS=_WARPS, PART=part, **number_constants(x.dtype, matrix.bits, matrix.offset), EACH=each,
         SCALES=_name(matrix.scales), BIASES=_name(matrix.biases), num_warps=_WARPS, num_stages=1, enable_fp_fusion=True)
     if parts > 1:
-        run(_add_parts, (triton.cdiv(M * N, _COLUMNS),), sums, out, parts, M * N, _COLUMNS, num_warps=4)
+        run(_add_parts, (triton.cdiv(M * N, _BLOCK),), sums, out, parts, M * N, _BLOCK, num_warps=4)
     return out
 
 

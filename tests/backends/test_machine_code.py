@@ -43,7 +43,7 @@ def low_bit(name: str, N: int, K: int, dtype=torch.float16):
 
 
 def product(name: str, K: int, rows: int, capability: int, dtype=torch.float16):
-    """(machine code of `multiply`, weights of a thread in one pass of its loop), or the reason why there is none."""
+    """(machine code of `multiply`, rows of x of a program), or the reason why there is none."""
     from machine_code import compile_launch, missing_tools, record_launches
 
     from cuda_fallback.kernels import packed
@@ -51,17 +51,19 @@ def product(name: str, K: int, rows: int, capability: int, dtype=torch.float16):
     if reason := missing_tools():
         return reason
     x = torch.empty((rows, K), dtype=dtype, device="meta")
-    launch = record_launches(packed.multiply, low_bit(name, 4096, K, dtype), x)[0]
-    return compile_launch(launch, capability), 8 * launch.arguments["DIGITS"]
+    launch = record_launches(packed.multiply, low_bit(name, 28672, K, dtype), x)[0]
+    return compile_launch(launch, capability), launch.arguments["TILE"]
 
 
 def check_product(compile_call, name, K, i, capability):
     found = compile_call(product, name, K, ROWS[i], capability)
     if isinstance(found, str):
         pytest.skip(found)
-    code, weights = found
+    code, tile = found
     assert code.local == 0 and not code.count("LDL") and not code.count("STL"), code
-    assert code.count("HMMA") >= weights // 8 and not code.count("HGMMA")
+    # The same instruction for any number of rows, each of 8 of them and 8 weights of a thread: half of them with codes.
+    assert code.count("HMMA.16816.F32") == code.count("HMMA") > 0 == code.count("HGMMA")
+    weights = code.count("HMMA") * 8 * 8 // tile // 2
     assert code.count("LDG.E.128") >= weights * LOW_BIT[name][0][0] // 128  # of each thread's bytes, sixteen at a time
     per_weight = len(code.loop) / weights
     print(f"{name} K={K} rows={ROWS[i]} {capability}: {code.registers} registers, {per_weight:.2f} per weight")
