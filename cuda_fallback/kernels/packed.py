@@ -296,10 +296,15 @@ def multiply_chosen(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tens
     return _launch(matrix, x, chosen.contiguous(), chosen.numel(), matrix.shape[0] // count)
 
 
+def tile(M: int) -> int:
+    """Rows of x that a program multiplies with the weights that it loads, for M of them."""
+    return max(_LEAST_TILE, min(_MOST_TILE, triton.next_power_of_2(M)))
+
+
 def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | None, M: int, N: int) -> torch.Tensor:
     (rows, K), steps = matrix.shape, matrix.low.shape[1] // 16
-    tile = _LEAST_TILE if chosen is not None else max(_LEAST_TILE, min(_MOST_TILE, triton.next_power_of_2(M)))
-    samples = tile if chosen is None else 1
+    width = tile(M) if chosen is None else _LEAST_TILE
+    samples = width if chosen is None else 1
     blocks = triton.cdiv(N if chosen is None else N + 15, 16 * _WARPS)  # an expert's rows begin anywhere in a block
     part = triton.cdiv(steps, triton.cdiv(_PROGRAMS, blocks))
     parts = triton.cdiv(steps, part)
@@ -308,7 +313,7 @@ def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | Non
     each, scalings = _scalings(matrix, steps)
     run(_multiply, (triton.cdiv(M, samples) * blocks, parts), x.contiguous(), chosen, matrix.low, matrix.high, *scalings,
         matrix.super_scales, matrix.super_biases, sums, M, N, rows, K, M // len(x), *_constants(matrix), SAMPLES=samples,
-        TILE=tile, WARPS=_WARPS, PART=part, **number_constants(x.dtype, matrix.bits, matrix.offset), EACH=each,
+        TILE=width, WARPS=_WARPS, PART=part, **number_constants(x.dtype, matrix.bits, matrix.offset), EACH=each,
         SCALES=_name(matrix.scales), BIASES=_name(matrix.biases), num_warps=_WARPS, num_stages=1, enable_fp_fusion=True)
     if parts > 1:
         run(_add_parts, (triton.cdiv(M * N, _BLOCK),), sums, out, parts, M * N, _BLOCK, num_warps=4)
