@@ -304,6 +304,8 @@ def tile(M: int) -> int:
 def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | None, M: int, N: int) -> torch.Tensor:
     (rows, K), steps = matrix.shape, matrix.low.shape[1] // 16
     width = tile(M) if chosen is None else _LEAST_TILE
+    if matrix.bits < 4:
+        width = min(width, 16)  # a step has 256 columns: the registers do not suffice for more rows of x
     samples = width if chosen is None else 1
     blocks = triton.cdiv(N if chosen is None else N + 15, 16 * _WARPS)  # an expert's rows begin anywhere in a block
     part = triton.cdiv(steps, triton.cdiv(_PROGRAMS, blocks))

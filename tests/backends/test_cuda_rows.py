@@ -316,6 +316,29 @@ def test_logits_have_the_same_bits_among_many(call):
     assert call(many_rows, "odd") == 33
 
 
+def dense_products(dtype: torch.dtype) -> list[float]:
+    """Largest errors of products of 33 rows, relative to sums of absolute values, once rows in company have the bits of fewer."""
+    from cuda_fallback.kernels import decode
+
+    made = torch.Generator().manual_seed(3)
+    x, w, bias = (torch.randn(shape, generator=made).to(DEVICE, dtype) for shape in ((33, 1, 100), (36, 100), (36,)))
+    product, gated = decode.multiply(x, w, bias), decode.multiply_gated(x, w, bias)
+    for rows in (1, 2, 3, 8, 17, 32):
+        for part in (slice(0, rows), slice(33 - rows, 33)):
+            assert torch.equal(decode.multiply(x[part], w, bias), product[part]), rows
+            assert torch.equal(decode.multiply_gated(x[part], w, bias), gated[part]), rows
+    x, w, bias = x.double(), w.double(), bias.double()
+    wanted, bound = x @ w.T + bias, x.abs() @ w.abs().T + bias.abs()
+    gate, up = wanted.chunk(2, dim=-1)
+    errors = [(product - wanted).abs() / bound, (gated - torch.nn.functional.silu(gate) * up).abs() / (bound[..., :18] * bound[..., 18:])]
+    return [float(error.max()) for error in errors]
+
+
+@pytest.mark.parametrize("dtype, error", [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=["float16", "bfloat16"])
+def test_dense_products_have_the_same_bits_in_any_company(dtype, error, call):
+    assert max(call(dense_products, dtype)) < error
+
+
 # Prompts by the kernels of decoded tokens
 
 TEXT = np.random.default_rng(5).integers(3, 60, 36).tolist()
