@@ -115,7 +115,7 @@ class Llama:
     @property
     def verify_width(self) -> int:
         """Positions that `verify` takes for little more than a step costs."""
-        return 16  # as many as the kernels for low-bit weights are meant for
+        return 16  # for more, low-bit products take longer than reading their weights (docs/backends.md)
 
     @property
     def prefill_width(self) -> int:

@@ -1,16 +1,18 @@
 """QuantizedMatrix: a packed low-bit matrix, for torch's own operations or for Triton's kernels (packed.py).
 
 A code of `bits` bits is split into digits in one or two planes, whose widths divide a byte: 2, 4 and 8 bits are one digit,
-3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. A plane is a tensor of words [N, K / P], P digits to the word. A row is divided into
-spans of C * P columns; column p * C + c of a span is digit p, counted from the low end, of the span's word c:
+3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. For torch's own operations a plane is bytes [N, K / P], P digits to the byte: column
+p * K / P + c is digit p, counted from the low end, of byte c, so that operations are few and long.
 
-    words of a span   0      1     ..  C - 1
-    digit 0           0      1     ..  C - 1        so that one shift and one mask unpack C neighbouring columns
-    digit 1           C      C + 1 ..  2 C - 1
+For the kernels a plane is words of 32 bits in the order in which the threads of a warp multiply them on tensor cores:
 
-For torch's own operations a word is a byte and a span is a row, so that operations are few and long. For the kernels a
-word of the low plane has 32 bits, and one of the high plane as many digits. A span has at most four words within one
-group: a thread loads sixteen contiguous bytes, and a word has one scale.
+    a block      16 rows; rows g and 8 + g are those of threads 4 g to 4 g + 3
+    a unit       4 P columns, P = 32 / width of the low plane; thread 4 g + t has the columns 16 s + 4 t to 16 s + 4 t + 3
+    a word       those of one row: digits 2 s and 2 s + 1 of its lower half are the columns 16 s + 4 t and 16 s + 4 t + 2,
+                 and those of its upper half the columns after these, so that a shift and a mask unpack two neighbours
+    16 bytes     of a thread: the words of two units, of rows g and 8 + g each; 512 of a warp lie side by side
+    a step       four units; K is padded to whole steps, N to whole blocks. A word of the high plane has the digits of as
+                 many units as fit, and a thread's words of a step lie side by side.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from types import ModuleType
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import AffineWeight
@@ -33,7 +36,6 @@ from . import runtime
 PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}  # bits: widths of low and high digit
 SUPER_GROUP = 256  # weights that share a super scale
 
-_WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 _SLAB = 1 << 20  # weights that a thread packs at a time
 # Weights that torch's own operations dequantise at a time, in about 17 launches: on a GPU a large block, which takes 0.3 GB
 _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}
@@ -52,9 +54,9 @@ def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight)
 class QuantizedMatrix:
     """One low-bit matrix [N, K]: w = scale * (code - offset) + bias over groups of `group_size` columns.
 
-    shape: (N, K). digits: P of the low plane. chunk: C of the low plane (see above).
-    low: words of the low plane [N, K / digits]: uint8 (torch's own operations) or int32 (the kernels).
-    high: words of the high plane, or None: uint8 [N, K * width / 8], or [N, K / digits] of as many digits as low's.
+    shape: (N, K).
+    low: the low plane (see above): uint8 [N, K / P] for torch's own operations, int32 [blocks * 16, steps * 16] for kernels.
+    high: the high plane, or None: uint8 [N, K / P], or int32 [blocks * 16, steps * 4 * words of a step].
     scales, biases: [N, K / group_size], float32, float16 or bfloat16, as in the file; biases None for zero.
     super_scales, super_biases: float16 [N, K / 256], or None for one level. With two levels a group's scale is
     super_scales * scales (int8), and its bias super_biases * biases (uint8).
@@ -65,8 +67,6 @@ class QuantizedMatrix:
     bits: int
     group_size: int
     offset: int
-    digits: int
-    chunk: int
     low: torch.Tensor
     high: torch.Tensor | None
     scales: torch.Tensor
@@ -86,14 +86,17 @@ class QuantizedMatrix:
         first, K = weights[0], weights[0].shape[1]
         N = sum(weight.shape[0] for weight in weights)
         widths = PLANES[first.bits]
-        digits, chunk = _layout(widths[0], K, first.group_size, kernels)
 
         def empty(columns: int, kind: torch.dtype) -> torch.Tensor:
             return torch.empty((N, columns), dtype=kind, device=device)
 
         def plane(width: int) -> torch.Tensor | None:
-            per_word = digits if kernels else 8 // max(width, 1)
-            return empty(K // per_word, _WORDS[per_word * width]) if width else None
+            if not width:
+                return None
+            if not kernels:
+                return empty(K * width // 8, torch.uint8)
+            steps = -(-K * widths[0] // 512)
+            return torch.zeros((-(-N // 16) * 16, steps * 16 * width // widths[0]), dtype=torch.int32, device=device)
 
         def scaling(exists: bool, level: torch.dtype) -> torch.Tensor | None:
             kind = level if first.two_level else getattr(torch, first.scale_dtype)
@@ -102,9 +105,9 @@ class QuantizedMatrix:
         def super_scaling(exists: bool) -> torch.Tensor | None:
             return empty(K // SUPER_GROUP, torch.float16) if exists and first.two_level else None
 
-        matrix = cls((N, K), first.bits, first.group_size, first.offset, digits, chunk, plane(widths[0]),
-                     plane(widths[1]), scaling(True, torch.int8), scaling(first.has_biases, torch.uint8),
-                     super_scaling(True), super_scaling(first.has_biases), dtype, kernels)
+        matrix = cls((N, K), first.bits, first.group_size, first.offset, plane(widths[0]), plane(widths[1]),
+                     scaling(True, torch.int8), scaling(first.has_biases, torch.uint8), super_scaling(True),
+                     super_scaling(first.has_biases), dtype, kernels)
         at, step = 0, max(1, _SLAB // K)
         # Few threads, since each needs a slab of codes on the device.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -122,7 +125,11 @@ class QuantizedMatrix:
         shift = 0
         for plane, width in zip((self.low, self.high), PLANES[self.bits]):
             if width:
-                plane[target] = _pack_digits((codes >> shift) & ((1 << width) - 1), width, plane, self._chunk(plane))
+                digits = (codes >> shift) & ((1 << width) - 1)
+                if self.kernels:
+                    _pack_words(digits, width, PLANES[self.bits][0], plane, at + start)
+                else:
+                    plane[target] = _pack_bytes(digits, width)
             shift += width
         if weight.two_level:
             stored = (rows.sub_scales, rows.sub_biases, rows.super_scales, rows.super_biases)
@@ -175,10 +182,10 @@ class QuantizedMatrix:
                 part = part.view(len(part), -1, SUPER_GROUP // self.group_size) * pick(above).float()[:, :, None]
             return part.view(len(part), -1, 1)
 
-        codes = _unpack_digits(pick(self.low), PLANES[self.bits][0], self.shape[1], self._chunk(self.low))
+        low, high = PLANES[self.bits]
+        codes = _unpack_bytes(pick(self.low), low)
         if self.high is not None:
-            high = _unpack_digits(pick(self.high), PLANES[self.bits][1], self.shape[1], self._chunk(self.high))
-            codes |= high << PLANES[self.bits][0]
+            codes |= _unpack_bytes(pick(self.high), high) << low
         values = codes.view(len(codes), -1, self.group_size).float()
         if self.offset:
             values -= self.offset
@@ -186,10 +193,6 @@ class QuantizedMatrix:
         if self.biases is not None:
             values += scaling(self.biases, self.super_biases)
         return values.view(codes.shape).to(dtype)
-
-    def _chunk(self, plane: torch.Tensor) -> int:
-        """C of a plane. In the layout for torch's own operations a span is a row."""
-        return self.chunk if self.kernels else plane.shape[1]
 
 
 @dataclass(frozen=True)
@@ -217,28 +220,35 @@ class QuantizedStack:
         return self.matrix.dequantize(rows.view(-1), dtype).view(-1, N, K)
 
 
-def _layout(width: int, columns: int, group_size: int, kernels: ModuleType | None) -> tuple[int, int]:
-    """(P, C) of the low plane."""
-    if kernels is None:
-        return 8 // width, columns * width // 8
-    return 32 // width, min(4, group_size * width // 32)
+def _pack_bytes(digits: torch.Tensor, width: int) -> torch.Tensor:
+    """Pack digits uint8 [n, K] as bytes [n, K width / 8]."""
+    parts = digits.chunk(8 // width, dim=1)
+    packed = parts[0].clone()
+    for p in range(1, len(parts)):
+        packed |= parts[p] << (p * width)
+    return packed
 
 
-def _pack_digits(digits: torch.Tensor, width: int, plane: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Pack digits uint8 [n, K] as words [n, K / P] in the dtype of `plane`."""
+def _unpack_bytes(packed: torch.Tensor, width: int) -> torch.Tensor:
+    """Unpack bytes [n, columns] to digits uint8 [n, columns 8 / width]."""
+    return torch.cat([(packed >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)], dim=1)
+
+
+def _pack_words(digits: torch.Tensor, width: int, low: int, plane: torch.Tensor, start: int) -> None:
+    """Pack digits uint8 [n, K] into rows from `start` on of a plane of words. width, low: of its digits and the low plane's."""
     n, K = digits.shape
-    spans = digits.view(n, -1, K // plane.shape[1], chunk)
-    words = spans[:, :, 0].to(plane.dtype)
-    for p in range(1, spans.shape[2]):
-        words |= spans[:, :, p].to(plane.dtype) << (p * width)
-    return words.reshape(n, -1)
-
-
-def _unpack_digits(words: torch.Tensor, width: int, columns: int, chunk: int) -> torch.Tensor:
-    """Unpack words [n, columns / P] to digits uint8 [n, columns]."""
-    n, per_word = len(words), columns // words.shape[1]
-    words = words.view(n, -1, chunk)
-    digits = torch.empty((n, words.shape[1], per_word, chunk), dtype=torch.uint8, device=words.device)
-    for p in range(per_word):
-        digits[:, :, p] = (words >> (p * width)) & ((1 << width) - 1)
-    return digits.view(n, columns)
+    steps, units = plane.shape[1] * low // (16 * width), low // width  # units to a word
+    digits = F.pad(digits, (0, steps * 512 // low - K)).view(n, steps, 4 // units, units, 8 // low, 4, 2, 2)
+    words = torch.zeros((n, steps, 4 // units, 4), dtype=torch.int32, device=plane.device)
+    for u in range(units):
+        for s in range(8 // low):
+            for h in range(2):
+                shift = (16 // low * u + 2 * s + h) * width
+                words |= digits[:, :, :, u, s, :, h, 0].int() << shift
+                words |= digits[:, :, :, u, s, :, h, 1].int() << (16 + shift)
+    rows = torch.arange(start, start + n, device=plane.device)
+    if width == low:  # [block, step, piece, g, t, unit of the piece, row above 8 or not]
+        target = plane.view(-1, steps, 2, 8, 4, 2, 2).permute(0, 6, 3, 1, 2, 5, 4)
+    else:
+        target = plane.view(-1, steps, 8, 4, 4 // units, 2).permute(0, 5, 2, 1, 4, 3)
+    target[rows // 16, rows % 16 // 8, rows % 8] = words.view(n, *target.shape[3:])

@@ -36,6 +36,7 @@ _SEED_LOW, _SEED_HIGH, _IS_RANDOM = map(tl.constexpr, (draw.SEED_LOW, draw.SEED_
 
 _SAMPLES = 4  # most rows of x that a program of `multiply` takes
 _ROWS = 2  # of a matrix, of one program of `multiply`: small programs fill the last wave of a small matrix
+_TILE_ROWS, _TILE_COLUMNS = 32, 64  # of a matrix of 16-bit numbers, of one program, at a time
 _COLUMNS = 1024  # that a program multiplies at a time: each of its threads loads 16 bytes of each row
 _PIECES = 64  # programs that share the positions of one key head
 _TILE = 16384  # bytes of keys that a program of `attend` takes at a time; in flight are a few, in shared memory
@@ -134,6 +135,54 @@ def _multiply(x, w, bias, chosen, out, M, N, K: tl.constexpr, SHARED: tl.constex
             up += tl.load(bias + N + n, mask=n < N, other=0).to(tl.float32)
         result = _activate(result, ACTIVATION) * up
     tl.store(out + m * N + n, result.to(out.dtype.element_ty), mask=(m < M) & (n < N))
+
+
+@triton.jit(do_not_specialize=["M"])
+def _multiply_tile(x, w, out, M, N, K: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                   PART: tl.constexpr):
+    """out[part, m, n] = w[n] @ x[m] over PART columns, on tensor cores. x: [M, K]; out: [parts, M, N].
+
+    The order of a sum does not depend on TILE, the rows of x of a program.
+    """
+    tiles = tl.cdiv(M, TILE)  # neighbouring programs read the same rows of w
+    m = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
+    n = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
+    sample, row = tl.minimum(m, M - 1), tl.minimum(n, N - 1).to(tl.int64)  # products too many are not stored
+    part = tl.program_id(1)
+    total = tl.zeros((ROWS, TILE), tl.float32)
+    for start in range(part * PART, tl.minimum(part * PART + PART, K), COLUMNS):
+        k = start + tl.arange(0, COLUMNS)
+        if K % COLUMNS:
+            a = tl.load(w + row[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0, eviction_policy="evict_first")
+            b = tl.load(x + sample[None, :] * K + k[:, None], mask=(k < K)[:, None], other=0)
+        else:
+            a = tl.load(w + row[:, None] * K + k[None, :], eviction_policy="evict_first")
+            b = tl.load(x + sample[None, :] * K + k[:, None])
+        if packed._IS_INTERPRETED:  # its product of bfloat16 is one of their bits
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    tl.store(out + (part * M + m)[None, :] * N + n[:, None], total, mask=(m < M)[None, :] & (n < N)[:, None])
+
+
+@triton.jit(do_not_specialize=["M"])
+def _finish(sums, bias, out, M, N, COUNT, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """out[m, n] = the sum of sums[:, m, n], in order, plus bias[n]; with ACTIVATION: of that, times the one of N + n."""
+    GATED: tl.constexpr = ACTIVATION != ""
+    m, n = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wide = N * 2 if GATED else N
+    total = tl.zeros((BLOCK,), tl.float32)
+    other = tl.zeros((BLOCK,), tl.float32)
+    for part in range(COUNT):
+        total += tl.load(sums + (part * M + m) * wide + n, mask=n < N, other=0)
+        if GATED:
+            other += tl.load(sums + (part * M + m) * wide + N + n, mask=n < N, other=0)
+    if bias is not None:
+        total += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
+        if GATED:
+            other += tl.load(bias + N + n, mask=n < N, other=0).to(tl.float32)
+    if GATED:
+        total = _activate(total, ACTIVATION) * other
+    tl.store(out + m * N + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
@@ -506,6 +555,8 @@ def multiply_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int, activation: str,
              chosen: torch.Tensor | None = None) -> torch.Tensor:
     K = weight.shape[1]
+    if chosen is None and x.dtype == weight.dtype != torch.float32:
+        return _product_of_tiles(x, weight, bias, N, activation)
     rows, columns = _ROWS // 2 if activation else _ROWS, min(_COLUMNS, max(32, triton.next_power_of_2(K)))
     x, weight, M = x.contiguous(), weight.contiguous(), x.numel() // K  # a mapped share has strides
     shared, shape = 1, x.shape[:-1]
@@ -515,6 +566,23 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N
     out = torch.empty((*shape, N), dtype=x.dtype, device=x.device)
     packed.run(_multiply, (triton.cdiv(M, tile) * triton.cdiv(N, rows),), x, weight, bias, chosen, out, M, N, K, shared,
                activation, tile, rows, columns, num_warps=max(1, columns // 256))
+    return out
+
+
+def _product_of_tiles(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int,
+                      activation: str) -> torch.Tensor:
+    """`_product` of numbers of 16 bits. Its order of sums depends on the matrix alone."""
+    (wide, K), x, weight = weight.shape, x.contiguous(), weight.contiguous()
+    M, columns = x.numel() // K, min(_TILE_COLUMNS, max(16, triton.next_power_of_2(K)))
+    tile = packed.tile(M)
+    blocks, steps = triton.cdiv(wide, _TILE_ROWS), triton.cdiv(K, columns)
+    part = triton.cdiv(steps, triton.cdiv(packed._PROGRAMS, blocks))
+    parts = triton.cdiv(steps, part)
+    sums = torch.empty((parts, M, wide), dtype=torch.float32, device=x.device)
+    packed.run(_multiply_tile, (triton.cdiv(M, tile) * blocks, parts), x, weight, sums, M, wide, K, tile, _TILE_ROWS, columns,
+               part * columns, num_warps=packed._WARPS, num_stages=4)
+    out = torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)
+    packed.run(_finish, (M, triton.cdiv(N, _BLOCK)), sums, bias, out, M, N, parts, activation, _BLOCK, num_warps=4)
     return out
 
 

@@ -1,16 +1,20 @@
 """Triton kernels over the packed codes of a QuantizedMatrix. Importing it requires the package triton.
 
-`multiply` is bound by memory bandwidth. A word of the weights is loaded once, sixteen bytes to a thread, and unpacked in
-registers. A program computes ROWS rows of the matrix, which share its loads of x, over UNITS words at a time. Codes are
-multiplied without their scale, which is applied once per word, since a word lies within a group:
+`multiply` runs on tensor cores for one row of x as for 32, and is bound by memory bandwidth. A thread loads sixteen bytes of
+codes, which quantized.py lays out so that a shift and a mask make two of them an operand: codes in the mantissas of 16-bit
+numbers, exact, plus a constant. Products of a group are summed before they are scaled, so no weight is ever rounded:
 
-    sum over a word of w x  =  scale * sum(code x)  +  (bias - scale * offset) * sum(x)
+    sum of w x  =  scale * (sum((code + base) x) - (base + offset) * sum(x))  +  bias * sum(x)        over a group
 
-A matrix of few rows is split along K as well. A program multiplies SAMPLES rows of x with the codes that it has unpacked.
-Sums are added in an order that depends on the matrix alone: a row of x has the same bits in every run and in every company.
+The second product is one with a constant matrix. A matrix of few rows is split along K as well. Sums are added in an order that
+depends on the matrix alone, and an instruction's columns do not depend on each other: a row of x has the same bits in every run
+and in every company.
 """
 
 from __future__ import annotations
+
+import os
+from collections.abc import Callable
 
 import torch
 import triton
@@ -20,71 +24,205 @@ from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 
 from .state import MAX_ROWS  # noqa: F401
 
-MOST_ROWS = 16  # positions of a prompt for `multiply`; for more, a dense product with dequantised blocks is faster
+MOST_ROWS = 32  # positions of a prompt for `multiply`; for more, a dense product with dequantised blocks is faster
 
-_SAMPLES = 4  # most rows of x that a program of `multiply` takes
-_ROWS, _UNITS = 4, 128  # of one warp of `multiply`: 32 lanes with 16 bytes of each row
-_WARPS = 4  # of one program, side by side along K
-_PROGRAMS = 512  # split along K if there are fewer blocks of rows: large GPUs have some 130 multiprocessors
-_COLUMNS = 1024  # of one program of `dequantize`
+# Rows of x of one program: the columns of an instruction of tensor cores, of which Triton before 3.3 takes two at least
+_LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
+_MOST_TILE = 32
+_IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+_WARPS = 2  # of a program, with 16 rows of w each; four would run instructions of another order of sums on compute capability 9.0
+_PROGRAMS = 1024  # split along K if there are fewer: large GPUs have some 130 multiprocessors, with room for 8 programs or more
+_COLUMNS = 4096  # of one program of `dequantize`: addresses cost as much as 20 weights
+_BLOCK = 1024  # elements of one program of `_add_parts`
 
 
-@triton.jit
-def _scaling(values, supers, row, group, inside, GROUPS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr):
-    """Scales or biases of `group`s of `row`s, float32: [rows, 1] and [1, n] -> [rows, n]."""
-    found = tl.load(values + row * GROUPS + group, mask=inside, other=0).to(tl.float32)
+def _helper(function: Callable) -> Callable:
+    """triton.jit for what kernels call; the interpreter, which spends a millisecond on a call of a kernel, takes it as it is."""
+    return function if _IS_INTERPRETED.value else triton.jit(function)
+
+
+@_helper
+def _scaling(values, supers, row, group, GROUPS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr):
+    """Scales or biases of a `group` of each row, float32, of the shape of row + group."""
+    scaling = tl.load(values + row * GROUPS + group).to(tl.float32)
     if supers is not None:
-        above = tl.load(supers + row * (GROUPS * GROUP // SUPER) + group * GROUP // SUPER, mask=inside, other=0)
-        found *= above.to(tl.float32)
-    return found
+        above = tl.load(supers + row * (GROUPS * GROUP // SUPER) + group * GROUP // SUPER)
+        scaling *= above.to(tl.float32)
+    return scaling
 
 
-@triton.jit
-def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, out, M, N, K: tl.constexpr,
+@_helper
+def _factor(values, row, group, i: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
+    """The scales or biases of groups `group` + i, float32 [rows]. values: EACH of them to a word of 32 bits, or to themselves."""
+    if EACH == 1:
+        return tl.load(values + row * GROUPS + group + i).to(tl.float32)
+    word = tl.load(values + row * (GROUPS // EACH) + group // EACH + i // EACH)
+    if KIND == "int8":
+        return (word << (24 - 8 * (i % EACH)) >> 24).to(tl.float32)
+    elif KIND == "uint8":
+        return (word >> (8 * (i % EACH)) & 0xff).to(tl.float32)
+    elif KIND == "float16":
+        return (word >> (16 * (i % EACH))).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return ((word >> (16 * (i % EACH))) << 16).to(tl.float32, bitcast=True)
+
+
+@_helper
+def _take(values, i: tl.constexpr, COUNT: tl.constexpr):
+    """values[:, i] of values [R, COUNT, C], COUNT a power of two, without moving data between threads."""
+    for half in tl.static_range(COUNT.bit_length() - 1):
+        halves = tl.reshape(values, (values.shape[0], 2, COUNT >> (half + 1), values.shape[-1]))
+        first, second = tl.split(tl.permute(halves, (0, 2, 3, 1)))
+        if i // (COUNT >> (half + 1)) % 2:
+            values = second
+        else:
+            values = first
+    return tl.reshape(values, (values.shape[0], values.shape[-1]))
+
+
+@_helper
+def _operand(word, top, shift: tl.constexpr, above: tl.constexpr, magic, DTYPE: tl.constexpr, BITS: tl.constexpr,
+             PLACE: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """16 codes of each row as numbers from two pairs of digits of its four words: [R, 4] -> [R, 16].
+
+    BITS of each digit, from bit `shift` of a word's halves and LOW bits further on, come to bit PLACE of magic's halves,
+    and HIGH bits of top's, from bit `above`, above them.
+    """
+    MASK: tl.constexpr = ((1 << BITS) - 1) * 0x10001 << PLACE
+    BY: tl.constexpr = shift - PLACE
+    first = ((word >> BY if BY >= 0 else word << -BY) & MASK) | magic
+    second = ((word >> BY + LOW if BY + LOW >= 0 else word << -BY - LOW) & MASK) | magic
+    if HIGH:  # not |, which the compiler would do first: masks and magic would take an instruction more
+        ABOVE: tl.constexpr = ((1 << HIGH) - 1) * 0x10001 << PLACE + BITS
+        UP: tl.constexpr = BITS + PLACE - above
+        first ^= (top << UP if UP >= 0 else top >> -UP) & ABOVE
+        second ^= (top << UP - HIGH if UP - HIGH >= 0 else top >> HIGH - UP) & ABOVE
+    pairs = tl.join(first, second)
+    if DTYPE == tl.float32:
+        numbers = tl.join(pairs << 16 >> 16, pairs >> 16).to(tl.float32)
+    else:
+        numbers = tl.join(pairs.to(tl.int16).to(DTYPE, bitcast=True), (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True))
+    return tl.reshape(numbers, (word.shape[0], 16))
+
+
+@_helper
+def _load_low(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr):
+    """Words of a step: [16 * WARPS rows, 4 units, 4]."""
+    at = block.to(tl.int64) * (STEPS * 256) + step * 256 + lane % 32 * 4
+    piece = tl.arange(0, 2)[:, None, None] * 128
+    words = tl.load(plane + at[None, :, None] + piece + tl.arange(0, 4)[None, None, :])
+    words = tl.permute(tl.reshape(words, (2, WARPS, 8, 4, 2, 2)), (1, 5, 2, 0, 4, 3))
+    return tl.reshape(words, (16 * WARPS, 4, 4))
+
+
+@_helper
+def _load_high(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr, WORDS: tl.constexpr):
+    """Words of the high plane: [16 * WARPS rows, WORDS, 4]."""
+    at = (block.to(tl.int64) * STEPS + step) * (64 * WORDS) + lane % 32 * (2 * WORDS)
+    words = tl.load(plane + at[:, None] + tl.arange(0, 2 * WORDS)[None, :])
+    words = tl.permute(tl.reshape(words, (WARPS, 8, 4, WORDS, 2)), (0, 4, 1, 3, 2))
+    return tl.reshape(words, (16 * WARPS, WORDS, 4))
+
+
+@triton.jit(do_not_specialize=["M"])
+def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, out, M, N, rows, K: tl.constexpr,
               SHARED: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr,
-              SUPER: tl.constexpr, DIGITS: tl.constexpr, CHUNK: tl.constexpr, SAMPLES: tl.constexpr, ROWS: tl.constexpr,
-              UNITS: tl.constexpr, PART: tl.constexpr):
-    """out[part, m, n] = x[m] @ w[n] over PART words of each row. x: [M, K]; out: [parts, M, N].
+              SUPER: tl.constexpr, DIGITS: tl.constexpr, STEPS: tl.constexpr, SAMPLES: tl.constexpr, TILE: tl.constexpr,
+              WARPS: tl.constexpr, PART: tl.constexpr, PLACE: tl.constexpr, MAGIC: tl.constexpr, HIGHER: tl.constexpr,
+              MINUS: tl.constexpr, FOLD: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr, BIASES: tl.constexpr):
+    """out[part, m, n] = x[m] @ w[n] over PART steps of each row. x: [M, K]; out: [parts, M, N].
 
     chosen: int64 [M], for x[m // SHARED] @ w[chosen[m] * N + n], with SAMPLES of 1; or None.
     """
-    WORDS: tl.constexpr = K // DIGITS  # of a row
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    NUMBER: tl.constexpr = tl.float32 if _IS_INTERPRETED else DTYPE  # its product of bfloat16 is one of their bits
+    COLUMNS: tl.constexpr = 8 * DIGITS  # of half a step
+    TILES: tl.constexpr = COLUMNS // 16  # of half a step
+    SPAN: tl.constexpr = min(GROUP, COLUMNS) // 16  # tiles that share a scale
+    GROUPS: tl.constexpr = K // GROUP
+    WORDS: tl.constexpr = max(1, DIGITS * HIGH // 8)  # of the high plane, of each thread and row
     tiles = tl.cdiv(M, SAMPLES)  # neighbouring programs read the same rows of w
-    m = (tl.program_id(0) % tiles * SAMPLES + tl.arange(0, SAMPLES))[:, None]
-    n = (tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS))[None, :]
-    part = tl.program_id(1)
-    sample = tl.minimum(m, M - 1)[:, :, None]
-    row = tl.minimum(n, N - 1).to(tl.int64)[:, :, None]
+    column = tl.arange(0, TILE)
+    m = tl.program_id(0) % tiles * SAMPLES + column
+    sample = tl.minimum(m, M - 1) // SHARED  # products of columns too many are not stored
+    begin = tl.program_id(0) * 0
     if chosen is not None:
-        row += tl.load(chosen + sample) * N
-    sample = sample // SHARED
-    total = tl.zeros((SAMPLES, ROWS, UNITS), tl.float32)
-    for start in range(part * PART, tl.minimum(part * PART + PART, WORDS), UNITS):
-        unit = (start + tl.arange(0, UNITS))[None, None, :]
-        # The hint gives all loads the same layout over threads; otherwise codes move between threads.
-        near = tl.max_contiguous(start + tl.arange(0, UNITS), CHUNK)[None, None, :]
-        inside = unit < WORDS
-        words = tl.load(low + row * WORDS + near, mask=inside, other=0)
+        begin = tl.load(chosen + tl.program_id(0) % tiles).to(tl.int32) * N
+    lane = tl.arange(0, 32 * WARPS)
+    block = begin // 16 + tl.program_id(0) // tiles * WARPS
+    row = block * 16 + tl.arange(0, 16 * WARPS)
+    n = row - begin
+    row = tl.minimum(row, rows - 1).to(tl.int64)
+    block = tl.minimum(block + lane // 32, (rows - 1) // 16)
+    # Bits 0, though not for the compiler: constants in registers spare an instruction, which takes one beside a mask.
+    none = row.to(tl.int32)[:, None] >> 31
+    magic = tl.broadcast_to(MAGIC | none, (16 * WARPS, 4))
+    minus = tl.broadcast_to(MINUS | none, (16 * WARPS, 4))
+    minus = _operand(minus, minus, 0, 0, minus, DTYPE, 0, 0, 0, 0).to(NUMBER)
+    part = tl.program_id(1)
+    start, stop = part * PART, tl.minimum(part * PART + PART, STEPS)
+    total = tl.zeros((16 * WARPS, TILE), tl.float32)
+    words = _load_low(low, block, lane, start, STEPS, WARPS)
+    for step in range(start, stop):
+        following = _load_low(low, block, lane, tl.minimum(step + 1, STEPS - 1), STEPS, WARPS)
         if HIGH:
-            tops = tl.load(high + row * WORDS + near, mask=inside, other=0).to(tl.int32)
-        first = unit // CHUNK * (CHUNK * DIGITS) + unit % CHUNK  # column of a word's digit 0
-        product = tl.zeros((SAMPLES, ROWS, UNITS), tl.float32)
-        plain = tl.zeros((SAMPLES, 1, UNITS), tl.float32)
-        for p in tl.static_range(DIGITS):
-            code = (words >> (p * LOW)) & ((1 << LOW) - 1)
-            if HIGH:
-                code |= ((tops >> (p * HIGH)) & ((1 << HIGH) - 1)) << LOW
-            value = tl.load(x + sample * K + first + p * CHUNK, mask=inside, other=0).to(tl.float32)
-            product += code.to(tl.float32) * value
-            plain += value
-        group = first // GROUP
-        scale = _scaling(scales, super_scales, row, group, inside, K // GROUP, GROUP, SUPER)
-        bias = -OFFSET * scale
-        if biases is not None:
-            bias += _scaling(biases, super_biases, row, group, inside, K // GROUP, GROUP, SUPER)
-        total += scale * product + bias * plain
-    target = out + (part * M + m) * N + n
-    tl.store(target, tl.sum(total, axis=2).to(out.dtype.element_ty), mask=(m < M) & (n < N))
+            tops = _load_high(high, block, lane, step, STEPS, WARPS, WORDS)
+        if super_scales is not None:
+            scaled = tl.zeros((16 * WARPS, TILE), tl.float32)
+            biased = tl.zeros((16 * WARPS, TILE), tl.float32)
+        for p in tl.static_range(2):
+            k = (2 * step + p) * COLUMNS + tl.arange(0, COLUMNS)
+            if K % (2 * COLUMNS):
+                value = tl.load(x + sample[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0)
+            else:
+                value = tl.load(x + sample[:, None] * K + k[None, :])
+            value = tl.reshape(value.to(NUMBER), (TILE, TILES, 16))
+            for first in tl.static_range(0, TILES, SPAN):
+                plain = tl.zeros((16 * WARPS, TILE), tl.float32)
+                for i in tl.static_range(first, first + SPAN):
+                    plain = tl.dot(minus, tl.trans(_take(value, i, TILES)), plain, input_precision="ieee")
+                product = plain
+                for i in tl.static_range(first, first + SPAN):
+                    word = _take(words, 2 * p + i // (TILES // 2), 4)
+                    top = word
+                    if HIGH:
+                        top = _take(tops, (2 * p + i // (TILES // 2)) * WORDS // 4, WORDS)
+                    by = tl.trans(_take(value, i, TILES))
+                    if HIGHER:
+                        code = _operand(word, top, i % (TILES // 2) * 2 * LOW, 0, magic, DTYPE, 4, PLACE, LOW, 0)
+                        product = tl.dot(code.to(NUMBER), by, product, input_precision="ieee")
+                        code = _operand(word, top, i % (TILES // 2) * 2 * LOW + 4, 0, HIGHER | none, DTYPE, 4, PLACE, LOW, 0)
+                    else:
+                        code = _operand(word, top, i % (TILES // 2) * 2 * LOW, (p * TILES + i) * 2 * HIGH % 16, magic, DTYPE, LOW,
+                                        PLACE, LOW, HIGH)
+                    product = tl.dot(code.to(NUMBER), by, product, input_precision="ieee")
+                if EACH == 1:
+                    group = tl.minimum(((2 * step + p) * COLUMNS + first * 16) // GROUP, GROUPS - 1)
+                    scale = _factor(scales, row, group, 0, GROUPS, EACH, SCALES)
+                else:
+                    group = step * (2 * COLUMNS // GROUP)
+                    scale = _factor(scales, row, group, (p * COLUMNS + first * 16) // GROUP, GROUPS, EACH, SCALES)
+                if super_scales is not None:
+                    scaled += scale[:, None] * product
+                else:
+                    total += scale[:, None] * product
+                if biases is not None:
+                    if EACH == 1:
+                        bias = _factor(biases, row, group, 0, GROUPS, EACH, BIASES)
+                    else:
+                        bias = _factor(biases, row, group, (p * COLUMNS + first * 16) // GROUP, GROUPS, EACH, BIASES)
+                    if super_scales is not None:
+                        biased += bias[:, None] * plain
+                    else:
+                        total += (bias * FOLD)[:, None] * plain
+        if super_scales is not None:
+            above = row * (K // SUPER) + step * (2 * COLUMNS) // SUPER
+            total += tl.load(super_scales + above).to(tl.float32)[:, None] * scaled
+            if biases is not None:
+                total += (tl.load(super_biases + above).to(tl.float32) * FOLD)[:, None] * biased
+        words = following
+    target = out + (part * M + m)[None, :] * N + n[:, None]
+    tl.store(target, total.to(out.dtype.element_ty), mask=((column < SAMPLES) & (m < M))[None, :] & ((n >= 0) & (n < N))[:, None])
 
 
 @triton.jit
@@ -100,28 +238,36 @@ def _add_parts(parts, out, COUNT, SIZE, BLOCK: tl.constexpr):
 @triton.jit
 def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out, start, K: tl.constexpr,
                 LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr,
-                DIGITS: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr):
-    """out[i] = row rows[i] of w, or start + i without `rows`; COLUMNS columns of one row. out: [n, K]."""
-    WORDS: tl.constexpr = K // DIGITS
+                DIGITS: tl.constexpr, STEPS: tl.constexpr, UNITS: tl.constexpr):
+    """out[i] = row rows[i] of w, or start + i without `rows`; UNITS units of one row. out: [n, K]."""
     i = tl.program_id(0).to(tl.int64)
     if rows is None:
         row = start + i
     else:
         row = tl.load(rows + i).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < K
-    unit = column // (CHUNK * DIGITS) * CHUNK + column % CHUNK
-    digit = column // CHUNK % DIGITS
-    code = (tl.load(low + row * WORDS + unit, mask=inside, other=0) >> (digit * LOW)) & ((1 << LOW) - 1)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)[:, None, None, None]
+    s, t = tl.arange(0, DIGITS // 4)[None, :, None, None], tl.arange(0, 4)[None, None, :, None]
+    q = tl.arange(0, 4)[None, None, None, :]  # of a thread's four columns
+    inside = unit < STEPS * 4
+    place = row // 16 * (STEPS * 256) + row % 8 * 16 + row % 16 // 8
+    word = tl.load(low + place + unit // 2 * 128 + t * 4 + unit % 2 * 2, mask=inside, other=0)
+    pair = 2 * s + q // 2
+    code = (word >> (pair * LOW + q % 2 * 16)) & ((1 << LOW) - 1)
     if HIGH:
-        tops = tl.load(high + row * WORDS + unit, mask=inside, other=0).to(tl.int32)
-        code |= ((tops >> (digit * HIGH)) & ((1 << HIGH) - 1)) << LOW
-    group = column // GROUP
+        EACH: tl.constexpr = LOW // HIGH  # units to a word
+        WORDS: tl.constexpr = 4 // EACH
+        place = row // 16 * (STEPS * 64 * WORDS) + row % 8 * (8 * WORDS) + row % 16 // 8
+        place += unit // 4 * (64 * WORDS) + t * (2 * WORDS) + unit % 4 // EACH * 2
+        top = tl.load(high + place, mask=inside, other=0)
+        code |= ((top >> ((unit % EACH * (DIGITS // 2) + pair) * HIGH + q % 2 * 16)) & ((1 << HIGH) - 1)) << LOW
+    column = unit * (4 * DIGITS) + 16 * s
+    inside = column < K
+    group = tl.where(inside, column // GROUP, 0)
     value = (code - OFFSET).to(tl.float32)
-    value *= _scaling(scales, super_scales, row, group, inside, K // GROUP, GROUP, SUPER)
+    value *= _scaling(scales, super_scales, row, group, K // GROUP, GROUP, SUPER)
     if biases is not None:
-        value += _scaling(biases, super_biases, row, group, inside, K // GROUP, GROUP, SUPER)
-    tl.store(out + i * K + column, value.to(out.dtype.element_ty), mask=inside)
+        value += _scaling(biases, super_biases, row, group, K // GROUP, GROUP, SUPER)
+    tl.store(out + i * K + column + 4 * t + q, value.to(out.dtype.element_ty), mask=inside)
 
 
 def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, **given: object) -> None:
@@ -131,9 +277,9 @@ def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, *
 
 def try_out(device: torch.device) -> None:
     """Compile and launch a small `multiply`. Raises Triton's errors."""
-    low = torch.zeros((1, 2), dtype=torch.int32, device=device)
+    low = torch.zeros((16, 16), dtype=torch.int32, device=device)
     scales = torch.zeros((1, 1), dtype=torch.float16, device=device)
-    matrix = QuantizedMatrix((1, 16), 4, 16, 8, 8, 2, low, None, scales, None, None, None, torch.float16)
+    matrix = QuantizedMatrix((1, 16), 4, 16, 8, low, None, scales, None, None, None, torch.float16)
     multiply(matrix, torch.zeros((1, 16), dtype=torch.float16, device=device))
 
 
@@ -150,26 +296,67 @@ def multiply_chosen(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tens
     return _launch(matrix, x, chosen.contiguous(), chosen.numel(), matrix.shape[0] // count)
 
 
+def tile(M: int) -> int:
+    """Rows of x that a program multiplies with the weights that it loads, for M of them."""
+    if _IS_INTERPRETED.value:  # NumPy's order of sums depends on the width of a product, that of tensor cores does not
+        return _MOST_TILE
+    return max(_LEAST_TILE, min(_MOST_TILE, triton.next_power_of_2(M)))
+
+
 def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | None, M: int, N: int) -> torch.Tensor:
-    K, shared = matrix.shape[1], M // len(x)
-    words = K // matrix.digits
-    warps = _WARPS
-    while warps > 1 and words < _UNITS * warps:
-        warps //= 2
-    units = min(_UNITS * warps, triton.next_power_of_2(words))
-    blocks, steps = triton.cdiv(N, _ROWS), triton.cdiv(words, units)
-    part = triton.cdiv(steps, triton.cdiv(_PROGRAMS, blocks)) * units
-    parts = triton.cdiv(words, part)
+    (rows, K), steps = matrix.shape, matrix.low.shape[1] // 16
+    width = tile(M) if chosen is None else _LEAST_TILE
+    if matrix.bits < 4:
+        width = min(width, 16)  # a step has 256 columns: the registers do not suffice for more rows of x
+    samples = width if chosen is None else 1
+    blocks = triton.cdiv(N if chosen is None else N + 15, 16 * _WARPS)  # an expert's rows begin anywhere in a block
+    part = triton.cdiv(steps, triton.cdiv(_PROGRAMS, blocks))
+    parts = triton.cdiv(steps, part)
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
-    samples = min(_SAMPLES, triton.next_power_of_2(M)) if chosen is None else 1
-    rows = _ROWS if samples == 1 else _ROWS // 2  # the sums of a program's rows of x are as many registers
-    run(_multiply, (triton.cdiv(M, samples) * triton.cdiv(N, rows), parts), x.contiguous(), chosen, *_parts(matrix), sums,
-        M, N, K, shared, *_constants(matrix), SAMPLES=samples, ROWS=rows, UNITS=units, PART=part, num_warps=warps,
-        enable_fp_fusion=True)
+    each, scalings = _scalings(matrix, steps)
+    run(_multiply, (triton.cdiv(M, samples) * blocks, parts), x.contiguous(), chosen, matrix.low, matrix.high, *scalings,
+        matrix.super_scales, matrix.super_biases, sums, M, N, rows, K, M // len(x), *_constants(matrix), SAMPLES=samples,
+        TILE=width, WARPS=_WARPS, PART=part, **number_constants(x.dtype, matrix.bits, matrix.offset), EACH=each,
+        SCALES=_name(matrix.scales), BIASES=_name(matrix.biases), num_warps=_WARPS, num_stages=1, enable_fp_fusion=True)
     if parts > 1:
-        run(_add_parts, (triton.cdiv(M * N, _COLUMNS),), sums, out, parts, M * N, _COLUMNS, num_warps=4)
+        run(_add_parts, (triton.cdiv(M * N, _BLOCK),), sums, out, parts, M * N, _BLOCK, num_warps=4)
     return out
+
+
+def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tensor | None]]:
+    """(scales to a word, scales and biases as words) where whole words of 32 bits are those of a step, else (1, as stored)."""
+    groups, each = matrix.scales.shape[1], 4 // matrix.scales.itemsize
+    if groups % each or steps * (512 // PLANES[matrix.bits][0]) != groups * matrix.group_size or groups // steps < each:
+        return 1, [matrix.scales, matrix.biases]
+    return each, [part if part is None else part.view(torch.int32) for part in (matrix.scales, matrix.biases)]
+
+
+def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, object]:
+    """Constants of `_multiply` for codes of `bits` bits as numbers of `dtype`.
+
+    BASE is added to a code by setting the bits from PLACE on of the number whose bits are a half of MAGIC: 64 is 2**6, and
+    its last 6 bits of mantissa are worth 1 to 32. 8 bits do not fit into bfloat16's 7: two numbers, the second 1024 + 16 high,
+    have four each. float32 takes integers. MINUS: -(BASE + offset), twice. FOLD: by which -BASE * sum(x) is sum(x).
+    """
+    place, first, second = {
+        torch.float16: (4, 64, 0) if bits < 8 else (0, 1024, 0),
+        torch.bfloat16: (1, 64, 0) if bits < 8 else (1, 64, 1024),
+        torch.float32: (0, 1 << bits, 0),
+    }[dtype]
+
+    def twice(number: int) -> int:
+        half = number if dtype == torch.float32 else torch.tensor(float(number)).to(dtype).view(torch.int16).item()
+        word = (half & 0xffff) * 0x10001
+        return word - (1 << 32) if word >> 31 else word
+
+    base = first + second
+    return dict(PLACE=place, MAGIC=twice(first), HIGHER=twice(second) if second else 0, MINUS=twice(-base - offset),
+                FOLD=-1 / (base + offset))
+
+
+def _name(part: torch.Tensor | None) -> str:
+    return "" if part is None else str(part.dtype).removeprefix("torch.")
 
 
 def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -177,16 +364,14 @@ def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torc
     rows, start = (None, which.start) if isinstance(which, slice) else (which.contiguous(), 0)
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
-    columns = min(_COLUMNS, triton.next_power_of_2(K))
-    run(_dequantize, (n, triton.cdiv(K, columns)), rows, *_parts(matrix), out, start, K, *_constants(matrix),
-        COLUMNS=columns, enable_fp_fusion=False)
+    units = triton.cdiv(K * PLANES[matrix.bits][0], 128)
+    each = min(_COLUMNS * PLANES[matrix.bits][0] // 128, triton.next_power_of_2(units))
+    run(_dequantize, (n, triton.cdiv(units, each)), rows, matrix.low, matrix.high, matrix.scales, matrix.biases,
+        matrix.super_scales, matrix.super_biases, out, start, K, *_constants(matrix), UNITS=each, enable_fp_fusion=False)
     return out
 
 
-def _parts(matrix: QuantizedMatrix) -> tuple[torch.Tensor | None, ...]:
-    return matrix.low, matrix.high, matrix.scales, matrix.biases, matrix.super_scales, matrix.super_biases
-
-
 def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
-    """Constants of a kernel: LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, CHUNK."""
-    return *PLANES[matrix.bits], matrix.group_size, matrix.offset, SUPER_GROUP, matrix.digits, matrix.chunk
+    """Constants of a kernel: LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
+    low, high = PLANES[matrix.bits]
+    return low, high, matrix.group_size, matrix.offset, SUPER_GROUP, 32 // low, matrix.low.shape[1] // 16

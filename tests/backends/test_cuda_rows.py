@@ -316,6 +316,36 @@ def test_logits_have_the_same_bits_among_many(call):
     assert call(many_rows, "odd") == 33
 
 
+def dense_products(dtype: torch.dtype) -> list[float]:
+    """Largest errors of products of 33 rows, relative to sums of absolute values, once rows in company have the bits of fewer."""
+    from cuda_fallback.kernels import decode, packed
+
+    made, sums, launch = torch.Generator().manual_seed(3), [], packed.run
+    x, w, bias = (torch.randn(shape, generator=made).to(DEVICE, dtype) for shape in ((33, 1, 100), (36, 100), (36,)))
+
+    def run(kernel, grid, *arguments, **given):
+        launch(kernel, grid, *arguments, **given)
+        if kernel is decode._multiply_tile:
+            sums.append(arguments[2])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "run", run)
+        product, gated = decode.multiply(x, w, bias), decode.multiply_gated(x, w, bias)
+        for rows in (1, 2, 3, 8, 17, 32):
+            assert torch.equal(decode.multiply(x[-rows:], w, bias), product[-rows:]), rows
+            assert torch.equal(sums[-1], sums[0][:, -rows:]), rows  # in float32, where another order shows
+    x, w, bias = x.double(), w.double(), bias.double()
+    wanted, bound = x @ w.T + bias, x.abs() @ w.abs().T + bias.abs()
+    gate, up = wanted.chunk(2, dim=-1)
+    errors = [(product - wanted).abs() / bound, (gated - torch.nn.functional.silu(gate) * up).abs() / (bound[..., :18] * bound[..., 18:])]
+    return [float(error.max()) for error in errors]
+
+
+@pytest.mark.parametrize("dtype, error", [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=["float16", "bfloat16"])
+def test_dense_products_have_the_same_bits_in_any_company(dtype, error, call):
+    assert max(call(dense_products, dtype)) < error
+
+
 # Prompts by the kernels of decoded tokens
 
 TEXT = np.random.default_rng(5).integers(3, 60, 36).tolist()
@@ -347,7 +377,7 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
     _, model = plain_and_invariant(name, bits)
     with computing(True), pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:  # 16 positions at a time, and few programs
-            for module, constant, few in ((decode, "_TILE", 1), (decode, "_PIECES", 4), (decode, "_ROWS", 64), (packed, "_ROWS", 512)):
+            for module, constant, few in ((decode, "_TILE", 1), (decode, "_PIECES", 4), (decode, "_ROWS", 64), (packed, "_PROGRAMS", 1), (packed, "_WARPS", 4)):
                 patch.setattr(module, constant, few)
         (wanted, state), compared = decoded_text(name, bits), 0
         cache = model.make_cache(len(TEXT), rows=3)

@@ -1,12 +1,11 @@
 """The Triton kernels against gguf's and MLX's dequantisers: on a GPU if there is one, else in Triton's interpreter.
 
 The interpreter runs a kernel on the CPU through NumPy. It must be chosen before triton is imported, so it runs in a process
-of its own. Other tests compile the kernels for GPUs, which needs no GPU, and check the assembly.
+of its own. test_machine_code.py has the code that the compiler makes of them.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 
 import numpy as np
@@ -17,7 +16,7 @@ from mlx_llama.core.files.quantized import GGUFWeight, MLXWeight, Rows
 
 torch = pytest.importorskip("torch")
 
-from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computing  # noqa: E402, F401
+from backends.triton_process import DEVICE, HAS_GPU, call, computing  # noqa: E402, F401
 
 BITS = (2, 3, 4, 5, 6, 8)
 
@@ -96,9 +95,9 @@ def test_every_width_and_group(bits, group_size, has_biases, call):
 
 @pytest.mark.parametrize("kind", LOW_BIT)
 def test_gguf(kind, call):
-    blocks = random_blocks(kind, 11, 768, np.random.default_rng(0))
-    weight, judge = GGUFWeight("w", kind, (11, 768), blocks), dequantise(blocks, kind)
-    check_products(call(multiplied, [weight], (1, 2)), judge)
+    blocks = random_blocks(kind, 11, 512, np.random.default_rng(0))
+    weight, judge = GGUFWeight("w", kind, (11, 512), blocks), dequantise(blocks, kind)
+    check_products(call(multiplied, [weight], (2,)), judge)
     rows, picked = call(dequantised, [weight], [7, 0, 10, 7], "int32")
     np.testing.assert_array_equal(rows, judge[1:-1])
     np.testing.assert_array_equal(picked, judge[[7, 0, 10, 7]])
@@ -121,7 +120,7 @@ def test_mlx(bits, group_size, call):
 
 def test_every_batch(call):
     weight = Made(4, 32, False, (3, 96))
-    check_products(call(multiplied, [weight], (2, 4, 5, 8, 9, 15, 16, 17)), weight.float64())
+    check_products(call(multiplied, [weight], (2, 3, 8, 9, 16, 17, 32, 33)), weight.float64())
 
 
 @pytest.mark.parametrize("bits, shape", [(4, (1, 32)), (8, (4, 32)), (3, (3, 992)), (4, (66, 4128)), (3, (2, 32992))], ids=str)
@@ -166,74 +165,6 @@ def test_a_model_of_mixed_formats(call, tmp_path):
               tie_word_embeddings=True, vocab_size=64)
     plain = call(logits, path, False)
     assert np.abs(call(logits, path, True) - plain).max() < 1e-5 * np.abs(plain).max()
-
-
-# The compiler
-
-
-def compiled(bits: int, group_size: int, two_level: bool, has_biases: bool, x: str, capability: int,
-             samples: int) -> tuple[str, str]:
-    """`_multiply` of `samples` rows for a GPU of compute capability `capability`: Triton's GPU code and the assembly."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from cuda_fallback.kernels import packed as kernels
-    from cuda_fallback.quantized import PLANES
-
-    matrix = packed_on_cpu(bits, group_size, has_biases)
-    kinds = {torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}
-    scale, bias = ("*i8", "*u8") if two_level else ("*fp16", "*fp16")
-    types = {
-        "x": x, "low": "*i32", "high": kinds[matrix.high.dtype] if PLANES[bits][1] else None, "scales": scale,
-        "biases": bias if has_biases else None, "super_scales": "*fp16" if two_level else None,
-        "super_biases": "*fp16" if two_level and has_biases else None, "out": x, "M": "i32", "N": "i32",
-    }
-    fixed = dict(zip(("LOW", "HIGH", "GROUP", "OFFSET", "SUPER", "DIGITS", "CHUNK"), kernels._constants(matrix)))
-    fixed |= {"K": 4096, "SHARED": 1, "SAMPLES": samples, "ROWS": kernels._ROWS if samples == 1 else kernels._ROWS // 2,
-              "PART": 4096, "UNITS": kernels._UNITS * kernels._WARPS}
-    names = kernels._multiply.arg_names
-    signature = {name: types.get(name) or "constexpr" for name in names}
-    constants = {(i,): fixed.get(name) for i, name in enumerate(names) if signature[name] == "constexpr"}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
-    source = ASTSource(kernels._multiply, signature, constants, aligned)
-    found = triton.compile(source, GPUTarget("cuda", capability, 32),
-                           {"num_warps": kernels._WARPS, "enable_fp_fusion": True})
-    return found.asm["ttgir"], found.asm["ptx"]
-
-
-def packed_on_cpu(bits: int, group_size: int, has_biases: bool):
-    from cuda_fallback.kernels import packed as kernels
-    from cuda_fallback.quantized import QuantizedMatrix
-
-    weight = Made(bits, group_size, has_biases, (1, 256))
-    return QuantizedMatrix.pack([weight], torch.float16, torch.device("cpu"), kernels)
-
-
-FORMATS = {"Q4_0": (4, 32, False, False), "Q4_K": (4, 32, True, True), "Q5_K": (5, 32, True, True),
-           "Q6_K": (6, 16, True, False), "Q3_K": (3, 16, True, False), "Q2_K": (2, 16, True, True),
-           "Q8_0": (8, 32, False, False), "mlx": (4, 64, False, True)}
-
-
-@pytest.mark.parametrize("x", ["*fp16", "*fp32"])
-@pytest.mark.parametrize("name", FORMATS)
-def test_compiled_for_a_gpu(name, x, compile_call):
-    """Threads load sixteen bytes at a time, where alignment allows it, unpack their own words, and share the words in the same
-    way for one row and for many, so that a sum has one order."""
-    capability = 90 if x == "*fp16" else 80
-    shared = []
-    for samples in (4, 1):
-        intermediate, assembly = compile_call(compiled, *FORMATS[name], x, capability, samples)
-        (words,) = [line for line in re.findall(r"#blocked\d* = .*", intermediate) if "order = [2, 1, 0]" in line]
-        shared.append([inner.split(",")[-1] for inner in re.findall(r"= \[([\d, ]+)\]", words)])
-    assert shared[0] == shared[1]
-    loop = intermediate[intermediate.index("scf.for"):intermediate.index("scf.yield")]
-    assert "tt.load" in loop and "convert_layout" not in loop and "local_alloc" not in loop
-    bits, group_size = FORMATS[name][:2]
-    widest = min(4, group_size * {2: 2, 3: 2, 8: 8}.get(bits, 4) // 32)
-    loads = re.findall(r"ld\.global(?:\.v(\d))?\.b32", assembly)
-    assert max(int(vector or 1) for vector in loads) >= widest
-    assert f".target sm_{capability}" in assembly
 
 
 def test_without_triton_torch_computes_and_says_so(monkeypatch):

@@ -1,0 +1,108 @@
+"""Budgets of the kernels' machine code, compiled for GPUs without one: registers, spills, loads, instructions per weight.
+
+The counts bound the time: a multiprocessor issues 128 instructions of threads per cycle, and a weight must not take more of
+them than fit into the time that its bytes take (docs/backends.md). Most cases run with --all only.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from backends.triton_process import compile_call  # noqa: E402, F401
+
+# bits, group size, two levels, biases; the most instructions per weight of a program of up to 8, 16 and 32 rows (2 and 3 bits: of 16)
+LOW_BIT = {"Q4_0": ((4, 32, False, False), (3.1, 3.6, 5.7)), "Q4_K": ((4, 32, True, True), (4.0, 5.2, 7.6)),
+           "Q5_K": ((5, 32, True, True), (5.4, 6.4, 8.7)), "Q6_K": ((6, 16, True, False), (4.8, 6.0, 8.6)),
+           "Q3_K": ((3, 16, True, False), (4.5, 5.6, 5.6)), "Q2_K": ((2, 16, True, True), (4.4, 6.4, 6.4)),
+           "Q8_0": ((8, 32, False, False), (3.8, 4.6, 5.9)), "mlx": ((4, 64, False, True), (3.2, 3.8, 5.6))}
+ROWS = (1, 16, 32)
+QUICK = [("Q4_K", 4096, 0, 90)]
+ALL = [(name, K, rows, capability) for name in LOW_BIT for K, rows, capability in
+       [(4096, 0, 80), (4096, 0, 89), *((4096, i, c) for i in (1, 2) for c in (80, 90)), *((K, 0, 90) for K in (2048, 4096, 14336))]]
+
+
+def low_bit(name: str, N: int, K: int, dtype=torch.float16):
+    """A QuantizedMatrix on the meta device."""
+    from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
+
+    (bits, group, two_level, has_biases), _ = LOW_BIT[name]
+    (low, high), steps = PLANES[bits], -(-K * PLANES[bits][0] // 512)
+
+    def empty(columns: int, kind: torch.dtype, exists: bool = True):
+        return torch.empty((N, columns), dtype=kind, device="meta") if exists else None
+
+    kind = torch.bfloat16 if name == "mlx" else torch.float16
+    return QuantizedMatrix((N, K), bits, group, 0 if has_biases else 1 << (bits - 1), empty(steps * 16, torch.int32),
+                           empty(steps * 16 * high // low, torch.int32, high > 0),
+                           empty(K // group, torch.int8 if two_level else kind),
+                           empty(K // group, torch.uint8 if two_level else kind, has_biases),
+                           empty(K // SUPER_GROUP, torch.float16, two_level),
+                           empty(K // SUPER_GROUP, torch.float16, two_level and has_biases), dtype)
+
+
+def product(name: str, K: int, rows: int, capability: int, dtype=torch.float16):
+    """(machine code of `multiply`, rows of x of a program), or the reason why there is none."""
+    from machine_code import compile_launch, missing_tools, record_launches
+
+    from cuda_fallback.kernels import packed
+
+    if reason := missing_tools():
+        return reason
+    x = torch.empty((rows, K), dtype=dtype, device="meta")
+    launch = record_launches(packed.multiply, low_bit(name, 28672, K, dtype), x)[0]
+    return compile_launch(launch, capability), launch.arguments["TILE"]
+
+
+def check_product(compile_call, name, K, i, capability):
+    found = compile_call(product, name, K, ROWS[i], capability)
+    if isinstance(found, str):
+        pytest.skip(found)
+    code, tile = found
+    assert code.local <= 8 and not code.count("LDL") and not code.count("STL"), code  # of Q4_0 on 8.9, before the loop
+    # The same instruction for any number of rows, each of 8 of them and 8 weights of a thread: half of them with codes.
+    assert code.count("HMMA.16816.F32") == code.count("HMMA") > 0 == code.count("HGMMA")
+    weights = code.count("HMMA") * 8 * 8 // tile // 2
+    assert code.count("LDG.E.128") >= weights * LOW_BIT[name][0][0] // 128  # of each thread's bytes, sixteen at a time
+    per_weight = len(code.loop) / weights
+    print(f"{name} K={K} rows={ROWS[i]} {capability}: {code.registers} registers, {per_weight:.2f} per weight")
+    assert code.registers <= 200 and per_weight <= LOW_BIT[name][1][i], (code.registers, per_weight)
+
+
+def dense_product(rows: int, capability: int, dtype=torch.float16):
+    """As `product`, of multiply_gated for weights of 16 bits."""
+    from machine_code import compile_launch, missing_tools, record_launches
+
+    from cuda_fallback.kernels import decode
+
+    if reason := missing_tools():
+        return reason
+    x, w = (torch.empty((n, 4096), dtype=dtype, device="meta") for n in (rows, 28672))
+    launches = record_launches(decode.multiply_gated, x, w)
+    code, _ = (compile_launch(launch, capability) for launch in launches)
+    return code, launches[0].arguments["TILE"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows, most", [(1, 2.5), (16, 2.5), (32, 3.0)])
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_dense_products_keep_to_their_budgets(rows, most, capability, compile_call):
+    found = compile_call(dense_product, rows, capability)
+    if isinstance(found, str):
+        pytest.skip(found)
+    code, tile = found
+    assert code.local == 0 and code.registers <= 96
+    assert code.count("HMMA.16816.F32") == code.count("HMMA") > 0 == code.count("HGMMA") and code.count("LDGSTS.E.BYPASS.128")
+    assert len(code.loop) / (code.count("HMMA") * 8 * 8 // tile) <= most
+
+
+@pytest.mark.parametrize("name, K, i, capability", QUICK)
+def test_a_product_keeps_to_its_budget(name, K, i, capability, compile_call):
+    check_product(compile_call, name, K, i, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, K, i, capability", [case for case in ALL if case not in QUICK])
+def test_products_keep_to_their_budgets(name, K, i, capability, compile_call):
+    check_product(compile_call, name, K, i, capability)
