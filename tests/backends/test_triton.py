@@ -236,9 +236,20 @@ def test_compiled_for_a_gpu(name, x, compile_call):
     assert f".target sm_{capability}" in assembly
 
 
+def test_on_an_older_gpu_torch_computes_and_says_so(monkeypatch):
+    from cuda_fallback import kernels
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    found = kernels.find_kernels.__wrapped__(torch.device("cuda"))
+    assert (found.decode, found.packed) == (None, None)
+    (notice,) = found.notices
+    assert "not captured" in notice and notice.endswith("need compute capability 8.0, and this GPU has 7.5")
+
+
 def test_without_triton_torch_computes_and_says_so(monkeypatch):
     from cuda_fallback import kernels
 
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert kernels.find_kernels(torch.device("cpu")) == (None, None, ())
     monkeypatch.setitem(sys.modules, "triton", None)
     for module in ("decode", "packed"):
