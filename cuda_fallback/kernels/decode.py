@@ -263,11 +263,11 @@ def _store_rotated(state, layer, heads, query, table, codes, scales, H, G, D: tl
             second = (two * cosine + one * sine).to(first.dtype)
     rest = 2 * HALF + tl.arange(0, REST)
     if h < H:
-        target = query + (row * H + h) * D
-        tl.store(target + d, first, mask=inside)
-        tl.store(target + HALF + d, second, mask=inside)
+        turned = query + (row * H + h) * D
+        tl.store(turned + d, first, mask=inside)
+        tl.store(turned + HALF + d, second, mask=inside)
         if D > 2 * HALF:
-            tl.store(target + rest, tl.load(source + rest, mask=rest < D, other=0), mask=rest < D)
+            tl.store(turned + rest, tl.load(source + rest, mask=rest < D, other=0), mask=rest < D)
     else:
         part, g = (h - H) // G, (h - H) % G
         if scales is None:

@@ -122,6 +122,30 @@ def build_step(llama, rows: int, kind):
     return Step(llama._compute, view, kind is not None)
 
 
+def extra_launches() -> None:
+    """Launch what no step of MODELS does: kernels of prompts, adapters, notes and narrow numbers."""
+    from cuda_fallback.kernels import decode, packed
+    from cuda_fallback.kernels.state import MAX_ROWS
+    from cuda_fallback.quantized import QuantizedMatrix
+
+    state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        def made(*shape: int, dtype=dtype) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=META)
+
+        decode.rotate(made(1, 8, 3, 64), made(3, 32, dtype=torch.float32), made(3, 32, dtype=torch.float32))
+        decode.adapt(state, made(2, 1, 96), made(2, 1, 64), made(3, 16, 64), made(3, 96, 16))
+        decode.gate(made(2, 3, 64), "gelu_tanh")
+        for bits in (None, 8, 16):
+            decode.read_keys(state, 0, 2, 2, 64, dtype, bits)
+            query = decode.store_rotated(state, 0, made(2, 1, 12 * 64), 8, 2, 64, bits=bits)
+            decode.attend(state, 0, query, 2, 100, 0.1, bits, 30.0)
+    decode.note(state, 2)
+    low, scales = torch.empty((1, 4096), dtype=torch.int32, device=META), torch.empty((1, 2048), dtype=torch.float16, device=META)
+    long = QuantizedMatrix((1, 32768), 4, 16, 8, 8, 2, low, None, scales, None, None, None, torch.float16)
+    packed.multiply(long, torch.empty((1, 32768), dtype=torch.float16, device=META))
+
+
 class _Driver:
     """A GPU of a compute capability, for the compiler alone."""
 

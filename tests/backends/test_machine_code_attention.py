@@ -50,10 +50,27 @@ def test_attention_is_short_and_keeps_its_registers(dtype, bits, D, capability, 
 
 
 @pytest.mark.parametrize("dtype, bits, D, cap", [
-    ("float32", None, 128, None), ("float32", 8, 128, None), ("bfloat16", 16, 256, 50.0), ("bfloat16", 8, 256, None), ("float32", 8, 256, None), ("float32", None, 256, None)])
+    ("float32", None, 128, None), ("float32", 8, 128, None), ("float32", None, 256, None), ("float32", 8, 256, None),
+    ("bfloat16", 16, 256, 50.0), ("bfloat16", 8, 256, None)])
 def test_attention_fits_the_shared_memory_of_small_gpus(dtype, bits, D, cap, compile_call):
     found = compile_call(attention, bits, D, dtype, cap, 80)
     if found is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
     for figures in found.values():
-        assert 0 < figures["shared"] + figures["loop"] and figures["shared"] <= SHARED
+        assert figures["shared"] <= SHARED
+
+
+def store_narrow() -> str:
+    from backends.launches import META, compile_launch, recorded
+    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.state import MAX_ROWS
+
+    with recorded() as launches:
+        state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
+        decode.store_rotated(state, 0, torch.empty((1, 1, 12 * 64), device=META), 8, 2, 64, bits=16)
+    return compile_launch(launches[0], 80).asm["ptx"]
+
+
+def test_float32_activations_are_stored_as_float16(compile_call):
+    """The interpreter accepts a variable that has two types; the compiler does not."""
+    assert "st.global" in compile_call(store_narrow)
