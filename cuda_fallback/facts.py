@@ -15,6 +15,7 @@ from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
 
 DISTRIBUTIONS = ("torch", "triton")
+KERNELS_CAPABILITY = 8.0  # least compute capability for the Triton kernels
 BFLOAT16_CAPABILITY = 8.0  # compute capability of the first NVIDIA GPUs with bfloat16 instructions
 
 
@@ -32,6 +33,8 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
         return BackendFacts("cuda", True, "nvidia-smi does not name the GPU", packages, None, "a GPU, if torch sees one")
     name, memory, capability = gpus.first
     reason = "" if "triton" in packages else "without the package triton decoding is slow: pip install triton"
+    if capability < KERNELS_CAPABILITY:
+        reason = f"decoding is slow: the kernels need compute capability {KERNELS_CAPABILITY}, and this GPU has {capability}"
     return BackendFacts("cuda", True, reason, packages, True, name, (), memory, "free", capability >= BFLOAT16_CAPABILITY)
 
 

@@ -14,6 +14,8 @@ from mlx_llama.core.errors import BackendError
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
 
+from ..facts import KERNELS_CAPABILITY
+
 
 class Kernels(NamedTuple):
     """Triton's kernels: decode.py's for dense weights and decoded tokens, packed.py's for low-bit weights.
@@ -27,6 +29,9 @@ class Kernels(NamedTuple):
 
 
 TRITON = "triton-windows" if sys.platform == "win32" else "triton"  # the package
+
+
+_SLOW = "decoding is not captured, and low-bit weights are dequantised for every product, which is slow"
 
 
 @dataclass(frozen=True)
@@ -43,15 +48,18 @@ def find_kernels(device: torch.device) -> Kernels:
     """The kernels that run on a device. Compiles and launches two of them the first time."""
     if device.type == "cpu":
         return Kernels()
+    # For older tensor cores Triton 3.3 compiles no attention, and later ones keep its registers in memory.
+    if torch.version.hip is None and (capability := _capability(device)) < KERNELS_CAPABILITY:
+        return Kernels(notices=(f"{_SLOW}: Triton's kernels need compute capability {KERNELS_CAPABILITY}, and this GPU has "
+                                f"{capability}",))
     try:
         from . import decode, packed
 
         packed.try_out(device)
         decode.try_out(device)
     except Exception as error:  # noqa: BLE001: no triton, no C compiler for its launcher, a GPU it does not know ...
-        return Kernels(notices=(
-            f"decoding is not captured, and low-bit weights are dequantised for every product, which is slow: Triton's "
-            f"kernels do not run here ({first_line(error)}): pip install {TRITON}, and a C compiler",))
+        return Kernels(notices=(f"{_SLOW}: Triton's kernels do not run here ({first_line(error)}): pip install {TRITON}, and a C "
+                                "compiler",))
     return Kernels(decode, packed)
 
 
@@ -90,3 +98,7 @@ def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type's name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _capability(device: torch.device) -> float:
+    return float("{}.{}".format(*torch.cuda.get_device_capability(device)))

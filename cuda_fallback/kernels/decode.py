@@ -16,6 +16,8 @@ in every company and at every capacity of the cache.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -26,19 +28,23 @@ from mlx_llama.core.models.config import LlamaConfig
 
 from . import draw, packed, state as fields
 from .state import new_state, pack_row
-from .storage import Storage, stored_dtype
+from .storage import LARGEST_SCALE, Storage, stored_dtype
 
 _STRIDE = tl.constexpr(fields.MAX_ROWS)
 _POSITION, _NEXT, _TOKEN, _ALLOCATED, _TOKENS, _NUMBERS, _SCALES, _COSINES, _SINES, _ADAPTER = map(tl.constexpr, (
     fields.POSITION, fields.NEXT, fields.TOKEN, fields.ALLOCATED, fields.TOKENS, fields.NUMBERS, fields.SCALES,
     fields.COSINES, fields.SINES, fields.ADAPTER))
+_LARGEST_SCALE = tl.constexpr(LARGEST_SCALE)
 _SEED_LOW, _SEED_HIGH, _IS_RANDOM = map(tl.constexpr, (draw.SEED_LOW, draw.SEED_HIGH, draw.IS_RANDOM))
 
 _SAMPLES = 4  # most rows of x that a program of `multiply` takes
 _ROWS = 2  # of a matrix, of one program of `multiply`: small programs fill the last wave of a small matrix
 _TILE_ROWS, _TILE_COLUMNS = 32, 64  # of a matrix of 16-bit numbers, of one program, at a time
 _COLUMNS = 1024  # that a program multiplies at a time: each of its threads loads 16 bytes of each row
-_PIECES = 64  # programs that share the positions of one key head
+_PIECES = 64  # fewest programs that share the positions of one key head
+_PROGRAMS = 256  # fewest of one row's attention: two for each of some 130 multiprocessors
+_JOINED = 32  # pieces that a program of `_join` sums at a time
+_LOG2_E = math.log2(math.e)
 _TILE = 16384  # bytes of keys that a program of `attend` takes at a time; in flight are a few, in shared memory
 _ADAPTED = 8  # rows of an adapter's first matrix, of one program of `adapt`
 _BLOCK = 1024  # elements of one program of the kernels that take element by element
@@ -271,7 +277,7 @@ def _store_codes(state, layer, source, table, codes, scales, part, g, row, posit
             value = (value.to(tl.float32) * cosine + other * sine).to(value.dtype)
     wide = value.to(tl.float32)
     largest = tl.max(tl.abs(wide), axis=1)[:, None]
-    scale = tl.minimum(tl.div_rn(largest, largest * 0 + 127), 65504).to(tl.float16)
+    scale = tl.minimum(tl.div_rn(largest, largest * 0 + 127), _LARGEST_SCALE).to(tl.float16)
     by = scale.to(tl.float32)
     code = tl.div_rn(wide, tl.where(by > 0, by, 1))
     code = tl.where(by > 0, (code + 12582912.0) - 12582912.0, 0)  # rounded to even: 1.5 * 2**23 leaves no fraction
@@ -306,11 +312,11 @@ def _store_rotated(state, layer, heads, query, table, codes, scales, H, G, D: tl
             second = (two * cosine + one * sine).to(first.dtype)
     rest = 2 * HALF + tl.arange(0, REST)
     if h < H:
-        target = query + (row * H + h) * D
-        tl.store(target + d, first, mask=inside)
-        tl.store(target + HALF + d, second, mask=inside)
+        turned = query + (row * H + h) * D
+        tl.store(turned + d, first, mask=inside)
+        tl.store(turned + HALF + d, second, mask=inside)
         if D > 2 * HALF:
-            tl.store(target + rest, tl.load(source + rest, mask=rest < D, other=0), mask=rest < D)
+            tl.store(turned + rest, tl.load(source + rest, mask=rest < D, other=0), mask=rest < D)
     else:
         part, g = (h - H) // G, (h - H) % G
         if scales is None:
@@ -326,8 +332,8 @@ def _store_rotated(state, layer, heads, query, table, codes, scales, H, G, D: tl
 
 @triton.jit
 def _share(state, row, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
-    """(first visible position, the one after the last, positions of each piece)."""
-    end = _field(state, _NEXT, row)
+    """(first visible position, the one after the last, positions of each piece), int32."""
+    end = _field(state, _NEXT, row).to(tl.int32)
     first = end * 0
     if window > 0:
         first = tl.maximum(end - window, 0)
@@ -335,77 +341,172 @@ def _share(state, row, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
     return first, end, share
 
 
+@triton.jit
+def _weigh(score, seen, top, factor, cap):
+    """(the new top, the share of the sums so far that stays, weights) for scores [R, KEYS]. factor, cap: of `_attend`."""
+    if cap is not None:
+        score = (cap - 2 * cap / (tl.exp(2 * score * factor / cap) + 1)) / factor  # cap * tanh(score / cap)
+    score = tl.where(seen[None, :], score, float("-inf"))
+    higher = tl.maximum(top, tl.max(score, axis=1))
+    weight = tl.exp2(score * factor - (higher * factor)[:, None])  # one fused operation and a power of two
+    return higher, tl.exp2((top - higher) * factor)[:, None], weight
+
+
 @triton.jit(do_not_specialize=["layer"])
-def _attend(state, layer, query, codes, scales, sums, tops, parts, factor, window, cap, G, R: tl.constexpr,
-            D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, KEYS: tl.constexpr,
-            GROUP: tl.constexpr):
+def _attend(state, layer, query, stored, sums, tops, parts, factor, window, cap, G, R: tl.constexpr, D: tl.constexpr,
+            ROWS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, KEYS: tl.constexpr):
     """One key head's R query heads over one piece of a row's positions: softmax's top, sum and weighted values.
 
-    codes, scales: tensors of the stored types; scales None: codes are numbers. cap: of the scores, or None.
+    stored: a tensor of the type of keys and values; factor: of the scores, times log2(e), as is cap, their softcap, or None.
     """
     g, piece, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, end, share = _share(state, row, window, PIECES, KEYS)
     start = first + piece * share
     if start < end:
-        stop = tl.minimum(start + share, end)
-        keys = _head_address(state, layer, 0, g, 0, row, codes, G, D, _NUMBERS)
-        values = _head_address(state, layer, 1, g, 0, row, codes, G, D, _NUMBERS)
-        if scales is not None:
-            GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
-            key_scales = _head_address(state, layer, 0, g, 0, row, scales, G, GROUPS, _SCALES)
-            value_scales = _head_address(state, layer, 1, g, 0, row, scales, G, GROUPS, _SCALES)
+        count = tl.minimum(share, end - start)
+        keys = _head_address(state, layer, 0, g, start, row, stored, G, D, _NUMBERS)
+        values = _head_address(state, layer, 1, g, start, row, stored, G, D, _NUMBERS)
         r, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
         head = (row * G + g) * R + r
         asked = tl.load(query + head[:, None] * D + d[None, :], mask=(r < R)[:, None] & (d < D)[None, :], other=0)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
+        total = tl.zeros((ROWS, KEYS), tl.float32)
         mixed = tl.zeros((ROWS, WIDTH), tl.float32)
-        for at in range(start, stop, KEYS):
+        for at in range(0, count, KEYS):
             column = at + tl.arange(0, KEYS)
-            seen = column < stop
-            there = seen[None, :] & (d < D)[:, None]
-            key = tl.load(keys + column[None, :] * D + d[:, None], mask=there, other=0)
-            if scales is not None:
-                by = tl.load(key_scales + column[None, :] * GROUPS + d[:, None] // GROUP, mask=there, other=0)
-                key = key.to(tl.float32) * by.to(tl.float32)
-            key = key.to(asked.dtype)
-            score = tl.dot(asked, key, input_precision="ieee") * factor
-            if cap is not None:
-                score = cap - 2 * cap / (tl.exp(2 * score / cap) + 1)  # cap * tanh(score / cap)
-            score = tl.where(seen[None, :], score, float("-inf"))
-            higher = tl.maximum(top, tl.max(score, axis=1))
-            weight = tl.exp(score - higher[:, None])
-            kept = tl.exp(top - higher)
-            there = seen[:, None] & (d < D)[None, :]
-            value = tl.load(values + column[:, None] * D + d[None, :], mask=there, other=0)
-            if scales is not None:
-                by = tl.load(value_scales + column[:, None] * GROUPS + d[None, :] // GROUP, mask=there, other=0)
-                value = value.to(tl.float32) * by.to(tl.float32)
-            value = value.to(asked.dtype)
-            total = total * kept + tl.sum(weight, axis=1)
-            mixed = mixed * kept[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
-            top = higher
+            seen = column < count
+            key = tl.load(keys + column[None, :] * D + d[:, None], mask=seen[None, :] & (d < D)[:, None], other=0)
+            score = tl.dot(asked, key.to(asked.dtype), input_precision="ieee")
+            top, kept, weight = _weigh(score, seen, top, factor, cap)
+            value = tl.load(values + column[:, None] * D + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0)
+            total = total * kept + weight
+            mixed = mixed * kept + tl.dot(weight.to(asked.dtype), value.to(asked.dtype), input_precision="ieee")
         place = head.to(tl.int64) * PIECES + piece
-        tl.store(tops + place, top, mask=r < R)
-        tl.store(sums + place, total, mask=r < R)
+        tl.store(tops + place, top * factor, mask=r < R)
+        tl.store(sums + place, tl.sum(total, axis=1), mask=r < R)
         tl.store(parts + place[:, None] * D + d[None, :], mixed, mask=(r < R)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
+def _scaled(number, scale, KEYS: tl.constexpr, GROUPS: tl.constexpr, WORDS: tl.constexpr):
+    """Numbers [KEYS, GROUPS * WORDS] times the scales [KEYS, GROUPS] of their groups."""
+    grouped = tl.reshape(number, (KEYS, GROUPS, WORDS)) * scale[:, :, None]
+    return tl.reshape(grouped, (KEYS, GROUPS * WORDS))
+
+
+@triton.jit
+def _load_codes(codes, scales, column, magic, dtype: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, BLOCKS: tl.constexpr,
+                GROUP: tl.constexpr):
+    """Numbers of KEYS positions in four tensors [KEYS, BLOCKS * GROUP / 4]: of the dimensions 0, 4, 8 .., of 1, 5, 9 ..
+
+    Codes are loaded four to a word and become float16 two at a time: 0x6400 is 1024, and a code below it, its sign bit
+    flipped, adds 128 + code. magic: 0x64806480, in a register: ptxas does not merge two operations on bits with constants.
+    """
+    GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+    WORDS: tl.constexpr = GROUP // 4
+    word, group = tl.arange(0, BLOCKS * WORDS), tl.arange(0, BLOCKS)
+    at, by = codes + column[:, None] * (D // 4) + word[None, :], scales + column[:, None] * GROUPS + group[None, :]
+    if D == BLOCKS * GROUP:
+        four, scale = tl.load(at), tl.load(by)
+    else:
+        four = tl.load(at, mask=(word < D // 4)[None, :], other=0)
+        scale = tl.load(by, mask=(group < GROUPS)[None, :], other=0)
+    if dtype == tl.float16:
+        even = (four & 0x00FF00FF) ^ magic
+        odd = ((four >> 8) & 0x00FF00FF) ^ magic
+        n0 = even.to(tl.int16).to(tl.float16, bitcast=True) - 1152.0
+        n1 = odd.to(tl.int16).to(tl.float16, bitcast=True) - 1152.0
+        n2 = (even >> 16).to(tl.int16).to(tl.float16, bitcast=True) - 1152.0
+        n3 = (odd >> 16).to(tl.int16).to(tl.float16, bitcast=True) - 1152.0
+    else:
+        scale = scale.to(dtype)
+        n0, n1 = ((four << 24) >> 24).to(dtype), ((four << 16) >> 24).to(dtype)
+        n2, n3 = ((four << 8) >> 24).to(dtype), (four >> 24).to(dtype)
+    return (_scaled(n0, scale, KEYS, BLOCKS, WORDS), _scaled(n1, scale, KEYS, BLOCKS, WORDS),
+            _scaled(n2, scale, KEYS, BLOCKS, WORDS), _scaled(n3, scale, KEYS, BLOCKS, WORDS))
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _attend_codes(state, layer, query, codes, scales, sums, tops, parts, factor, window, cap, G, R: tl.constexpr,
+                  D: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, PIECES: tl.constexpr, KEYS: tl.constexpr,
+                  GROUP: tl.constexpr):
+    """As `_attend`, with keys and values in codes of 8 bits. Products are of float16 numbers, or of float32 if the query is.
+
+    codes, scales: tensors of the stored types; BLOCKS: groups of GROUP numbers, at least D / GROUP.
+    """
+    g, piece, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, end, share = _share(state, row, window, PIECES, KEYS)
+    start = first + piece * share
+    if start < end:
+        count = tl.minimum(share, end - start)
+        magic = (end >> 31) ^ 0x64806480  # the compiler cannot know that `end` is positive
+        WIDTH: tl.constexpr = BLOCKS * GROUP // 4
+        GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+        words = tl.pointer_type(tl.int32)
+        keys = _head_address(state, layer, 0, g, start, row, codes, G, D, _NUMBERS).to(words)
+        values = _head_address(state, layer, 1, g, start, row, codes, G, D, _NUMBERS).to(words)
+        key_scales = _head_address(state, layer, 0, g, start, row, scales, G, GROUPS, _SCALES)
+        value_scales = _head_address(state, layer, 1, g, start, row, scales, G, GROUPS, _SCALES)
+        r, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+        head = (row * G + g) * R + r
+        there = (r < R)[:, None] & (d < D // 4)[None, :]
+        asked = query + head[:, None] * D + 4 * d[None, :]
+        q0, q1 = tl.load(asked, mask=there, other=0), tl.load(asked + 1, mask=there, other=0)
+        q2, q3 = tl.load(asked + 2, mask=there, other=0), tl.load(asked + 3, mask=there, other=0)
+        dtype: tl.constexpr = tl.float32 if query.dtype.element_ty == tl.float32 else tl.float16
+        q0, q1, q2, q3 = q0.to(dtype), q1.to(dtype), q2.to(dtype), q3.to(dtype)
+        top = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS, KEYS), tl.float32)
+        m0, m1 = tl.zeros((ROWS, WIDTH), tl.float32), tl.zeros((ROWS, WIDTH), tl.float32)
+        m2, m3 = tl.zeros((ROWS, WIDTH), tl.float32), tl.zeros((ROWS, WIDTH), tl.float32)
+        for at in range(0, count, KEYS):
+            column = at + tl.arange(0, KEYS)
+            seen = column < count
+            column = tl.minimum(column, count - 1)  # no masks: weights of positions beyond are zero
+            k0, k1, k2, k3 = _load_codes(keys, key_scales, column, magic, dtype, D, KEYS, BLOCKS, GROUP)
+            score = tl.dot(q0, tl.trans(k0), input_precision="ieee")
+            score = tl.dot(q1, tl.trans(k1), score, input_precision="ieee")
+            score = tl.dot(q2, tl.trans(k2), score, input_precision="ieee")
+            score = tl.dot(q3, tl.trans(k3), score, input_precision="ieee")
+            top, kept, weight = _weigh(score, seen, top, factor, cap)
+            v0, v1, v2, v3 = _load_codes(values, value_scales, column, magic, dtype, D, KEYS, BLOCKS, GROUP)
+            total = total * kept + weight
+            weight = weight.to(dtype)
+            m0 = tl.dot(weight, v0, m0 * kept, input_precision="ieee")
+            m1 = tl.dot(weight, v1, m1 * kept, input_precision="ieee")
+            m2 = tl.dot(weight, v2, m2 * kept, input_precision="ieee")
+            m3 = tl.dot(weight, v3, m3 * kept, input_precision="ieee")
+        place = head.to(tl.int64) * PIECES + piece
+        tl.store(tops + place, top * factor, mask=r < R)
+        tl.store(sums + place, tl.sum(total, axis=1), mask=r < R)
+        target = parts + place[:, None] * D + 4 * d[None, :]
+        tl.store(target, m0, mask=there)
+        tl.store(target + 1, m1, mask=there)
+        tl.store(target + 2, m2, mask=there)
+        tl.store(target + 3, m3, mask=there)
+
+
+@triton.jit
 def _join(state, sums, tops, parts, out, window, H, D: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
-          KEYS: tl.constexpr):
+          KEYS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum a head's pieces, BLOCK at a time."""
     row = tl.program_id(1)
     h = row * H + tl.program_id(0)
     first, end, share = _share(state, row, window, PIECES, KEYS)
-    piece, d = tl.arange(0, PIECES), tl.arange(0, WIDTH)
-    there = piece < tl.cdiv(end - first, share)
-    place = h.to(tl.int64) * PIECES + piece
-    top = tl.load(tops + place, mask=there, other=float("-inf"))
-    weight = tl.exp(top - tl.max(top, axis=0))
-    total = tl.sum(weight * tl.load(sums + place, mask=there, other=0), axis=0)
-    part = tl.load(parts + place[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0)
-    mixed = tl.sum(weight[:, None] * part, axis=0) / total
-    tl.store(out + h * D + d, mixed.to(out.dtype.element_ty), mask=d < D)
+    count = tl.cdiv(end - first, share)
+    every, d = tl.arange(0, PIECES), tl.arange(0, WIDTH)
+    place = h.to(tl.int64) * PIECES
+    top = tl.load(tops + place + every, mask=every < count, other=float("-inf"))
+    highest = tl.max(top, axis=0)
+    total = tl.sum(tl.exp2(top - highest) * tl.load(sums + place + every, mask=every < count, other=0), axis=0)
+    mixed = tl.zeros((WIDTH,), tl.float32)
+    for at in range(0, count, BLOCK):
+        piece = at + tl.arange(0, BLOCK)
+        weight = tl.exp2(tl.load(tops + place + piece, mask=piece < count, other=float("-inf")) - highest)
+        there = (piece < count)[:, None] & (d < D)[None, :]
+        part = tl.load(parts + (place + piece)[:, None] * D + d[None, :], mask=there, other=0)
+        mixed += tl.sum(weight[:, None] * part, axis=0)
+    tl.store(out + h * D + d, (mixed / total).to(out.dtype.element_ty), mask=d < D)
 
 
 @triton.jit
@@ -634,18 +735,35 @@ def _stored(like: torch.Tensor, bits: int | None) -> tuple[torch.Tensor, torch.T
 
 def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window: int | None, scale: float,
            bits: int | None = None, cap: float | None = None) -> torch.Tensor:
-    """Attention of the token at each row's position to what the row holds up to it. query: [B, H, 1, D]; bits: as in
-    `store_rotated`; cap: softcap of the scores; returns [B, 1, H D]."""
+    """Attention of the token at each row's position to what the row holds up to it. query: [B, H, 1, D], for 8 bits D a
+    multiple of 4; bits: as in `store_rotated`; cap: softcap of the scores; returns [B, 1, H D]."""
     B, H, _, D = query.shape
-    width = max(16, triton.next_power_of_2(D))  # the least that tl.dot takes
-    keys = keys_at_a_time(D, query.itemsize)
-    sums, tops = torch.empty((2, B, H, _PIECES), dtype=torch.float32, device=query.device)
-    parts = torch.empty((B, H, _PIECES, D), dtype=torch.float32, device=query.device)
-    out = torch.empty((B, 1, H * D), dtype=query.dtype, device=query.device)
-    packed.run(_attend, (G, _PIECES, B), state, layer, query, *_stored(query, bits), sums, tops, parts, scale, window or 0, cap, G,
-               H // G, D, max(16, triton.next_power_of_2(H // G)), width, _PIECES, keys, CACHE_GROUP, num_warps=4)
-    packed.run(_join, (H, B), state, sums, tops, parts, out, window or 0, H, D, width, _PIECES, keys, num_warps=4)
+    if bits == 8 and D % 4:
+        raise ValueError(f"heads of {D} numbers in 8 bits: must be a multiple of 4")
+    pieces, keys, device = pieces_of(G), keys_at_a_time(D, query.itemsize), query.device
+    sums, tops = torch.empty((2, B, H, pieces), dtype=torch.float32, device=device)
+    parts = torch.empty((B, H, pieces, D), dtype=torch.float32, device=device)
+    out = torch.empty((B, 1, H * D), dtype=query.dtype, device=device)
+    stored, scales = _stored(query, bits)
+    # Powers of two, which the GPU computes, instead of e.
+    given = (sums, tops, parts, scale * _LOG2_E, window or 0, cap and cap * _LOG2_E)
+    rows = max(16, triton.next_power_of_2(H // G))  # the least that tl.dot takes
+    width = max(16, triton.next_power_of_2(D))
+    if scales is None:
+        packed.run(_attend, (G, pieces, B), state, layer, query, stored, *given, G, H // G, D, rows, width, pieces, keys,
+                   num_warps=4)
+    else:
+        blocks = max(4, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)))  # four warps share a quarter of the numbers
+        packed.run(_attend_codes, (G, pieces, B), state, layer, query, stored, scales, *given, G, H // G, D, rows, blocks,
+                   pieces, keys, CACHE_GROUP, num_warps=4)
+    packed.run(_join, (H, B), state, sums, tops, parts, out, window or 0, H, D, width, pieces, keys, min(pieces, _JOINED),
+               num_warps=4)
     return out
+
+
+def pieces_of(G: int) -> int:
+    """Programs that share the positions of one of G key heads, so that those of one row fill a large GPU."""
+    return max(_PIECES, triton.next_power_of_2(triton.cdiv(_PROGRAMS, G)))
 
 
 def keys_at_a_time(D: int, itemsize: int) -> int:

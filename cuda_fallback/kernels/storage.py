@@ -10,6 +10,8 @@ import torch
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
 
+LARGEST_SCALE = 515.0  # of codes of 8 bits: 127 times that is within float16, in which they are multiplied
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -84,7 +86,7 @@ def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes int8 [..., D] and scales float16 [..., groups] of values [..., D], in groups of CACHE_GROUP."""
     size = values.shape[-1]
     padded = torch.nn.functional.pad(values.float(), (0, -size % CACHE_GROUP)).unflatten(-1, (-1, CACHE_GROUP))
-    scales = (padded.abs().amax(-1) / 127).clamp(max=65504).half()
+    scales = (padded.abs().amax(-1) / 127).clamp(max=LARGEST_SCALE).half()
     wide = scales.float()[..., None]
     codes = torch.where(wide > 0, padded / wide, 0).round().clamp(-127, 127).to(torch.int8)
     return codes.flatten(-2)[..., :size], scales

@@ -170,6 +170,7 @@ def test_a_model_of_mixed_formats(call, tmp_path):
 def test_without_triton_torch_computes_and_says_so(monkeypatch):
     from cuda_fallback import kernels
 
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert kernels.find_kernels(torch.device("cpu")) == (None, None, ())
     monkeypatch.setitem(sys.modules, "triton", None)
     for module in ("decode", "packed"):

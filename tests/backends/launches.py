@@ -1,0 +1,207 @@
+"""Steps on torch's meta device, which has shapes and no numbers, and the machine code of the kernels that they launch.
+
+Neither needs a GPU. Triton compiles as for a launch: by its own rules from the arguments to a kernel's types and constants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from making import config_fields, encode_tensor, make_checkpoint, write_safetensors
+from making_gguf import make_gguf
+
+from cuda_fallback import kernels
+
+META = torch.device("meta")
+
+
+class Launch(NamedTuple):
+    """A launch of a Triton kernel."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple
+    options: dict[str, Any]
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Launches of the package's kernels, which run nothing; all kernels are taken to run on any device."""
+    from cuda_fallback.kernels import cuda_graph, decode, packed
+
+    launches: list[Launch] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "run", lambda kernel, grid, *arguments, **options:
+                      launches.append(Launch(kernel, grid, arguments, options)))
+        patch.setattr(kernels, "find_kernels", lambda device: kernels.Kernels(decode, packed))
+        patch.setattr(cuda_graph, "gumbel_table", lambda device: torch.empty(1 << 13, device=device))
+        yield launches
+
+
+def on_meta(value: Any, tensors: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """Weights in nested dataclasses and tuples, moved to the meta device. tensors: those before and after, by their id."""
+    from cuda_fallback.kernels import packed
+
+    if isinstance(value, torch.Tensor):
+        return tensors.setdefault(id(value), (value, torch.empty_like(value, device=META)))[1]
+    if isinstance(value, tuple):
+        parts = [on_meta(part, tensors) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        moved = {name: on_meta(getattr(value, name), tensors) for name in names}
+        if "kernels" in names:
+            moved["kernels"] = packed
+        changed = {name: part for name, part in moved.items() if part is not getattr(value, name)}
+        return dataclasses.replace(value, **changed) if changed else value
+    return value
+
+
+MODELS = {  # fields of a config.json
+    "dense": dict(dtype="float16", attention_bias=True, mlp_bias=True),
+    "low-bit": dict(kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K", num_hidden_layers=1, hidden_size=256,
+                    intermediate_size=256, num_attention_heads=2, num_key_value_heads=1, head_dim=128, vocab_size=64),
+    "experts": dict(dtype="bfloat16", architectures=["MixtralForCausalLM"], num_local_experts=4, num_experts_per_tok=2),
+    "windows and softcaps": dict(dtype="bfloat16"),
+    "8 bits": dict(dtype="bfloat16", architectures=["Qwen3ForCausalLM"], head_dim=128),
+}
+GEMMA = dict(norm_placement="both", activation="gelu_tanh", norm_offset=1.0, embedding_multiplier=8.0, sliding_window=4,
+             sliding_layers=(0,), attention_softcap=50.0, logits_softcap=30.0, query_key_norm="head")  # of LlamaConfig
+
+
+def load(name: str):
+    """One of MODELS on the meta device."""
+    from cuda_fallback.model import Llama
+    from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
+    from mlx_llama.core.files.fit import select
+    from mlx_llama.core.files.folder import find_weights
+    from mlx_llama.core.models.config import LlamaConfig
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if name == "low-bit":
+            make_gguf(folder / "m.gguf", tokenizer=None, **MODELS[name])
+            checkpoint = open_checkpoint(folder / "m.gguf")
+        elif name == "windows and softcaps":
+            config = dataclasses.replace(LlamaConfig.from_dict(config_fields()), **GEMMA)
+            write_safetensors(folder / "model.safetensors", {key: encode_tensor(np.zeros(shape, np.float32), "bfloat16")
+                                                             for key, shape in config.tensor_shapes().items()})
+            checkpoint = Checkpoint(name, folder, config, select(find_weights(folder), config, folder), {}, 0)
+        else:
+            checkpoint = open_checkpoint(make_checkpoint(folder / "m", tokenizer=False, **MODELS[name]))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "find_kernels", lambda device: kernels.Kernels())
+            llama = Llama.load(checkpoint, "auto", torch.device("cpu"), cache_bits=8 if name == "8 bits" else None)
+        tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for part in ("embedding", "blocks", "norm", "head"):
+            setattr(llama, part, on_meta(getattr(llama, part), tensors))
+    return llama
+
+
+def build_step(llama, rows: int, kind):
+    """The step of a bucket of rows as a Runner builds it. kind: None for the forward alone."""
+    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.cuda_graph import Step
+    from cuda_fallback.kernels.draw import Kind
+    from cuda_fallback.kernels.state import StateView
+
+    view = StateView(llama.config, llama.dtype, META, decode, rows, llama.cache_bits, kind or Kind())
+    return Step(llama._compute, view, kind is not None)
+
+
+def extra_launches() -> None:
+    """Launch what no step of MODELS does: kernels of prompts, adapters, notes and narrow numbers."""
+    from cuda_fallback.kernels import decode, packed
+    from cuda_fallback.kernels.state import MAX_ROWS
+    from cuda_fallback.quantized import QuantizedMatrix
+
+    state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        def made(*shape: int, dtype=dtype) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=META)
+
+        decode.rotate(made(1, 8, 3, 64), made(3, 32, dtype=torch.float32), made(3, 32, dtype=torch.float32))
+        decode.adapt(state, made(2, 1, 96), made(2, 1, 64), made(3, 16, 64), made(3, 96, 16))
+        decode.gate(made(2, 3, 64), "gelu_tanh")
+        for bits in (None, 8, 16):
+            decode.read_keys(state, 0, 2, 2, 64, dtype, bits)
+            query = decode.store_rotated(state, 0, made(2, 1, 12 * 64), 8, 2, 64, bits=bits)
+            decode.attend(state, 0, query, 2, 100, 0.1, bits, 30.0)
+    decode.note(state, 2)
+    low, scales = torch.empty((1, 4096), dtype=torch.int32, device=META), torch.empty((1, 2048), dtype=torch.float16, device=META)
+    long = QuantizedMatrix((1, 32768), 4, 16, 8, 8, 2, low, None, scales, None, None, None, torch.float16)
+    packed.multiply(long, torch.empty((1, 32768), dtype=torch.float16, device=META))
+
+
+class _Driver:
+    """A GPU of a compute capability, for the compiler alone."""
+
+    def __init__(self, capability: int):
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self._target
+
+    def get_current_device(self) -> int:
+        return self._target.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_launch(launch: Launch, capability: int):
+    """What Triton compiles for a launch on a GPU of this capability, 80 for 8.0."""
+    import triton
+
+    triton.runtime.driver.set_active(_Driver(capability))
+    arguments = [torch.empty(0, dtype=part.dtype, device=META) if isinstance(part, torch.Tensor) else part
+                 for part in launch.arguments]
+    return launch.kernel.warmup(*arguments, grid=launch.grid, **launch.options)
+
+
+@functools.cache
+def _tools() -> Path:
+    import triton
+
+    return Path(triton.__file__).parent / "backends/nvidia/bin"
+
+
+def has_tools() -> bool:
+    """True if Triton came with NVIDIA's assembler and disassembler."""
+    return sys.platform == "linux" and all((_tools() / name).exists() for name in ("ptxas", "nvdisasm", "cuobjdump"))
+
+
+def disassemble(compiled) -> SimpleNamespace:
+    """Machine code: registers of a thread, bytes that it keeps in memory (stack, local) and instructions of the longest loop."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        texts = [subprocess.run([_tools() / tool, option, file.name], capture_output=True, text=True, check=True).stdout
+                 for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))]
+    registers, stack, local = (int(re.search(rf"{name}:(\d+)", texts[0])[1]) for name in ("REG", "STACK", "LOCAL"))
+    labels, instructions, loops = {}, [], [[]]
+    for line in texts[1].splitlines():
+        if label := re.match(r"(\.L_\w+):", line.strip()):
+            labels[label[1]] = len(instructions)
+        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?);", line):
+            instructions.append(found[1].strip())
+            target = re.search(r"^BRA.*`\((\.L_\w+)\)", found[1])
+            if target and target[1] in labels:
+                loops.append(instructions[labels[target[1]]:])
+    return SimpleNamespace(registers=registers, stack=stack, local=local, loop=max(loops, key=len),
+                           shared=compiled.metadata.shared)

@@ -1,0 +1,101 @@
+"""Steps need nothing from the host and no memory but the graph's: run on torch's meta device, without kernels and numbers.
+
+A CUDA graph cannot contain a wait, a copy from the host or an operation whose result's size depends on numbers. On the meta
+device each of them fails, or shows as an operation between devices.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+from backends.triton_process import compile_call  # noqa: E402, F401
+
+# On the meta device these compute nothing, so that they do not fail by themselves.
+WAITS = {"_local_scalar_dense", "item", "equal", "is_nonzero", "_assert_async", "nonzero", "bincount", "masked_select", "_unique2",
+         "unique_dim", "unique_consecutive", "pin_memory", "_pin_memory", "record_stream"}
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations, and those that no graph can contain."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.faults = 0, collections.Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name in WAITS:
+            self.faults[f"{name} waits"] += 1
+        found = function(*args, **(kwargs or {}))
+        self.operations += 1
+        for tensor in tree_leaves((args, kwargs, found)):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+                self.faults[f"{name} on {tensor.device.type}"] += 1
+        return found
+
+
+def kinds():
+    from cuda_fallback.kernels.draw import Kind
+
+    every = dict(is_random=True, top_k=32, has_top_p=True, has_min_p=True, window=64, biases=4)
+    return [None, Kind(), Kind(is_random=True), Kind(window=64), Kind(logprobs=0), Kind(**every),
+            Kind(**every, logprobs=5, has_masks=True)]
+
+
+def check(name: str, fault: str = "") -> tuple[int, dict[str, int], int]:
+    """(operations, faults, launches) of a model's steps, of one row and of several, with all kinds of sampling."""
+    from backends.launches import build_step, load, recorded
+    from cuda_fallback import ops
+
+    watch, llama = Watch(), load(name)
+    with torch.inference_mode(), recorded() as launches, pytest.MonkeyPatch.context() as patch:
+        if fault:
+            patch.setattr(ops, "add", FAULTS[fault])
+            patch.setattr(ops, "attend", lambda query, *given, attend=ops.attend: FAULTS[fault](attend(query, *given)))
+        for rows in (1, 4, 32):
+            for kind in kinds():
+                step = build_step(llama, rows, kind)
+                with watch:
+                    for part in step.parts:
+                        part()
+                assert step.drawn is None if kind is None else step.drawn.shape[0] == rows
+    for launch in launches:
+        for part in launch.arguments:
+            if isinstance(part, torch.Tensor) and part.device.type != "meta":
+                watch.faults[f"{launch.kernel.__name__} reads {part.device.type}"] += 1
+    return watch.operations, dict(watch.faults), len(launches)
+
+
+@pytest.mark.parametrize("name", ["dense", "low-bit", "experts", "windows and softcaps", "8 bits"])
+def test_a_step_can_be_captured(name, compile_call):
+    operations, faults, launches = compile_call(check, name)
+    assert not faults and operations > 500 and launches > 21 * 8
+
+
+def from_the_host(x, *given):
+    return x + torch.ones(x.shape[-1]).to(x.device, x.dtype)
+
+
+def waiting(x, *given):
+    x[0, 0, 0].item()
+    return x
+
+
+FAULTS = {"a tensor of the host": from_the_host, "item": waiting, "nonzero": lambda x, *given: x[x > 0] if x.nonzero() is None else x}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault, compile_call):
+    try:
+        _, faults, _ = compile_call(check, "dense", fault)
+    except (RuntimeError, NotImplementedError) as error:  # torch itself refuses it there
+        assert "meta" in str(error).lower()
+    else:
+        assert faults

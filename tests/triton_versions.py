@@ -1,0 +1,60 @@
+"""Compile every kernel of the package for 8.0 and 9.0 with other versions of Triton: python tests/triton_versions.py 3.2.0 3.5.1 ..
+
+Each version is installed in a temporary folder. Needs no GPU. Prints a line for each kernel that fails.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+
+
+def compile_all() -> int:
+    """Compile what the steps of all models launch, each kernel once for each set of types and constants; returns failures."""
+    import torch
+    import triton
+    from backends.launches import MODELS, build_step, compile_launch, extra_launches, load, recorded
+
+    from cuda_fallback.kernels.draw import Kind
+
+    models = [load(name) for name in MODELS]
+    with torch.inference_mode(), recorded() as launches:
+        for llama in models:
+            for rows, kind in ((1, Kind()), (4, Kind(True, 32, True, True, 64, 4, 5, True))):
+                for part in build_step(llama, rows, kind).parts:
+                    part()
+        extra_launches()
+    different = {(launch.kernel.__name__, *(str(part.dtype) if isinstance(part, torch.Tensor) else part for part in launch.arguments),
+                  *launch.options.items()): launch for launch in launches}
+    failures = 0
+    for launch in different.values():
+        for capability in (80, 90):
+            try:
+                compile_launch(launch, capability)
+            except Exception as error:  # whatever a version of Triton raises
+                failures += 1
+                print(f"{triton.__version__}: {launch.kernel.__name__} for {capability}: {str(error).strip()[-300:]}")
+    names = {key[0] for key in different}
+    print(f"triton {triton.__version__}: {len(names)} kernels, {len(different)} variants, {failures} failures", flush=True)
+    return failures
+
+
+def main(versions: list[str]) -> int:
+    failed = 0
+    for version in versions:
+        with tempfile.TemporaryDirectory() as folder:
+            pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
+            subprocess.run([*pip, f"triton=={version}"], check=True)
+            paths = os.pathsep.join([folder, str(TESTS), str(TESTS.parent)])
+            environment = os.environ | {"PYTHONPATH": paths, "TRITON_CACHE_DIR": f"{folder}/cache"}
+            failed |= subprocess.run([sys.executable, __file__], env=environment).returncode
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]) if sys.argv[1:] else int(compile_all() > 0))
