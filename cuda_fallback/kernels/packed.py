@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -346,7 +347,9 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
     }[dtype]
 
     def twice(number: int) -> int:
-        half = number if dtype == torch.float32 else torch.tensor(float(number)).to(dtype).view(torch.int16).item()
+        # Without torch, whose tensors a captured step must not make on the host. bfloat16 holds these numbers exactly.
+        wide = int(np.float32(number).view(np.uint32))
+        half = {torch.float32: number, torch.float16: int(np.float16(number).view(np.uint16)), torch.bfloat16: wide >> 16}[dtype]
         word = (half & 0xffff) * 0x10001
         return word - (1 << 32) if word >> 31 else word
 

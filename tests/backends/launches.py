@@ -36,6 +36,10 @@ class Launch(NamedTuple):
     arguments: tuple
     options: dict[str, Any]
 
+    def __getitem__(self, name: str) -> Any:
+        """The argument of this name."""
+        return (dict(zip(self.kernel.arg_names, self.arguments)) | self.options)[name]
+
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Launch]]:
@@ -53,18 +57,13 @@ def recorded() -> Iterator[list[Launch]]:
 
 def on_meta(value: Any, tensors: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
     """Weights in nested dataclasses and tuples, moved to the meta device. tensors: those before and after, by their id."""
-    from cuda_fallback.kernels import packed
-
     if isinstance(value, torch.Tensor):
         return tensors.setdefault(id(value), (value, torch.empty_like(value, device=META)))[1]
     if isinstance(value, tuple):
         parts = [on_meta(part, tensors) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        moved = {name: on_meta(getattr(value, name), tensors) for name in names}
-        if "kernels" in names:
-            moved["kernels"] = packed
+        moved = {field.name: on_meta(getattr(value, field.name), tensors) for field in dataclasses.fields(value)}
         changed = {name: part for name, part in moved.items() if part is not getattr(value, name)}
         return dataclasses.replace(value, **changed) if changed else value
     return value
@@ -102,31 +101,29 @@ def load(name: str):
             checkpoint = Checkpoint(name, folder, config, select(find_weights(folder), config, folder), {}, 0)
         else:
             checkpoint = open_checkpoint(make_checkpoint(folder / "m", tokenizer=False, **MODELS[name]))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels, "find_kernels", lambda device: kernels.Kernels())
+        with recorded():  # weights have the kernels' layouts
             llama = Llama.load(checkpoint, "auto", torch.device("cpu"), cache_bits=8 if name == "8 bits" else None)
-        tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        for part in ("embedding", "blocks", "norm", "head"):
-            setattr(llama, part, on_meta(getattr(llama, part), tensors))
+        llama.decoder = on_meta(llama.decoder, {})
     return llama
 
 
 def build_step(llama, rows: int, kind):
     """The step of a bucket of rows as a Runner builds it. kind: None for the forward alone."""
-    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels import decode, ops
     from cuda_fallback.kernels.cuda_graph import Step
     from cuda_fallback.kernels.draw import Kind
     from cuda_fallback.kernels.state import StateView
 
     view = StateView(llama.config, llama.dtype, META, decode, rows, llama.cache_bits, kind or Kind())
-    return Step(llama._compute, view, kind is not None)
+    return Step(llama.decoder.over(ops), view, kind is not None)
 
 
 def extra_launches() -> None:
     """Launch what no step of MODELS does: kernels of prompts, adapters, notes and narrow numbers."""
     from cuda_fallback.kernels import decode, packed
     from cuda_fallback.kernels.state import MAX_ROWS
-    from cuda_fallback.quantized import QuantizedMatrix
+
+    from .test_machine_code import low_bit
 
     state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -141,9 +138,7 @@ def extra_launches() -> None:
             query = decode.store_rotated(state, 0, made(2, 1, 12 * 64), 8, 2, 64, bits=bits)
             decode.attend(state, 0, query, 2, 100, 0.1, bits, 30.0)
     decode.note(state, 2)
-    low, scales = torch.empty((1, 4096), dtype=torch.int32, device=META), torch.empty((1, 2048), dtype=torch.float16, device=META)
-    long = QuantizedMatrix((1, 32768), 4, 16, 8, 8, 2, low, None, scales, None, None, None, torch.float16)
-    packed.multiply(long, torch.empty((1, 32768), dtype=torch.float16, device=META))
+    packed.multiply(low_bit("Q4_0", 16, 32768), torch.empty((1, 32768), dtype=torch.float16, device=META))
 
 
 class _Driver:

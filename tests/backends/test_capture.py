@@ -52,7 +52,7 @@ def kinds():
 def check(name: str, fault: str = "") -> tuple[int, dict[str, int], int]:
     """(operations, faults, launches) of a model's steps, of one row and of several, with all kinds of sampling."""
     from backends.launches import build_step, load, recorded
-    from cuda_fallback import ops
+    from cuda_fallback.kernels import ops
 
     watch, llama = Watch(), load(name)
     with torch.inference_mode(), recorded() as launches, pytest.MonkeyPatch.context() as patch:

@@ -94,7 +94,7 @@ def test_commands_exist_and_take_their_flags():
         elif words[0] == "python" and words[1].startswith("examples/"):
             assert not [flag for flag in flags if f'"{flag}"' not in source(Path(words[1]).name)], words
         else:
-            assert words[0] in ("pip", "pytest", "curl", "cat", "python", "git", "ruff"), words
+            assert words[0] in ("pip", "pytest", "curl", "cat", "python", "git", "ruff", "brew"), words
     assert found == set(DOORS)
 
 
