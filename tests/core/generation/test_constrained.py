@@ -190,7 +190,7 @@ def test_log_probabilities_are_of_the_models_own_logits():
     """Logprobs are of the raw logits, before penalties, biases, filters and grammars; one read a step."""
     for runs_ahead in (False, True):
         backend, scheduler = make(runs_ahead)
-        given = {"logit_bias": {3: 5.0}, "temperature": 0.7, "presence_penalty": 1.5, "regex": "[a-z]{6}"}
+        given = {"logit_bias": {3: 5.0}, "temperature": 0.7, "presence_penalty": 1.5, "regex": "[a-z]{2}for[a-z]"}
         done = scheduler.submit(request([1, 2], logprobs=3, **given)).finish()
         assert backend.events.count("read") == 6 and done.tokens == alone([1, 2], **given).tokens
         model, text = scheduler.model, [1, 2]
