@@ -31,14 +31,18 @@ if TYPE_CHECKING:
     )
     from .core.generation.completion import Completion
     from .core.generation.llm import LLM, load
+    from .core.generation.options import GenerationOptions
+    from .core.generation.request import Handle
     from .core.generation.session import Session, Stream
+    from .core.generation.tool_use import ToolStream
 
 __version__ = "0.1.0"
-__all__ = ["load", "LLM", "Session", "Stream", "Completion", "LlamaError", "BackendError", "CheckpointError", "ConfigError",
-           "ContextError", "NumericalError", "OptionsError", "OutOfMemoryError", "SessionError", "TemplateError", "TokenizerError", "TraceError"]
+__all__ = ["load", "LLM", "Session", "Stream", "ToolStream", "Handle", "Completion", "GenerationOptions", "LlamaError",
+           "BackendError", "CheckpointError", "ConfigError", "ContextError", "NumericalError", "OptionsError", "OutOfMemoryError", "SessionError", "TemplateError", "TokenizerError", "TraceError"]
 
 _HOMES = {"load": "generation.llm", "LLM": "generation.llm", "Completion": "generation.completion",
-          "Session": "generation.session", "Stream": "generation.session"}
+          "GenerationOptions": "generation.options", "Handle": "generation.request", "Session": "generation.session",
+          "Stream": "generation.session", "ToolStream": "generation.tool_use"}
 
 
 def __getattr__(name: str) -> Any:

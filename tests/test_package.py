@@ -14,7 +14,7 @@ import mlx_llama
 from mlx_llama.core import errors
 
 ROOT = Path(mlx_llama.__file__).resolve().parents[1]
-NAMES = {"load", "LLM", "Session", "Stream", "Completion"}
+NAMES = {"load", "LLM", "Session", "Stream", "ToolStream", "Handle", "GenerationOptions", "Completion"}
 NAMES |= {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.LlamaError)}
 
 
