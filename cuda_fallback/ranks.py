@@ -19,12 +19,10 @@ import torch.distributed as dist
 from mlx_llama.core.backends.interface import Masks, Probe
 from mlx_llama.core.backends.shards import HEAD_PROBES, Span
 from mlx_llama.core.errors import BackendError
-from mlx_llama.core.llama import Embedding, Linear
+from mlx_llama.core.llama import Embedding
 
 from . import runtime
-from .cache import View
 from .kernels.draw import IS_RANDOM, SEED_HIGH, SEED_LOW, Kind, gumbel, gumbel_table, process, to_signed
-from .kernels.state import StateView
 from .sampling import SamplingBatch
 
 _SECONDS = 60  # of a collective operation on the CPU device, far more than a forward's share takes
@@ -73,16 +71,6 @@ def join() -> Ranks:
         raise BackendError(f"the processes of torchrun cannot be connected: {error}") from None
     atexit.register(dist.destroy_process_group)  # gloo's threads may abort a process that ends without it
     return Ranks()
-
-
-@dataclass(frozen=True)
-class SummedLinear(Linear):
-    """A Linear with some columns of its matrix: the sum of all processes' products is the whole."""
-
-    ranks: Ranks | None = None
-
-    def __call__(self, x: torch.Tensor, view: View | StateView) -> torch.Tensor:
-        return self.ranks.sum(super().__call__(x, view))
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.adapters import stack, stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.llama import Embedding, Linear, RMSNorm
+from mlx_llama.core.llama import Embedding, Linear, RMSNorm, SummedLinear
 from mlx_llama.core.system import progress
 
 from . import facts, kernels, ops, runtime
 from .quantized import QuantizedMatrix, QuantizedStack, can_concatenate
-from .ranks import Ranks, ShareEmbedding, SummedLinear, Vocabulary
+from .ranks import Ranks, ShareEmbedding, Vocabulary
 
 _BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is sent
 

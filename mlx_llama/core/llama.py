@@ -41,6 +41,16 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class SummedLinear(Linear):
+    """A Linear with some columns of its matrix: the sum of all processes' products is the whole. ranks: with their `sum`."""
+
+    ranks: Any = None
+
+    def __call__(self, x: Array, view: View) -> Array:
+        return self.ranks.sum(super().__call__(x, view))
+
+
+@dataclass(frozen=True)
 class RMSNorm:
     """weight: [E]."""
 

@@ -16,9 +16,8 @@ import numpy as np
 from mlx_llama.core.backends.interface import Masks, Probe
 from mlx_llama.core.backends.shards import HEAD_PROBES, Span
 from mlx_llama.core.errors import BackendError
-from mlx_llama.core.llama import Embedding, Linear
+from mlx_llama.core.llama import Embedding
 
-from .cache import View
 from .kernels.draw import Kind, choose_winner, draw_share, sample
 from .sampling import SamplingBatch
 
@@ -59,16 +58,6 @@ def join() -> Ranks:
             if "connect" not in str(error) or time.monotonic() > last:
                 raise BackendError(f"the processes of mlx.launch cannot be connected: {error}") from None
             time.sleep(0.2)
-
-
-@dataclass(frozen=True)
-class SummedLinear(Linear):
-    """A Linear with some columns of its matrix: the sum of all processes' products is the whole."""
-
-    ranks: Ranks | None = None
-
-    def __call__(self, x: mx.array, view: View) -> mx.array:
-        return self.ranks.sum(super().__call__(x, view))
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.adapters import stack, stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.llama import Embedding, Linear, RMSNorm
+from mlx_llama.core.llama import Embedding, Linear, RMSNorm, SummedLinear
 from mlx_llama.core.system import progress
 
 from . import facts, ops, quantized, runtime
 from .dense import DenseMatrix
 from .quantized import LowBitMatrix, QuantizedStack, can_concatenate
-from .ranks import Ranks, ShareEmbedding, SummedLinear, Vocabulary
+from .ranks import Ranks, ShareEmbedding, Vocabulary
 
 # Texts of MLX's RuntimeErrors on GPUs (mlx/backend/{metal,cuda}/allocator.cpp). On Linux its CPU device crashes instead, so
 # memory is checked before anything is read.
