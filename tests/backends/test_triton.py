@@ -164,7 +164,8 @@ def test_a_model_of_mixed_formats(call, tmp_path):
               hidden_size=256, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
               tie_word_embeddings=True, vocab_size=64)
     plain = call(logits, path, False)
-    assert np.abs(call(logits, path, True) - plain).max() < 1e-5 * np.abs(plain).max()
+    # In float32 the kernels' codes have a constant added, which the sums lose again: some bits.
+    assert np.abs(call(logits, path, True) - plain).max() < 3e-5 * np.abs(plain).max()
 
 
 def test_without_triton_torch_computes_and_says_so(monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -141,18 +140,11 @@ def planted(patch, backend: str, fault: str) -> None:
 
 def planted_in_programs(patch, fault: str) -> None:
     """Plant a fault in the CPU's compiled programs alone: plain NumPy is the reference."""
-    from cpu_fallback import ops
-    from cpu_fallback.kernels import lowering, runner
+    from cpu_fallback.kernels import ops, runner
 
-    def replace(word, wrong) -> None:
-        right = word.dispatch(lowering.Rows if word is not ops.rope_and_store else lowering.Symbol)
-        kind = lowering.Product if word is ops.rope_and_store else lowering.Rows
-        word.register(kind, lambda *given: wrong(right, *given))
-        patch.callback(lambda: word.register(kind, right))
-
-    forward = runner.Runner.forward
+    forward, rotate = runner.Runner.forward, ops.rope_and_store
     if fault == "rope pairing":  # no rotation, since programs have no other pairing
-        replace(ops.rope_and_store, lambda right, heads, view, spec: right(heads, view, dataclasses.replace(spec, rotates=False)))
+        patch.setattr(ops, "rope_and_store", lambda heads, view, spec: rotate(heads, view, dataclasses.replace(spec, rotates=False)))
     elif fault == "offset after the prompt":
         def shifted(self, tokens, view, *rest):
             (span,) = view.spans
@@ -176,17 +168,9 @@ PLACES = {  # fault: (first probe that is off, number of last positions with it)
     "rope pairing": ("0.query_rope", None), "offset after the prompt": ("0.query_rope", 16), "stale row": ("1.attention", 17)}
 
 
-@pytest.fixture
-def patch(monkeypatch):
-    """monkeypatch with callback(function): call a function at the end."""
-    with contextlib.ExitStack() as stack:
-        monkeypatch.callback = stack.callback
-        yield monkeypatch
-
-
 @pytest.mark.parametrize("fault", PLACES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_planted_fault_is_named(backend, fault, door, patch):
+def test_a_planted_fault_is_named(backend, fault, door, monkeypatch):
     """Faults in the compiled program, MLX's traced graph and torch's operations."""
     probe, last = PLACES[fault]
     if (backend, fault) == ("cpu", "stale row"):
@@ -195,7 +179,7 @@ def test_a_planted_fault_is_named(backend, fault, door, patch):
         pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
     compiled = ["--compile"] if backend == "mlx" else []
     assert run(door, "--dtype", "float32", *compiled, backends=[backend])["backends"][0]["within"]
-    planted(patch, backend, fault)
+    planted(monkeypatch, backend, fault)
     (one,) = run(door, "--dtype", "float32", *compiled, backends=[backend], expect=1)["backends"]
     assert not one["within"] and one["first_bad"] == probe, one["verdict"]
     assert f"OUTSIDE: first at probe {probe}," in one["verdict"]

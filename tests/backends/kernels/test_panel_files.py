@@ -212,7 +212,7 @@ def test_a_process_saves_panels_before_it_ends(tmp_path, model):
     """Without any help of this test: where the folder's files come in huge pages, the second process maps them."""
     code = ("import sys; from cpu_fallback.kernels import panel_files; panel_files.LEAST_BYTES = 1\n"
             "from cpu_fallback.model import Llama; from mlx_llama.core.files.checkpoint import open_checkpoint\n"
-            "print(type(Llama.load(open_checkpoint(sys.argv[1])).head.weight.arena).__name__)")
+            "print(type(Llama.load(open_checkpoint(sys.argv[1])).decoder.head.weight.arena).__name__)")
     env = os.environ | {"MLX_LLAMA_CACHE": str(tmp_path / "cache")}
     model_file = tmp_path / "large.gguf"
     make_gguf(model_file, kinds="F16", hidden_size=1024, intermediate_size=4096)
