@@ -498,7 +498,7 @@ class Worker:
             [sys.executable, os.path.abspath(__file__), "--worker", name, side, device], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self.log, encoding="utf-8", start_new_session=True, env=os.environ | settings)
 
-    def ask(self, op: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+    def ask(self, op: str, arguments: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The answer. Raises PartError and ends the process: an error may leave a GPU's context unusable."""
 
         def stop() -> None:
@@ -659,7 +659,7 @@ class Measurement:
         if worker is None or worker.process.poll() is not None:
             worker = self.workers[name, side] = Worker(name, side, self.given.device)
         try:
-            return worker.ask(op, min(slot.hard - time.perf_counter(), limit), **arguments)
+            return worker.ask(op, arguments, min(slot.hard - time.perf_counter(), limit))
         except PartError as error:
             now = time.perf_counter()
             # Give CPUs more time; a silent GPU hangs.
