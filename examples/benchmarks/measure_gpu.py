@@ -555,7 +555,7 @@ class Side(NamedTuple):
 
 @dataclasses.dataclass
 class Shared:
-    """The sides of one model share it.
+    """State that the sides of one model share.
 
     count, prompt: tokens to decode and of the prompt; is_fitted: they fit the time. bounds: of op_bounds. read: bytes of
     weights that a token reads, 0 if unknown. logits: some, by program.
