@@ -186,7 +186,8 @@ class LlamaCpp(Program):
         if self.model:
             return {"rate": batch * count / self.model.decode_rows(depth, count, batch)}
         binary = shutil.which(compare_batches.BINARY)
-        return {"rate": binary and compare_batches.peer_rate(binary, self.path, 1, batch, depth, count, self.layers)}
+        options = ("-ngl", self.layers, "-pps")  # the rows share their prompt
+        return {"rate": binary and compare_batches.peer_rate(binary, self.path, 1, batch, depth, count, *options)}
 
 
 class MLXLM(Program):
