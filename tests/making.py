@@ -276,3 +276,15 @@ def make_checkpoint(
     if tokenizer:
         make_tokenizer(folder, "sentencepiece" if tokenizer is True else tokenizer)
     return folder
+
+
+def config_checkpoint(config: Any, folder: Path, tensors: dict[str, np.ndarray], dtype: str = "float32") -> Any:
+    """The Checkpoint of a LlamaConfig that no config.json gives. tensors: its weights by name, float32."""
+    from mlx_llama.core.files.checkpoint import Checkpoint
+    from mlx_llama.core.files.fit import select
+    from mlx_llama.core.files.folder import find_weights
+
+    encoded = {name: encode_tensor(tensors[name], dtype) for name in config.tensor_shapes()}
+    write_safetensors(folder / "model.safetensors", encoded)
+    selected = select(find_weights(folder), config, folder)
+    return Checkpoint("made", folder, config, selected, {}, sum(tensor.nbytes for tensor in selected.values()))

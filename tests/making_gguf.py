@@ -18,6 +18,10 @@ from making import CHAT_TEMPLATE, byte_level_json, config_fields, random_tensors
 PLAIN = ("F32", "F16", "BF16")
 QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # by gguf.quants; other types get random blocks
 LOW_BIT = (*QUANTISABLE, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ4_NL", "IQ4_XS")
+# A model of 4 and 6 bits, small enough for Triton's interpreter: fields of make_gguf
+LOW_BIT_MODEL: dict[str, Any] = dict(
+    kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K", tokenizer=None, num_hidden_layers=1, hidden_size=256,
+    intermediate_size=256, num_attention_heads=2, num_key_value_heads=1, head_dim=128, vocab_size=64)
 # offsets of the blocks' float16 scales (ggml/src/ggml-common.h); Q8_K's is a float32 at byte 0
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),

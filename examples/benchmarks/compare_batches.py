@@ -60,11 +60,11 @@ class Ours:
         return rows * count / (time.perf_counter() - started)
 
 
-def peer_rate(binary: str, path: str, threads: int, rows: int, prompt: int, count: int) -> float:
-    """The same of a new process of llama-batched-bench. Exits if it fails."""
+def peer_rate(binary: str, path: str, threads: int, rows: int, prompt: int, count: int, *options: Any) -> float:
+    """The same of a new process of llama-batched-bench, with more `options`. Exits if it fails."""
     context = rows * -(-(prompt + count) // PADDING) * PADDING
     command = [binary, "-m", path, "-c", context, "-npp", prompt, "-ntg", count, "-npl", rows, "-t", threads, "-tb", threads,
-               "--output-format", "jsonl"]
+               "--output-format", "jsonl", *options]
     for _ in range(ATTEMPTS):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         for line in done.stdout.splitlines():

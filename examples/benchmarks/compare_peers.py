@@ -211,47 +211,32 @@ def rates(asked: dict[str, Any], rounds: int, comparison: Comparison, count: int
 
 
 def measure_folder(path: str, framework: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
-    """All pairs of one checkpoint and framework, by figure, as `measure`; build and host in microseconds."""
-    capacity = max(*given.depth, given.prompt) + given.generate + 3
+    """All pairs of one checkpoint and framework, by figure, as `measure`; build and host in microseconds per step.
+
+    mlx-rows decodes `given.rows` sequences in each step, and its rates are of all of them together.
+    """
+    has_rows = framework == "mlx-rows"
+    rows = given.rows if has_rows else 1
+    capacity = max(*given.depth, given.prompt) + given.generate + (64 if has_rows else 3)  # a step ahead, and those of `host`
     size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
-    name = os.path.basename(os.path.abspath(path))
-    figures: dict[str, Any] = {"file": name, "bytes": size, "names": PAIRS[framework][0]}
-    setting = [given.device, given.compile if framework == "mlx" else None]
+    figures: dict[str, Any] = {"file": os.path.basename(os.path.abspath(path)), "bytes": size, "names": PAIRS[framework][0]}
+    setting = [given.device, None if framework == "cuda" else given.compile, *([rows] if has_rows else [])]
     both = {name: Program(f"{framework} {name}", path, capacity, given.threads, setting) for name in NAMES}
     with both["ours"], both["peer"]:
         figures["about"] = both["ours"].ask("about")
-        figures["prompt"] = rates(both, given.rounds, comparison, given.prompt, "prompt", given.prompt)
-        decoded = (given.rounds, comparison, given.generate, "decode")
+        decoded = (given.rounds, comparison, given.generate * rows, "decode")
+        if not has_rows:
+            figures["prompt"] = rates(both, given.rounds, comparison, given.prompt, "prompt", given.prompt)
         figures["decode"] = rates(both, *decoded, given.prompt, given.generate)
-        for depth in filter(None, given.depth):
+        for depth in filter(None, [] if has_rows else given.depth):
             figures[f"deep {depth}"] = rates(both, *decoded, depth, given.generate)
-        figures["same_tokens"] = agreement(*(program.ask("tokens", given.prompt, given.generate)
-                                             for program in both.values()))
-        if framework == "mlx":
+        answers = [program.ask("tokens", given.prompt, given.generate) for program in both.values()]
+        figures["same_tokens"] = min(agreement(*pair) for pair in zip(*answers)) if has_rows else agreement(*answers)
+        if framework != "cuda":
             pairs = comparison.alternate({name: lambda program=program: program.ask("host")
                                           for name, program in both.items()}, min(given.rounds, 3))
             for key in ("build", "host", "primitives"):
                 figures[key] = [{name: pair[name][key] for name in NAMES} for pair in pairs]
-    return figures
-
-
-def measure_rows(path: str, framework: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
-    """As `measure_folder`, of `given.rows` sequences in each step: tokens per second of all, host figures per step."""
-    capacity = given.prompt + given.generate + 64  # a step ahead, and the steps of `host`
-    size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
-    figures: dict[str, Any] = {"file": os.path.basename(os.path.abspath(path)), "bytes": size, "names": PAIRS[framework][0]}
-    setting = [given.device, given.compile, given.rows]
-    both = {name: Program(f"{framework} {name}", path, capacity, given.threads, setting) for name in NAMES}
-    with both["ours"], both["peer"]:
-        figures["about"] = both["ours"].ask("about")
-        figures["decode"] = rates(both, given.rounds, comparison, given.generate * given.rows, "decode", given.prompt,
-                                  given.generate)
-        answers = [program.ask("tokens", given.prompt, given.generate) for program in both.values()]
-        figures["same_tokens"] = min(agreement(*rows) for rows in zip(*answers))
-        pairs = comparison.alternate({name: lambda program=program: program.ask("host") for name, program in both.items()},
-                                     min(given.rounds, 3))
-        for key in ("build", "host", "primitives"):
-            figures[key] = [{name: pair[name][key] for name in NAMES} for pair in pairs]
     return figures
 
 
@@ -420,8 +405,7 @@ def main(arguments: list[str]) -> int:
             print(f"{path}: measured", file=sys.stderr, flush=True)
         for path in folders:
             for framework in frameworks:
-                measured = measure_rows if framework == "mlx-rows" else measure_folder
-                results.append(measured(path, framework, given, comparison))
+                results.append(measure_folder(path, framework, given, comparison))
                 print(f"{path}: measured on {framework}", file=sys.stderr, flush=True)
     # States need the probes of the whole run.
     states = comparison.states()

@@ -163,7 +163,7 @@ def rates() -> dict[str, dict[str, float]]:
             found[name] = {"ours": nbytes / _seconds([lambda w=w: ours(x, w) for w in weights]),
                            "torch": nbytes / _seconds([lambda w=w: F.linear(x, w) for w in weights])}
             del weights
-        from measure_gpu import random_weight
+        from random_weights import random_weight
 
         for kind in LOW_BIT_KINDS:
             weight = random_weight(kind, *LOW_BIT)

@@ -31,7 +31,43 @@ def prompt_tokens(count: int, vocabulary: int) -> list[int]:
     return np.random.default_rng(0).integers(3, vocabulary, count).tolist()
 
 
-class Engined:
+class Decoding:
+    """Base of programs whose `_decoded` returns the seconds and the tokens of the same run."""
+
+    _decoded: Callable[[int, int], tuple[float, list[Any]]]
+
+    def decode(self, depth: int, count: int) -> float:
+        """Seconds for `count` tokens decoded after `depth` + 1 others, of each row if there are several."""
+        return self._decoded(depth, count)[0]
+
+    def tokens(self, depth: int, count: int) -> list[Any]:
+        """The tokens that `decode` decodes, and the one before them, by row if there are several."""
+        return self._decoded(depth, count)[1]
+
+
+def measure_host(step: Callable[[], Any], launch: Callable[[Any], Any], read: Callable[[], Any], skipped: int,
+                 count: int) -> dict[str, float]:
+    """build and host (processor time of the calling thread, without waiting) in microseconds per step, and MLX's primitives:
+    medians of `count` steps after `skipped`. step: builds and returns arrays, launch: launches them, read: waits."""
+    from mlx_llama.mlx_native.runtime import primitives
+
+    builds, processor, graph = [], [], 0
+    for n in range(skipped + count):
+        started, thread = time.perf_counter(), time.thread_time()
+        arrays = step()
+        builds.append(time.perf_counter() - started)
+        spent = time.thread_time() - thread
+        if n == WARM:
+            graph = primitives(*arrays)
+        thread = time.thread_time()
+        launch(arrays)
+        processor.append(spent + time.thread_time() - thread)
+        read()
+    build, host = (statistics.median(values[skipped:]) * 1e6 for values in (builds, processor))
+    return {"build": build, "host": host, "primitives": graph}
+
+
+class Engined(Decoding):
     """A model of mlx_llama behind the scheduler of all doors."""
 
     def __init__(self, backend: Any, model: Any, capacity: int):
@@ -59,17 +95,10 @@ class Engined:
         """Seconds for a prompt of `count` tokens and the first token after it."""
         return self._run(self.cold, prompt_tokens(count, self.vocabulary), 1).prefill_seconds
 
-    def _decoded(self, depth: int, count: int) -> Any:
+    def _decoded(self, depth: int, count: int) -> tuple[float, list[int]]:
         # Peers launch one token more than they return; launch as many here.
-        return self._run(self.warm, prompt_tokens(depth + 1, self.vocabulary), count + 1, ahead=1)
-
-    def decode(self, depth: int, count: int) -> float:
-        """Seconds for `count` tokens decoded after `depth` + 1 others."""
-        return self._decoded(depth, count).decode_seconds
-
-    def tokens(self, depth: int, count: int) -> list[int]:
-        """The tokens that `decode` decodes, and the one before them."""
-        return self._decoded(depth, count).tokens
+        completion = self._run(self.warm, prompt_tokens(depth + 1, self.vocabulary), count + 1, ahead=1)
+        return completion.decode_seconds, completion.tokens
 
 
 class Ours(Engined):
@@ -102,9 +131,9 @@ class OursMlx(Ours):
 
     def host(self) -> dict[str, float]:
         """build and host (processor time) in microseconds per token, and primitives, by mlx_llama.bench.host."""
-        from mlx_llama.bench.host import measure_host
+        from mlx_llama.bench import host
 
-        found = measure_host(self.loaded, self.warm.context)
+        found = host.measure_host(self.loaded, self.warm.context)
         return {"build": found["step_us"], "host": found["thread_us"], "primitives": found["primitives"]}
 
 
@@ -117,7 +146,7 @@ class OursTorch(Ours):
         torch.set_num_threads(threads)
 
 
-class MlxLm:
+class MlxLm(Decoding):
     """mlx-lm through mlx_lm.generate.generate_step, by default greedy."""
 
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
@@ -162,40 +191,24 @@ class MlxLm:
             ended = time.perf_counter()
         return ended - started, found
 
-    def decode(self, depth: int, count: int) -> float:
-        """Seconds for `count` tokens decoded after `depth` + 1 others."""
-        return self._decoded(depth, count)[0]
-
-    def tokens(self, depth: int, count: int) -> list[int]:
-        """The tokens that `decode` decodes, and the one before them."""
-        return self._decoded(depth, count)[1]
-
     def host(self) -> dict[str, float]:
         """As OursMlx.host: generate_step's own lines with clocks between, no step launched ahead."""
         from mlx_llama.bench.host import PROMPT, TOKENS
-        from mlx_llama.mlx_native.runtime import primitives
 
         mx, cache = self.mx, self.caches.make_prompt_cache(self.model)
         y = mx.array(prompt_tokens(PROMPT, self.vocabulary))
-        builds, processor, count = [], [], 0
-        for n in range(1 + WARM + TOKENS):
-            started, thread = time.perf_counter(), time.thread_time()
+
+        def step() -> tuple[Any, Any]:
+            nonlocal y
             logits = self.model(y[None], cache=cache)[:, -1, :]
             logprobs = logits - mx.logsumexp(logits, keepdims=True)
-            y, logprobs = mx.argmax(logprobs, axis=-1), logprobs.squeeze(0)
-            builds.append(time.perf_counter() - started)
-            spent = time.thread_time() - thread
-            if n == WARM:
-                count = primitives(y, logprobs)
-            thread = time.thread_time()
-            mx.async_eval(y, logprobs)
-            processor.append(spent + time.thread_time() - thread)
-            y.item()
-        micro: Callable[[list[float]], float] = lambda values: statistics.median(values[1 + WARM:]) * 1e6  # noqa: E731
-        return {"build": micro(builds), "host": micro(processor), "primitives": count}
+            y = mx.argmax(logprobs, axis=-1)
+            return y, logprobs.squeeze(0)
+
+        return measure_host(step, mx.async_eval, lambda: y.item(), 1 + WARM, TOKENS)
 
 
-class Transformers:
+class Transformers(Decoding):
     """transformers' eager forward with its DynamicCache, a token at a time, as `generate` does by default."""
 
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
@@ -242,14 +255,6 @@ class Transformers:
             while len(found) <= count:
                 found.append(self._next(found[-1:]))
             return time.perf_counter() - started, found
-
-    def decode(self, depth: int, count: int) -> float:
-        """Seconds for `count` tokens decoded after `depth` + 1 others."""
-        return self._decoded(depth, count)[0]
-
-    def tokens(self, depth: int, count: int) -> list[int]:
-        """The tokens that `decode` decodes, and the one before them."""
-        return self._decoded(depth, count)[1]
 
 
 PROGRAMS = {"mlx ours": OursMlx, "mlx peer": MlxLm, "cuda ours": OursTorch, "cuda peer": Transformers}

@@ -7,14 +7,12 @@ Each row has a prompt of its own length. Both programs decode greedily, one step
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers_checkpoint import CHUNK, WARM, prompt_tokens
+from peers_checkpoint import CHUNK, WARM, Decoding, measure_host, prompt_tokens
 
 TOKENS = 48  # measured steps of `host`
 
@@ -24,13 +22,7 @@ def prompts(depth: int, rows: int, vocabulary: int) -> list[list[int]]:
     return [[row + 3, *prompt_tokens(max(1, depth - 5 * row), vocabulary)] for row in range(rows)]
 
 
-def medians(builds: list[float], processor: list[float], primitives: int) -> dict[str, float]:
-    """Figures of `host`: build and host in microseconds per step."""
-    micro: Callable[[list[float]], float] = lambda values: statistics.median(values[WARM:]) * 1e6  # noqa: E731
-    return {"build": micro(builds), "host": micro(processor), "primitives": primitives}
-
-
-class OursRows:
+class OursRows(Decoding):
     """mlx_llama's model and cache, without the scheduler. setting: [device or None, compile or None, rows]."""
 
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
@@ -77,32 +69,19 @@ class OursRows:
         ended = time.perf_counter()
         return ended - started, [list(row) for row in zip(*found)]
 
-    def decode(self, depth: int, count: int) -> float:
-        """Seconds for `count` tokens of each row after prompts of up to `depth` + 1."""
-        return self._decoded(depth, count)[0]
-
-    def tokens(self, depth: int, count: int) -> list[list[int]]:
-        """The tokens that `decode` decodes, and the one before them, by row."""
-        return self._decoded(depth, count)[1]
-
     def host(self) -> dict[str, float]:
-        """build and host (processor time of the calling thread, without waiting) per step, and primitives."""
-        tokens, builds, processor, count = self._prefill(2), [], [], 0
-        for n in range(WARM + TOKENS):
-            started, thread = time.perf_counter(), time.thread_time()
+        """build, host and primitives of a step of all rows."""
+        tokens = self._prefill(2)
+
+        def step() -> tuple[Any]:
+            nonlocal tokens
             tokens = self._step(tokens)
-            builds.append(time.perf_counter() - started)
-            spent = time.thread_time() - thread
-            if n == WARM:
-                count = self.backend.runtime.primitives(tokens)
-            thread = time.thread_time()
-            self.backend.launch(tokens)
-            processor.append(spent + time.thread_time() - thread)
-            self.backend.read_all(tokens)
-        return medians(builds, processor, count)
+            return (tokens,)
+
+        return measure_host(step, lambda arrays: self.backend.launch(*arrays), lambda: self.backend.read_all(tokens), WARM, TOKENS)
 
 
-class MlxLmRows:
+class MlxLmRows(Decoding):
     """mlx-lm's BatchGenerator, by default greedy. setting: as of OursRows."""
 
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
@@ -132,35 +111,20 @@ class MlxLmRows:
         generator.close()
         return ended - started, [found[name][:count + 1] for name in names]
 
-    def decode(self, depth: int, count: int) -> float:
-        """Seconds for `count` tokens of each row after prompts of up to `depth` + 1."""
-        return self._decoded(depth, count)[0]
-
-    def tokens(self, depth: int, count: int) -> list[list[int]]:
-        """The tokens that `decode` decodes, and the one before them, by row."""
-        return self._decoded(depth, count)[1]
-
     def host(self) -> dict[str, float]:
         """As OursRows.host: the lines of mlx-lm's GenerationBatch._step with clocks between, no step launched ahead."""
         from mlx_lm.models.cache import BatchKVCache
 
-        from mlx_llama.mlx_native.runtime import primitives
-
-        mx, builds, processor, count = self.mx, [], [], 0
+        mx = self.mx
         cache = [BatchKVCache([0] * self.rows) for _ in self.model.layers]
         mx.eval(self.model(mx.array([prompt[:2] for prompt in prompts(2, self.rows, self.vocabulary)]), cache=cache))
         inputs = mx.array([5] * self.rows)
-        for n in range(WARM + TOKENS):
-            started, thread = time.perf_counter(), time.thread_time()
+
+        def step() -> tuple[Any, ...]:
+            nonlocal inputs
             logits = self.model(inputs[:, None], cache=cache)[:, -1, :]
             logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-            inputs, each = mx.argmax(logprobs, axis=-1), list(logprobs)
-            builds.append(time.perf_counter() - started)
-            spent = time.thread_time() - thread
-            if n == WARM:
-                count = primitives(inputs, *each)
-            thread = time.thread_time()
-            mx.async_eval(inputs, each)
-            processor.append(spent + time.thread_time() - thread)
-            inputs.tolist()
-        return medians(builds, processor, count)
+            inputs = mx.argmax(logprobs, axis=-1)
+            return inputs, *logprobs
+
+        return measure_host(step, mx.async_eval, lambda: inputs.tolist(), WARM, TOKENS)

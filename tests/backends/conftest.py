@@ -20,3 +20,8 @@ def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
     """Largest absolute error over the largest wanted value."""
     assert got.shape == wanted.shape
     return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+
+
+def relative_rms(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Root mean square of the errors over that of the wanted values."""
+    return float(np.sqrt(np.square(got - wanted).mean() / np.square(wanted).mean()))

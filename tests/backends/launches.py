@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from making import config_fields, encode_tensor, make_checkpoint, write_safetensors
-from making_gguf import make_gguf
+from making import config_checkpoint, config_fields, make_checkpoint
+from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from cuda_fallback import kernels
 
@@ -71,8 +71,7 @@ def on_meta(value: Any, tensors: dict[int, tuple[torch.Tensor, torch.Tensor]]) -
 
 MODELS = {  # fields of a config.json
     "dense": dict(dtype="float16", attention_bias=True, mlp_bias=True),
-    "low-bit": dict(kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K", num_hidden_layers=1, hidden_size=256,
-                    intermediate_size=256, num_attention_heads=2, num_key_value_heads=1, head_dim=128, vocab_size=64),
+    "low-bit": LOW_BIT_MODEL,
     "experts": dict(dtype="bfloat16", architectures=["MixtralForCausalLM"], num_local_experts=4, num_experts_per_tok=2),
     "windows and softcaps": dict(dtype="bfloat16"),
     "8 bits": dict(dtype="bfloat16", architectures=["Qwen3ForCausalLM"], head_dim=128),
@@ -84,21 +83,18 @@ GEMMA = dict(norm_placement="both", activation="gelu_tanh", norm_offset=1.0, emb
 def load(name: str):
     """One of MODELS on the meta device."""
     from cuda_fallback.model import Llama
-    from mlx_llama.core.files.checkpoint import Checkpoint, open_checkpoint
-    from mlx_llama.core.files.fit import select
-    from mlx_llama.core.files.folder import find_weights
+    from mlx_llama.core.files.checkpoint import open_checkpoint
     from mlx_llama.core.models.config import LlamaConfig
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if name == "low-bit":
-            make_gguf(folder / "m.gguf", tokenizer=None, **MODELS[name])
+            make_gguf(folder / "m.gguf", **MODELS[name])
             checkpoint = open_checkpoint(folder / "m.gguf")
         elif name == "windows and softcaps":
             config = dataclasses.replace(LlamaConfig.from_dict(config_fields()), **GEMMA)
-            write_safetensors(folder / "model.safetensors", {key: encode_tensor(np.zeros(shape, np.float32), "bfloat16")
-                                                             for key, shape in config.tensor_shapes().items()})
-            checkpoint = Checkpoint(name, folder, config, select(find_weights(folder), config, folder), {}, 0)
+            zeros = {key: np.zeros(shape, np.float32) for key, shape in config.tensor_shapes().items()}
+            checkpoint = config_checkpoint(config, folder, zeros, "bfloat16")
         else:
             checkpoint = open_checkpoint(make_checkpoint(folder / "m", tokenizer=False, **MODELS[name]))
         with recorded():  # weights have the kernels' layouts

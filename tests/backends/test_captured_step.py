@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import config_fields, encode_tensor, make_checkpoint, random_tensors, write_safetensors
-from making_gguf import make_gguf
+from making import config_checkpoint, config_fields, make_checkpoint, random_tensors
+from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from backends.conftest import relative_error
 from mlx_llama.core.generation import options
@@ -32,7 +32,7 @@ MODELS = {
     "float16": dict(dtype="float16"),
     "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
     "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=20, num_attention_heads=6, num_key_value_heads=2),
-    "low-bit": dict(kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K"),
+    "low-bit": {},
 }
 
 
@@ -317,8 +317,7 @@ def checkpoint(name: str) -> Path:
     path = Path(tempfile.mkdtemp()) / name
     if name == "low-bit":
         path = path.with_suffix(".gguf")
-        make_gguf(path, tokenizer=None, num_hidden_layers=1, hidden_size=256, intermediate_size=256, num_attention_heads=2,
-                  num_key_value_heads=1, head_dim=128, vocab_size=64, max_position_embeddings=2048, **MODELS[name])
+        make_gguf(path, max_position_embeddings=2048, **LOW_BIT_MODEL)
         return path
     if name == "sharp":  # sharp attention, so that its scale matters
         return make_checkpoint(path, tensors=sharpened())
@@ -751,22 +750,17 @@ def by_each_path(fields: dict) -> list[tuple]:
     """(tokens, the cache's state) of steps, replayed and by torch's own operations, of a model of `fields`."""
     from backends.recording import Recording
     from cuda_fallback.model import Llama
-    from mlx_llama.core.files.checkpoint import Checkpoint
-    from mlx_llama.core.files.fit import select
-    from mlx_llama.core.files.folder import find_weights
     from mlx_llama.core.models.config import LlamaConfig
 
     bits = (fields := dict(fields)).pop("cache_bits", None)
-    config, folder = dataclasses.replace(LlamaConfig.from_dict(config_fields()), **fields), Path(tempfile.mkdtemp())
+    config = dataclasses.replace(LlamaConfig.from_dict(config_fields()), **fields)
     rng, found = np.random.default_rng(0), []
     tensors = {name: (0.1 * rng.standard_normal(shape) + ("norm" in name)).astype(np.float32)
                for name, shape in config.tensor_shapes().items()}
-    write_safetensors(folder / "model.safetensors", {name: encode_tensor(x, "float32") for name, x in tensors.items()})
-    selected = select(find_weights(folder), config, folder)
+    odd = config_checkpoint(config, Path(tempfile.mkdtemp()), tensors)
     for by_kernels in (True, False):
         with computing(by_kernels):
-            nbytes = sum(tensor.nbytes for tensor in selected.values())
-            llama = Llama.load(Checkpoint("odd", folder, config, selected, {}, nbytes), "float32", DEVICE, cache_bits=bits)
+            llama = Llama.load(odd, "float32", DEVICE, cache_bits=bits)
         if by_kernels and not HAS_GPU:
             fewer_programs()
             llama._runner.capture = Recording(llama)

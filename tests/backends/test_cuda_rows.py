@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from making import make_checkpoint
-from making_gguf import make_gguf
+from making_gguf import LOW_BIT_MODEL, make_gguf
 
-from backends.conftest import relative_error
+from backends.conftest import relative_error, relative_rms
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -220,9 +220,7 @@ def test_kinds_are_features_and_not_values():
 def kernel_checkpoint(name: str) -> Path:
     if name == "low-bit":
         path = Path(tempfile.mkdtemp()) / "m.gguf"
-        make_gguf(path, tokenizer=None, num_hidden_layers=1, hidden_size=256, intermediate_size=256, num_attention_heads=2,
-                  num_key_value_heads=1, head_dim=128, vocab_size=64, max_position_embeddings=512,
-                  kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K")
+        make_gguf(path, max_position_embeddings=512, **LOW_BIT_MODEL)
     elif name == "sliding":
         path = make_checkpoint(Path(tempfile.mkdtemp()) / "m", num_hidden_layers=1, hidden_size=36, intermediate_size=50,
                                num_attention_heads=2, num_key_value_heads=1, head_dim=12, vocab_size=67, tokenizer=False,
@@ -619,10 +617,6 @@ def test_codes_are_within_half_a_step(D):
         part = slice(start, start + 32)
         step = values[..., part].abs().amax(-1, keepdim=True) / 127
         assert ((dequantize(codes, scales, torch.float32)[..., part] - values[..., part]).abs() <= 0.57 * step + 1e-9).all()
-
-
-def relative_rms(found: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.sqrt(np.square(found - wanted).mean() / np.square(wanted).mean()))
 
 
 @pytest.mark.parametrize("fields", [{}, dict(architectures=["MistralForCausalLM"], sliding_window=7),

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import config_fields, encode_tensor, write_safetensors
+from making import config_checkpoint, config_fields
 
 from backends.conftest import relative_error
 from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.files.fit import select
-from mlx_llama.core.files.folder import find_weights
 from mlx_llama.core.generation import options
 from mlx_llama.core.models.config import LlamaConfig
 
@@ -65,11 +63,7 @@ def made(name: str) -> tuple[Checkpoint, np.ndarray]:
             value -= offset
             tensors[key] = (value + offset).numpy()
         logits = model(torch.from_numpy(TOKENS).long()).logits.numpy()
-    folder = Path(tempfile.mkdtemp())
-    write_safetensors(folder / "model.safetensors", {key: encode_tensor(tensors[key], "float32") for key in resolved.tensor_shapes()})
-    selected = select(find_weights(folder), resolved, folder)
-    nbytes = sum(tensor.nbytes for tensor in selected.values())
-    return Checkpoint(name, folder, resolved, selected, {}, nbytes), logits
+    return config_checkpoint(resolved, Path(tempfile.mkdtemp()), tensors), logits
 
 
 @pytest.mark.parametrize("compile", [None, False])

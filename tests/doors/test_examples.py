@@ -18,7 +18,7 @@ BENCHMARKS = EXAMPLES / "benchmarks"
 RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py", "peers_rows.py"}  # by tests/doors/test_guide.py and compare_peers.py
 RUN_ELSEWHERE |= {"peers_gguf.py"}  # by compare_peers.py
 RUN_ELSEWHERE |= {"openai_client.py", "load.py"}  # by tests/doors/server/test_scripts.py
-RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py"}  # by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
+RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py", "peers_gpu.py", "random_weights.py"}  # by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
 
 
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None

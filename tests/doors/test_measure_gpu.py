@@ -80,14 +80,14 @@ def test_a_wrong_scale_is_found(example, ours):
     judge = example.random_weight("affine 4/64", 264, 512)
     scales = judge.scales.copy()
     scales[100, 3] += 1 << 7  # double the scale of one group: bfloat16's exponent starts at bit 7
-    wrong = example.MLXWeight("wrong", 4, 64, judge.packed, scales, judge.biases)
+    wrong = type(judge)("wrong", 4, 64, judge.packed, scales, judge.biases)
     for dtype, bound in example.PRODUCT_BOUNDS.items():
         assert ours.product_error(judge, dtype=dtype) <= bound < ours.product_error(judge, wrong, dtype)
 
     judge = example.random_weight("Q8_0", 264, 512)
     blocks = judge.blocks.copy()
     blocks[7, 0:2] = 0
-    wrong = example.GGUFWeight("wrong", "Q8_0", judge.shape, blocks)
+    wrong = type(judge)("wrong", "Q8_0", judge.shape, blocks)
     assert ours.product_error(judge) <= example.PRODUCT_BOUNDS["float16"] < ours.product_error(judge, wrong)
 
 
@@ -124,18 +124,11 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(example, monkeypatch, c
         def broken(slot):
             raise ValueError("broken\non purpose")
 
-        def lost(slot):
-            worker = self.worker(name, "missing")
-            worker.send("hello")
-            worker.receive(60)
+        return [(1, "opens", reached.append), (1, "breaks", broken),
+                (1, "is lost", lambda slot: self.ask(name, "missing", slot, "hello")),
+                (1, "is slow", lambda slot: self.ask(name, "ours", slot, "hello", limit=0.1)), (1, "works", reached.append)]
 
-        def slow(slot):
-            self.worker(name, "ours").receive(0.5)
-
-        return [(1, "opens", reached.append), (1, "breaks", broken), (1, "is lost", lost), (1, "is slow", slow),
-                (1, "works", reached.append)]
-
-    monkeypatch.setattr(example.Measurement, "_parts", parts)
+    monkeypatch.setattr(example.Measurement, "parts", parts)
     monkeypatch.setattr(sys, "argv", ["measure_gpu.py", "--device", "cpu", "--backends", HERE[0]])
     assert example.main() == 1 and len(reached) == 2
     lines = capsys.readouterr().out.splitlines()
@@ -172,7 +165,7 @@ def test_llama_cpp_computes_the_same_model(example, tmp_path):
         ours, peer = example.Ours(HERE[0], "cpu"), example.LlamaCpp(HERE[0], "cpu")
         right = np.array(ours.op_load("tiny", form, False)["logits"])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(example.shutil, "which", lambda name: None)
+            patch.setattr(shutil, "which", lambda name: None)
             found = np.array(peer.op_load("tiny", form, False, str(tmp_path))["logits"])
             assert peer.op_rows(16, 4, 8)["rate"] > 0
         assert np.linalg.norm(found - right) < 0.05 * np.linalg.norm(right)
@@ -197,11 +190,9 @@ def test_ctrl_c_prints_the_results_so_far():
 
 
 def test_without_the_device_it_says_so():
-    done = subprocess.run([sys.executable, str(EXAMPLES / "measure_gpu.py"), "--backends", "cuda", "--minutes", "0.01"],
-                          capture_output=True, text=True, timeout=200)
-    assert "Traceback" not in done.stderr
-    if "sees no GPU here" in done.stdout:
-        assert done.returncode == 1
+    done = subprocess.run([*COMMAND[:2], "--backends", "cuda", "--minutes", "0.3"], capture_output=True, text=True, timeout=200)
+    if missing("cuda-gpu"):
+        assert done.returncode == 1 and "\n- FAILED cuda: " in f"\n{done.stdout}"
 
 
 @pytest.mark.slow

@@ -88,6 +88,15 @@ def lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines() if line.strip()]
 
 
+def phrases() -> dict[str, list[str]]:
+    """The lines of phrases.txt by section."""
+    sections = (FOLDER / "phrases.txt").read_text(encoding="utf-8").split("\n## ")[1:]
+    return {found[0]: found[1:] for found in map(lines, sections)}
+
+
+PHRASES = phrases()
+
+
 def read(facts: dict[str, Fact], text: str, newcomers: bool = False) -> None:
     """Add the sections of a text to `facts`. newcomers: its questions are those of newcomers.txt."""
     fact = None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import copying, facts, stories
 from .copying import introduction
-from .facts import Fact, lines
+from .facts import PHRASES, Fact, lines
 from .thesaurus import reword
 
 # ---- what people say besides asking about the project: (answers, ways to say it)
@@ -157,189 +157,10 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 # ---- the many ways to put one question
-WHAT_IS = lines("""
-what is {t}
-what's {t}
-whats {t}
-explain {t}
-can you explain {t}
-please explain {t} to me
-tell me about {t}
-describe {t}
-what do you know about {t}
-i don't understand {t}
-what about {t}
-{t}
-{t}
-i have a question about {t}
-how does {t} work
-teach me about {t}
-what is meant by {t}
-i want to know more about {t}
-info on {t}
-could you tell me what {t} is
-do you know what {t} is
-what does {t} do
-what does {t} mean
-tell me something about {t}
-what is {t} for
-what is {t} good for
-i am wondering about {t}
-give me a short explanation of {t}
-what can you tell me about {t}
-i heard about {t}, what is it
-and {t}
-how should i understand {t}
-say something about {t}
-what exactly is {t}
-is there {t}
-do you have {t}
-does it have {t}
-any {t}
-help with {t}
-how about {t}
-i need {t}
-where do i find {t}
-how do i use {t}
-when do i need {t}
-why would i want {t}
-details about {t}
-{t} explained
-{t} please
-question about {t}
-""")
-HOW_TO = lines("""
-how do i {v}
-how do i {v}
-how can i {v}
-how can i {v}
-how do you {v}
-how to {v}
-how do we {v}
-how does one {v}
-what is the way to {v}
-i want to {v}
-i would like to {v}
-i'd like to {v}
-is there a way to {v}
-is there any way to {v}
-show me how to {v}
-i need to {v}
-what must i do to {v}
-tell me how to {v}
-how would i {v}
-how could i {v}
-how should i {v}
-what do i do to {v}
-what is the best way to {v}
-what do i need to {v}
-is it possible to {v}
-i try to {v}
-i am trying to {v}
-explain how to {v}
-what should i type to {v}
-can i {v}
-could i {v}
-may i {v}
-am i able to {v}
-can one {v}
-does it let me {v}
-does mlx_llama let me {v}
-which flag do i need to {v}
-which option lets me {v}
-what flag do i use to {v}
-is there a flag to {v}
-is there an option to {v}
-which command do i use to {v}
-what is the command to {v}
-{v}
-{v}, how
-{v} please
-what if i want to {v}
-help me {v}
-i have to {v}
-my boss wants me to {v}
-would it be possible to {v}
-give me an example of how to {v}
-what is needed to {v}
-we need to {v}
-""")
-FLAG = lines("""
-what does {f} do
-what does {f} mean
-what does the {f} flag do
-what is {f}
-what is {f} for
-{f}
-{f}
-explain {f}
-how do i use {f}
-how is {f} used
-what is the default of {f}
-what is the default value of {f}
-what's the default for {f}
-default of {f}
-{f} default
-default {f}
-what does {f} default to
-what value has {f} if i do not give it
-when do i need {f}
-when should i use {f}
-which values does {f} take
-which values can {f} have
-what values are allowed for {f}
-what can i pass to {f}
-what goes after {f}
-example of {f}
-give me an example for {f}
-meaning of {f}
-is there a {f} flag
-is there an option {f}
-can i use {f} with {d}
-does {d} have {f}
-does the {d} command take {f}
-{f} in {d}
-what happens with {f}
-what changes with {f}
-what if i leave out {f}
-tell me about {f}
-describe {f}
-range of {f}
-limits of {f}
-how do i set {f}
-how do i change {f}
-why would i use {f}
-what is the point of {f}
-short form of {f}
-another name for {f}
-which commands have {f}
-i do not understand {f}
-should i set {f}
-{f} {n}
-what unit has {f}
-""")
-HELP = lines("""
-{h}
-{h}
-which flag is for {h}
-which flag means {h}
-which option gives me {h}
-is there a flag for {h}
-what sets {h}
-what controls {h}
-flag for {h}
-how do i get {h}
-how do i say {h}
-how do i set {h}
-what is the flag: {h}
-i want {h}
-i need {h}
-where do i set {h}
-can i have {h}
-what about {h}
-is it possible: {h}
-option: {h}
-""")
+WHAT_IS = PHRASES["WHAT_IS"]
+HOW_TO = PHRASES["HOW_TO"]
+FLAG = PHRASES["FLAG"]
+HELP = PHRASES["HELP"]
 SYNONYMS = (
     "answer reply response output", "answers replies responses", "start begin launch", "show display print",
     "change modify alter adjust", "big large huge", "fast quick speedy", "faster quicker speedier", "slow sluggish",
@@ -718,40 +539,8 @@ def _introductions() -> dict[str, list[str]]:
 
 
 INTRODUCTIONS = _introductions()
-FINALLY = lines("""
-how do i do that
-how can i do this here
-is there an option for that
-is there a flag for it
-which flag is it
-which option do i need
-which setting is it
-which command does that
-what do i have to type
-what do i call
-is that possible, and how
-is something like that possible here
-can it do that
-how does that work here
-what should i do
-where do i set this
-is there a way
-what would be the right way
-can you tell me the name of the option
-which of the many flags is the right one
-""")
-WISHES = lines("""
-i want to {v}
-i would like to {v}
-i need to {v}
-i have to {v}
-my plan is to {v}
-i was asked to {v}
-i am trying to {v}
-what i want is to {v}
-it would be good to {v}
-we would like to {v}
-""")
+FINALLY = PHRASES["FINALLY"]
+WISHES = PHRASES["WISHES"]
 
 
 def situation(rng: random.Random) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from backends.conftest import relative_rms
 from backends.kernels.models import load
 from cpu_fallback.kernels.workspace import CHUNK
 from cpu_fallback.model import Llama
@@ -175,10 +176,6 @@ def test_a_step_draws_for_each_row_as_alone(rows):
 
 
 # ---- keys and values of 8 bits
-
-
-def relative_rms(got: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.sqrt(np.mean((got - wanted)**2) / np.mean(wanted**2)))
 
 
 def q8_0(numbers: np.ndarray) -> np.ndarray:
