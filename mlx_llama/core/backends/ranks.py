@@ -12,7 +12,6 @@ import itertools
 import os
 import queue
 import secrets
-import signal
 import socket
 import threading
 import time
@@ -27,6 +26,7 @@ import numpy as np
 from mlx_llama.core.errors import BackendError, LlamaError
 from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.system.launch import Launch
 
 from .channel import Arrays, Channel, Message, stop_process
@@ -218,23 +218,6 @@ def current() -> World | None:
 def enter(world: World) -> None:
     """Belong to a run from now on."""
     _current[:] = [world]
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put Ctrl-C off to the end of the block, in the main thread: others do not see it."""
-    former = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(former):
-        yield
-        return
-    received: list[tuple] = []
-    signal.signal(signal.SIGINT, lambda *given: received.append(given))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
-    if received:
-        former(*received[0])
 
 
 # Calls that every rank makes alike

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from mlx_llama.core.system.interrupts import uninterrupted
+
 Call = tuple[Future, Callable[[], Any]]
 
 
@@ -30,42 +32,49 @@ class Home:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run `function` in the thread and return its result; raises its error. Ctrl-C is raised once the call has ended."""
-        return self._run(lambda future: future.exception(), function, arguments)
+        with uninterrupted():
+            return self._submit(function, arguments).result()
 
     def call_until_interrupt(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """As `call`, but Ctrl-C also ends the call, at its next line of Python."""
-        return self._run(lambda future: self._interrupt(), function, arguments)
+        future = self._submit(function, arguments)
+        try:
+            future.exception()  # waits
+        except BaseException:
+            self._interrupt()
+            raise
+        return future.result()
 
     def close(self) -> None:
         """End the thread after the calls that are queued."""
         self._calls.put(None)
 
-    def _run(self, on_interrupt: Callable[[Future], object], function: Callable[..., Any], arguments: tuple) -> Any:
+    def _submit(self, function: Callable[..., Any], arguments: tuple) -> Future:
+        future: Future = Future()
+        call = (future, functools.partial(contextvars.copy_context().run, function, *arguments))
         # A forked process lacks the thread; the backend reports there that it cannot compute.
         if threading.get_ident() == self._thread.ident or os.getpid() != self._process:
-            return function(*arguments)
-        future: Future = Future()
-        self._calls.put((future, functools.partial(contextvars.copy_context().run, function, *arguments)))
-        try:
-            future.exception()  # waits
-        except BaseException:
-            on_interrupt(future)
-            raise
-        return future.result()
+            _run(*call)
+        else:
+            self._calls.put(call)
+        return future
 
     def _interrupt(self) -> None:
         thread = ctypes.c_ulong(self._thread.ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
 
 
+def _run(future: Future, function: Callable[[], Any]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+
+
 def _serve(calls: queue.SimpleQueue[Call | None]) -> None:
     try:
         while call := calls.get():
-            future, function = call
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-            del call, future, function  # an idle thread keeps no model alive
+            _run(*call)
+            del call  # an idle thread keeps no model alive
     except KeyboardInterrupt:  # arrived just after the call had ended
         pass
