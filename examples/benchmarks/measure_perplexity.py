@@ -35,7 +35,7 @@ WIDTHS = {
     "8-bit keys and values": dict(dtype="float32", cache_bits=8),
     "16-bit activations (the default)": dict(activation_bits=16),
     "8-bit activations": dict(activation_bits=8),
-    "8-bit activations, keys and values": dict(activation_bits=8, cache_bits=8),
+    "8-bit activations and cache": dict(activation_bits=8, cache_bits=8),
 }
 
 
