@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlx_llama.core.backends.probes import Probed
+from mlx_llama.core import ops
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import Ops
 
-from .. import ops
 from .arithmetic import panels_at_once
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
 from .panels import Panels
@@ -174,7 +172,7 @@ class Segment:
     moves: tuple[Buffer, ...]
 
 
-class View(Probed):
+class View(ops.View):
     """Stand-in for cache.View while the forward is traced. count: 1 for a decoded token, more for a prompt. adapters: numbers of
     those that the program's rows may have. is_probed: mark the probes."""
 
@@ -182,7 +180,7 @@ class View(Probed):
         self.trace, self.count, self.adapters = trace, count, adapters
         self.listener = trace.probe if is_probed else None
 
-    def probe_sum(self, name: str, x: Symbol, delta: Symbol, layer: int, ops: Ops) -> None:
+    def probe_sum(self, name: str, x: Symbol, delta: Symbol, layer: int, words: ops.Ops) -> None:
         """Mark x + delta, which the next norm computes."""
         if self.listener:
             self.trace.sums.append(f"{layer}.{name}")

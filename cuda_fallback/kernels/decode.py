@@ -153,7 +153,7 @@ def _multiply_tile(x, w, out, M, N, K: tl.constexpr, TILE: tl.constexpr, ROWS: t
     tiles = tl.cdiv(M, TILE)  # neighbouring programs read the same rows of w
     m = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
     n = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    sample, row = tl.minimum(m, M - 1), tl.minimum(n, N - 1).to(tl.int64)  # products too many are not stored
+    sample, row = tl.minimum(m, M - 1), tl.minimum(n, N - 1).to(tl.int64)  # those beyond M and N are computed and not stored
     part = tl.program_id(1)
     total = tl.zeros((ROWS, TILE), tl.float32)
     for start in range(part * PART, tl.minimum(part * PART + PART, K), COLUMNS):
@@ -164,7 +164,7 @@ def _multiply_tile(x, w, out, M, N, K: tl.constexpr, TILE: tl.constexpr, ROWS: t
         else:
             a = tl.load(w + row[:, None] * K + k[None, :], eviction_policy="evict_first")
             b = tl.load(x + sample[None, :] * K + k[:, None])
-        if packed._IS_INTERPRETED:  # its product of bfloat16 is one of their bits
+        if packed.IS_INTERPRETED:  # the interpreter would multiply bfloat16's raw bits
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision="ieee")
     tl.store(out + (part * M + m)[None, :] * N + n[:, None], total, mask=(m < M)[None, :] & (n < N)[:, None])
@@ -677,11 +677,11 @@ def _product_of_tiles(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     M, columns = x.numel() // K, min(_TILE_COLUMNS, max(16, triton.next_power_of_2(K)))
     tile = packed.tile(M)
     blocks, steps = triton.cdiv(wide, _TILE_ROWS), triton.cdiv(K, columns)
-    part = triton.cdiv(steps, triton.cdiv(packed._PROGRAMS, blocks))
+    part = triton.cdiv(steps, triton.cdiv(packed.PROGRAMS, blocks))
     parts = triton.cdiv(steps, part)
     sums = torch.empty((parts, M, wide), dtype=torch.float32, device=x.device)
     packed.run(_multiply_tile, (triton.cdiv(M, tile) * blocks, parts), x, weight, sums, M, wide, K, tile, _TILE_ROWS, columns,
-               part * columns, num_warps=packed._WARPS, num_stages=4)
+               part * columns, num_warps=packed.WARPS, num_stages=4)
     out = torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)
     packed.run(_finish, (M, triton.cdiv(N, _BLOCK)), sums, bias, out, M, N, parts, activation, _BLOCK, num_warps=4)
     return out
@@ -746,15 +746,15 @@ def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window:
     out = torch.empty((B, 1, H * D), dtype=query.dtype, device=device)
     stored, scales = _stored(query, bits)
     # Powers of two, which the GPU computes, instead of e.
-    given = (sums, tops, parts, scale * _LOG2_E, window or 0, cap and cap * _LOG2_E)
+    common = (sums, tops, parts, scale * _LOG2_E, window or 0, cap and cap * _LOG2_E)
     rows = max(16, triton.next_power_of_2(H // G))  # the least that tl.dot takes
     width = max(16, triton.next_power_of_2(D))
     if scales is None:
-        packed.run(_attend, (G, pieces, B), state, layer, query, stored, *given, G, H // G, D, rows, width, pieces, keys,
+        packed.run(_attend, (G, pieces, B), state, layer, query, stored, *common, G, H // G, D, rows, width, pieces, keys,
                    num_warps=4)
     else:
         blocks = max(4, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)))  # four warps share a quarter of the numbers
-        packed.run(_attend_codes, (G, pieces, B), state, layer, query, stored, scales, *given, G, H // G, D, rows, blocks,
+        packed.run(_attend_codes, (G, pieces, B), state, layer, query, stored, scales, *common, G, H // G, D, rows, blocks,
                    pieces, keys, CACHE_GROUP, num_warps=4)
     packed.run(_join, (H, B), state, sums, tops, parts, out, window or 0, H, D, width, pieces, keys, min(pieces, _JOINED),
                num_warps=4)

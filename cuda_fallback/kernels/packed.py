@@ -13,6 +13,7 @@ and in every company.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -30,16 +31,16 @@ MOST_ROWS = 32  # positions of a prompt for `multiply`; for more, a dense produc
 # Rows of x of one program: the columns of an instruction of tensor cores, of which Triton before 3.3 takes two at least
 _LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
 _MOST_TILE = 32
-_IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-_WARPS = 2  # of a program, with 16 rows of w each; four would run instructions of another order of sums on compute capability 9.0
-_PROGRAMS = 1024  # split along K if there are fewer: large GPUs have some 130 multiprocessors, with room for 8 programs or more
+IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+WARPS = 2  # of a program, with 16 rows of w each; four would run instructions of another order of sums on compute capability 9.0
+PROGRAMS = 1024  # split along K if there are fewer: large GPUs have some 130 multiprocessors, with room for 8 programs or more
 _COLUMNS = 4096  # of one program of `dequantize`: addresses cost as much as 20 weights
 _BLOCK = 1024  # elements of one program of `_add_parts`
 
 
 def _helper(function: Callable) -> Callable:
-    """triton.jit for what kernels call; the interpreter, which spends a millisecond on a call of a kernel, takes it as it is."""
-    return function if _IS_INTERPRETED.value else triton.jit(function)
+    """Compile a function that kernels call. The interpreter takes it as it is, since it spends a millisecond on a compiled one."""
+    return function if IS_INTERPRETED.value else triton.jit(function)
 
 
 @_helper
@@ -93,7 +94,7 @@ def _operand(word, top, shift: tl.constexpr, above: tl.constexpr, magic, DTYPE: 
     BY: tl.constexpr = shift - PLACE
     first = ((word >> BY if BY >= 0 else word << -BY) & MASK) | magic
     second = ((word >> BY + LOW if BY + LOW >= 0 else word << -BY - LOW) & MASK) | magic
-    if HIGH:  # not |, which the compiler would do first: masks and magic would take an instruction more
+    if HIGH:  # with | the compiler would join the planes before the masks, at the cost of an instruction
         ABOVE: tl.constexpr = ((1 << HIGH) - 1) * 0x10001 << PLACE + BITS
         UP: tl.constexpr = BITS + PLACE - above
         first ^= (top << UP if UP >= 0 else top >> -UP) & ABOVE
@@ -136,7 +137,7 @@ def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, 
     chosen: int64 [M], for x[m // SHARED] @ w[chosen[m] * N + n], with SAMPLES of 1; or None.
     """
     DTYPE: tl.constexpr = x.dtype.element_ty
-    NUMBER: tl.constexpr = tl.float32 if _IS_INTERPRETED else DTYPE  # its product of bfloat16 is one of their bits
+    NUMBER: tl.constexpr = tl.float32 if IS_INTERPRETED else DTYPE  # the interpreter would multiply bfloat16's raw bits
     COLUMNS: tl.constexpr = 8 * DIGITS  # of half a step
     TILES: tl.constexpr = COLUMNS // 16  # of half a step
     SPAN: tl.constexpr = min(GROUP, COLUMNS) // 16  # tiles that share a scale
@@ -145,7 +146,7 @@ def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, 
     tiles = tl.cdiv(M, SAMPLES)  # neighbouring programs read the same rows of w
     column = tl.arange(0, TILE)
     m = tl.program_id(0) % tiles * SAMPLES + column
-    sample = tl.minimum(m, M - 1) // SHARED  # products of columns too many are not stored
+    sample = tl.minimum(m, M - 1) // SHARED  # columns beyond M are computed and not stored
     begin = tl.program_id(0) * 0
     if chosen is not None:
         begin = tl.load(chosen + tl.program_id(0) % tiles).to(tl.int32) * N
@@ -155,7 +156,7 @@ def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, 
     n = row - begin
     row = tl.minimum(row, rows - 1).to(tl.int64)
     block = tl.minimum(block + lane // 32, (rows - 1) // 16)
-    # Bits 0, though not for the compiler: constants in registers spare an instruction, which takes one beside a mask.
+    # Zeros that the compiler cannot fold: a constant in a register saves an instruction beside each mask.
     none = row.to(tl.int32)[:, None] >> 31
     magic = tl.broadcast_to(MAGIC | none, (16 * WARPS, 4))
     minus = tl.broadcast_to(MINUS | none, (16 * WARPS, 4))
@@ -299,7 +300,7 @@ def multiply_chosen(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tens
 
 def tile(M: int) -> int:
     """Rows of x that a program multiplies with the weights that it loads, for M of them."""
-    if _IS_INTERPRETED.value:  # NumPy's order of sums depends on the width of a product, that of tensor cores does not
+    if IS_INTERPRETED.value:  # NumPy's order of sums depends on the width of a product, that of tensor cores does not
         return _MOST_TILE
     return max(_LEAST_TILE, min(_MOST_TILE, triton.next_power_of_2(M)))
 
@@ -310,16 +311,16 @@ def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | Non
     if matrix.bits < 4:
         width = min(width, 16)  # a step has 256 columns: the registers do not suffice for more rows of x
     samples = width if chosen is None else 1
-    blocks = triton.cdiv(N if chosen is None else N + 15, 16 * _WARPS)  # an expert's rows begin anywhere in a block
-    part = triton.cdiv(steps, triton.cdiv(_PROGRAMS, blocks))
+    blocks = triton.cdiv(N if chosen is None else N + 15, 16 * WARPS)  # an expert's rows begin anywhere in a block
+    part = triton.cdiv(steps, triton.cdiv(PROGRAMS, blocks))
     parts = triton.cdiv(steps, part)
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
     each, scalings = _scalings(matrix, steps)
     run(_multiply, (triton.cdiv(M, samples) * blocks, parts), x.contiguous(), chosen, matrix.low, matrix.high, *scalings,
         matrix.super_scales, matrix.super_biases, sums, M, N, rows, K, M // len(x), *_constants(matrix), SAMPLES=samples,
-        TILE=width, WARPS=_WARPS, PART=part, **number_constants(x.dtype, matrix.bits, matrix.offset), EACH=each,
-        SCALES=_name(matrix.scales), BIASES=_name(matrix.biases), num_warps=_WARPS, num_stages=1, enable_fp_fusion=True)
+        TILE=width, WARPS=WARPS, PART=part, **number_constants(x.dtype, matrix.bits, matrix.offset), EACH=each,
+        SCALES=_name(matrix.scales), BIASES=_name(matrix.biases), num_warps=WARPS, num_stages=1, enable_fp_fusion=True)
     if parts > 1:
         run(_add_parts, (triton.cdiv(M * N, _BLOCK),), sums, out, parts, M * N, _BLOCK, num_warps=4)
     return out
@@ -333,12 +334,14 @@ def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tens
     return each, [part if part is None else part.view(torch.int32) for part in (matrix.scales, matrix.biases)]
 
 
+@functools.cache
 def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, object]:
     """Constants of `_multiply` for codes of `bits` bits as numbers of `dtype`.
 
     BASE is added to a code by setting the bits from PLACE on of the number whose bits are a half of MAGIC: 64 is 2**6, and
     its last 6 bits of mantissa are worth 1 to 32. 8 bits do not fit into bfloat16's 7: two numbers, the second 1024 + 16 high,
-    have four each. float32 takes integers. MINUS: -(BASE + offset), twice. FOLD: by which -BASE * sum(x) is sum(x).
+    have four each. float32 takes integers. MINUS: -(BASE + offset), twice. FOLD: factor that makes sum(x) of the
+    second product, -(BASE + offset) * sum(x).
     """
     place, first, second = {
         torch.float16: (4, 64, 0) if bits < 8 else (0, 1024, 0),

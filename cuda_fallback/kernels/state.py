@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from mlx_llama.core.backends.positions import CACHE_GROUP, Span
-from mlx_llama.core.backends.probes import Probed
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.ops import View
 
 from ..cache import Cache
 from ..sampling import SamplingBatch
@@ -43,7 +43,7 @@ def pack_row(state: np.ndarray, i: int, position: int, storage: Storage, tables:
                         tables[0].data_ptr(), tables[1].data_ptr(), adapter)
 
 
-class StateView(Probed):
+class StateView(View):
     """The view of decoded tokens, one per row, by kernels, which find positions, tokens and caches through `state`.
 
     It holds nothing of a cache, so that a CUDA graph of what was done with it serves any rows of any cache. rows: of the

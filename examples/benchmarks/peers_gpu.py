@@ -23,7 +23,10 @@ BATCH_COUNT = 64  # tokens of each at most
 
 
 class Program:
-    """Base of the programs that workers run. Operations are methods named op_*; results return as JSON."""
+    """Base of the programs that workers run. Operations are methods named op_*; results return as JSON.
+
+    A program has op_load, op_prefill(count), and op_rows(depth, count, batch), the rate of decoding `batch` rows together.
+    """
 
     def __init__(self, name: str, device: str):
         self.name, self.on_gpu, self.model = name, device == "gpu", None
@@ -31,14 +34,6 @@ class Program:
     def op_decode(self, depth: int, count: int) -> dict[str, Any]:
         """Rate of decoding `count` tokens after `depth` tokens and a first one."""
         return self.op_rows(depth, count, 1)
-
-    def op_rows(self, depth: int, count: int, batch: int) -> dict[str, Any]:
-        """The same of `batch` rows together."""
-        raise NotImplementedError
-
-    def op_prefill(self, count: int) -> dict[str, Any]:
-        """Rate of a prompt of `count` tokens and a first token after it."""
-        raise NotImplementedError
 
 
 class Transformers(Program):

@@ -8,31 +8,46 @@ model's dtype; norms, softmax and the sums of products accumulate in float32.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 from .models.spec import ExpertsSpec, LayerSpec
 
 Array = Any  # the backend's own
+Probe = Callable[[str, Array], None]
 Matrix = Any  # [N, K], at its stored width; a tuple of matrices stands for their rows concatenated
 Stack = Any  # matrices [N, K] of all experts, by number
 
 
-class View(Protocol):
-    """What one forward sees of a cache: the new positions, where their keys and values go, and who listens to its probes."""
+class View:
+    """One forward's view of a cache; base of the backends' views.
 
-    count: int  # new positions of each sequence
+    count: new positions of each sequence. listener: called with the name and array of each probe, or None.
+    """
+
+    count: int
+    listener: Probe | None = None
 
     def probe(self, name: str, x: Array, layer: int | None = None) -> None:
-        """Show x to the listener, if any, as `name`, in a layer as `layer.name`."""
+        """Show x to the listener as `name`, in a layer as `layer.name`."""
+        if self.listener is not None:
+            self.listener(name if layer is None else f"{layer}.{name}", x)
 
     def probe_sum(self, name: str, x: Array, delta: Array, layer: int, ops: Ops) -> None:
         """Show x + delta."""
+        if self.listener is not None:
+            self.probe(name, ops.add(x, delta), layer)
 
     def probe_heads(self, heads: Array, spec: LayerSpec, ops: Ops) -> None:
         """Show query, key and value [B, H or G, T, D] of heads [B, T, (H + 2 G) D]."""
+        if self.listener is not None:
+            for name, part in zip(("query", "key", "value"), ops.split_heads(heads, spec)):
+                self.probe(name, part, spec.index)
 
     def probe_rotated(self, query: Array, layer: int) -> None:
-        """Show the rotated query and the keys as they were stored, [B, G, T, D]."""
+        """Show the rotated query and the keys as they were stored."""
+        if self.listener is not None:
+            self.probe("query_rope", query, layer)
+            self.probe("key_rope", self.new_keys(layer), layer)  # of the backend's view
 
 
 class Ops(Protocol):

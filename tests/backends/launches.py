@@ -156,7 +156,7 @@ class _Driver:
 
 
 def compile_launch(launch: Launch, capability: int):
-    """What Triton compiles for a launch on a GPU of this capability, 80 for 8.0."""
+    """Compile a launch as Triton does on a GPU of this capability, 80 for 8.0."""
     import triton
 
     triton.runtime.driver.set_active(_Driver(capability))

@@ -328,7 +328,7 @@ def fewer_programs() -> None:
     """Launch few programs: each costs the interpreter milliseconds."""
     from cuda_fallback.kernels import decode, packed
 
-    decode._ROWS, decode._PIECES, decode._PROGRAMS, packed._WARPS, packed._PROGRAMS = 64, 4, 4, 4, 1
+    decode._ROWS, decode._PIECES, decode._PROGRAMS, packed.WARPS, packed.PROGRAMS = 64, 4, 4, 4, 1
 
 
 def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **given):

@@ -376,7 +376,7 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
     with computing(True), pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:  # 16 positions at a time, and few programs
             for module, constant, few in ((decode, "_TILE", 1), (decode, "_PIECES", 4), (decode, "_PROGRAMS", 4), (decode, "_ROWS", 64),
-                                          (packed, "_PROGRAMS", 1), (packed, "_WARPS", 4)):
+                                          (packed, "PROGRAMS", 1), (packed, "WARPS", 4)):
                 patch.setattr(module, constant, few)
         (wanted, state), compared = decoded_text(name, bits), 0
         cache = model.make_cache(len(TEXT), rows=3)

@@ -16,7 +16,7 @@ import numpy as np
 from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.models.config import LlamaConfig
 
-from .probes import Probe
+from ..ops import Probe
 from .profile import Profile
 
 Array = Any

@@ -15,7 +15,7 @@ import numpy as np
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
 
-from .probes import Probed
+from ..ops import View
 
 GROWTH = 256  # minimum positions to allocate at a time: one copy per 256 tokens instead of one per token
 
@@ -185,7 +185,7 @@ class Span:
         return mask
 
 
-class CallView(Probed):
+class CallView(View):
     """Host-side state of one call on a cache: `count` new positions of each of some rows.
 
     spans: the new positions, by sequence of the batch. adapters: the rows' numbers of adapters. A context manager: the rows' lengths include the new positions once

@@ -54,8 +54,8 @@ _WORDS = """
         for (int j = 0; j < BITS; j++) words[j] = packed[(n * chunks + chunk) * BITS + j];
 """
 _FOURS = [f"{word:#x}u" for word in IQ4_VALUES.astype(np.uint8).view("<u4")]  # of the table's values
-# A code is masked where it stands in its word, which multiplies it by 1 / `unit`, a power of two: as in MLX's `qdot`, since
-# shifts would wait for the pipe that converts integers to float. Only codes in two words and indices are moved.
+# A code is masked in place, which leaves it multiplied by a power of two, 1 / `unit`, as in MLX's `qdot`: shifts would wait for
+# the pipe that converts integers to float. Only codes that span two words and indices of a table are shifted.
 _UNIT = """
                 const int at = i * BITS, shift = at % 32;
                 const bool is_moved = TABLE || shift + BITS > 32;

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlx_llama.core.backends.probes import Probed
+from mlx_llama.core.ops import View
 
 from .rooms import Packing, Parts
 
 
-class StepView(Probed):
+class StepView(View):
     """The words of cache.View over a room's arrays, for one token in each slot.
 
     A Python number would be a key of the trace: mx.compile would trace every token again and keep every trace. So
