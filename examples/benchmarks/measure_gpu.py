@@ -506,8 +506,9 @@ class Worker:
             self.close()
 
         timer = threading.Timer(max(seconds, 0.1), stop)
-        timer.start()
+        timer.daemon = True  # else Python waits for it at exit where Ctrl-C comes before the finally
         try:
+            timer.start()
             print(json.dumps([op, arguments]), file=self.process.stdin, flush=True)
             line = self.process.stdout.readline()
         except BrokenPipeError:  # it died
