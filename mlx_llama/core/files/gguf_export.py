@@ -461,11 +461,11 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
     """Read tokenizer.model. Raises TokenizerError for settings that llama.cpp ignores."""
     import sentencepiece
 
-    from mlx_llama.core.text.sentencepiece_model import user_defined_ids
+    from mlx_llama.core.text.sentencepiece_model import NORMALIZER, TRAINER, read_settings, user_defined_ids
 
     blob = read_file(path, _MODEL_LIMIT)
     sp = sentencepiece.SentencePieceProcessor(model_proto=blob)
-    trainer, normalizer = (_message(blob, number) for number in (2, 3))
+    trainer, normalizer = (read_settings(blob, number) for number in (TRAINER, NORMALIZER))
     if trainer.get(3, 1) != 2:
         raise TokenizerError(f"{path}: is a sentencepiece model of type {trainer.get(3, 1)}, and llama.cpp takes BPE, "
                              f"which is 2, for this architecture; write the MLX form")
@@ -504,37 +504,3 @@ def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added:
         result.set(one, text, _UNKNOWN if text == "<unk>" else _BYTE if byte else _NORMAL,
                    -float(ranks[text][0] + 1) if text in ranks else -1e6 if len(text) > 1 and not byte else 0.0)
     return result
-
-
-def _message(blob: bytes, number: int) -> dict[int, Any]:
-    """{field number: number or bytes} of the embedded message `number` of a protobuf message; repeats are merged."""
-    found: dict[int, Any] = {}
-    for field_number, value in _fields(blob):
-        if field_number == number:
-            found |= dict(_fields(value))
-    return found
-
-
-def _fields(blob: bytes) -> list[tuple[int, Any]]:
-    """(field number, value) pairs of a serialised protobuf message. Unchecked: sentencepiece has parsed it before."""
-    at, found = 0, []
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte, at = blob[at], at + 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(blob):
-        key = varint()
-        if key & 7 == 0:
-            value: Any = varint()
-        else:
-            size = {1: 8, 5: 4}[key & 7] if key & 7 != 2 else varint()
-            value, at = blob[at:at + size], at + size
-        found.append((key >> 3, value))
-    return found

@@ -22,8 +22,8 @@ import numpy as np
 from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 
-from . import sentencepiece_model
 from .pre_tokenizers import ADD_BOS, IGNORE_MERGES, PRE_TOKENIZERS, build_pre_tokenizer
+from .sentencepiece_model import BYTE, CONTROL, NORMAL, UNDEFINED, UNKNOWN, UNUSED, USER_DEFINED, build_bpe_model
 from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults, parse_byte_token
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     import sentencepiece
     import tokenizers
 
-# llama.h, llama_token_type: sentencepiece's types, and 0
-_UNDEFINED, _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(7)
 _NO_ID = 0xFFFFFFFF  # -1 as an unsigned number: some writers' "none"
 _KEY = "tokenizer.ggml."
 _AGAIN = "fetch the file again, or convert the model again"
@@ -175,14 +173,14 @@ class GGUFTokenizer(Tokenizer):
         count = self.vocab_size
         named = {name: fields.id(key, count) for name, key in _NAMED.items()}
         for name, token in self._DEFAULTS.items():
-            if named[name] is None and token < count and self._file_types[token] in (_CONTROL, _UNKNOWN):
+            if named[name] is None and token < count and self._file_types[token] in (CONTROL, UNKNOWN):
                 named[name] = token
         self.bos_id = named["bos_token"]
         self.named = {name: self.tokens[token] for name, token in named.items() if token is not None}
         self._find_control_tokens(fields, named["eos_token"])
 
-        self.special_ids = self._ids_of_types(_CONTROL, _UNKNOWN)
-        self.added_ids = self._ids_of_types(_CONTROL, _UNKNOWN, _USER_DEFINED)
+        self.special_ids = self._ids_of_types(CONTROL, UNKNOWN)
+        self.added_ids = self._ids_of_types(CONTROL, UNKNOWN, USER_DEFINED)
         self._specials = frozenset(self.special_ids.values())
         # Literals to find in a text, the longest first: all, and those that count in plain text too.
         self._parsed_literals = sorted(self.added_ids.items(), key=lambda item: -len(item[0].encode()))
@@ -219,9 +217,9 @@ class GGUFTokenizer(Tokenizer):
 
     def _read_types(self, fields: _Fields) -> None:
         types = fields.numbers("token_type", self.vocab_size, "iu", "integers")
-        if types.min() < _UNDEFINED or types.max() > _BYTE:
-            i = int(np.flatnonzero((types < _UNDEFINED) | (types > _BYTE))[0])
-            raise fields.error(f"token_type[{i}]", int(types[i]), f"expected {_UNDEFINED} to {_BYTE}")
+        if types.min() < UNDEFINED or types.max() > BYTE:
+            i = int(np.flatnonzero((types < UNDEFINED) | (types > BYTE))[0])
+            raise fields.error(f"token_type[{i}]", int(types[i]), f"expected {UNDEFINED} to {BYTE}")
         self._file_types = types  # int [vocab_size]
 
     def _find_control_tokens(self, fields: _Fields, eos: int | None) -> None:
@@ -237,7 +235,7 @@ class GGUFTokenizer(Tokenizer):
         ends += sorted(self._id_of[text] for text in _ENDS if text in self._id_of)
         self.eos_ids = tuple(token for token in dict.fromkeys(ends) if token is not None)
         self._types = self._file_types.copy()  # int [vocab_size]
-        self._types[by_text] = _CONTROL
+        self._types[by_text] = CONTROL
 
     def _ids_of_types(self, *types: int) -> dict[str, int]:
         return {self.tokens[i]: int(i) for i in np.flatnonzero(np.isin(self._types, types))}
@@ -315,12 +313,12 @@ class GGUFTokenizer(Tokenizer):
         if token >= self.vocab_size:
             return None
         text, kind = self.tokens[token], self._types[token]
-        if kind in (_UNUSED, _UNDEFINED):
+        if kind in (UNUSED, UNDEFINED):
             return None
-        if kind == _BYTE:
+        if kind == BYTE:
             byte = parse_byte_token(text)
             return None if byte is None else Piece(bytes([byte]), is_byte=True)
-        if kind == _NORMAL:
+        if kind == NORMAL:
             return Piece(self._decode_normal(text))
         return Piece(text.encode(), is_special=token in self._specials, keeps_space=True)
 
@@ -357,13 +355,13 @@ class SentencePieceVocabulary(GGUFTokenizer):
 
     def _check_byte_tokens(self, fields: _Fields) -> None:
         expected = {f"<0x{byte:02X}>" for byte in range(256)}
-        found = {self.tokens[i] for i in np.flatnonzero(self._file_types == _BYTE)}
+        found = {self.tokens[i] for i in np.flatnonzero(self._file_types == BYTE)}
         if found != expected:
             text = min(found - expected or expected - found)
             problem = "not one of" if found - expected else "missing among"
             raise TokenizerError(
                 f"{fields.source}: {_KEY}tokens: byte token {show(text)} is {problem} the 256 from <0x00> to <0xFF>, each "
-                f"expected once, with token_type {_BYTE}; {_AGAIN}"
+                f"expected once, with token_type {BYTE}; {_AGAIN}"
             )
 
     def _build_library(self, scores: npt.NDArray[Any]) -> Any:
@@ -371,17 +369,17 @@ class SentencePieceVocabulary(GGUFTokenizer):
 
         types = self._file_types.copy()
         # Encoding finds user-defined tokens before the library sees the text. To the library they are normal pieces.
-        types[(types == _USER_DEFINED) | (types == _UNDEFINED)] = _NORMAL
-        unknown = np.flatnonzero(types == _UNKNOWN)
-        types[unknown[1:]] = _CONTROL  # the library expects exactly one; no text encodes to either type
+        types[(types == USER_DEFINED) | (types == UNDEFINED)] = NORMAL
+        unknown = np.flatnonzero(types == UNKNOWN)
+        types[unknown[1:]] = CONTROL  # the library expects exactly one; no text encodes to either type
         pieces = list(zip(self.tokens, scores.tolist(), types.tolist(), strict=True))
         if not len(unknown):
             spare = "<unk>"
             while spare in self._id_of:
                 spare += ">"
-            pieces.append((spare, 0.0, _UNKNOWN))
+            pieces.append((spare, 0.0, UNKNOWN))
         try:
-            return sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model.build_bpe_model(pieces))
+            return sentencepiece.SentencePieceProcessor(model_proto=build_bpe_model(pieces))
         except Exception as e:
             raise TokenizerError(
                 f"{self.path}: {_KEY}tokens is no SentencePiece vocabulary ({show(str(e))}); {_AGAIN}"
@@ -414,11 +412,11 @@ class ByteLevelVocabulary(GGUFTokenizer):
                 f"{fields.source}: {_KEY}tokens holds no token for byte 0x{missing[0]:02X}, expected one for every "
                 f"byte of a text{f' ({len(missing)} are missing)' if len(missing) > 1 else ''}; {_AGAIN}"
             )
-        for i in np.flatnonzero(self._file_types == _BYTE):
+        for i in np.flatnonzero(self._file_types == BYTE):
             if parse_byte_token(self.tokens[i]) is None:
                 raise fields.error(f"tokens[{i}]", self.tokens[i], "expected <0x00> to <0xFF> for a byte token")
         # Control tokens of the file, which merges must not produce. Other end tokens may be ordinary text ("</s>" in HTML).
-        control = np.isin(self._file_types, (_CONTROL, _UNKNOWN))
+        control = np.isin(self._file_types, (CONTROL, UNKNOWN))
         self._unmergeable = frozenset(int(i) for i in np.flatnonzero(control) if len(self.tokens[i]) > 1)
         self.library: tokenizers.Tokenizer = self._build_library(fields)
 

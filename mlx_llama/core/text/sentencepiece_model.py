@@ -1,49 +1,78 @@
-"""Serialised sentencepiece models: the fields of sentencepiece_model.proto that the library's Python API does not expose.
+"""Serialised sentencepiece models: read and set fields of sentencepiece_model.proto that the library's Python API lacks.
 
-A serialised protobuf message is a list of fields. Two concatenated messages are their union: of a field in both, the last
-value counts. So appending a field sets it. This file avoids a dependency on protobuf itself.
+A protobuf message is a list of fields. Concatenating two messages merges them, and the last value of a field wins, so
+appending a field sets it. protobuf itself would be a dependency and 40 ms of every start.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-# SentencePiece.Type
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+# Token types of llama.cpp (llama.h, llama_token_type). Sentencepiece (SentencePiece.Type) has the same but UNDEFINED.
+UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
+
+PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of ModelProto: pieces, trainer_spec, normalizer_spec
 
 _USER_DEFINED_TYPE = b"\x18\x04"  # SentencePiece.type (3) = USER_DEFINED
 _pack_float = struct.Struct("<f").pack
-_BYTES = [bytes([value]) for value in range(256)]  # looked up: faster than bytes([value])
+_BYTES = [bytes([value]) for value in range(256)]  # a lookup is faster than bytes([value])
 
 
 def set_space_prefix(model: bytes, prefix: bool) -> bytes:
     """Set whether the model puts a space before a text (normalizer_spec.add_dummy_prefix)."""
-    return model + _encode_message(3, b"\x18" + _BYTES[prefix])
+    return model + _encode_message(NORMALIZER, b"\x18" + _BYTES[prefix])
 
 
 def user_defined_ids(model: bytes) -> list[int]:
-    """Ids of the user-defined symbols.
-
-    model: as the library reads it. It begins with its pieces (field 1), each ending with its type unless that is NORMAL.
-    """
-    ids: list[int] = []
+    """Ids of the user-defined symbols."""
     if _USER_DEFINED_TYPE not in model:
-        return ids
-    at = count = 0
-    while at < len(model) and model[at] == 0x0A:  # field 1, a message
-        length, at = _decode_varint(model, at + 1)
-        at += length
-        if model[at - 2 : at] == _USER_DEFINED_TYPE:
-            ids.append(count)
-        count += 1
-    return ids
+        return []
+    pieces = (value for number, value in read_fields(model) if number == PIECES)
+    return [
+        token
+        for token, piece in enumerate(pieces)
+        if _USER_DEFINED_TYPE in piece and dict(read_fields(piece)).get(3) == USER_DEFINED
+    ]
+
+
+def read_settings(model: bytes, number: int) -> dict[int, Any]:
+    """{field number: value} of `TRAINER` or `NORMALIZER`; see `read_fields`."""
+    return {name: value for key, message in read_fields(model) if key == number for name, value in read_fields(message)}
+
+
+def read_fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the (field number, value) pairs of a message; a value is an int, or the bytes of a text, message or float.
+
+    The message must be valid: the library has parsed it before.
+    """
+    at = 0
+
+    def read_varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        key = read_varint()
+        if key & 7 == 0:
+            yield key >> 3, read_varint()
+        else:
+            size = {1: 8, 5: 4}.get(key & 7) or read_varint()
+            at += size
+            yield key >> 3, message[at - size : at]
 
 
 def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
     """Serialise a BPE model with byte fallback, as sentencepiece's trainer would write it.
 
-    It keeps text as it is: no space before a text, none removed, spaces made visible (U+2581).
+    The model keeps text unchanged: it adds and removes no spaces, and shows them as U+2581.
 
     pieces: (text, score, type) by id.
     """
@@ -51,31 +80,20 @@ def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
     for text, score, kind in pieces:
         data = text.encode()
         piece = b"\x0a" + _encode_varint(len(data)) + data + b"\x15" + _pack_float(score) + b"\x18" + _BYTES[kind]
-        # piece = 1, score = 2, type = 3; the length of nearly all is one byte
-        parts.append(b"\x0a" + _BYTES[len(piece)] + piece if len(piece) < 0x80 else _encode_message(1, piece))
+        # piece = 1, score = 2, type = 3. Most lengths take one byte, and then this is faster.
+        parts.append(b"\x0a" + _BYTES[len(piece)] + piece if len(piece) < 0x80 else _encode_message(PIECES, piece))
     trainer = b"\x18\x02\x98\x02\x01"  # model_type = BPE, byte_fallback = true
     normalizer = b"\x18\x00\x20\x00\x28\x01"  # add_dummy_prefix, remove_extra_whitespaces: no; escape_whitespaces: yes
-    return b"".join(parts) + _encode_message(2, trainer) + _encode_message(3, normalizer)
+    return b"".join(parts) + _encode_message(TRAINER, trainer) + _encode_message(NORMALIZER, normalizer)
 
 
 def _encode_message(number: int, body: bytes) -> bytes:
-    """A field that is a message."""
+    """Encode a field that is a message."""
     return _BYTES[number << 3 | 2] + _encode_varint(len(body)) + body
 
 
 def _encode_varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
+    """Encode seven bits per byte, the lowest first."""
     if value < 0x80:
         return _BYTES[value]
     return _BYTES[value & 0x7F | 0x80] + _encode_varint(value >> 7)
-
-
-def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
-    """(value, position behind it)"""
-    value = shift = 0
-    while True:
-        byte, at = data[at], at + 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, at
