@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.system.sizes import parse_size
 
 from .hooks import LogitsProcessor, OnProgress
 from .schema import MAX_CHARACTERS, Schema
@@ -421,17 +422,13 @@ def _read_file(name: str, value: str) -> str:
 
 MAX_ROWS = 32  # requests that one step computes, unless the user says otherwise
 MOST_ROWS = 512
-_UNITS = {"": 1, "B": 1, **{f"{prefix}{end}": base ** power for power, prefix in enumerate("KMGT", 1)
-                            for base, ends in ((1000, ("", "B")), (1024, ("IB",))) for end in ends}}
 
 
 def parse_memory(value: int | str | None, flag: str = "--cache-memory") -> int | None:
     """Bytes of a size such as "2GB", "512MB", "1.5GiB" or a number of bytes; None stays None. Raises OptionsError."""
     if value is None:
         return None
-    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})\s*", str(value))
-    nbytes = int(float(found[1]) * _UNITS.get(found[2].upper(), 0)) if found else 0
-    if nbytes < 1:
+    if not (nbytes := parse_size(str(value))):
         raise OptionsError(f"{flag} {value!r:.40}: must be a size such as 2GB, 512MB or 1.5GiB, or a number of bytes")
     return nbytes
 

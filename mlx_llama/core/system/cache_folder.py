@@ -7,7 +7,6 @@ go first. Nothing that fails here is an error: the files are made again.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 import time
@@ -17,10 +16,11 @@ from platformdirs import user_cache_path
 
 from mlx_llama.core.errors import OptionsError
 
+from .sizes import parse_size
+
 FOLDER, SIZE = "MLX_LLAMA_CACHE", "MLX_LLAMA_CACHE_SIZE"  # environment variables
 PARTIAL = ".new-"  # begins the names of files being written
 _STALE = 3600.0  # seconds after which a partial file's writer is gone
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def cache_folder() -> Path | None:
@@ -38,12 +38,10 @@ def size_limit() -> int:
 
     Raises OptionsError for a malformed variable.
     """
-    given = os.environ.get(SIZE, "")
-    if given:
-        found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,2})\s*", given)
-        if not found or found[2].upper() not in _UNITS:
-            raise OptionsError(f"{SIZE}={given!r:.40}: must be a size such as 20GB or 512MB, or 0 for no cached weights")
-        return int(float(found[1]) * _UNITS[found[2].upper()])
+    if setting := os.environ.get(SIZE):
+        if (size := parse_size(setting)) is None:
+            raise OptionsError(f"{SIZE}={setting!r:.40}: must be a size such as 20GB or 512MB, or 0 for no cached weights")
+        return size
     folder = cache_folder()
     if folder is None:
         return 0
