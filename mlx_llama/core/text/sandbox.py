@@ -34,49 +34,41 @@ MAX_SOURCE = 1 << 18  # characters of a template; the longest in use have some 2
 OUT_OF_MEMORY = 77  # exit status of the process
 
 
-class TemplateFault(Exception):
-    """The template is invalid, failed, or was stopped; the text is a clause that says so."""
-
-
 class Refusal(Exception):
-    """The template called raise_exception; the text is its own message."""
+    """The template called raise_exception; the text is its message."""
+
+
+def answer(source: str, values: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Render a template, or only compile it (values None).
+
+    Returns ("text", the text), ("refusal", the template's reason), or ("fault", a clause) for a template that is invalid,
+    fails, or tries something that the sandbox forbids.
+    """
+    if len(source) > MAX_SOURCE:
+        return "fault", f"the template has {len(source)} characters, expected at most {MAX_SOURCE}"
+    try:
+        template = _compile(source)
+    except jinja2.TemplateSyntaxError as e:
+        return "fault", f"the template is not valid Jinja, line {e.lineno}: {e.message}"
+    except MemoryError:
+        raise
+    except Exception as e:  # compiling computes constants, which may raise anything
+        return "fault", f"the template cannot be compiled ({type(e).__name__}: {e})"
+    try:
+        return "text", "" if values is None else "".join(template.generate(**values))
+    except Refusal as e:
+        return "refusal", str(e)
+    except MemoryError:
+        raise
+    except SecurityError as e:
+        return "fault", f"the template tries what the sandbox forbids: {e}"
+    except Exception as e:
+        return "fault", f"the template failed: {type(e).__name__}: {e}"
 
 
 @functools.lru_cache(maxsize=8)
-def compile_template(source: str) -> jinja2.Template:
-    """Compile Jinja text.
-
-    Raises:
-        TemplateFault: too long, or not valid Jinja.
-    """
-    if len(source) > MAX_SOURCE:
-        raise TemplateFault(f"the template has {len(source)} characters, expected at most {MAX_SOURCE}")
-    try:
-        return _environment().from_string(source)
-    except jinja2.TemplateSyntaxError as e:
-        raise TemplateFault(f"the template is not valid Jinja, line {e.lineno}: {e.message}") from None
-    except MemoryError:
-        raise
-    except Exception as e:  # constants are computed here, so anything
-        raise TemplateFault(f"the template cannot be compiled ({type(e).__name__}: {e})") from None
-
-
-def render(source: str, values: Mapping[str, Any]) -> str:
-    """Render a template.
-
-    Raises:
-        Refusal: it called raise_exception.
-        TemplateFault: it is invalid, failed, or tried what the sandbox forbids.
-    """
-    template = compile_template(source)
-    try:
-        return "".join(template.generate(**values))
-    except (Refusal, MemoryError):
-        raise
-    except SecurityError as e:
-        raise TemplateFault(f"the template tried what the sandbox forbids: {e}") from None
-    except Exception as e:  # a stranger's program may raise anything
-        raise TemplateFault(f"the template failed: {type(e).__name__}: {e}") from None
+def _compile(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
 
 
 @functools.cache
@@ -144,19 +136,6 @@ def _tojson(
 
 def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
-
-
-def answer(source: str, values: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Render a template, or compile it alone (values None): ("text", its text), ("refusal", why) or ("fault", a clause)."""
-    try:
-        if values is None:
-            compile_template(source)
-            return "text", ""
-        return "text", render(source, values)
-    except Refusal as e:
-        return "refusal", str(e)
-    except TemplateFault as e:
-        return "fault", str(e)
 
 
 # The process. A request is a line of JSON, [source, values, seconds, characters of the longest text], and so is `answer`'s.
