@@ -241,7 +241,7 @@ FAULTS = [
      'isinstance(name, str) and name.startswith("_")',
      'isinstance(name, str) and name.startswith("__")',
      "a template may set names with one underscore in a namespace, also Jinja's own dictionary"),
-    Fault("text", "mlx_llama/core/text/tools.py",
+    Fault("text", "mlx_llama/core/text/tools/json_calls.py",
      '("name", "arguments", "parameters", "type", "function", "id")',
      '("name", "arguments", "parameters", "type", "function")',
      "a call with an id, as Mistral writes it, is no whole call"),
@@ -348,7 +348,7 @@ NEAR = {
     "mlx_llama/mlx_native/": ["tests/backends/test_compiled_step.py", "tests/backends/test_mlx_*.py",
                               "tests/backends/test_sampling.py"],
     "mlx_llama/core/files/": ["tests/core/files/test_*.py"],
-    "mlx_llama/core/text/": ["tests/core/text/test_*.py"],
+    "mlx_llama/core/text/": ["tests/core/text/**/test_*.py"],
     "mlx_llama/server/": ["tests/doors/server/test_*.py"],
 }
 BACKENDS, GENERATION = "tests/backends/**/test_*.py", "tests/core/generation/test_*.py"
@@ -360,7 +360,7 @@ FAR = {
     "scheduler": [GENERATION, BACKENDS, REAL],
     "sampling": [HOST, BACKENDS, GENERATION, REAL],
     "files and formats": ["tests/core/files/test_*.py", MODELS, "tests/backends/test_quantized.py", REAL],
-    "text": ["tests/core/text/test_*.py", GENERATION, REAL],
+    "text": ["tests/core/text/**/test_*.py", GENERATION, REAL],
     "server": ["tests/doors/server/test_*.py"],
     "commands and REPL": ["tests/doors/test_*.py"],
 }

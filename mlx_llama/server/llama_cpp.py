@@ -21,7 +21,6 @@ from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, resolve
 from mlx_llama.core.generation.request import Sequence
-from mlx_llama.core.text.tools import add_tools
 
 from .answers import Answers, refuse
 from .faults import Fault, Refusal, bad_field
@@ -417,7 +416,7 @@ async def apply_template(request: Request) -> Response:
     def work(llm: LLM) -> str:
         if not box.tools:
             return llm.require_template().render(messages, body.add_generation_prompt)
-        told, extras = add_tools(tool_format(llm), messages, box.tools)
+        told, extras = tool_format(llm).offer(messages, box.tools)
         return llm.require_template().render(told, body.add_generation_prompt, **extras)
 
     return Json({"prompt": await with_model(request, work, "messages")})

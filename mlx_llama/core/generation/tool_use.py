@@ -11,18 +11,14 @@ from mlx_llama.core.errors import OptionsError, SessionError, show
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import (
-    LLAMA3,
     ArgumentsError,
     Tool,
     ToolCall,
     ToolDelta,
     ToolFormat,
     ToolParser,
-    add_tools,
-    call_grammar,
     find_format,
     mentions_tools,
-    shown_specials,
 )
 
 from .completion import Completion
@@ -98,16 +94,16 @@ def encode_with_tools(tokenizer: Tokenizer, template: ChatTemplate, messages: Se
     if not box.offered and not mentions_tools(messages):
         return ToolPrompt(encode_messages(tokenizer, template, messages, check_count=check_count))
     form = find_format(template.source, tokenizer)
-    prompt, extras = add_tools(form, messages, box.offered)
+    prompt, extras = form.offer(messages, box.offered)
     tokens = encode_messages(tokenizer, template, prompt, check_count=check_count, **extras)
     if not box.offered:
         return ToolPrompt(tokens)
-    many = box.many and form is not LLAMA3  # trained on one call a message
+    many = box.many and not form.calls_once
     rule = None
     if box.forced or schema:
         answer = None if box.forced or schema is None else schema.as_dict()
-        rule = Rule("tools", call_grammar(form, box.forced or box.offered, tokenizer, many=many, answer=answer))
-    return ToolPrompt(tokens, form, rule, shown_specials(form, tokenizer))
+        rule = Rule("tools", form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer))
+    return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer))
 
 
 class ToolStream:

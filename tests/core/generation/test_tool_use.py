@@ -11,7 +11,8 @@ from making import make_checkpoint
 from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.tool_use import ToolLoop, ToolStream
-from mlx_llama.core.text.tools import HERMES, ToolDelta, ToolParser, read_tools
+from mlx_llama.core.text.tools import ToolDelta, ToolParser, read_tools
+from mlx_llama.core.text.tools.formats import HERMES
 
 from .test_session import add
 

@@ -1,0 +1,145 @@
+"""Calls of tools, and the streamed text that formats read them from."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_llama.core.errors import show
+
+
+def new_call_id() -> str:
+    """Make the id of a call: nine letters and digits, which Mistral's templates require."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+@dataclass
+class ToolCall:
+    """A call that a model made."""
+
+    name: str
+    arguments: str = ""  # JSON as the model wrote it; may be cut, or invalid if no grammar was in force
+    id: str = field(default_factory=new_call_id)
+    is_complete: bool = False
+
+    def values(self) -> dict[str, Any]:
+        """Parse the arguments. Raises ValueError unless they are a JSON object."""
+        values = json.loads(self.arguments)
+        if not isinstance(values, dict):
+            raise ValueError(f"the arguments of {self.name} are {show(values)}, expected an object")
+        return values
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry of a message's tool_calls, in OpenAI's form."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True)
+class ToolDelta:
+    """A streamed part of a call: first its id and name, then pieces of its arguments."""
+
+    index: int  # of the call in the answer
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+def mentions_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """True if a conversation has calls or results. Malformed messages have none."""
+    return any(
+        isinstance(message, Mapping) and (message.get("role") == "tool" or message.get("tool_calls"))
+        for message in messages
+    )
+
+
+class NoCall(Exception):
+    """The text is not a call."""
+
+
+class CallText:
+    """Streamed text, split into calls and the rest.
+
+    `ToolFormat.read` is a generator over it that yields whenever it needs more text. It raises NoCall to turn `taken`
+    back into text, or to leave a call that has begun incomplete.
+    """
+
+    def __init__(self, names: Collection[str] = ()):
+        self.names = frozenset(names)  # of the tools on offer
+        self.text = ""  # the answer so far, without calls
+        self.calls: list[ToolCall] = []  # so far; the last may be incomplete
+        self.rest = ""  # to be read
+        self.taken = ""  # read since the last call
+        self.is_bare = False  # this call has no opening mark, so that its name must be one of `names`
+        self.is_over = False  # no more text will come
+        self._news: list[str | ToolDelta] = []
+        self._space = ""  # after a call; dropped unless text follows
+
+    # Reading, for formats
+
+    def take(self, count: int) -> str:
+        """Take characters from `rest`."""
+        text, self.rest = self.rest[:count], self.rest[count:]
+        self.taken += text
+        return text
+
+    def wait(self) -> Generator[None]:
+        """Wait for more text. Raises NoCall at its end."""
+        if self.is_over:
+            raise NoCall
+        yield
+
+    def peek(self) -> Generator[None, None, str]:
+        """Take white space; returns the next character, which stays in `rest`."""
+        while not (rest := self.rest.lstrip()):
+            yield from self.wait()
+        self.take(len(self.rest) - len(rest))
+        return rest[0]
+
+    def skip(self, mark: str) -> Generator[None, None, bool]:
+        """Take a mark and the white space before it; returns False, and takes nothing, if another text comes."""
+        while not (rest := self.rest.lstrip()).startswith(mark):
+            if not mark.startswith(rest):
+                return False
+            yield from self.wait()
+        self.take(len(self.rest) - len(rest) + len(mark))
+        return True
+
+    def begin(self, name: str) -> None:
+        """Begin a call."""
+        if self.is_bare and name not in self.names:
+            raise NoCall
+        self.taken = self._space = ""
+        self.calls.append(ToolCall(name))
+        self._news.append(ToolDelta(len(self.calls) - 1, self.calls[-1].id, name))
+
+    def add(self, arguments: str) -> None:
+        """Add to the call's arguments."""
+        if arguments:
+            self.calls[-1].arguments += arguments
+            self._news.append(ToolDelta(len(self.calls) - 1, arguments=arguments))
+
+    def end(self) -> None:
+        """Complete the call."""
+        self.calls[-1].is_complete = True
+        self.taken = ""
+
+    # For the parser
+
+    def emit(self, text: str) -> None:
+        """Add to the text outside of calls."""
+        if self.calls:
+            text = self._space + text
+            shown = text.rstrip()
+            text, self._space = shown, text[len(shown) :]
+        if text:
+            self.text += text
+            self._news.append(text)
+
+    def take_news(self) -> list[str | ToolDelta]:
+        """Texts and parts of calls since the last time, in order."""
+        news, self._news = self._news, []
+        return news

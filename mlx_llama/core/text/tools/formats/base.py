@@ -1,0 +1,102 @@
+"""The interface of a format of tool calls."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.text.tokenizer import Tokenizer
+from mlx_llama.core.text.tools.calls import CallText
+from mlx_llama.core.text.tools.describe import Tool
+from mlx_llama.core.text.tools.json_calls import read_json_calls
+
+Message = Mapping[str, Any]
+# Of llguidance: JSON as json.dumps writes it. They replace a schema's own "x-guidance", which could switch checks off.
+JSON_OPTIONS = {
+    "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "whitespace_pattern": None,
+    "lenient": False, "coerce_one_of": False, "json_allowed_escapes": None, "json_allow_general_unicode_escapes": False,
+}  # fmt: skip
+
+
+class ToolFormat(ABC):
+    """How a model is offered tools, and how it writes calls: here as JSON objects, one after the other."""
+
+    name: str
+    opens = "<tool_call>"  # mark before a call
+    closes = "</tool_call>"  # mark after a call, "" for none
+    marks: tuple[str, ...] = ()  # further marks that the parser needs to see
+    arguments = "arguments"  # key of the arguments
+    variable = "tools"  # of the template: takes the descriptions
+    is_bare = False  # an answer that begins with a brace may be a call
+    calls_once = False  # trained on one call a message
+
+    # Offering tools
+
+    @abstractmethod
+    def matches(self, source: str, tokenizer: Tokenizer) -> bool:
+        """True if a template writes calls in this format. Called in the order of `FORMATS`."""
+
+    def offer(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sequence[Message], dict[str, Any]]:
+        """Messages and further variables for `encode_messages` that offer tools to the model.
+
+        Raises TemplateError for malformed messages.
+        """
+        return messages, {self.variable: [tool.as_dict() for tool in tools]} if tools else {}
+
+    # Reading calls
+
+    def read(self, text: CallText) -> Generator[None]:
+        """Read the calls that begin here, behind `opens`; see `CallText`."""
+        return read_json_calls(text, self.closes)
+
+    def shown_specials(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Special tokens that a decoder must show to the parser, such as [TOOL_CALLS]."""
+        marks = (self.opens, self.closes, *self.marks)
+        return frozenset(tokenizer.special_ids[mark] for mark in marks if mark in tokenizer.special_ids)
+
+    # Enforcing calls
+
+    def grammar(
+        self, tools: Sequence[Tool], tokenizer: Tokenizer, *, many: bool = False, answer: dict[str, Any] | None = None
+    ) -> str:
+        """A Lark grammar of one call of one of the tools, or of several in a row (`many`).
+
+        answer: a JSON schema that an answer without calls fits; None: there must be a call.
+        """
+        if not tools:
+            raise OptionsError("tool_choice: there is no tool to call: give tools")
+
+        def mark(text: str) -> str:
+            return f"<[{tokenizer.special_ids[text]}]>" if text in tokenizer.special_ids else quote(text)
+
+        rules = ["start: calls" + (" | answer" if answer is not None else ""), *self.rules(tools, mark, many)]
+        if answer is not None:
+            rules.append(f"answer: %json {json.dumps({**answer, 'x-guidance': JSON_OPTIONS})}")
+        return "\n".join(rules)
+
+    def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], many: bool) -> list[str]:
+        """Lark rules of `calls`. mark: spells a mark, as a token if it is a special one."""
+        calls = [self.spell_call(tool.name, f"arguments_{number}", mark) for number, tool in enumerate(tools)]
+        rules = [f"calls: {self.spell_calls(mark, many)}", "call: " + "\n    | ".join(calls)]
+        for number, tool in enumerate(tools):
+            schema = {"additionalProperties": False, **tool.parameters, "type": "object", "x-guidance": JSON_OPTIONS}
+            rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
+        return rules
+
+    def spell_call(self, name: str, arguments: str, mark: Callable[[str], str]) -> str:
+        """The rule of one tool's call. arguments: the rule of its arguments."""
+        head = f'{{"name": {json.dumps(name)}, "{self.arguments}": '
+        return f'{quote(head)} {arguments} "}}"'
+
+    def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
+        """The rule of one `call` or of several, with the marks around them."""
+        call = f'{mark(self.opens)} "\\n" call "\\n" {mark(self.closes)}'
+        return f'{call} ("\\n" {call})*' if many else call
+
+
+def quote(text: str) -> str:
+    """A text as a Lark grammar spells it."""
+    return json.dumps(text, ensure_ascii=False)

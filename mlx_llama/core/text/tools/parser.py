@@ -1,0 +1,81 @@
+"""Separate the calls in a model's streamed text from the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from .calls import CallText, NoCall, ToolDelta
+from .formats import ToolFormat
+
+
+class ToolParser(CallText):
+    """Splits streamed text into `text` and `calls`.
+
+    Text that begins like a call and turns out to be none is text again. White space after a call is dropped unless text
+    follows. The split does not depend on the pieces that the text comes in.
+    """
+
+    def __init__(self, form: ToolFormat | None, names: Collection[str] = ()):
+        """form: None if no tools are offered, so that all is text. names: of the tools on offer."""
+        super().__init__(names)
+        self.form = form
+        self._reader: Iterator[None] | None = None  # of the call that has begun
+        self._first = 0  # number of calls when it began
+
+    def push(self, piece: str) -> list[str | ToolDelta]:
+        """Read a piece of text; returns new text and parts of calls, in order."""
+        self.rest += piece
+        while self.rest and (self._resume() if self._reader else self._read_text()):
+            pass
+        return self.take_news()
+
+    def finish(self) -> list[str | ToolDelta]:
+        """End the text; returns what was withheld. A call that was cut stays in `calls`, with is_complete False."""
+        self.is_over = True
+        if self._reader is None or self._resume():
+            self.emit(self.rest)
+        self.rest = ""
+        return self.take_news()
+
+    def _read_text(self) -> bool:
+        """Emit text up to a call; returns whether one begins."""
+        opens = self.form.opens if self.form else ""
+        if self.form and self.form.is_bare and not self.text.strip() and not self.calls:
+            start = self.rest.lstrip()
+            if not start:
+                return False
+            if start[0] == "{":
+                return self._open("")
+        at = self.rest.find(opens) if opens else -1
+        is_call = at >= 0
+        if not is_call:  # keep the end if the mark may begin there
+            kept = next((n for n in range(len(opens) - 1, 0, -1) if self.rest.endswith(opens[:n])), 0)
+            at = len(self.rest) - kept
+        self.emit(self.rest[:at])
+        self.rest = self.rest[at:]
+        return is_call and self._open(opens)
+
+    def _open(self, mark: str) -> bool:
+        assert self.form is not None
+        self.is_bare, self._first, self.taken = not mark, len(self.calls), ""
+        self.take(len(mark))
+        self._reader = self.form.read(self)
+        return True
+
+    def _resume(self) -> bool:
+        """Read more of a call; returns whether text may follow: it has ended, or is none."""
+        assert self._reader is not None
+        try:
+            next(self._reader)
+            return False
+        except StopIteration:
+            self.taken = ""
+        except NoCall:
+            calls = self.calls[self._first :]
+            if calls and (self.is_over or not calls[-1].is_complete):
+                self.taken = ""  # of a call that was cut, or of the next one in a list
+            if self.is_over and not self.taken:
+                self.rest = ""
+        self.emit(self.taken)
+        self._reader, self.taken = None, ""
+        return True
