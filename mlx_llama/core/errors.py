@@ -1,4 +1,4 @@
-"""Errors for users. A message states the value found, the value expected and the remedy.
+"""Errors for users. A message states the value, the expected value and the remedy.
 
 Messages name options by their flags, as in "--ctx-size 0: ...". `str` replaces flags by parameters, as in "ctx_size
 0: ...", except inside `spelled_as_flags`, which commands use.
@@ -35,8 +35,8 @@ def spelled_as_flags() -> Iterator[None]:
 def spell_parameters(text: str) -> str:
     """Replace flags by Python's spelling: "--ctx-size" by "ctx_size", "--device cpu" by "device='cpu'"."""
 
-    def spell(found: re.Match[str]) -> str:
-        no, name, value = found.groups()
+    def spell(match: re.Match[str]) -> str:
+        no, name, value = match.groups()
         name = _PLURALS.get(name, name.replace("-", "_"))
         return f"{name}=False" if no else f"{name}={value.strip()!r}" if value else name
 
@@ -44,7 +44,7 @@ def spell_parameters(text: str) -> str:
 
 
 class LlamaError(Exception):
-    """Base of errors that a user can cause or fix. A command prints them in one line and exits with 2."""
+    """Base of errors that users can cause or fix. Commands print them in one line and exit with 2."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -68,7 +68,7 @@ class TemplateError(LlamaError):
 
 
 class OptionsError(LlamaError):
-    """One or more options are unknown or out of range; the message lists all of them."""
+    """Options are unknown or out of range; the message lists all of them."""
 
 
 class BackendError(LlamaError):
@@ -76,13 +76,13 @@ class BackendError(LlamaError):
 
 
 class OutOfMemoryError(BackendError):
-    """The weights, or the numbers of a step, do not fit the memory of the device."""
+    """The weights or the arrays of a step exceed the memory of the device."""
 
     @classmethod
     def of(cls, needed: int, free: int | None = None, device: str = "this machine") -> OutOfMemoryError:
         """Make the error for weights of `needed` bytes on a device with `free` bytes of memory (None: unknown)."""
         has = "does not give that much memory" if free is None else f"has {free / 1e9:.2f} GB free"
-        return cls(f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, quantise this one "
+        return cls(f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, quantise it "
                    "(python -m mlx_llama.quantize), or close other programs")
 
 
@@ -102,15 +102,15 @@ class TraceError(LlamaError):
     """A golden trace is damaged, or belongs to another model."""
 
 
-Report = Callable[[LlamaError], None]  # called with an error by checks that can go on
+Report = Callable[[LlamaError], None]  # receives the errors of checks that go on after an error
 
 
 def refuse(error: LlamaError) -> NoReturn:
-    """Raise the error: the `Report` of checks that stop at the first."""
+    """Raise the error: the `Report` of checks that stop at the first error."""
     raise error
 
 
 def show(value: object, limit: int = 80) -> str:
-    """The repr of a value for a one-line error, cut to `limit` characters."""
+    """The repr of a value for an error, in one line of at most `limit` characters."""
     text = ascii(value) if isinstance(value, (str, bytes)) else repr(value).replace("\n", " ")
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -69,7 +69,7 @@ class Toolbox:
     def check_functions(self) -> None:
         """Raises OptionsError for a tool that is only described: a loop of calls runs functions."""
         if described := next((tool for tool in self.tools if tool.function is None), None):
-            raise OptionsError(f"tools: {described.name} is only described: give the function itself")
+            raise OptionsError(f"tools: {described.name} is only described: pass the function itself")
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-"""GGUF vocabularies: SentencePiece's kind ("llama") and byte-level BPE ("gpt2").
+"""GGUF vocabularies: SentencePiece ("llama") and byte-level BPE ("gpt2").
 
-Ids are llama.cpp's (src/llama-vocab.cpp, src/unicode.cpp). Libraries encode: sentencepiece on a model built in memory,
-tokenizers on vocabulary, merges and the file's pre-tokenizer. Three things differ from llama.cpp on purpose:
+Ids are those of llama.cpp (src/llama-vocab.cpp, src/unicode.cpp). Encoding uses libraries: sentencepiece with a model built
+in memory, tokenizers with the file's vocabulary, merges and pre-tokenizer. Differences from llama.cpp, on purpose:
 
-- User text never becomes a control token. llama.cpp's merges can produce one whose spelling they pass through.
-- Some pre-tokenizers follow the models' own tokenizer.json (see pre_tokenizers.py).
-- `decode` returns the text that was encoded, while llama.cpp may drop spaces before punctuation (clean_spaces).
-  add_eos_token is ignored: a prompt to be continued must not end.
+- User text never becomes a control token, which llama.cpp's merges can produce from its spelling.
+- Some pre-tokenizers follow the models' tokenizer.json (see pre_tokenizers.py).
+- `decode` returns the encoded text, while llama.cpp may drop spaces before punctuation (clean_spaces).
+- add_eos_token is ignored: a prompt to be continued must not end.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     import sentencepiece
     import tokenizers
 
-_NO_ID = 0xFFFFFFFF  # -1 as an unsigned number: some writers' "none"
+_NO_ID = 0xFFFFFFFF  # -1 as an unsigned number: "none" in some files
 _KEY = "tokenizer.ggml."
 _AGAIN = "fetch the file again, or convert the model again"
-_OTHER_FILES = "use the model's folder with its own tokenizer files instead"
+_OTHER_FILES = "use the model's folder with its tokenizer files instead"
 
-# Tokens that llama.cpp knows by their text (llama-vocab.cpp, llama_vocab::impl::load): control tokens, regardless of their
-# type in the file. Those of the first two lists end an answer. Fill-in-the-middle (FIM) tokens stand under a metadata key;
-# they count only if the metadata has no id under it.
+# Control tokens that llama.cpp recognises by their text, whatever their type in the file (llama-vocab.cpp,
+# llama_vocab::impl::load). The first two lists end an answer. Fill-in-the-middle (FIM) tokens are listed by metadata key, and
+# count only if the metadata lacks that key.
 _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
     "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> "
@@ -61,13 +61,13 @@ _NAMED = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
-    "sep_token": "seperator_token_id",  # so spelled in the format
+    "sep_token": "seperator_token_id",  # spelled like this in the format
     "pad_token": "padding_token_id",
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
 
-# A vocabulary may lack these bytes: no UTF-8 text contains them, or only as unassigned characters and C0 controls.
+# Bytes that a vocabulary may lack: UTF-8 text never has them, or only in unassigned characters and C0 controls.
 _RARE_BYTES = frozenset([*range(9), 11, 12, *range(14, 32), 127, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)])
 
 
@@ -101,8 +101,8 @@ class _Fields:
     def error(self, name: str, value: Any, expected: str, remedy: str = _AGAIN) -> TokenizerError:
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
             value = list(value[:4])  # a lazily decoded array has no useful repr
-        found = "missing" if value is None else show(value)
-        return TokenizerError(f"{self.source}: {_KEY}{name} is {found}, {expected}; {remedy}")
+        shown = "missing" if value is None else show(value)
+        return TokenizerError(f"{self.source}: {_KEY}{name} is {shown}, {expected}; {remedy}")
 
     def text(self, name: str, default: str | None = None) -> str:
         value = self.metadata.get(_KEY + name, default)
@@ -130,41 +130,38 @@ class _Fields:
         value = self.metadata.get(_KEY + name)
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             raise self.error(name, value, "expected an array of texts")
-        found = list(value)
-        if not found:
-            raise self.error(name, found, "expected at least one text")
-        if set(map(type, found)) != {str}:
-            i = next(i for i, text in enumerate(found) if type(text) is not str)
-            raise self.error(f"{name}[{i}]", found[i], "expected text")
-        return found
+        texts = list(value)
+        if not texts:
+            raise self.error(name, texts, "expected at least one text")
+        if set(map(type, texts)) != {str}:
+            i = next(i for i, text in enumerate(texts) if type(text) is not str)
+            raise self.error(f"{name}[{i}]", texts[i], "expected text")
+        return texts
 
     def numbers(self, name: str, count: int, kinds: str, expected: str) -> npt.NDArray[Any]:
         """An array [count] of numbers whose NumPy kind is among `kinds`."""
         value = self.metadata.get(_KEY + name)
         if value is None:
-            raise self.error(name, None, f"expected {expected}, one for each of the {count} tokens")
+            raise self.error(name, None, f"expected {expected}, one per token ({count})")
         try:
             array: npt.NDArray[Any] = np.asarray(value)
         except ValueError:  # nested lists of different lengths
             array = np.empty(())
         if array.ndim != 1 or array.dtype.kind not in kinds:
-            raise self.error(name, value, f"expected {expected}, one for each token")
+            raise self.error(name, value, f"expected {expected}, one per token")
         if len(array) != count:
             raise TokenizerError(
-                f"{self.source}: {_KEY}{name} holds {len(array)} values, expected {count}, one for each token; {_AGAIN}"
+                f"{self.source}: {_KEY}{name} holds {len(array)} values, expected {count}, one per token; {_AGAIN}"
             )
         return array
 
 
 class GGUFTokenizer(Tokenizer):
-    """Shared by both kinds: tokens and their types, special tokens found in a text as llama.cpp finds them.
-
-    tokens: texts by id. space_prefix: whether a space goes before the text's first word and the first word after a
-    special token.
-    """
+    """Tokens, their types, and the search for special tokens in a text, as in llama.cpp."""
 
     _DEFAULTS: Mapping[str, int] = {}  # ids of named tokens that a file may leave out
-    space_prefix = False
+    tokens: list[str]  # texts by id
+    space_prefix = False  # put a space before the first word of a text, and before the first word after a special token
 
     def __init__(self, fields: _Fields, config: LlamaConfig):
         super().__init__(Path(fields.source), config)
@@ -182,7 +179,7 @@ class GGUFTokenizer(Tokenizer):
         self.special_ids = self._ids_of_types(CONTROL, UNKNOWN)
         self.added_ids = self._ids_of_types(CONTROL, UNKNOWN, USER_DEFINED)
         self._specials = frozenset(self.special_ids.values())
-        # Literals to find in a text, the longest first: all, and those that count in plain text too.
+        # Literals to search for, the longest first: all of them, and those that also count in plain text.
         self._parsed_literals = sorted(self.added_ids.items(), key=lambda item: -len(item[0].encode()))
         self._plain_literals = [item for item in self._parsed_literals if item[1] not in self._specials]
         self._stripping = self._find_stripping_tokens(fields)
@@ -195,7 +192,7 @@ class GGUFTokenizer(Tokenizer):
 
     @abstractmethod
     def _adds_bos_by_default(self, fields: _Fields) -> bool:
-        """True if texts begin with BOS in a file without add_bos_token."""
+        """True if texts begin with BOS when the file lacks add_bos_token."""
 
     def _read_tokens(self, fields: _Fields, config: LlamaConfig) -> None:
         texts = fields.strings("tokens")
@@ -205,7 +202,7 @@ class GGUFTokenizer(Tokenizer):
                 "tokenizer and the model do not belong together, fetch the file again"
             )
         if "" in texts:
-            texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]  # llama.cpp's name for it
+            texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]  # as llama.cpp names it
         ids = {text: i for i, text in enumerate(texts)}
         if len(ids) != len(texts):
             i = next(i for i, text in enumerate(texts) if ids[text] != i)
@@ -223,15 +220,15 @@ class GGUFTokenizer(Tokenizer):
         self._file_types = types  # int [vocab_size]
 
     def _find_control_tokens(self, fields: _Fields, eos: int | None) -> None:
-        """Set end tokens and final types: by metadata, and by the texts that llama.cpp knows."""
+        """Set end tokens and final types, by metadata and by the texts that llama.cpp recognises."""
         ends = [eos, *(fields.id(f"{name}_token_id", self.vocab_size) for name in ("eot", "eom"))]
         by_text = [self._id_of[text] for text in _ENDS if text in self._id_of]
         for key, texts in {**_FIM_ENDS, **_FIM_CONTROL}.items():
             token = fields.id(key, self.vocab_size)
-            found = [self._id_of[text] for text in texts if text in self._id_of] if token is None else []
-            by_text += found
+            matches = [self._id_of[text] for text in texts if text in self._id_of] if token is None else []
+            by_text += matches
             if key in _FIM_ENDS:
-                ends += [token, *found]
+                ends += [token, *matches]
         ends += sorted(self._id_of[text] for text in _ENDS if text in self._id_of)
         self.eos_ids = tuple(token for token in dict.fromkeys(ends) if token is not None)
         self._types = self._file_types.copy()  # int [vocab_size]
@@ -241,7 +238,7 @@ class GGUFTokenizer(Tokenizer):
         return {self.tokens[i]: int(i) for i in np.flatnonzero(np.isin(self._types, types))}
 
     def _find_stripping_tokens(self, fields: _Fields) -> frozenset[int]:
-        """Special tokens that take the white space after them along: Phi-3's, recognised by the model's name alone."""
+        """Special tokens that absorb the white space after them: those of Phi-3, which only its name tells."""
         name = fields.metadata.get("general.name")
         if not isinstance(name, str) or not any(phi in name.lower() for phi in ("phi-3", "phi3")):
             return frozenset()
@@ -272,10 +269,7 @@ class GGUFTokenizer(Tokenizer):
         return ids
 
     def _split_at(self, text: str, literals: Sequence[tuple[str, int]]) -> list[str | int]:
-        """Split a text at literals, which become ids; the longest literal is looked for first.
-
-        As llama-vocab.cpp, tokenizer_st_partition.
-        """
+        """Split a text at literals, which become ids, in their order (llama-vocab.cpp, tokenizer_st_partition)."""
         parts: list[str | int] = [text]
         for literal, token in literals:
             if literal not in text:
@@ -300,7 +294,7 @@ class GGUFTokenizer(Tokenizer):
 
     @functools.cached_property
     def _longest_token(self) -> int:
-        # White space that a token strips has no tokens, nor have bytes that the vocabulary lacks.
+        # Stripped white space has no tokens, and neither have bytes that the vocabulary lacks.
         if self._stripping or self.byte_level and not self._id_of.keys() >= byte_alphabet().keys():
             return 0
         added = max((len(text.encode()) for text in self.added_ids), default=0)
@@ -328,10 +322,7 @@ class GGUFTokenizer(Tokenizer):
 
 
 class SentencePieceVocabulary(GGUFTokenizer):
-    """tokenizer.ggml.model "llama": pieces with scores, merged best score first, and byte tokens for the rest.
-
-    library: the vocabulary as a sentencepiece model, without a space before the text.
-    """
+    """tokenizer.ggml.model "llama": pieces with scores, merged best score first, and byte tokens for the rest."""
 
     _DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 
@@ -344,10 +335,11 @@ class SentencePieceVocabulary(GGUFTokenizer):
             raise fields.error(f"scores[{i}]", float(scores[i]), "expected a finite number")
         self._check_byte_tokens(fields)
         space_prefix = fields.flag("add_space_prefix")
-        fields.flag("remove_extra_whitespaces")  # for unigram models (t5); llama.cpp ignores it here too
+        fields.flag("remove_extra_whitespaces")  # only for unigram models (t5), as in llama.cpp
         self.space_prefix = space_prefix is not False
         self.dropped_space = "single" if self.space_prefix else None
         self.special_ends_bytes = True
+        # Adds no space before a text
         self.library: sentencepiece.SentencePieceProcessor = self._build_library(scores)
 
     def _adds_bos_by_default(self, fields: _Fields) -> bool:
@@ -355,10 +347,10 @@ class SentencePieceVocabulary(GGUFTokenizer):
 
     def _check_byte_tokens(self, fields: _Fields) -> None:
         expected = {f"<0x{byte:02X}>" for byte in range(256)}
-        found = {self.tokens[i] for i in np.flatnonzero(self._file_types == BYTE)}
-        if found != expected:
-            text = min(found - expected or expected - found)
-            problem = "not one of" if found - expected else "missing among"
+        texts = {self.tokens[i] for i in np.flatnonzero(self._file_types == BYTE)}
+        if texts != expected:
+            text = min(texts - expected or expected - texts)
+            problem = "not one of" if texts - expected else "missing among"
             raise TokenizerError(
                 f"{fields.source}: {_KEY}tokens: byte token {show(text)} is {problem} the 256 from <0x00> to <0xFF>, each "
                 f"expected once, with token_type {BYTE}; {_AGAIN}"
@@ -368,10 +360,10 @@ class SentencePieceVocabulary(GGUFTokenizer):
         import sentencepiece
 
         types = self._file_types.copy()
-        # Encoding finds user-defined tokens before the library sees the text. To the library they are normal pieces.
+        # User-defined tokens are found before the library sees the text; to the library they are normal pieces.
         types[(types == USER_DEFINED) | (types == UNDEFINED)] = NORMAL
         unknown = np.flatnonzero(types == UNKNOWN)
-        types[unknown[1:]] = CONTROL  # the library expects exactly one; no text encodes to either type
+        types[unknown[1:]] = CONTROL  # the library expects exactly one unknown token; no text encodes to either type
         pieces = list(zip(self.tokens, scores.tolist(), types.tolist(), strict=True))
         if not len(unknown):
             spare = "<unk>"
@@ -394,7 +386,7 @@ class SentencePieceVocabulary(GGUFTokenizer):
 
 
 class ByteLevelVocabulary(GGUFTokenizer):
-    """tokenizer.ggml.model "gpt2": regular expressions split a text into words, whose bytes merge in a given order.
+    """tokenizer.ggml.model "gpt2": regular expressions split a text into words, whose bytes are merged by rank.
 
     library: vocabulary, merges and pre-tokenizer, without special tokens.
     """
@@ -464,7 +456,7 @@ class ByteLevelVocabulary(GGUFTokenizer):
         return [i for token in ids for i in (self._spell(token) if token in self._unmergeable else (token,))]
 
     def _spell(self, token: int) -> list[int]:
-        """Encode a token's text with other tokens: its first character and the rest; one character in bytes."""
+        """Encode a token's text with other tokens: its first character and the rest, or the bytes of a single character."""
         data = self._decode_normal(self.tokens[token])
         text = data.decode("utf-8", "ignore")
         if len(text) > 1 and text.encode() == data:

@@ -21,7 +21,7 @@ from .sentencepiece_model import set_space_prefix, user_defined_ids
 from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults, parse_byte_token
 
 _JSON, _MODEL = "tokenizer.json", "tokenizer.model"
-MOST_BYTES = 1 << 28  # of a file; the longest in use have 40 million
+MOST_BYTES = 1 << 28  # of a file; the largest in use have 40 million
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
@@ -51,14 +51,7 @@ def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Token
 
 
 class _Settings:
-    """tokenizer_config.json, completed by special_tokens_map.json.
-
-    named: texts of bos_token, eos_token, ... listed: texts of further special tokens. added: [(id, {"content", "special",
-    ...})] of added_tokens_decoder, by id.
-
-    Raises:
-        TokenizerError: a file is malformed.
-    """
+    """tokenizer_config.json, completed by special_tokens_map.json. Raises TokenizerError for a malformed file."""
 
     def __init__(self, folder: Path):
         self.path = folder / "tokenizer_config.json"
@@ -66,18 +59,18 @@ class _Settings:
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / name).exists():
                 self.values |= read_json(folder / name, TokenizerError)
-        self.named = self._read_named()
-        self.listed = self._read_listed()
-        self.added = self._read_added()
+        self.named = self._read_named()  # {"bos_token": its text, ...}
+        self.listed = self._read_listed()  # texts of further special tokens
+        self.added = self._read_added()  # [(id, {"content", "special", ...})] of added_tokens_decoder, by id
 
     def set_default(self, name: str, text: str) -> None:
-        """Name a token that the settings do not mention."""
+        """Set a named token that the settings lack."""
         if name not in self.values:
             self.values[name] = self.named[name] = text
 
     @property
     def prefix_scheme(self) -> PrefixScheme:
-        """The words that get a space in front: the "first", "always" also those after special tokens, or "never".
+        """Words that get a space in front: the "first" word, "always" those after special tokens too, or "never".
 
         As transformers 5's LlamaTokenizer derives it.
         """
@@ -125,12 +118,12 @@ class _Settings:
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
-    """Whether a value is text that UTF-8 can express: without half of a surrogate pair."""
+    """True for text without lone surrogates, which UTF-8 cannot express."""
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 class _FolderTokenizer(Tokenizer):
-    """Shared by both kinds: BOS and end tokens, the size of the vocabulary."""
+    """BOS, end tokens and vocabulary size, for both kinds of tokenizer."""
 
     @abstractmethod
     def _id_of(self, text: str) -> int | None:
@@ -191,7 +184,7 @@ class _FastTokenizer(_FolderTokenizer):
             raise TokenizerError(f"{self.path}: not UTF-8 at byte {e.start}; fetch the file again") from None
         except OSError as e:
             raise TokenizerError(f"{self.path}: cannot be read ({e.strerror or e}); check its permissions") from None
-        except BaseException as e:  # the library raises bare Exception, and PanicException, which is none
+        except BaseException as e:  # the library raises bare Exception, and PanicException, a BaseException
             if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
                 raise
             raise TokenizerError(f"{self.path}: not a tokenizer.json ({show(str(e))}); fetch the file again") from None
@@ -209,10 +202,10 @@ class _FastTokenizer(_FolderTokenizer):
         self.added_ids = {token.content: i for i, token in added.items()}
         self.special_ids = {token.content: i for i, token in added.items() if token.special}
         self._specials = frozenset(self.special_ids.values())
-        # Ids may have holes: the highest is not always the count less one.
+        # Ids may have gaps: the highest is not always the count minus 1.
         self._check_size(max(self.vocab_size - 1, max(added, default=0)), config)
         self._set_ends(settings, config)
-        # The file's post-processor decides, as in transformers, not add_bos_token in the settings.
+        # As in transformers, the file's post-processor decides, not add_bos_token in the settings.
         with library_faults(self.path):
             starts = library.encode("", add_special_tokens=True).ids[:1]
         self.adds_bos = self.bos_id is not None and starts == [self.bos_id]
@@ -225,9 +218,9 @@ class _FastTokenizer(_FolderTokenizer):
         return self._library.id_to_token(token)
 
     def _follow_llama_class(self, settings: _Settings, config: LlamaConfig) -> None:
-        """Rebuild all but vocabulary and merges, if transformers 5's LlamaTokenizer would.
+        """Rebuild everything but vocabulary and merges if transformers 5's LlamaTokenizer does.
 
-        This changes the text after a special token, which gets a space only if `legacy`.
+        Text after a special token then gets a space only if `legacy`.
         """
         library, declared = self._library, settings.values.get("tokenizer_class")
         if config.architecture != "LlamaForCausalLM" or not isinstance(declared, str):
@@ -246,7 +239,7 @@ class _FastTokenizer(_FolderTokenizer):
         library.decoder = decoders.Sequence(steps + ([] if scheme == "never" else [decoders.Strip(" ", 1, 0)]))
 
     def _add_special_tokens(self, settings: _Settings) -> None:
-        """Add tokens that only the settings declare, or only they declare special."""
+        """Add tokens that only the settings declare, or declare special."""
         from tokenizers import AddedToken
 
         library = self._library
@@ -268,7 +261,7 @@ class _FastTokenizer(_FolderTokenizer):
                 library.add_special_tokens([AddedToken(text, normalized=False, special=True)])
 
     def _check_growth(self, library: Any) -> None:
-        """Refuse a normalizer that makes texts too long for any memory: the library aborts the process then."""
+        """Refuse a normalizer whose output may exhaust memory, on which the library aborts the process."""
         growth = 1
         for step in _steps(library.normalizer, "normalizers"):
             content = step.get("content", step.get("prepend", ""))
@@ -281,7 +274,7 @@ class _FastTokenizer(_FolderTokenizer):
 
     @functools.cached_property
     def _longest_token(self) -> int:
-        """As the base class; known if no step drops text and no token strips white space or stands for unknown text."""
+        """Known if no step drops text, and no token strips white space or replaces unknown text."""
         library = self._library
         vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=False)
         added = library.get_added_tokens_decoder().values()
@@ -302,7 +295,7 @@ class _FastTokenizer(_FolderTokenizer):
             return 0
         texts = vocabulary if self.byte_level else (text.replace(SPACE, " ").encode() for text in vocabulary)
         longest = max(*map(len, texts), *(len(token.content.encode()) for token in added), 1)
-        composes = any(step["type"] == "NFC" for step in normalizers)  # to a third of the bytes at most
+        composes = any(step["type"] == "NFC" for step in normalizers)  # to at least a third of the bytes
         return longest * (3 if composes else 1)
 
     def _set_decoder(self) -> None:
@@ -348,7 +341,7 @@ class _FastTokenizer(_FolderTokenizer):
 
     def _encode_continued(self, text: str) -> list[int]:
         if not self.byte_level:
-            # As transformers does: a first word after a newline gets no space, so add one and cut it off.
+            # As transformers does: the first word after a newline gets no space, so add a newline and cut it off.
             ids = self._encode_parsed("\n" + text)
             if ids[: len(self._newline)] == self._newline:
                 return ids[len(self._newline) :]
@@ -368,19 +361,19 @@ class _FastTokenizer(_FolderTokenizer):
 
 
 def _steps(component: Any, name: str) -> list[dict[str, Any]]:
-    """The settings of a normalizer's or pre-tokenizer's steps, sequences flattened."""
-    found, waiting = [], [json.loads(component.__getstate__())] if component is not None else []
+    """Settings of the steps of a normalizer or pre-tokenizer, with sequences flattened."""
+    steps, waiting = [], [json.loads(component.__getstate__())] if component is not None else []
     while waiting:
         step = waiting.pop(0)
         if step["type"] == "Sequence":
             waiting = [*step[name], *waiting]
         else:
-            found.append(step)
-    return found
+            steps.append(step)
+    return steps
 
 
 def _check_charsmaps(text: str) -> None:
-    """Check the sizes inside a Precompiled normalizer. The library takes memory by them, and aborts without.
+    """Check the sizes inside a Precompiled normalizer: the library trusts them, and aborts if memory runs out.
 
     Raises:
         ValueError: a charsmap is truncated.
@@ -392,13 +385,13 @@ def _check_charsmaps(text: str) -> None:
                 if not 0 < size + 4 <= len(value) * 3 // 4:
                     raise ValueError(f"precompiled_charsmap: a trie of {size} bytes in {len(value) * 3 // 4}, truncated")
 
-    # Parsing all of a large file takes a tenth of a second; only these can hold the key, which JSON may spell with escapes.
+    # Parsing a large file takes a tenth of a second, so parse only if the key may occur; JSON may spell it with escapes.
     if "precompiled_charsmap" in text or re.search(r"\\u00[2-7]", text):
         json.loads(text, object_pairs_hook=check)
 
 
 class _SentencePieceTokenizer(_FolderTokenizer):
-    """tokenizer.model through the sentencepiece library, plus the tokens that Hugging Face's files add to it."""
+    """tokenizer.model through the sentencepiece library, plus the tokens of Hugging Face's files."""
 
     def __init__(self, folder: Path, config: LlamaConfig):
         super().__init__(folder / _MODEL, config)
@@ -432,8 +425,8 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         self.added_ids = dict(self.special_ids)
         self.added_ids.update((library.id_to_piece(i), i) for i in user_defined_ids(model))
         self._extra: dict[int, str] = {}  # tokens above the sentencepiece vocabulary
-        self._lstrip: set[str] = set()  # added tokens that take the white space before them, or after them, along
-        self._rstrip: set[str] = set()
+        self._lstrip: set[str] = set()  # added tokens that absorb the white space before them
+        self._rstrip: set[str] = set()  # or after them
         self._add_tokens(folder, settings)
         self.vocab_size = max([self._size - 1, *self._extra]) + 1
         self._check_size(self.vocab_size - 1, config)
@@ -461,10 +454,10 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         return text
 
     def _build_pattern(self, texts: Iterable[str]) -> re.Pattern[str]:
-        """Match added tokens, the longest first, with the white space that they take along."""
+        """Match added tokens, the longest first, with the white space that they absorb."""
         tokens = []
         for text in sorted(texts, key=len, reverse=True):
-            before, after = (r"\s*" if text in taking else "" for taking in (self._lstrip, self._rstrip))
+            before, after = (r"\s*" if text in absorbing else "" for absorbing in (self._lstrip, self._rstrip))
             tokens.append(f"{before}({re.escape(text)}){after}")
         return re.compile("|".join(tokens) or "(?!)")
 
@@ -516,7 +509,7 @@ class _SentencePieceTokenizer(_FolderTokenizer):
     def _encode_split(self, text: str, pattern: re.Pattern[str], starts_text: bool = True) -> list[int]:
         """Split at added tokens, and encode the text between them.
 
-        Segments get a space in front as in transformers' LlamaTokenizer: by the prefix scheme, unless they have one.
+        As in transformers' LlamaTokenizer, segments that begin without a space get one according to the prefix scheme.
         """
         ids: list[int] = []
 

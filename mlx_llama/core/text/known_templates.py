@@ -1,8 +1,8 @@
-"""Chat templates that have been read and found harmless, by their digests: they need no process of their own.
+"""Digests of reviewed, harmless chat templates, which render without a separate process.
 
-They are the texts that the models carry, as llama.cpp (models/templates, tests/test-chat-template.cpp) and this project's
-tests quote them, for the architectures in core/models. The time and the output of each grow linearly with the conversation
-and its tools. Not so of Mistral v3's and Nemo's: with tools, they grow with the product of both.
+The templates are those of llama.cpp (models/templates, tests/test-chat-template.cpp) and of this project's tests. Their time
+and output grow linearly with the conversation and its tools. Those of Mistral v3 and Nemo are missing: with tools, they
+grow with the product of both.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import hashlib
 
 
 def is_known(source: str) -> bool:
-    """Whether a template is one of `KNOWN`; white space around it and the kind of newlines do not matter."""
+    """True if a template is in `KNOWN`, whatever the white space around it and the kind of its newlines."""
     return digest(source) in KNOWN
 
 
 def digest(source: str) -> str:
-    """SHA-256 of a template, in hexadecimal digits."""
+    """SHA-256 of a template, as hexadecimal digits."""
     text = source.strip().replace("\r\n", "\n")
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -1,9 +1,9 @@
 """Pre-tokenizers of byte-level BPE, by the names in GGUF's tokenizer.ggml.pre (llama.cpp, llama-vocab.cpp).
 
 A pre-tokenizer splits a text into words before BPE merges bytes within each. It is a sequence of regular expressions.
-Each one splits the words that those before it made; a match becomes a word, and so does the text between two matches.
+Each expression splits the words of those before it: matches become words, and so does the text between them.
 
-Patterns that C++'s regular expressions cannot express are those of the models' own tokenizer.json. "tekken" and "gpt-4o"
+Patterns that C++'s regular expressions cannot express come from the models' tokenizer.json. "tekken" and "gpt-4o"
 split words by Unicode's letter cases and keep combining marks (llama.cpp splits ÉCOLE into É, COLE). The "deepseek" ones
 have ideographic and wide spaces in their character ranges.
 """
@@ -91,16 +91,16 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "tekken": _TEKKEN,
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O),
 }  # fmt: skip
-# Texts begin with BOS unless add_bos_token says otherwise.
+# Pre-tokenizers that put BOS before a text unless add_bos_token says otherwise
 ADD_BOS = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 )
-# A word that is a token is that token, regardless of merges.
+# A word in the vocabulary is one token, regardless of merges.
 IGNORE_MERGES = ADD_BOS | {"minicpm5", "glm4"}
 
 
 def build_pre_tokenizer(name: str) -> PreTokenizer:
-    """Build the pre-tokenizer of a name in `PRE_TOKENIZERS`. It also turns bytes into GPT-2's alphabet."""
+    """Build a pre-tokenizer of `PRE_TOKENIZERS`, which also maps bytes to GPT-2's alphabet."""
     from tokenizers import Regex, pre_tokenizers
 
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]]

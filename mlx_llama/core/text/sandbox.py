@@ -1,8 +1,8 @@
-"""Jinja for chat templates: transformers' additions inside an immutable sandbox, and a process that renders strangers' templates.
+"""Jinja for chat templates: transformers' additions inside an immutable sandbox, and a server of renderings.
 
 Names, filters and blocks are those of transformers' utils/chat_template_utils.py. The sandbox keeps a template away from
-Python, but does not bound its time and memory: template_process.py starts a process for that, which has this file alone. So it
-imports the standard library and Jinja.
+Python, but does not bound its time and memory: template_process.py runs this file in a process for that. So it imports only
+the standard library and Jinja.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-MAX_SOURCE = 1 << 18  # characters of a template; the longest in use have some 20 000
+MAX_SOURCE = 1 << 18  # characters of a template; the longest in use have about 20 000
 OUT_OF_MEMORY = 77  # exit status of the process
 
 
@@ -77,7 +77,7 @@ def _environment() -> SandboxEnvironment:
 
 
 class SandboxEnvironment(ImmutableSandboxedEnvironment):
-    """The environment that chat templates are written for."""
+    """The environment that chat templates expect."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, "jinja2.ext.loopcontrols"])
@@ -90,7 +90,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
 
 
 class GenerationBlock(Extension):
-    """{% generation %}, which marks the assistant's text for training; a plain block here."""
+    """{% generation %} marks the assistant's text for training; a plain block here."""
 
     tags = {"generation"}
 
@@ -100,9 +100,9 @@ class GenerationBlock(Extension):
 
 
 class SafeNamespace(Namespace):
-    """namespace() without underscored names, which could reach into CPython."""
+    """namespace() without names that begin with an underscore, which could reach into CPython."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # no parameter names, so that a template may use any
+    def __init__(*args: Any, **kwargs: Any) -> None:  # without parameter names, so that a template may use any name
         self, values = args[0], dict(*args[1:], **kwargs)
         for name in values:
             _check_name(name)
@@ -119,7 +119,7 @@ def _check_name(name: Any) -> None:
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    # Jinja's own global is the type itself.
+    # Jinja's `dict` is the type, whose methods change other dictionaries.
     return dict(*args, **kwargs)
 
 
@@ -130,7 +130,7 @@ def _raise_exception(message: str) -> None:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    # Jinja's own escapes HTML.
+    # Jinja's filter escapes HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -138,11 +138,11 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-# The process. A request is a line of JSON, [source, values, seconds, characters of the longest text], and so is `answer`'s.
+# The process. A request is a line of JSON: [source, values, limit in seconds, limit in characters]; the answer is another.
 
 
 def answer_line(line: bytes) -> bytes:
-    """The answer to one request."""
+    """Answer a request."""
     source, values, seconds, longest = json.loads(line)
     _limit_seconds(seconds)
     kind, text = answer(source, values)
@@ -152,7 +152,7 @@ def answer_line(line: bytes) -> bytes:
 
 
 def serve(memory: int) -> None:
-    """Answer requests on standard input until its end. memory: bytes that the process may have."""
+    """Answer requests on standard input until its end. memory: limit of the process in bytes."""
     _limit_process(memory)
     for line in sys.stdin.buffer:
         try:
@@ -163,18 +163,18 @@ def serve(memory: int) -> None:
 
 
 def _limit_process(memory: int) -> None:
-    """Set the limits that the system enforces, where it has them; the starting process watches time and memory everywhere."""
+    """Set the limits that the system can enforce. The parent watches time and memory on every system."""
     if resource is None:
         return
     for name, limit in {"RLIMIT_AS": memory, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}.items():
         try:
             resource.setrlimit(getattr(resource, name), (limit, limit))
-        except (AttributeError, OSError, ValueError):  # macOS takes no RLIMIT_AS
+        except (AttributeError, OSError, ValueError):  # macOS refuses RLIMIT_AS
             pass
 
 
 def _limit_seconds(seconds: float) -> None:
-    """Have the system end the process soon after its time, should the one that watches it be gone."""
+    """Have the system kill the process soon after its time limit, in case the parent is gone."""
     if resource is not None:
         used, (_, hard) = time.process_time(), resource.getrlimit(resource.RLIMIT_CPU)
         soft = math.ceil(used + seconds) + 1

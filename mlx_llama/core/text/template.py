@@ -1,7 +1,7 @@
-"""Chat templates: messages to the text, and the token ids, that a model was trained on.
+"""Chat templates: from messages to the text, and the token ids, that a model was trained on.
 
-A template is a program, mostly from a stranger. sandbox.py compiles and runs it, template_process.py bounds that; this file
-loads and applies it.
+A template is an untrusted program. This file loads and applies it; sandbox.py runs it, within the limits of
+template_process.py.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ Message = Mapping[str, Any]
 _FIELDS = {"assistant": {"tool_calls", "name", "reasoning_content"}, "tool": {"tool_call_id", "name"},
            "user": {"name"}, "system": {"name"}}
 MAX_CALLS = 128  # in one message
-MOST_BYTES = 1 << 20  # of a file; the longest in use have 50 thousand
-TOOLS = ("tools", "xml_tools")  # variables of templates for descriptions of tools
+MOST_BYTES = 1 << 20  # of a file; the largest in use have 50 thousand
+TOOLS = ("tools", "xml_tools")  # template variables that hold descriptions of tools
 
-_REMEDY = "check the file, or give another one with --template"
+_REMEDY = "check the file, or choose another template with --template"
 
 
 class ChatTemplate:
-    """A chat template.
-
-    source: Jinja text. name: the file or built-in to name in errors. variables: visible to the template besides
-    `messages` and `add_generation_prompt`; normally the texts of the tokenizer's named tokens (bos_token, ...).
-
-    Known templates render in this process, others in one of their own, with limits of time and memory.
-
-    Raises:
-        TemplateError: too long, or not valid Jinja.
-    """
+    """A chat template. Known templates render in this process, others in a process with limited time and memory."""
 
     def __init__(self, source: str, name: str, variables: Mapping[str, Any] | None = None):
+        """Compile a template.
+
+        Args:
+            source: Jinja text.
+            name: of the file or built-in, for errors.
+            variables: of the template, besides `messages` and `add_generation_prompt`; normally the texts of the
+                tokenizer's named tokens (bos_token, ...).
+
+        Raises:
+            TemplateError: too long, or not valid Jinja.
+        """
         self.source, self.name, self.variables = source, name, dict(variables or {})
         self._is_known = _is_known(source)
         self._run(None)
@@ -58,12 +60,11 @@ class ChatTemplate:
         Args:
             messages: see `Message`.
             add_generation_prompt: end with the header of the assistant's next message.
-            extras: further variables for the template, such as tools (`Tool.as_dict` each), of JSON's types; they override
-                `variables`.
+            extras: further variables of JSON's types, such as tools (`Tool.as_dict` each); they override `variables`.
 
         Raises:
-            TemplateError: malformed messages; the template refuses the conversation, fails, tries what the sandbox
-                forbids, or reaches a limit.
+            TemplateError: malformed messages; the template refuses the conversation, fails, violates the sandbox, or
+                exceeds a limit.
         """
         return self._run({
             "tools": None,
@@ -75,7 +76,7 @@ class ChatTemplate:
         })
 
     def _run(self, values: dict[str, Any] | None) -> str:
-        """Render, or compile alone (values None)."""
+        """Render, or only compile (values None)."""
         if self._is_known:
             from . import sandbox  # imports Jinja
 
@@ -95,10 +96,9 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Check messages; returns them as templates expect them: contents as text, arguments of calls as objects.
+    """Check messages; returns them as templates expect: contents as text, arguments of calls as objects.
 
-    Raises:
-        TemplateError: they are malformed; names the message and the field.
+    Raises TemplateError that names the malformed message and field.
     """
     if not isinstance(messages, (list, tuple)):
         raise TemplateError(f"messages is {show(messages)}, expected a list of {{'role', 'content'}}")
@@ -111,9 +111,9 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     fields = set(message) if isinstance(message, Mapping) else set()
     needed = {"role"} if fields >= {"tool_calls"} and role == "assistant" else {"role", "content"}
     if not needed <= fields <= {"role", "content"} | extra:
-        found = sorted(map(str, message)) if isinstance(message, Mapping) else message
-        more = f", perhaps {' and '.join(sorted(extra))}" if extra else ""
-        raise TemplateError(f"{where} has {show(found)}, expected the fields role and content{more}")
+        present = sorted(map(str, message)) if isinstance(message, Mapping) else message
+        more = f", optionally {' and '.join(sorted(extra))}" if extra else ""
+        raise TemplateError(f"{where} has {show(present)}, expected the fields role and content{more}")
     if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][\w-]{0,63}", role, re.ASCII):
         raise TemplateError(f"{where}.role is {show(role)}, expected a word such as system, user or assistant")
     checked = dict(message)
@@ -130,7 +130,7 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
 
 
 def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """The calls of an assistant's message, their arguments as objects: templates print them as JSON."""
+    """Check the calls of an assistant's message; returns their arguments as objects, which templates print as JSON."""
     if not isinstance(calls, (list, tuple)) or not 1 <= len(calls) <= MAX_CALLS:
         raise TemplateError(f"{where} is {show(calls)}, expected a list of 1 to {MAX_CALLS} calls")
     checked = []
@@ -147,7 +147,7 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
                 arguments = None
         if not isinstance(arguments, Mapping):
             raise TemplateError(f"{where}[{i}].function.arguments is {show(function['arguments'])}, expected an object, or "
-                                "one as JSON text")
+                                "JSON text of one")
         identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         inner = {"name": function["name"], "arguments": dict(arguments)}
         checked.append({**identity, "type": "function", "function": inner})
@@ -155,10 +155,10 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 class TemplateText(NamedTuple):
-    """A template as it is stored, and the file to name in errors."""
+    """A stored template."""
 
     source: str
-    name: str
+    name: str  # of the file, for errors
 
 
 def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
@@ -175,23 +175,23 @@ def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
     if not path.exists():
         return None
     value = read_json(path, TemplateError).get("chat_template")
-    if isinstance(value, list):  # several templates: [{"name", "template"}]
+    if isinstance(value, list):  # named templates: [{"name", "template"}]
         entries = [entry for entry in value if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
         named = {entry["name"]: entry.get("template") for entry in entries}
         if "default" not in named:
             raise TemplateError(
-                f"{path}: chat_template has {show(list(named))}, expected one named 'default'; give one with --template"
+                f"{path}: chat_template has {show(list(named))}, expected one named 'default'; choose a template with --template"
             )
         value = named["default"]
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        raise TemplateError(f"{path}: chat_template is {show(value)}, expected Jinja text; give one with --template")
+        raise TemplateError(f"{path}: chat_template is {show(value)}, expected Jinja text; choose a template with --template")
     return TemplateText(value, f"{path} (chat_template)")
 
 
 def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText | None:
-    """Read the template in a GGUF file's metadata. None if it has none; `source` is the file to name in errors.
+    """Read the template in a GGUF file's metadata. None if there is none. source: name of the file, for errors.
 
     Ignores named templates (tokenizer.chat_template.NAME), which are for tools.
 
@@ -201,13 +201,13 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
     value = metadata.get("tokenizer.chat_template", "")
     if not isinstance(value, str):
         raise TemplateError(
-            f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; give one with --template"
+            f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; choose a template with --template"
         )
     return TemplateText(value, f"{source} (tokenizer.chat_template)") if value else None
 
 
 def start_early(text: TemplateText) -> None:
-    """Start the process that `text` will need, so that it starts while other files load."""
+    """Start the process that `text` needs while other files load."""
     if not _is_known(text.source):
         PROCESS.start()
 
@@ -217,8 +217,9 @@ def _is_known(source: str) -> bool:
 
 
 def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
-    """Load the value of `--template`: the name of a template in `BUILTIN`, a Jinja file, or Jinja text. tokenizer: its named
-    tokens are variables of the template; None suffices for a check.
+    """Load the value of `--template`: a name in `BUILTIN`, a Jinja file, or Jinja text.
+
+    tokenizer: its named tokens become variables of the template; None only checks the value.
 
     Raises:
         TemplateError: none of the three, or not valid Jinja.
@@ -237,9 +238,9 @@ def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> Cha
 
 
 def missing_template(name: str) -> str:
-    """Error text for a model without a template."""
+    """Message for a model without a template."""
     return (
-        f"model {name} has no chat template; name the format that it was trained on with --template NAME_OR_FILE "
+        f"model {name} has no chat template; choose the format that it was trained on with --template NAME_OR_FILE "
         f"({', '.join(BUILTIN)}, or a .jinja file), or continue plain text with "
         "python -m mlx_llama.generate --ignore-chat-template"
     )
@@ -255,12 +256,12 @@ def encode_messages(
 ) -> list[int]:
     """Encode a conversation as token ids.
 
-    check_count: called with a lower bound of their number before a long text is encoded, to refuse it.
+    Special tokens of the template are parsed, but are text inside a message. The same holds for its other added tokens,
+    except in the assistant's messages, where the model wrote them (<think>). If the tokenizer adds BOS, the ids start with
+    exactly one BOS. Otherwise, for messages that spell no such token, the ids are those of transformers'
+    apply_chat_template.
 
-    Special tokens that the template writes are control; the same characters inside a message are text. So are other
-    added tokens of the template, except in the assistant's messages: there the model wrote them (<think>). If the
-    tokenizer adds BOS, the ids start with exactly one. Otherwise they are those of transformers' apply_chat_template,
-    for messages that spell no such token.
+    check_count: called with a lower bound of their number before a long text is encoded, and may raise.
 
     Raises:
         TemplateError: as `ChatTemplate.render`.
@@ -275,15 +276,15 @@ def encode_messages(
     return ids
 
 
-# A message that spells a control token must not become one. Its text is split inside the token, and each part is encoded
-# alone. Marks carry the splits through the template: rare characters that are printable, so that a template that prints a
-# tool as Python does (SmolLM3's) does not escape them.
+# A message that spells a control token must not become one: its text is split inside the token, and the parts are encoded
+# separately. Marks carry the splits through the template. They are rare but printable characters, so that a template that
+# prints tools as Python (SmolLM3) does not escape them.
 
 
 def _render_parts(
     tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], prompt: bool, extras: dict[str, Any]
 ) -> list[str]:
-    """Render a conversation, split inside every control token that a message spells or helps to spell."""
+    """Render a conversation, split inside every control token that a message spells, in part or whole."""
     special = [text for text in tokenizer.special_ids if len(text) > 1]
     # Templates write white space as ordinary text (as transformers' sanitize_control_tokens).
     added = [text for text in tokenizer.added_ids if len(text) > 1 and text in template.source and not text.isspace()]
@@ -304,12 +305,12 @@ def _render_parts(
             parts = [part for chunk in rendered.split(cut) for part in _resolve_edges(chunk, edge, literals) if part]
             if len(parts) > 1:
                 return parts
-    # Nothing to split: render without marks, for templates that look at how a message begins.
+    # Nothing to split: render without marks, since templates may test how a message begins.
     return [template.render(messages, prompt, **extras)]
 
 
 def _cut_nested(value: Any, literals: Sequence[str], cut: str) -> Any:
-    """Put `cut` inside every literal that a text within a value spells, keys included."""
+    """Put `cut` inside every literal in the texts of a value, keys included."""
     if isinstance(value, str):
         cuts = _find_cuts(literals, value)
         return cut.join(value[a:b] for a, b in zip([0, *cuts], [*cuts, len(value)], strict=True))
@@ -322,8 +323,8 @@ def _cut_nested(value: Any, literals: Sequence[str], cut: str) -> Any:
 
 def _pick_marks(template: ChatTemplate, messages: Sequence[Message], extras: Mapping[str, Any]) -> tuple[str, str]:
     """Two musical symbols that neither the template nor a message or tool contains."""
-    given = [messages, *(extras.get(name) for name in TOOLS)]
-    used = template.source + json.dumps(given, ensure_ascii=False, default=str)
+    values = [messages, *(extras.get(name) for name in TOOLS)]
+    used = template.source + json.dumps(values, ensure_ascii=False, default=str)
     free = [chr(code) for code in range(0x1D000, 0x1D0F6) if chr(code) not in used]
     if len(free) < 2:
         raise TemplateError("messages use all characters from U+1D000 to U+1D0F5; remove some")
@@ -331,10 +332,10 @@ def _pick_marks(template: ChatTemplate, messages: Sequence[Message], extras: Map
 
 
 def _mark_content(content: str, to_cut: Sequence[str], literals: tuple[str, ...], cut: str, edge: str) -> str:
-    """Put `cut` inside every literal of `to_cut`, and `edge` at an end that neighbouring text may complete to a literal."""
+    """Put `cut` inside every literal of `to_cut`, and `edge` at ends that neighbouring text may complete to a literal."""
     prefixes, suffixes = _prefixes_and_suffixes(literals)
     longest = max(map(len, literals))
-    body = content.strip()  # edges go inside the outer spaces, or templates could not strip them
+    body = content.strip()  # edges stay inside outer spaces, so that templates can strip these
     inside = bool(body) and any(body in literal for literal in literals)
     starts = inside or any(body[:n] in suffixes for n in range(1, longest))
     ends = any(body[-n:] in prefixes for n in range(1, min(longest, len(body) + 1)))
@@ -345,7 +346,7 @@ def _mark_content(content: str, to_cut: Sequence[str], literals: tuple[str, ...]
 
 
 def _find_cuts(literals: Sequence[str], text: str) -> list[int]:
-    """Positions after the first character of every literal in the text, overlapping ones included."""
+    """Positions after the first character of every literal in the text, which may overlap."""
     cuts = set()
     for literal in literals:
         at = text.find(literal)
@@ -363,7 +364,7 @@ def _prefixes_and_suffixes(literals: tuple[str, ...]) -> tuple[frozenset[str], f
 
 
 def _spans(literal: str, text: str, border: int) -> bool:
-    """True if an occurrence of the literal spans the border."""
+    """True if the literal occurs across the border."""
     return text.find(literal, max(0, border - len(literal) + 1), border + len(literal) - 1) >= 0
 
 
@@ -383,12 +384,12 @@ def _read(path: Path) -> str:
     try:
         return read_file(path, MOST_BYTES).decode("utf-8")
     except UnicodeDecodeError as e:
-        raise TemplateError(f"{path}: not UTF-8 at byte {e.start}; give another template with --template") from None
+        raise TemplateError(f"{path}: not UTF-8 at byte {e.start}; choose another template with --template") from None
     except OSError as e:
         raise TemplateError(f"{path}: cannot be read ({e.strerror or e}); check its permissions") from None
 
 
-# Formats for models that come without a template, by the names that `--template` takes.
+# Templates for models without one, by their names in `--template`
 
 _ALTERNATE = (
     "{% if messages and messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"

@@ -1,8 +1,8 @@
-"""The process that renders chat templates of strangers: limited time, limited memory, no secrets.
+"""Render untrusted chat templates in a process with limited time and memory, and without secrets.
 
-A template can compute for hours inside one call of Python's, or take all memory there, and nothing inside the interpreter
-stops it. A process can be stopped. It starts with the first such template, answers all later ones, and is replaced after
-one that exceeds a limit. It gets no file but its two pipes and no environment, and imports Jinja alone (sandbox.py).
+A template can compute for hours, or take all memory, inside a single call of Python. The interpreter cannot stop that, but
+a process can be killed. It starts with the first untrusted template, serves all later ones, and is replaced after a template
+exceeds a limit. It gets two pipes, no other files and no environment, and imports nothing but Jinja (sandbox.py).
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_SECONDS = 5.0  # of processor time for one rendering; real templates take milliseconds
-MAX_MEMORY = 512 << 20  # bytes of the process, of which Python and Jinja take some 20 MB
-MAX_GROWTH = 1 << 20  # characters that a text may have beyond 16 times the conversation
-_PATIENCE, _PERIOD = 0.1, 0.02  # seconds before the first look at a busy process, and between two
+MAX_SECONDS = 5.0  # of processor time per rendering; real templates take milliseconds
+MAX_MEMORY = 512 << 20  # bytes; Python and Jinja take about 20 MB
+MAX_GROWTH = 1 << 20  # characters of output beyond 16 times the input
+_PATIENCE, _PERIOD = 0.1, 0.02  # seconds before the first look at a busy process, and between looks
 _OUT_OF_MEMORY = 77  # sandbox.OUT_OF_MEMORY; importing it would import Jinja
 # Imports sandbox.py without its package, which would import NumPy. Arguments: the file, bytes of memory, Jinja's folders.
 _PROGRAM = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 sys.path += sys.argv[3:]
-found = spec_from_file_location("sandbox", sys.argv[1])
-sandbox = module_from_spec(found)
-found.loader.exec_module(sandbox)
+spec = spec_from_file_location("sandbox", sys.argv[1])
+sandbox = module_from_spec(spec)
+spec.loader.exec_module(sandbox)
 sandbox.serve(int(sys.argv[2]))
 """
-# Variables that the process gets: the clock's zone, and what Python needs to find its libraries.
+# Variables for the process: the time zone, and the paths that Python needs to find its libraries
 _ENVIRONMENT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 class Stopped(Exception):
-    """A rendering reached a limit, or its process failed; the text is a clause that says why."""
+    """A rendering reached a limit, or its process failed; the message is the reason, as a clause."""
 
 
 class TemplateProcess:
-    """At most one process, started when it is needed. Threads take turns."""
+    """At most one process, started when needed. Threads take turns."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,11 +53,7 @@ class TemplateProcess:
             os.register_at_fork(after_in_child=self._forget)
 
     def request(self, source: str, values: Mapping[str, Any] | None) -> tuple[str, str]:
-        """Render a template; without values, compile it alone.
-
-        values: its variables, of JSON's types.
-
-        Returns ("text" | "refusal" | "fault", a text), see sandbox.py.
+        """Render a template, or only compile it (values None); returns as `sandbox.answer`.
 
         Raises Stopped, and TypeError or ValueError for values that JSON cannot express.
         """
@@ -67,13 +63,13 @@ class TemplateProcess:
         with self._lock:
             try:
                 kind, text = json.loads(self._exchange(line, 100 + 12 * longest))  # 12: "\ud83d\ude42"
-            except BaseException:  # of Ctrl-C, too: the next request would get this one's answer
+            except BaseException:  # after Ctrl-C, the next request would get this answer
                 self.stop()
                 raise
         return kind, text
 
     def start(self) -> None:
-        """Start the process, unless it runs. Does not wait for it; the next request tells what is wrong."""
+        """Start the process unless it runs, without waiting for it. The next request reports an error."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 try:
@@ -89,7 +85,7 @@ class TemplateProcess:
             process.communicate()
 
     def _forget(self) -> None:
-        """In a forked process: leave the process to its owner."""
+        """Leave the process to the parent, after a fork."""
         self._lock, self._process = threading.Lock(), None
 
     def _exchange(self, line: bytes, longest: int) -> bytes:
@@ -117,28 +113,28 @@ class TemplateProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Start the process: isolated from the user's settings of Python, and from the terminal's Ctrl-C."""
-    folders = {str(Path(found.origin).parents[1]) for name in ("jinja2", "markupsafe")
-               if (found := importlib.util.find_spec(name)) and found.origin}
+    """Start the process, isolated from the user's Python settings and from the terminal's Ctrl-C."""
+    specs = filter(None, map(importlib.util.find_spec, ("jinja2", "markupsafe")))
+    folders = {str(Path(spec.origin).parents[1]) for spec in specs if spec.origin}
     file = str(Path(__file__).with_name("sandbox.py"))
     command = [sys.executable, "-I", "-S", "-B", "-c", _PROGRAM, file, str(MAX_MEMORY), *folders]
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    apart: dict[str, Any] = {"start_new_session": True}
+    session: dict[str, Any] = {"start_new_session": True}
     if sys.platform == "win32":
-        apart = {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
+        session = {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
     try:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                env=environment, **apart)
+                                env=environment, **session)
     except (OSError, TypeError, ValueError) as e:  # sys.executable may be None
         raise Stopped(f"the process that renders it cannot be started ({e})") from None
 
 
 def _watch(process: subprocess.Popen[bytes], done: threading.Event, excess: list[str]) -> None:
-    """End the process when it exceeds a limit, and put the reason into `excess`."""
+    """Kill the process when it exceeds a limit, and put the reason into `excess`."""
     start: float | None = None
     pause = _PATIENCE
     while not done.wait(pause):
-        import psutil  # 15 ms that most renderings do not need
+        import psutil  # 15 ms, which most renderings need not pay
 
         pause = _PERIOD
         try:
@@ -159,7 +155,7 @@ def _watch(process: subprocess.Popen[bytes], done: threading.Event, excess: list
 
 
 def _name_end(process: subprocess.Popen[bytes]) -> str:
-    """The reason why the process has ended, or gave too long an answer."""
+    """The reason why the process ended, or why its answer was too long."""
     process.kill()
     status = process.wait()
     if status == _OUT_OF_MEMORY:

@@ -1,7 +1,7 @@
 """Text to token ids and back: the interface of all tokenizers, and streaming decode.
 
-Libraries encode (hf_tokenizer.py, gguf_tokenizer.py). This file decodes, one token at a time, so that streamed and decoded
-text are the same by construction. The tests compare both with the libraries' decoders.
+Libraries encode (hf_tokenizer.py, gguf_tokenizer.py). This file decodes token by token, so that streamed and decoded text
+are equal by construction. The tests compare both with the libraries' decoders.
 """
 
 from __future__ import annotations
@@ -24,40 +24,29 @@ _LONG = 100_000  # characters: shorter texts are encoded in no time
 
 
 class Piece(NamedTuple):
-    """The bytes of one token id, before its neighbours are considered."""
+    """The bytes of a token id, regardless of its neighbours."""
 
     data: bytes  # UTF-8 of a text, or part of it
-    is_byte: bool = False  # one raw byte of a byte-fallback vocabulary
+    is_byte: bool = False  # a raw byte of a byte-fallback vocabulary
     is_special: bool = False
     keeps_space: bool = False  # never loses a leading space
 
 
 class Tokenizer(ABC):
-    """Text to ids and back.
+    """Text to ids and back."""
 
-    path: the tokenizer's file.
-    vocab_size: ids that the tokenizer knows; at most the model's, whose embedding may be padded.
-    bos_id, eos_ids: begin of text, or None; ends of text, none to several.
-    adds_bos: whether the tokenizer's own library puts BOS before a text.
-    special_ids: control tokens, text -> id. added_ids: these and other tokens found in a text before it is tokenised.
-    named: texts of bos_token, eos_token, ..., for templates.
-
-    How ids decode:
-    byte_level: every token is raw bytes in GPT-2's alphabet; else text, with tokens like <0xE2> for single bytes.
-    dropped_space: of the space before the first word, a "single" one is dropped, the first token's whole "run", or None.
-    special_ends_bytes: whether a skipped special token ends a run of byte tokens.
-    """
-
-    vocab_size: int
-    bos_id: int | None
-    eos_ids: tuple[int, ...]
-    adds_bos: bool
-    special_ids: dict[str, int]
-    added_ids: dict[str, int]
-    named: dict[str, str]
-    byte_level: bool = False
-    dropped_space: Literal["single", "run"] | None = None
-    special_ends_bytes: bool = False
+    path: Path  # of the tokenizer's file
+    vocab_size: int  # ids that the tokenizer knows; at most the model's, whose embedding may be padded
+    bos_id: int | None  # begin of text
+    eos_ids: tuple[int, ...]  # ends of text
+    adds_bos: bool  # the tokenizer's library puts BOS before a text
+    special_ids: dict[str, int]  # control tokens: text -> id
+    added_ids: dict[str, int]  # these, and other tokens that are found before a text is tokenised
+    named: dict[str, str]  # texts of bos_token, eos_token, ..., for templates
+    # Decoding
+    byte_level: bool = False  # tokens are bytes in GPT-2's alphabet; else text, with tokens like <0xE2> for single bytes
+    dropped_space: Literal["single", "run"] | None = None  # before the first word: one space, or all of the first token's
+    special_ends_bytes: bool = False  # a skipped special token ends a run of byte tokens
 
     def __init__(self, path: Path, config: LlamaConfig):
         self.path, self._model_vocab = path, config.vocab_size
@@ -69,10 +58,10 @@ class Tokenizer(ABC):
         """Encode a text as token ids.
 
         Args:
-            text: any text; the empty one has no tokens.
-            add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text gets any BOS that exists, since a
-                model needs a token to start from.
-            parse_special: read special tokens in the text as such; else they are text.
+            text: any text; "" has no tokens.
+            add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text gets BOS in any case, since a model
+                needs a token to start from.
+            parse_special: parse special tokens; else they are text.
 
         Raises:
             TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
@@ -84,7 +73,7 @@ class Tokenizer(ABC):
         return bos + (self._encode_parsed(text) if parse_special else self._encode_plain(text))
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Encode consecutive parts of one text, special tokens parsed within each part but not across two.
+        """Encode consecutive parts of a text; special tokens are parsed within a part, but not across two.
 
         Raises:
             TokenizerError: as `encode`.
@@ -97,27 +86,27 @@ class Tokenizer(ABC):
         return ids
 
     def count_at_least(self, text: str) -> int:
-        """A lower bound of a long text's number of tokens, without encoding it; 0 for a short text, or if none is known."""
+        """A lower bound of the number of tokens of a long text, without encoding it; 0 if short or unknown."""
         if len(text) < _LONG or not self._longest_token:
             return 0
         return -(-len(text.encode("utf-8", "surrogatepass")) // self._longest_token)
 
     @functools.cached_property
     def _longest_token(self) -> int:
-        """The most bytes of a text that become one token; 0 if there is no such number, or it is not known."""
+        """Maximum number of bytes of text per token; 0 if unbounded or unknown."""
         return 0
 
     @abstractmethod
     def _encode_plain(self, text: str) -> list[int]:
-        """Encode a text whose special tokens are text."""
+        """Encode a text, with special tokens as text."""
 
     @abstractmethod
     def _encode_parsed(self, text: str) -> list[int]:
-        """Encode a text whose special tokens are control."""
+        """Encode a text, with special tokens parsed."""
 
     @abstractmethod
     def _encode_continued(self, text: str) -> list[int]:
-        """As `_encode_parsed`, without the space before the first word: the text continues another."""
+        """As `_encode_parsed`, for the continuation of a text: without a space before the first word."""
 
     # Decoding
 
@@ -133,12 +122,12 @@ class Tokenizer(ABC):
     def stream(
         self, *, skip_special: bool = True, starts_text: bool = True, shown: frozenset[int] = frozenset()
     ) -> StreamDecoder:
-        """Make a decoder for ids that arrive one by one.
+        """Make a decoder of streamed ids.
 
         Args:
-            skip_special: special tokens yield no text.
-            starts_text: the first id begins a text, so its leading space is dropped; False to continue another text.
-            shown: special tokens that yield text all the same, such as those that open a tool call.
+            skip_special: drop special tokens.
+            starts_text: the first id begins a text, so drop its leading space; False to continue a text.
+            shown: special tokens that are never dropped, such as those that open a tool call.
         """
         return StreamDecoder(self, skip_special, starts_text, shown)
 
@@ -161,7 +150,7 @@ class Tokenizer(ABC):
         specials, added = set(self.special_ids.values()), set(self.added_ids.values())
         pieces = [self.piece(token) for token in range(max(self._model_vocab, self.vocab_size))]
         return [
-            # Of the tokens that keep their space, only added ones can be written: not sentencepiece's unknown.
+            # Excludes sentencepiece's unknown token, which keeps its space but is not an added token.
             None if piece is None or piece.is_special or token in specials or piece.keeps_space and token not in added
             else piece.data
             for token, piece in enumerate(pieces)
@@ -173,10 +162,9 @@ class Tokenizer(ABC):
 
 
 class StreamDecoder:
-    """Decodes ids one by one into whole characters; all pieces together are the text of `Tokenizer.decode`.
+    """Decodes streamed ids to whole characters; the joined pieces equal `Tokenizer.decode`.
 
-    A character spread over several tokens appears with the last of them. The cost of a token does not depend on the
-    number of tokens before it.
+    A character that spans several tokens appears with the last of them. The cost per token is constant.
     """
 
     def __init__(
@@ -188,7 +176,7 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # byte level
 
     def push(self, token: int) -> str:
-        """Decode one more token; returns "" while a character is unfinished.
+        """Decode a token; returns "" while a character is unfinished.
 
         Raises:
             TokenizerError: an id outside the model's vocabulary.
@@ -219,16 +207,16 @@ class StreamDecoder:
         return self._drop_space(text, of_bytes=True)
 
     def _drop_space(self, text: str, of_bytes: bool = False) -> str:
-        """Drop the space that encoding put before the first word."""
+        """Drop the space that encoding added before the first word."""
         if self._started or not text:
             return text
         self._started = True
-        # sentencepiece keeps a first space that byte tokens spell.
+        # sentencepiece keeps a first space that is spelled by byte tokens.
         kept = of_bytes and self._tokenizer.special_ends_bytes
         return text[1:] if self._tokenizer.dropped_space == "single" and text[0] == " " and not kept else text
 
     def _take_pending(self, final: bool) -> str:
-        """Take whole characters out of the pending bytes; each byte that cannot be part of one becomes U+FFFD."""
+        """Take whole characters from the pending bytes; bytes that belong to no character become U+FFFD."""
         text = ""
         while self._pending:
             try:
@@ -244,10 +232,7 @@ class StreamDecoder:
 
 @contextmanager
 def library_faults(path: Path) -> Iterator[None]:
-    """Turn what the tokenizers library raises while it encodes into TokenizerError.
-
-    It raises bare Exception, and PanicException, which is a BaseException.
-    """
+    """Turn errors of the tokenizers library into TokenizerError: bare Exception, and PanicException, a BaseException."""
     try:
         yield
     except BaseException as e:
@@ -276,7 +261,7 @@ def byte_alphabet() -> dict[str, int]:
 def decode_byte_level(text: str) -> bytes:
     """The bytes of a byte-level token.
 
-    A token with any character outside the alphabet is text as it stands (tokenizers, ByteLevel decoder).
+    A token with any character outside the alphabet is plain text (tokenizers, ByteLevel decoder).
     """
     alphabet = byte_alphabet()
     if all(char in alphabet for char in text):

@@ -159,7 +159,7 @@ def test_a_loop_that_is_cancelled_while_a_function_runs_keeps_complete_rounds():
 def test_tools_of_the_loop_are_functions(llm):
     described = {"type": "function", "function": {"name": "f"}}
     for call in (lambda: llm.run_tools("x", [described]), lambda: llm.chat(tools=[described])):
-        with pytest.raises(OptionsError, match="tools: f is only described: give the function itself"):
+        with pytest.raises(OptionsError, match="tools: f is only described: pass the function itself"):
             call()
     for tools, choice, reason in (([add], "sub", "'sub' is none of"), ([], "required", "no tools"), ([5], "auto", "neither a function")):
         with pytest.raises(OptionsError, match=reason):

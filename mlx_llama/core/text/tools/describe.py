@@ -22,23 +22,19 @@ class ArgumentsError(ValueError):
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call.
-
-    parameters: JSON schema of an object. function: runs the call, None if the caller does. model: the pydantic model of its
-    arguments.
-    """
+    """A function that a model may call."""
 
     name: str
     description: str
-    parameters: dict[str, Any]
-    function: Callable[..., Any] | None = None
-    model: Any = None
+    parameters: dict[str, Any]  # JSON schema of an object
+    function: Callable[..., Any] | None = None  # runs the call; None if the caller does
+    model: Any = None  # pydantic model of the arguments
 
     @classmethod
     def of(cls, value: Any) -> Tool:
         """Build from a Python function, or from OpenAI's {"type": "function", "function": {...}}.
 
-        Raises OptionsError that names the part which is missing or wrong.
+        Raises OptionsError that names the missing or wrong part.
         """
         if isinstance(value, Tool):
             return value
@@ -52,26 +48,26 @@ class Tool:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise OptionsError(f"tools: name is {show(name)}, expected 1 to 64 letters, digits, '_', '-' and '.'")
         if not isinstance(description, str) or not isinstance(parameters, Mapping):
-            raise OptionsError(f"tools: {name} has a description that is no text, or parameters that are no JSON schema")
+            raise OptionsError(f"tools: {name} has a description that is not text, or parameters that are not a JSON schema")
         if parameters.get("type", "object") != "object":
             raise OptionsError(f"tools: {name} has parameters of type {show(parameters['type'])}, expected object: a call has "
                                "named arguments")
         return cls(name, description, dict(parameters))
 
     def as_dict(self) -> dict[str, Any]:
-        """The description that templates print, in OpenAI's form."""
+        """The description in OpenAI's form, which templates print."""
         inner = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": inner}
 
     def run(self, arguments: str) -> str:
-        """Call the function with arguments as JSON; its result as text, which is JSON unless it is a text.
+        """Call the function with arguments as JSON; returns its result as JSON, or as text if it is a text.
 
-        Raises OptionsError without a function, ArgumentsError for arguments that do not fit, and what the function raises.
+        Raises OptionsError without a function, ArgumentsError for arguments that do not fit, and errors of the function.
         """
         from pydantic import ValidationError
 
         if self.function is None:
-            raise OptionsError(f"tools: {self.name} is only described: give the function itself")
+            raise OptionsError(f"tools: {self.name} is only described: pass the function itself")
         try:
             values = self.model.model_validate_json(arguments or "{}")
         except ValidationError as e:
@@ -82,13 +78,13 @@ class Tool:
 
 
 def read_tools(values: Sequence[Any]) -> list[Tool]:
-    """Build tools. Raises OptionsError as `Tool.of`, and for two of one name, too many or too long ones."""
+    """Build tools. Raises OptionsError as `Tool.of`, for duplicate names, and for too many or too long tools."""
     if not isinstance(values, (list, tuple)):
         raise OptionsError(f"tools: {show(values)} is not a list")
     tools = [Tool.of(value) for value in values]
     names = [tool.name for tool in tools]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise OptionsError(f"tools: {', '.join(sorted(twice))} is there twice: give each a name of its own")
+        raise OptionsError(f"tools: {', '.join(sorted(twice))} is there twice: give each tool another name")
     try:
         characters = len(json.dumps([tool.as_dict() for tool in tools], allow_nan=False))
     except (TypeError, ValueError, RecursionError) as e:
@@ -108,9 +104,9 @@ def _from_function(function: Callable[..., Any]) -> Tool:
 
     name = getattr(function, "__name__", type(function).__name__)
     if not _NAME.fullmatch(name):
-        raise OptionsError(f"tools: a function called {show(name)} cannot be named by a model: give it a name with def")
+        raise OptionsError(f"tools: a function called {show(name)} cannot be named by a model: define it with def")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise OptionsError(f"tools: {name} is async, and its result would never be awaited: give a plain function")
+        raise OptionsError(f"tools: {name} is async, and its result would never be awaited: pass a plain function")
     summary, texts = _read_docstring(inspect.getdoc(function) or "")
     try:
         hints = get_type_hints(function, include_extras=True)
@@ -121,14 +117,14 @@ def _from_function(function: Callable[..., Any]) -> Tool:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise OptionsError(f"tools: {name} takes {parameter}: only named parameters can be described")
         if parameter.name not in hints:
-            raise OptionsError(f"tools: {name} has no type hint for {parameter.name}: add one, as in {parameter.name}: int")
+            raise OptionsError(f"tools: {name} has no type hint for {parameter.name}: add it, as in {parameter.name}: int")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (hints[parameter.name], Field(default, description=texts.get(parameter.name)))
     try:
         model = create_model(name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
         schema = _remove_titles(model.model_json_schema())
     except (PydanticUserError, NameError) as e:
-        raise OptionsError(f"tools: {name} has a parameter that has no JSON schema ({show(str(e))})") from None
+        raise OptionsError(f"tools: {name} has a parameter without a JSON schema ({show(str(e))})") from None
     schema.setdefault("properties", {})
     return Tool(name, summary, schema, function, model)
 
@@ -138,10 +134,10 @@ _ENTRY = re.compile(r"(?::param\s+)?\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The text before the sections, and each parameter's: of Google's "Args:", of Sphinx' ":param x:"."""
+    """Summary and descriptions of parameters: of "Args:" (Google's style) or ":param x:" (Sphinx)."""
     lines = text.splitlines()
     summary: list[str] = []
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     section, indent, current = "", 0, ""
     for line in lines:
         stripped = line.strip()
@@ -153,21 +149,21 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
             entry = _ENTRY.fullmatch(stripped) if stripped.startswith(":param") else None
             current = entry[1] if entry else ""
             if entry:
-                found[current] = entry[2]
+                texts[current] = entry[2]
         elif section in ("args", "arguments", "parameters") and stripped:
             depth = len(line) - len(line.lstrip())
             indent = indent or depth
             entry = _ENTRY.fullmatch(stripped) if depth <= indent else None
             if entry:
                 current = entry[1]
-                found[current] = entry[2]
+                texts[current] = entry[2]
             elif current:
-                found[current] += " " + stripped
+                texts[current] += " " + stripped
         elif section == "sphinx" and stripped and current:
-            found[current] += " " + stripped
+            texts[current] += " " + stripped
         elif not section:
             summary.append(stripped)
-    return "\n".join(summary).strip(), {name: entry.strip() for name, entry in found.items()}
+    return "\n".join(summary).strip(), {name: entry.strip() for name, entry in texts.items()}
 
 
 def _remove_titles(schema: Any) -> Any:

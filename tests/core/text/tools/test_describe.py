@@ -116,11 +116,11 @@ def opaque(x: object, y: "random.Random"):
 
 
 @pytest.mark.parametrize("value, reason", [
-    (untyped, "untyped has no type hint for a"), (variadic, "takes \\*numbers"), (later, "later is async"), (opaque, "no JSON schema"), (5, "neither a function"),
+    (untyped, "untyped has no type hint for a"), (variadic, "takes \\*numbers"), (later, "later is async"), (opaque, "without a JSON schema"), (5, "neither a function"),
     ({"name": "f", "parameters": {"type": "string"}}, "parameters of type 'string', expected object"),
     ({"name": "f", "parameters": {"type": ["object", "null"]}}, "expected object"),
     (lambda x: x, "cannot be named"), ({"type": "retrieval"}, "neither a function"), ({"function": {"name": "a b"}}, "name is 'a b'"),
-    ({"function": {"name": "f", "parameters": []}}, None), ({"function": {"name": "f", "parameters": "x"}}, "no JSON schema"),
+    ({"function": {"name": "f", "parameters": []}}, None), ({"function": {"name": "f", "parameters": "x"}}, "not a JSON schema"),
 ])  # fmt: skip
 def test_bad_tools_are_refused(value, reason):
     if reason is None:
