@@ -1,8 +1,8 @@
-"""Batch invariance: what a row gets does not depend on its company.
+"""Batch invariance: a row's results do not depend on the rest of the batch.
 
-Each prompt runs alone, then in batches of several sizes and orders: all at once, joining in turn, and from a prefix
-that another row holds. Tokens, the logits of the last one and the keys and values of all layers are compared with the
-run alone; keys and values carry every step's bits.
+Each prompt runs alone, then in batches of different sizes and orders: all at once, staggered, and from a prefix in another
+row. Tokens, last logits, and keys and values of all layers are compared with the run alone; keys and values carry the bits
+of every step.
 """
 
 from __future__ import annotations
@@ -17,40 +17,35 @@ from mlx_llama.core.backends.interface import Cache, Model
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.generation.options import GenerationOptions
 
-from .differences import measure_difference
+from .differences import measure_difference, values_by_position
 
 SIZES = (2, 3, 8, 32)  # rows of a batch
 STEPS = 8  # tokens decoded after each prompt and its first token
 MIN_TOKENS = 8  # to make prompts of
-CHUNK = 5  # prompt tokens per evaluation in a batch; alone a prompt is one evaluation
+CHUNK = 5  # prompt tokens per evaluation in a batch; alone, a prompt is a single evaluation
 STARTS = ("at once", "reversed", "staggered", "from a prefix")
 GREEDY = GenerationOptions(temperature=0.0)
 
 
 @dataclass
 class Run:
-    """One row's end: tokens, logits after the last, and keys and values [T, n] by position."""
+    """Results of a row."""
 
     tokens: list[int]
-    logits: np.ndarray  # float32 [1, V]
-    stored: np.ndarray  # float32 [T, n]
+    logits: np.ndarray  # after the last token, float32 [1, V]
+    stored: np.ndarray  # keys and values by position, float32 [T, n]
 
 
 @dataclass
 class Company:
-    """Rows of one batch beside the same rows alone.
-
-    same_tokens, same_bits: rows that have them. relative: the largest relative difference of keys, values and logits, at
-    the worst position of the worst row, as far as its tokens are the same. promise: "bits" (and tokens), "tokens" (and
-    the tolerance), or "tolerance".
-    """
+    """Rows of a batch compared with the same rows alone."""
 
     rows: int
-    start: str
-    same_tokens: int
-    same_bits: int
-    relative: float
-    promise: str
+    start: str  # of STARTS
+    same_tokens: int  # number of rows
+    same_bits: int  # number of rows
+    relative: float  # largest difference at a position of keys, values and logits, up to the first other token
+    promise: str  # "bits" (and tokens), "tokens" (and the tolerance), or "tolerance"
     tolerance: float
 
     @property
@@ -66,14 +61,14 @@ class Company:
 
 
 def promise_of(model: Model, dtype: str) -> str:
-    """The promise that holds for a model: see Company. dtype: of the activations, by name."""
+    """The promise for a model, see Company. dtype: name of the activations' dtype."""
     return "bits" if model.is_batch_invariant else "tokens" if dtype == "float32" else "tolerance"
 
 
 def make_prompts(tokens: Sequence[int], count: int, room: int) -> list[list[int]]:
-    """`count` prompts of different lengths from `tokens`, half of which every prompt begins with.
+    """Make `count` prompts of different lengths that share half of `tokens` as prefix.
 
-    room: positions of a row, answer included.
+    room: positions per row, including the answer.
     """
     longest = max(2, min(len(tokens), room - STEPS - 1))
     shared = list(tokens[:longest // 2])
@@ -87,36 +82,35 @@ def make_prompts(tokens: Sequence[int], count: int, room: int) -> list[list[int]
 
 def compare_companies(backend: Backend, model: Model, prompts: list[list[int]], promise: str, tolerance: float,
                       sizes: Sequence[int] = SIZES, advance: Callable[[str], None] = lambda name: None) -> Iterator[Company]:
-    """Every size and start, with the first prompts. prompts: at least max(sizes), see make_prompts."""
+    """Compare every size and start. prompts: at least max(sizes), see make_prompts."""
     advance("each row alone")
     alone = [_run(backend, model, [prompt], "alone")[0] for prompt in prompts[:max(sizes)]]
     for rows in sizes:
         for start in STARTS:
             advance(f"{rows} rows, {start}")
-            found = _run(backend, model, prompts[:rows], start)
-            yield _compare(found, alone[:rows], start, promise, tolerance)
+            yield _compare(_run(backend, model, prompts[:rows], start), alone[:rows], start, promise, tolerance)
 
 
-def _compare(found: list[Run], alone: list[Run], start: str, promise: str, tolerance: float) -> Company:
+def _compare(batch: list[Run], alone: list[Run], start: str, promise: str, tolerance: float) -> Company:
     same_tokens = same_bits = 0
     relative = 0.0
-    for one, other in zip(found, alone):
-        if one.tokens != other.tokens:
-            first = next(i for i, pair in enumerate(zip(one.tokens, other.tokens)) if pair[0] != pair[1])
-            common = len(one.stored) - len(one.tokens) + first
-            parts = [(one.stored[:common], other.stored[:common])]
+    for run, single in zip(batch, alone):
+        if run.tokens != single.tokens:
+            first = next(i for i, pair in enumerate(zip(run.tokens, single.tokens)) if pair[0] != pair[1])
+            common = len(run.stored) - len(run.tokens) + first
+            parts = [(run.stored[:common], single.stored[:common])]
         else:
             same_tokens += 1
-            same_bits += one.logits.tobytes() == other.logits.tobytes() and one.stored.tobytes() == other.stored.tobytes()
-            parts = [(one.stored, other.stored), (one.logits, other.logits)]
+            same_bits += run.logits.tobytes() == single.logits.tobytes() and run.stored.tobytes() == single.stored.tobytes()
+            parts = [(run.stored, single.stored), (run.logits, single.logits)]
         relative = max(relative, *(measure_difference("row", *pair).peak for pair in parts))
-    return Company(len(found), start, same_tokens, same_bits, float(relative), promise, tolerance)
+    return Company(len(batch), start, same_tokens, same_bits, float(relative), promise, tolerance)
 
 
 def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -> list[Run]:
-    """Decode STEPS tokens of each prompt, in one row each of one cache."""
+    """Decode STEPS tokens of each prompt, in separate rows of a cache."""
     count, room = len(prompts), max(map(len, prompts)) + STEPS + 1
-    cache = model.make_cache(room, rows=count + 1)  # the last one holds the prefix
+    cache = model.make_cache(room, rows=count + 1)  # the last row holds the prefix
     order = list(range(count))[::-1] if start == "reversed" else list(range(count))
     shared = 0
     if start == "from a prefix":
@@ -145,7 +139,7 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
     last = np.array([[tokens[row][-1]] for row in order], np.int32)
     logits = backend.runtime.to_numpy(model.forward(last, [cache.lengths[row] for row in order], cache, rows=order))
     logits = logits.reshape(count, -1)
-    return [Run(tokens[row], logits[[order.index(row)]], _by_position(cache.state(row))) for row in range(count)]
+    return [Run(tokens[row], logits[[order.index(row)]], values_by_position(cache.state(row))) for row in range(count)]
 
 
 def _prefill(backend: Backend, model: Model, cache: Cache, row: int, prompt: list[int], chunk: int) -> int:
@@ -156,9 +150,3 @@ def _prefill(backend: Backend, model: Model, cache: Cache, row: int, prompt: lis
     start = cache.lengths[row]
     sampled = model.step([prompt[start:]], start, cache, backend.sampling_batch([GREEDY]), rows=[row])
     return int(backend.runtime.to_numpy(sampled)[0, 0])
-
-
-def _by_position(state: dict[str, np.ndarray]) -> np.ndarray:
-    """Keys and values of all layers by position: [T, n]."""
-    both = np.stack([state["keys"], state["values"]])  # [2, layers, G, T, D]
-    return np.ascontiguousarray(np.moveaxis(both, 3, 0).reshape(both.shape[3], -1))

@@ -1,8 +1,8 @@
-"""The ways of filling a cache, each compared with one call over all tokens."""
+"""Compare every way of filling a cache with a single call over all tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Several
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.scheduler import Scheduler
 
-from .differences import measure_difference
+from .differences import measure_difference, values_by_position
 from .parity import run_logits
 
 MIN_TOKENS = 8
@@ -22,7 +22,7 @@ MIN_TOKENS = 8
 
 @dataclass
 class Way:
-    """Logits, or keys and values, after one way of filling the cache, beside a cold run's."""
+    """Logits, or keys and values, after a way of filling the cache, compared with a cold run."""
 
     name: str
     relative: float
@@ -38,20 +38,20 @@ class Way:
 
 
 def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]:
-    """Every way in which a cache comes to hold `tokens`, at least MIN_TOKENS, against one call over all of them."""
+    """Fill a cache with `tokens`, at least MIN_TOKENS, in every way."""
     model, T = llm.model, len(tokens)
     half, room = T // 2, min(2 * T, llm.engine.context)
 
-    def run(cache: Cache, ids: list[int], sizes: Several[int]) -> np.ndarray:
+    def run(cache: Cache, ids: list[int], sizes: Sequence[int]) -> np.ndarray:
         parts, at = [], 0
         for size in sizes:
             parts.append(run_logits(llm.backend, model, ids[at:at + size], cache))
             at += size
         return np.concatenate(parts)
 
-    def judge(name: str, found: np.ndarray, wanted: np.ndarray) -> Way:
-        worst = measure_difference(name, found.reshape(len(found), -1), wanted.reshape(len(wanted), -1)).peak
-        return Way(name, worst, found.tobytes() == wanted.tobytes(), tolerance)
+    def judge(name: str, actual: np.ndarray, expected: np.ndarray) -> Way:
+        worst = measure_difference(name, actual.reshape(len(actual), -1), expected.reshape(len(expected), -1)).peak
+        return Way(name, worst, actual.tobytes() == expected.tobytes(), tolerance)
 
     cold = run(model.make_cache(T), tokens, [T])
     size = max(2, T // 5)
@@ -65,7 +65,7 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
     yield judge("after trim", run(cache, tokens[half:], [T - half]), cold[half:])
 
     cache = model.make_cache(room)
-    run(cache, tokens[:half] + tokens[half - 1::-1], [half, half])  # leaves other rows in the place of the right ones
+    run(cache, tokens[:half] + tokens[half - 1::-1], [half, half])  # leaves other values in place of the right ones
     cache.trim(half)
     yield judge("over rows of another text", run(cache, tokens[half:], [1] * (T - half)), cold[half:])
 
@@ -74,7 +74,7 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
     other.restore(cache.state())
     yield judge("after save and load", run(other, tokens[half:], [T - half]), cold[half:])
 
-    # As in a conversation: an answer decoded, old turns dropped, the rest cached or computed anew.
+    # As in a conversation: decode an answer, drop old turns, reuse or recompute the rest.
     resolved = options.resolve({"temperature": 0.0, "max_tokens": 4, "seed": 0})
     for name, first, second in (("decoded by steps", tokens[:half], None),
                                 ("after dropping old turns", tokens, tokens[:2] + tokens[half:])):
@@ -85,10 +85,4 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
         cached = state["tokens"].tolist()
         alone = model.make_cache(len(cached))
         run(alone, cached, [len(cached)])
-        yield judge(name, _rows(state), _rows(alone.state()))
-
-
-def _rows(state: dict[str, np.ndarray]) -> np.ndarray:
-    """Keys and values of all layers by position: [T, n]."""
-    both = np.stack([state["keys"], state["values"]])  # [2, layers, G, T, D]
-    return np.moveaxis(both, 3, 0).reshape(both.shape[3], -1)
+        yield judge(name, values_by_position(state), values_by_position(alone.state()))

@@ -1,4 +1,4 @@
-"""A diagnosis as data: findings, the model as far as it can be read, and its fit on each backend."""
+"""A diagnosis as data: findings, the readable parts of a model, and its fit on each backend."""
 
 from __future__ import annotations
 
@@ -14,39 +14,27 @@ from mlx_llama.core.models.config import LlamaConfig
 
 @dataclass(frozen=True)
 class Finding:
-    """One line for the user, with the file and the remedy.
+    """A line for the user, with the file and the remedy."""
 
-    level: "error" (the model cannot run), "warning" (it runs otherwise than expected) or "note".
-    about: "machine", "config", "weights", "tokenizer", "template", "generation" or "memory".
-    """
-
-    level: str
-    about: str
+    level: str  # "error": the model cannot run; "warning": it may not run as expected; "note"
+    about: str  # "machine", "config", "weights", "tokenizer", "template", "generation" or "memory"
     message: str
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A model on one backend of this machine.
-
-    computes_in: dtype of the activations. low_bit: dtype that low-bit weights are multiplied in, "" for a model without.
-    weights_bytes: of the weights there. cache_bits: width of keys and values, None for that of the activations.
-    cache_bytes_per_token: of keys and values. longest_context: positions of one conversation that fit beside the weights,
-    at most the model's own limit; longest_with_8_bits: the same with --cache-bits 8. tokens: positions of many
-    conversations together within the default --cache-memory. None: the memory is unknown. fits: whether weights and
-    context fit; None: unknown.
-    """
+    """A model on a backend of this machine. None: the memory is unknown."""
 
     backend: str
-    computes_in: str
-    low_bit: str
+    computes_in: str  # dtype of the activations
+    low_bit: str  # dtype that low-bit weights are multiplied in, "" for a model without
     weights_bytes: int
-    cache_bits: int | None
+    cache_bits: int | None  # width of keys and values, None for that of the activations
     cache_bytes_per_token: int
-    longest_context: int | None
-    longest_with_8_bits: int | None
-    tokens: int | None
-    fits: bool | None
+    longest_context: int | None  # positions of a conversation that fit beside the weights, up to the model's limit
+    longest_with_8_bits: int | None  # the same with --cache-bits 8
+    tokens: int | None  # positions of all conversations within the default --cache-memory
+    fits: bool | None  # weights and context fit
 
 
 @dataclass
@@ -68,37 +56,33 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """True if the model runs on some backend here."""
+        """True if the model runs on a backend of this machine."""
         return not any(finding.level == "error" for finding in self.findings)
 
     def facts(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """The diagnosis as JSON values."""
         return {"ok": self.ok, **asdict(self)}
 
     def add(self, level: str, about: str, message: object) -> None:
-        """Append a finding, once."""
+        """Append a finding unless it is there."""
         finding = Finding(level, about, " ".join(str(message).split("\n")))
-        if finding.message not in {one.message for one in self.findings}:
+        if finding.message not in {other.message for other in self.findings}:
             self.findings.append(finding)
 
 
 @dataclass
 class OpenedModel:
-    """A model, as much of it as can be read.
-
-    checkpoint: None if `open_checkpoint` refuses the model; config: None if it is bad. tokenizer_config: the config, or a
-    stand-in with which the tokenizer can be read. metadata: of a GGUF file.
-    """
+    """The readable parts of a model."""
 
     path: Path
-    checkpoint: Checkpoint | None
-    config: LlamaConfig | None
-    tokenizer_config: LlamaConfig
-    metadata: dict[str, Any] | None = None
+    checkpoint: Checkpoint | None  # None if `open_checkpoint` refuses the model
+    config: LlamaConfig | None  # None if it is invalid
+    tokenizer_config: LlamaConfig  # the config, or a stand-in that suffices to read the tokenizer
+    metadata: dict[str, Any] | None = None  # of a GGUF file
 
     @cached_property
     def files(self) -> Checkpoint:
-        """The checkpoint, or its settings, tokenizer and template alone."""
+        """The checkpoint, or only its settings, tokenizer and template."""
         if self.checkpoint is not None:
             return self.checkpoint
         return Checkpoint(str(self.path), self.path, self.tokenizer_config, {}, {}, 0, self.metadata)

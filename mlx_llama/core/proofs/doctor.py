@@ -1,6 +1,6 @@
-"""The doctor: a preflight of a model on this machine, from headers and settings alone.
+"""The doctor: check whether a model runs on this machine, from headers and settings alone.
 
-It reads no weight and imports no framework, so that it answers within a second for a model of any size.
+It reads no weights and imports no framework, so it takes less than a second for a model of any size.
 """
 
 from __future__ import annotations
@@ -36,64 +36,64 @@ _GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", 
 
 def diagnose(name: str | os.PathLike | None = None, revision: str | None = None,
              ctx_size: int | str | None = None, cache_bits: int | None = None) -> Diagnosis:
-    """Examine this machine and a model, named as in `open_checkpoint`; of a hub id the cached files.
+    """Examine this machine and a model, named as in `open_checkpoint`. For a hub id, only cached files are read.
 
-    ctx_size: positions wanted. cache_bits: width of keys and values, as in Backend.load. Every fault of the model or the
-    machine is a finding. Raises ContextError for a ctx_size beyond the model's limit.
+    ctx_size: requested positions. cache_bits: width of keys and values, as in Backend.load. Every fault of the model or the
+    machine becomes a finding. Raises ContextError for a ctx_size beyond the model's limit.
     """
     gpus = Gpus()  # nvidia-smi runs while the model is examined
     label = "guide" if name is None else os.fspath(name)
-    found = Diagnosis({}, [], "", label)
-    opened = _open(found, name, revision)
+    diagnosis = Diagnosis({}, [], "", label)
+    opened = _open(diagnosis, name, revision)
     if opened is not None:
-        _describe(found, opened)
-        check_text(found, opened)
-    found.machine = {
+        _describe(diagnosis, opened)
+        check_text(diagnosis, opened)
+    diagnosis.machine = {
         "system": platform.system(), "machine": platform.machine(), "python": platform.python_version(),
         "physical_cores": machine.physical_cores(), "free_memory_bytes": machine.free_memory(),
     }  # fmt: skip
     if (folder := cache_folder.cache_folder()) is not None:
         sizes = [size for _, _, size in cache_folder.files()]
         try:
-            found.machine["cache"] = {"folder": str(folder), "files": len(sizes), "nbytes": sum(sizes),
+            diagnosis.machine["cache"] = {"folder": str(folder), "files": len(sizes), "nbytes": sum(sizes),
                                       "limit_bytes": cache_folder.size_limit()}
         except OptionsError as error:
-            found.add("error", "machine", error)
+            diagnosis.add("error", "machine", error)
     if gpus.first:
-        found.machine["gpu"] = {"name": gpus.first[0], "free_memory_bytes": gpus.first[1]}
-    found.backends = take_stock(gpus)
-    found.auto = predict_auto(found.backends)
-    for one in found.backends:
-        if one.name == "cpu" and not one.available:  # every machine can have it
-            found.add("warning", "machine", one.reason)
+        diagnosis.machine["gpu"] = {"name": gpus.first[0], "free_memory_bytes": gpus.first[1]}
+    diagnosis.backends = take_stock(gpus)
+    diagnosis.auto = predict_auto(diagnosis.backends)
+    for facts in diagnosis.backends:
+        if facts.name == "cpu" and not facts.available:  # every machine can have it
+            diagnosis.add("warning", "machine", facts.reason)
     if opened is not None and opened.checkpoint is not None:
         wanted = None if ctx_size is None else context_size(opened.checkpoint, ctx_size)
-        fit_backends(found, opened.checkpoint, revision, wanted, name is None, cache_bits)
-    return found
+        fit_backends(diagnosis, opened.checkpoint, revision, wanted, name is None, cache_bits)
+    return diagnosis
 
 
 # The model
 
 
-def _open(found: Diagnosis, name: str | os.PathLike | None, revision: str | None) -> OpenedModel | None:
+def _open(diagnosis: Diagnosis, name: str | os.PathLike | None, revision: str | None) -> OpenedModel | None:
     try:
         path = _find(name, revision)
     except LlamaError as error:
-        found.add("error", "weights", error)
+        diagnosis.add("error", "weights", error)
         return None
-    found.path = str(path)
+    diagnosis.path = str(path)
     try:
         checkpoint = open_checkpoint(path)
         return OpenedModel(path, checkpoint, checkpoint.config, checkpoint.config, checkpoint.gguf_metadata)
     except LlamaError as error:
         first = error
-    opened = _open_gguf_in_part(found, path) if path.is_file() else _open_folder_in_part(found, path)
-    found.add("error", "config" if isinstance(first, ConfigError) else "weights", first)
+    opened = _open_gguf_in_part(diagnosis, path) if path.is_file() else _open_folder_in_part(diagnosis, path)
+    diagnosis.add("error", "config" if isinstance(first, ConfigError) else "weights", first)
     return opened
 
 
 def _find(name: str | os.PathLike | None, revision: str | None) -> Path:
-    """The folder or .gguf file on this disk, without a download. Raises CheckpointError."""
+    """Find the folder or .gguf file on this disk; downloads nothing. Raises CheckpointError."""
     label = "guide" if name is None else os.fspath(name)
     if name is None or (label == "guide" and not Path(label).is_dir()):
         return GUIDE_PATH
@@ -106,17 +106,17 @@ def _find(name: str | os.PathLike | None, revision: str | None) -> Path:
                                   f"{label}`, or if it holds GGUF files, name one: {label}:FILE.gguf")
         return folder
     if revision is not None:
-        raise CheckpointError(f"model {label}: is a path, and only hub ids have a revision; leave it away")
+        raise CheckpointError(f"model {label}: is a path, and only hub ids have a revision; leave it out")
     return find_local(label)
 
 
-def _open_folder_in_part(found: Diagnosis, folder: Path) -> OpenedModel:
+def _open_folder_in_part(diagnosis: Diagnosis, folder: Path) -> OpenedModel:
     config, stand_in = None, _stand_in()
     try:
         raw = read_json(folder / "config.json", ConfigError)
-        config, stand_in = _read_config(found, raw, str(folder / "config.json"))
+        config, stand_in = _read_config(diagnosis, raw, str(folder / "config.json"))
     except ConfigError as error:
-        found.add("error", "config", error)
+        diagnosis.add("error", "config", error)
     damaged: list[LlamaError] = []
     try:
         weights = find_weights(folder, damaged.append)
@@ -125,11 +125,11 @@ def _open_folder_in_part(found: Diagnosis, folder: Path) -> OpenedModel:
     except CheckpointError as error:
         damaged.append(error)
     for error in damaged:
-        found.add("error", "weights", error)
+        diagnosis.add("error", "weights", error)
     return OpenedModel(folder, None, config, stand_in)
 
 
-def _open_gguf_in_part(found: Diagnosis, path: Path) -> OpenedModel | None:
+def _open_gguf_in_part(diagnosis: Diagnosis, path: Path) -> OpenedModel | None:
     refused: list[LlamaError] = []
     try:
         file = GGUFFile(path, refused.append)
@@ -137,52 +137,52 @@ def _open_gguf_in_part(found: Diagnosis, path: Path) -> OpenedModel | None:
         refused.append(error)
         file = None
     for error in refused:
-        found.add("error", "weights", error)
+        diagnosis.add("error", "weights", error)
     if file is None:
         return None
     try:
         config = file.config
     except LlamaError as error:
-        found.add("error", "config", error)
+        diagnosis.add("error", "config", error)
         tokens = file.metadata.get("tokenizer.ggml.tokens", ())
         size = 0 if isinstance(tokens, (str, int, float)) else len(tokens)
         return OpenedModel(path, None, None, _stand_in(size), file.metadata)
     weights = {name: (file, name) for name in file.names}
     for error in misfits(weights, config, path, "its metadata", complete=not refused):
-        found.add("error", "weights", error)
+        diagnosis.add("error", "weights", error)
     return OpenedModel(path, None, config, config, file.metadata)
 
 
 def _stand_in(vocab_size: int = 0) -> LlamaConfig:
-    """A small config, for a tokenizer of any size or of `vocab_size`."""
+    """A small config for a tokenizer of `vocab_size`, or of any size if 0."""
     fields = {"model_type": "llama", "num_attention_heads": 1, "hidden_size": 2, "intermediate_size": 1, "head_dim": 2,
               "num_hidden_layers": 1, "vocab_size": vocab_size or 1 << 24, "eos_token_id": None, "bos_token_id": None}
     return LlamaConfig.from_dict(fields)
 
 
-def _read_config(found: Diagnosis, raw: dict[str, Any], source: str) -> tuple[LlamaConfig | None, LlamaConfig]:
-    """(the config or None, the config or one that stands in for it). Each bad field is a finding."""
+def _read_config(diagnosis: Diagnosis, raw: dict[str, Any], source: str) -> tuple[LlamaConfig | None, LlamaConfig]:
+    """(config or None, config or stand-in). Each invalid field becomes a finding."""
     errors: list[LlamaError] = []
     try:
         config = LlamaConfig.from_dict(raw, source, errors.append)
-    except ConfigError as error:  # ends the reading: an unsupported architecture
+    except ConfigError as error:  # stops at an unsupported architecture
         errors.append(error)
         config = _stand_in()
     for error in errors:
-        found.add("error", "config", error)
+        diagnosis.add("error", "config", error)
     return (None if errors else config), config
 
 
 # Description
 
 
-def _describe(found: Diagnosis, opened: OpenedModel) -> None:
-    """Add the model's sizes, and its tensors by group."""
+def _describe(diagnosis: Diagnosis, opened: OpenedModel) -> None:
+    """Add sizes of the model, and its tensors by group."""
     config = opened.config
     if config is None:
         return
     shapes = config.tensor_shapes()
-    found.model = {
+    diagnosis.model = {
         "architecture": config.architecture, "parameters": sum(map(math.prod, shapes.values())),
         "layers": config.num_hidden_layers, "hidden_size": config.hidden_size, "heads": config.num_attention_heads,
         "key_value_heads": config.num_key_value_heads, "head_dim": config.head_dim,
@@ -197,7 +197,7 @@ def _describe(found: Diagnosis, opened: OpenedModel) -> None:
     }  # fmt: skip
     if opened.checkpoint is None:
         return
-    found.model |= {"dtype": opened.checkpoint.dtype, "nbytes": opened.checkpoint.nbytes}
+    diagnosis.model |= {"dtype": opened.checkpoint.dtype, "nbytes": opened.checkpoint.nbytes}
     groups: dict[str, dict[str, Any]] = {}
     for name, tensor in opened.checkpoint.tensors.items():
         part = next((group for key, group in _GROUPS.items() if f".{key}." in f".{name}"), "norms")
@@ -206,7 +206,7 @@ def _describe(found: Diagnosis, opened: OpenedModel) -> None:
         group["tensors"] += 1
         group["nbytes"] += tensor.nbytes
         group["formats"][kind] = group["formats"].get(kind, 0) + 1
-    found.groups = list(groups.values())
+    diagnosis.groups = list(groups.values())
 
 
 def _format(tensor: Any) -> str:

@@ -1,4 +1,4 @@
-"""A model against each backend's memory, and the command to run next."""
+"""Fit a model to the memory of each backend, and choose the command to run next."""
 
 from __future__ import annotations
 
@@ -16,97 +16,97 @@ from mlx_llama.core.models import rope
 
 from .diagnosis import Diagnosis, Fit, format_bytes
 
-LOADING_ROOM = 1.25  # memory over the size of a quantised model, so that every backend can load it
-USEFUL_CONTEXT = 2048  # positions; the automatic choice gives way to a backend that holds so many if it does not
+LOADING_ROOM = 1.25  # ratio of memory to the size of a quantised model, so that every backend can load it
+USEFUL_CONTEXT = 2048  # positions; if the automatic choice has fewer, prefer a backend that has as many
 
 
-def fit_backends(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, wanted: int | None, is_default: bool,
+def fit_backends(diagnosis: Diagnosis, checkpoint: Checkpoint, revision: str | None, wanted: int | None, is_default: bool,
                  cache_bits: int | None = None) -> None:
     """Add the model's fit on each backend, and the command to run next.
 
-    wanted: positions asked for, None for any. is_default: the model is the one that a command takes without --model.
+    wanted: requested positions, None for any. is_default: the model is the commands' default.
     cache_bits: as in Backend.load.
     """
     longest = rope.max_context(checkpoint.config)
-    for one in found.backends:
-        if not one.available:
+    for facts in diagnosis.backends:
+        if not facts.available:
             continue
-        plan = import_facts(one.name).plan_weights(checkpoint.tensors.values(), checkpoint.dtype, one,
-                                                   checkpoint.config.exceeds_float16)
+        plan = import_facts(facts.name).plan_weights(checkpoint.tensors.values(), checkpoint.dtype, facts,
+                                                     checkpoint.config.exceeds_float16)
         per_position, in_8_bits = (position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype], bits) for bits in (cache_bits, 8))
         most = most_in_8_bits = tokens = fits = None
-        if one.memory_bytes is not None:
-            room = one.memory_bytes - plan.nbytes
-            # Keys and values count twice: while their storage grows, the old one is still allocated.
+        if facts.memory_bytes is not None:
+            room = facts.memory_bytes - plan.nbytes
+            # Keys and values count twice: while their storage grows, the old storage is still allocated.
             most, most_in_8_bits = (max(0, min(longest, room // (2 * nbytes))) for nbytes in (per_position, in_8_bits))
             tokens = default_budget(room) // per_position
             fits = most >= (wanted or 1)
-        found.fits.append(Fit(one.name, plan.dtype, plan.low_bit_operand, plan.nbytes, cache_bits, per_position, most,
+        diagnosis.fits.append(Fit(facts.name, plan.dtype, plan.low_bit_operand, plan.nbytes, cache_bits, per_position, most,
                               most_in_8_bits, tokens, fits))
-    _choose(found, checkpoint, revision, wanted, is_default, cache_bits)
+    _choose(diagnosis, checkpoint, revision, wanted, is_default, cache_bits)
 
 
-def _choose(found: Diagnosis, checkpoint: Checkpoint, revision: str | None, wanted: int | None,
+def _choose(diagnosis: Diagnosis, checkpoint: Checkpoint, revision: str | None, wanted: int | None,
             is_default: bool, cache_bits: int | None) -> None:
     """Add the command to run next, or the error that prevents it."""
-    facts = {one.name: one for one in found.backends}
+    facts = {entry.name: entry for entry in diagnosis.backends}
     made_for = checkpoint.config.max_position_embeddings
 
     def rank(fit: Fit) -> tuple:
-        """Sort key: backends that hold enough, then the automatic choice, then those that need no flags."""
+        """Sort key: prefer backends with enough memory, then the automatic choice, then those without flags."""
         holds = fit.longest_context is None or fit.longest_context >= (wanted or min(made_for, USEFUL_CONTEXT))
-        return not holds, fit.backend != found.auto, bool(facts[fit.backend].flags), -(fit.longest_context or 0)
+        return not holds, fit.backend != diagnosis.auto, bool(facts[fit.backend].flags), -(fit.longest_context or 0)
 
-    order = sorted(found.fits, key=rank)
+    order = sorted(diagnosis.fits, key=rank)
     chosen = next((fit for fit in order if fit.fits is not False), None)
     if chosen is None:
         best = max(order, key=lambda fit: fit.longest_context or 0, default=None)
         room = ", ".join(f"{fit.backend} {format_bytes(facts[fit.backend].memory_bytes)}" for fit in order)
         if best is None:
-            found.add("error", "machine", "no backend can be used here; the reason stands beside each")
+            diagnosis.add("error", "machine", "no backend can be used here; see the reason beside each")
         elif best.longest_context and wanted:
-            found.add("error", "memory",
+            diagnosis.add("error", "memory",
                       f"--ctx-size {wanted}: memory has room for {best.longest_context} positions on "
                       f"{best.backend}; ask for {best.longest_context} or fewer{_in_8_bits(best, wanted)}")
         else:
-            found.add("error", "memory",
-                      f"{found.name}: the weights take {format_bytes(checkpoint.nbytes)}, and there is room for "
-                      f"{room}; {_remedy(found, checkpoint, facts)}")
+            diagnosis.add("error", "memory",
+                      f"{diagnosis.name}: the weights take {format_bytes(checkpoint.nbytes)}, and there is room for "
+                      f"{room}; {_remedy(diagnosis, checkpoint, facts)}")
         return
-    if chosen.backend != found.auto:
-        found.add("note", "memory",
-                  f"--backend auto takes {found.auto}, whose memory is too small for it; {chosen.backend} has "
+    if chosen.backend != diagnosis.auto:
+        diagnosis.add("note", "memory",
+                  f"--backend auto chooses {diagnosis.auto}, whose memory is too small for it; {chosen.backend} has "
                   "room")
-    arguments = [] if is_default else ["--model", shlex.quote(found.name)]
+    arguments = [] if is_default else ["--model", shlex.quote(diagnosis.name)]
     arguments += [] if revision is None else ["--revision", shlex.quote(revision)]
-    if chosen.backend != found.auto:
+    if chosen.backend != diagnosis.auto:
         arguments += ["--backend", chosen.backend, *facts[chosen.backend].flags]
     longest = chosen.longest_context
     if wanted is not None:
         arguments += ["--ctx-size", str(wanted)]
     elif longest is not None and longest < made_for:
-        found.add("note", "memory",
+        diagnosis.add("note", "memory",
                   f"the model was made for {made_for} positions, and memory has room for {longest} on "
                   f"{chosen.backend}; --ctx-size keeps within it{_in_8_bits(chosen, longest + 1)}")
         arguments += ["--ctx-size", str(longest)]
     arguments += [] if cache_bits is None else ["--cache-bits", str(cache_bits)]
-    chats = bool(found.template)
+    chats = bool(diagnosis.template)
     door = "chat" if chats else "generate"
     prompt = [] if chats else ["-p", '"Once upon a time"']
-    if found.ok:
-        found.command = " ".join(["python -m mlx_llama." + door, *arguments, *prompt])
+    if diagnosis.ok:
+        diagnosis.command = " ".join(["python -m mlx_llama." + door, *arguments, *prompt])
 
 
 def _in_8_bits(fit: Fit, wanted: int) -> str:
-    """The rest of a message about a short memory: keys and values in 8 bits, if they have room for `wanted` positions."""
+    """Suggest keys and values in 8 bits if these have room for `wanted` positions; else ""."""
     most = fit.longest_with_8_bits or 0
     return "" if fit.cache_bits == 8 or most < wanted else f"; --cache-bits 8 has room for {most}"
 
 
-def _remedy(found: Diagnosis, checkpoint: Checkpoint, facts: dict[str, BackendFacts]) -> str:
-    """The remedy for a model that is too large: a command that quantises it, if the result fits."""
+def _remedy(diagnosis: Diagnosis, checkpoint: Checkpoint, facts: dict[str, BackendFacts]) -> str:
+    """Remedy for a model that is too large: a command that quantises it, if the result fits."""
     config, tensors = checkpoint.config, checkpoint.tensors.values()
-    most = max((facts[fit.backend].memory_bytes or 0 for fit in found.fits), default=0)
+    most = max((facts[fit.backend].memory_bytes or 0 for fit in diagnosis.fits), default=0)
     low_bit = any(isinstance(tensor, AffineWeight) for tensor in tensors)
     group = next((size for size in (64, 32) if not any(len(tensor.shape) == 2 and tensor.shape[1] % size
                                                        for tensor in tensors)), None)
@@ -114,6 +114,6 @@ def _remedy(found: Diagnosis, checkpoint: Checkpoint, facts: dict[str, BackendFa
     if low_bit or group is None or four_bit * LOADING_ROOM > most:
         return "choose a smaller model, or close other programs"
     flags = "" if group == 64 else f" --group-size {group}"
-    out = re.sub(r"\.gguf$", "", found.name.rstrip("/\\").replace("\\", "/").split("/")[-1].split(":")[-1]) + "-4bit"
-    found.command = f"python -m mlx_llama.quantize {shlex.quote(found.name)} {shlex.quote(out)} --bits 4{flags}"
-    return f"quantise it to {format_bytes(int(four_bit))}: {found.command}"
+    out = re.sub(r"\.gguf$", "", diagnosis.name.rstrip("/\\").replace("\\", "/").split("/")[-1].split(":")[-1]) + "-4bit"
+    diagnosis.command = f"python -m mlx_llama.quantize {shlex.quote(diagnosis.name)} {shlex.quote(out)} --bits 4{flags}"
+    return f"quantise it to {format_bytes(int(four_bit))}: {diagnosis.command}"

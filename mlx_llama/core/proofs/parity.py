@@ -1,14 +1,14 @@
-"""Parity of two backends: the same tokens through both, compared at every probe of the model.
+"""Parity of two backends: run the same tokens through both, and compare every probe of the model.
 
-A model runs over tokens as a user's does: most of them as a prompt, the last ones one by one. A probe is an array that
-model.forward names. The first one that is off, in the order of computation, is where to look.
+As in use, most tokens are a prompt and the last ones are decoded one by one. A probe is a named array of model.forward. The
+first probe that is off, in the order of computation, shows where to look.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable, Sequence as Several
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,16 +27,16 @@ from .differences import Agreement, Difference, is_tie, margin, measure_agreemen
 
 IN_LAYER = ("attention_norm", "query", "key", "value", "query_rope", "key_rope", "attention", "ffn_norm", "ffn", "block")
 LAST = ("norm", "logits")
-# Relative errors allowed, by the dtype of the activations: norms of differences over norms. float32 differs between two
-# libraries by about 1e-6; 16-bit activations are rounded some ten times per layer (8 and 11 bits of mantissa).
+# Tolerated relative errors (norm of the difference over the norm) by dtype of the activations. In float32, libraries differ
+# by about 1e-6; 16-bit activations are rounded about ten times per layer, to 8 or 11 bits of mantissa.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-# For keys and values of these bits: one position's attention, whose few large terms do not average out.
+# By bits of keys and values: the few large terms of a position's attention do not average out.
 CACHE_TOLERANCE = {None: 0.0, 8: 5e-2, 16: 5e-3}
-LOW_BIT_TOLERANCE = 2e-3  # for float32 activations rounded to 16-bit fixed point against low-bit weights
+LOW_BIT_TOLERANCE = 2e-3  # for float32 activations that are rounded to 16-bit fixed point with low-bit weights
 
 
 def probe_names(config: LlamaConfig) -> list[str]:
-    """Names of all probes in the order of computation."""
+    """Names of all probes, in the order of computation."""
     layers = (f"{i}.{name}" for i in range(config.num_hidden_layers) for name in IN_LAYER)
     return ["embedding", *layers, *LAST]
 
@@ -47,8 +47,7 @@ def dtype_of(llm: LLM) -> str:
 
 
 def tolerance_of(dtype: str, is_low_bit: bool, cache_bits: int | None = None) -> float:
-    """The relative error allowed to activations of a dtype, against low-bit weights or others. cache_bits: of keys and
-    values."""
+    """Tolerated relative error for a dtype of the activations. cache_bits: of keys and values."""
     tolerance = max(TOLERANCE[dtype], LOW_BIT_TOLERANCE) if is_low_bit and dtype == "float32" else TOLERANCE[dtype]
     return max(tolerance, CACHE_TOLERANCE[cache_bits])
 
@@ -56,20 +55,20 @@ def tolerance_of(dtype: str, is_low_bit: bool, cache_bits: int | None = None) ->
 # Running
 
 
-def run_logits(backend: Backend, model: Model, tokens: Several[int], cache: Cache, probe: Probe | None = None) -> np.ndarray:
+def run_logits(backend: Backend, model: Model, tokens: Sequence[int], cache: Cache, probe: Probe | None = None) -> np.ndarray:
     """Logits after each of `tokens`, which continue the cache: float32 [T, V]."""
     return backend.runtime.to_numpy(model.forward([list(tokens)], cache.length, cache, all_positions=True, probe=probe))[0]
 
 
-def split_calls(tokens: Several[int], decoded: int) -> list[list[int]]:
-    """The calls of a user's run: a prompt, and the last `decoded` tokens one by one. Raises ContextError."""
+def split_calls(tokens: Sequence[int], decoded: int) -> list[list[int]]:
+    """Split tokens into calls: a prompt, and the last `decoded` tokens one by one. Raises ContextError."""
     if not 0 < decoded < len(tokens):
-        raise ContextError(f"{len(tokens)} tokens with {decoded} of them one by one: at least one must be a prompt")
+        raise ContextError(f"{len(tokens)} tokens, {decoded} of them decoded: the prompt needs at least one")
     return [list(tokens[:-decoded]), *([token] for token in tokens[-decoded:])]
 
 
-def collect(backend: Backend, model: Model, tokens: Several[int], decoded: int) -> dict[str, np.ndarray]:
-    """Every probe over `tokens`, the last `decoded` of them one by one: float32 [T, width] by name.
+def collect(backend: Backend, model: Model, tokens: Sequence[int], decoded: int) -> dict[str, np.ndarray]:
+    """Collect every probe over `tokens`, the last `decoded` of them one by one: {name: float32 [T, width]}.
 
     Raises ContextError for fewer than two tokens, and if they do not fit.
     """
@@ -88,14 +87,14 @@ def collect(backend: Backend, model: Model, tokens: Several[int], decoded: int) 
 
 
 def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:
-    """`count` greedy tokens after `prompt`, by the scheduler, past end tokens and from an empty cache."""
+    """Decode `count` greedy tokens after `prompt` with the scheduler, past end tokens, from an empty cache."""
     scheduler = Scheduler(llm.backend, llm.model, None, frozenset(), llm.engine.context)
     resolved = options.resolve({"temperature": 0.0, "max_tokens": count, "seed": 0})
     return [int(token) for token in scheduler.submit(Request(prompt, resolved, wants_text=False)).tokens()]
 
 
 def free(llm: LLM) -> None:
-    """Release a model before the next one is loaded."""
+    """Free a model before loading the next."""
     llm.model = llm.scheduler = None
     gc.collect()
 
@@ -105,16 +104,12 @@ def free(llm: LLM) -> None:
 
 @dataclass
 class Decoded:
-    """Greedy tokens of the engine, whose steps may be compiled or captured, beside the reference's.
-
-    first: index of the first that differs, None if none does. margins: the two models' there (see Agreement). is_tie:
-    rounding explains the difference.
-    """
+    """Greedy tokens of the engine, whose steps may be compiled or captured, compared with the reference's."""
 
     tokens: list[int]
-    first: int | None = None
-    margins: tuple[float, float] | None = None
-    is_tie: bool = False
+    first: int | None = None  # index of the first that differs
+    margins: tuple[float, float] | None = None  # there, see Agreement
+    is_tie: bool = False  # rounding explains the difference
 
     def report(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "first_difference": self.first, "margins": self.margins, "near_tie": self.is_tie}
@@ -122,7 +117,7 @@ class Decoded:
 
 @dataclass
 class Report:
-    """One backend against the reference. missing: probes that the reference does not have."""
+    """A backend compared with the reference."""
 
     backend: str
     device: str
@@ -131,12 +126,12 @@ class Report:
     differences: list[Difference]
     agreement: Agreement
     decoded: Decoded | None = None
-    missing: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # probes that the reference lacks
 
     @property
     def first_bad(self) -> Difference | None:
-        """The first probe, in the order of computation, that is off at any position."""
-        return next((one for one in self.differences if not one.peak <= self.tolerance), None)
+        """The first probe, in the order of computation, that exceeds the tolerance at any position."""
+        return next((probe for probe in self.differences if not probe.peak <= self.tolerance), None)
 
     @property
     def decodes_otherwise(self) -> bool:
@@ -148,7 +143,7 @@ class Report:
         return self.first_bad is None and not self.decodes_otherwise
 
     def verdict(self) -> str:
-        """One line: within the tolerance, or the first probe outside."""
+        """A line: within the tolerance, or the first probe outside."""
         bad = self.first_bad
         if bad is not None:
             places = np.flatnonzero(~(bad.positions <= self.tolerance))
@@ -165,43 +160,43 @@ class Report:
                 "within": self.is_within, "verdict": self.verdict(),
                 "first_bad": self.first_bad.name if self.first_bad else None,
                 "logits": self.agreement.report(), "decoded": self.decoded.report() if self.decoded else None,
-                "not_compared": self.missing, "probes": [one.report() for one in self.differences]}
+                "not_compared": self.missing, "probes": [probe.report() for probe in self.differences]}
 
 
-def compare(backend: str, device: str, dtype: str, tolerance: float, found: dict[str, np.ndarray],
-            wanted: dict[str, np.ndarray], config: LlamaConfig) -> Report:
-    """A run's probes (see collect) against the reference's."""
-    names = [name for name in probe_names(config) if name in found]
-    differences = [measure_difference(name, found[name], wanted[name]) for name in names if name in wanted]
-    return Report(backend, device, dtype, tolerance, differences, measure_agreement(found[LAST[-1]], wanted["logits"]),
-                  missing=[name for name in names if name not in wanted])
+def compare(backend: str, device: str, dtype: str, tolerance: float, actual: dict[str, np.ndarray],
+            expected: dict[str, np.ndarray], config: LlamaConfig) -> Report:
+    """Compare a run's probes (see collect) with the reference's."""
+    names = [name for name in probe_names(config) if name in actual]
+    differences = [measure_difference(name, actual[name], expected[name]) for name in names if name in expected]
+    return Report(backend, device, dtype, tolerance, differences, measure_agreement(actual[LAST[-1]], expected["logits"]),
+                  missing=[name for name in names if name not in expected])
 
 
-def compare_decoded(llm: LLM, prompt: list[int], wanted: list[int], tolerance: float,
+def compare_decoded(llm: LLM, prompt: list[int], expected: list[int], tolerance: float,
                     reference: Callable[[list[int]], np.ndarray]) -> Decoded:
-    """Greedy tokens after `prompt` against `wanted`. reference: the reference's logits [V] after given tokens."""
-    tokens = greedy(llm, prompt, len(wanted))
-    first = next((i for i, pair in enumerate(zip(tokens, wanted)) if pair[0] != pair[1]), None)
+    """Compare greedy tokens after `prompt` with `expected`. reference: logits [V] of the reference after tokens."""
+    tokens = greedy(llm, prompt, len(expected))
+    first = next((i for i, pair in enumerate(zip(tokens, expected)) if pair[0] != pair[1]), None)
     if first is None:
         return Decoded(tokens)
-    before = prompt + wanted[:first]
+    before = prompt + expected[:first]
     right, ours = reference(before), llm.logits(before)[-1]
-    return Decoded(tokens, first, (margin(right), margin(ours)), is_tie(right, wanted[first], tokens[first], tolerance))
+    return Decoded(tokens, first, (margin(right), margin(ours)), is_tie(right, expected[first], tokens[first], tolerance))
 
 
 # Determinism
 
 
 def digest(llm: LLM, tokens: list[int], decoded: int) -> dict[str, str]:
-    """Hashes of a run's bits: of every probe and of the greedy tokens."""
+    """Hash the bits of every probe and of the greedy tokens."""
     probes = collect(llm.backend, llm.model, tokens, decoded)
-    found = {name: _hash(probes[name]) for name in probe_names(llm.model.config)}
-    found["decoded tokens"] = _hash(np.array(greedy(llm, tokens[:-decoded], decoded)))
-    return found
+    hashes = {name: _hash(probes[name]) for name in probe_names(llm.model.config)}
+    hashes["decoded tokens"] = _hash(np.array(greedy(llm, tokens[:-decoded], decoded)))
+    return hashes
 
 
-def first_difference(runs: Several[dict[str, str]]) -> tuple[int, str] | None:
-    """(run, name of the first operation) with other bits than the first run; None if all are the same."""
+def first_difference(runs: Sequence[dict[str, str]]) -> tuple[int, str] | None:
+    """(run, first operation) whose bits differ from the first run's; None if all are equal."""
     for name in runs[0]:
         for number, run in enumerate(runs):
             if run[name] != runs[0][name]:

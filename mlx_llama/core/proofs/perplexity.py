@@ -1,4 +1,4 @@
-"""Perplexity of a text, by overlapping windows."""
+"""Perplexity of a text over overlapping windows."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from mlx_llama.core.generation.llm import LLM
 from .differences import log_softmax
 from .parity import run_logits
 
-CHUNK = 128  # positions whose logits are in memory at once
+CHUNK = 128  # positions whose logits are held in memory
 
 
 @dataclass
 class Perplexity:
-    """value: exp of `nll`, the mean negative log likelihood of `count` tokens in nats."""
+    """Perplexity of a text."""
 
-    value: float
-    nll: float
-    count: int
+    value: float  # exp(nll)
+    nll: float  # mean negative log likelihood per token, nats
+    count: int  # of scored tokens
 
 
 def measure_perplexity(llm: LLM, tokens: list[int], window: int, stride: int,
                        progress: Callable[[int, int], None] = lambda done, total: None) -> Perplexity:
-    """Perplexity of `tokens` by windows of `window` tokens, one every `stride` tokens.
+    """Measure perplexity over windows of `window` tokens, one every `stride` tokens.
 
-    Each token but the first is scored once, after at least `window - stride` tokens if there are so many before it (as in
+    Each token but the first is scored once, with at least `window - stride` tokens of context if there are that many (as in
     transformers' guide to perplexity). Raises ContextError for fewer than two tokens and for windows that do not fit.
     """
     if len(tokens) < 2:

@@ -1,9 +1,9 @@
-"""Golden traces: the probes of a float32 NumPy run in a small file, against which any machine checks itself.
+"""Golden traces: a small file with the probes of a float32 NumPy run, for checks on other machines.
 
-A file is one JSON object. For each probe (see parity) and position it holds the values' projections on DIRECTIONS random
+A file is a JSON object. For each probe (see parity) and position it holds the values' projections on DIRECTIONS random
 sign vectors and their norm, as little-endian float32 in base64. The projections of a difference have its norm as their
-root mean square on average (Johnson and Lindenstrauss 1984), so a run is judged without the arrays. Of the logits the
-file holds the likeliest tokens with their values and the logarithm of the sum of exponentials.
+root mean square on average (Johnson and Lindenstrauss 1984), so a run can be checked without the arrays. Of the logits,
+the file holds the likeliest tokens with their values and the log of the sum of exponentials.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_BYTES = 1 << 28  # of a file
 
 
 def signs(width: int) -> np.ndarray:
-    """The sign vectors for values of a width: float64 [width, DIRECTIONS], the same on every machine."""
+    """Sign vectors for values of a width: float64 [width, DIRECTIONS], equal on every machine."""
     words = threefry2x32((width, 0), np.arange(width * DIRECTIONS, dtype=np.uint32), 0)
     return ((words >> 31).astype(np.float64) * 2 - 1).reshape(width, DIRECTIONS)
 
@@ -45,16 +45,16 @@ def sketch(values: np.ndarray) -> np.ndarray:
 
 
 def _unpack(value: object) -> object:
-    """float32 [n] from its base64; arrays pass."""
+    """Decode float32 [n] from base64; arrays pass unchanged."""
     if isinstance(value, np.ndarray):
         return value
     try:
-        found = np.frombuffer(base64.b64decode(value, validate=True), "<f4")
+        array = np.frombuffer(base64.b64decode(value, validate=True), "<f4")
     except (ValueError, TypeError):
         raise ValueError("must be float32 numbers in base64") from None
-    if not np.isfinite(found).all():
+    if not np.isfinite(array).all():
         raise ValueError("must hold finite numbers")
-    return found.astype(np.float32)
+    return array.astype(np.float32)
 
 
 def _pack(array: np.ndarray) -> str:
@@ -66,28 +66,22 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class Trace(BaseModel):
-    """The file's schema, with arrays in place of base64.
-
-    model: the checkpoint's name; hash: of the checkpoint (core.files.identity). tokens: ids, of which the last `decoded` are run one by one.
-    greedy: tokens that the engine decodes after the prompt. widths: by probe. sketches: by probe, float32
-    [T, DIRECTIONS + 1]. top_ids: likeliest tokens at each position, [T][TOP]; top_values: their logits, float32 [T, TOP].
-    logsumexp: float32 [T].
-    """
+    """The file's schema, with arrays instead of base64."""
 
     model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
     format: Literal["mlx_llama trace"]
     version: Literal[1]
-    model: str
-    hash: str
+    model: str  # the checkpoint's name
+    hash: str  # of the checkpoint, see core.files.identity
     tokens: Annotated[list[TokenId], Field(min_length=2)]
-    decoded: Annotated[int, Field(ge=1)]
-    greedy: list[TokenId]
-    widths: dict[str, Annotated[int, Field(ge=1, lt=1 << 24)]]
-    sketches: dict[str, Floats]
-    top_ids: list[list[TokenId]]
-    top_values: Floats
-    logsumexp: Floats
+    decoded: Annotated[int, Field(ge=1)]  # number of tokens at the end that run one by one
+    greedy: list[TokenId]  # decoded by the engine after the prompt
+    widths: dict[str, Annotated[int, Field(ge=1, lt=1 << 24)]]  # by probe
+    sketches: dict[str, Floats]  # by probe, [T, DIRECTIONS + 1]
+    top_ids: list[list[TokenId]]  # likeliest tokens at each position, [T][TOP]
+    top_values: Floats  # their logits, [T, TOP]
+    logsumexp: Floats  # [T]
 
     @model_validator(mode="after")
     def _check_shapes(self) -> Trace:
@@ -121,10 +115,10 @@ def _reshape(name: str, array: np.ndarray, *shape: int) -> np.ndarray:
 
 def record(checkpoint: Checkpoint, tokens: list[int], decoded: int, probes: dict[str, np.ndarray],
            greedy: list[int]) -> Trace:
-    """The trace of a run. probes: from parity.collect."""
+    """Make the trace of a run. probes: from parity.collect."""
     logits = probes["logits"]
     order = np.argsort(-logits, axis=1, kind="stable")[:, :TOP]
-    name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name  # no path of this machine
+    name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name  # hide this machine's path
     return Trace(format="mlx_llama trace", version=1, model=name, hash=checkpoint_hash(checkpoint), tokens=tokens, decoded=decoded, greedy=greedy,
                  widths={name: array.shape[1] for name, array in probes.items()},
                  sketches={name: sketch(array) for name, array in probes.items()}, top_ids=order.tolist(),
@@ -146,56 +140,51 @@ def _describe(error: ErrorDetails) -> str:
     text = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:
         return text
-    found = "" if error["type"] in ("missing", "value_error") else f", found {show(error['input'], 40)}"
-    return f"field {'.'.join(map(str, error['loc']))}: {text}{found}"
+    value = "" if error["type"] in ("missing", "value_error") else f", found {show(error['input'], 40)}"
+    return f"field {'.'.join(map(str, error['loc']))}: {text}{value}"
 
 
 def _refusal(path: str | os.PathLike, reason: str) -> TraceError:
-    return TraceError(f"{path}: is no trace of this version ({reason}): record it again with --record")
+    return TraceError(f"{path}: is not a trace of this version ({reason}): record it again with --record")
 
 
 def require_same(trace: Trace, checkpoint: Checkpoint, path: str | os.PathLike) -> None:
-    """Raises TraceError when the trace was recorded from another checkpoint."""
-    found = checkpoint_hash(checkpoint)
-    if found != trace.hash:
+    """Raise TraceError if the trace was recorded from another checkpoint."""
+    if (identity := checkpoint_hash(checkpoint)) != trace.hash:
         raise TraceError(f"{path}: was recorded from {trace.model} (hash {trace.hash[:12]}), and this is {checkpoint.name} "
-                         f"(hash {found[:12]}): give that model with --model, or record this one with --record")
+                         f"(hash {identity[:12]}): choose that model with --model, or record this model with --record")
 
 
 @dataclass
 class Checked:
-    """A run against a trace.
+    """A run compared with a trace."""
 
-    errors: by probe in the order of computation, the estimated relative error at each position, float64 [T]. first_greedy:
-    index of the first greedy token that differs, None if all agree. missing: probes that were not compared.
-    """
-
-    errors: dict[str, np.ndarray]
+    errors: dict[str, np.ndarray]  # estimated relative error at each position, float64 [T], by probe in their order
     tolerance: float
     greedy: list[int]
-    first_greedy: int | None
-    missing: list[str] = field(default_factory=list)
+    first_greedy: int | None  # index of the first greedy token that differs
+    missing: list[str] = field(default_factory=list)  # probes that were not compared
 
     @property
     def first_bad(self) -> str | None:
-        """The first probe outside the tolerance at any position."""
+        """The first probe that exceeds the tolerance at any position."""
         return next((name for name, values in self.errors.items() if not values.max() <= self.tolerance), None)
 
 
 def check(trace: Trace, probes: dict[str, np.ndarray], greedy: list[int], tolerance: float, order: list[str]) -> Checked:
-    """Compare a run over the trace's tokens. order: names of all probes in the order of computation."""
+    """Compare a run over the trace's tokens. order: names of all probes, in the order of computation."""
     errors: dict[str, np.ndarray] = {}
     for name in order:
         if name not in trace.sketches or name not in probes:
             continue
-        wanted, found = trace.sketches[name].astype(np.float64), probes[name]
-        if found.shape[1] != trace.widths[name]:
-            errors[name] = np.full(len(found), math.inf)
+        expected, actual = trace.sketches[name].astype(np.float64), probes[name]
+        if actual.shape[1] != trace.widths[name]:
+            errors[name] = np.full(len(actual), math.inf)
             continue
-        apart = np.abs(sketch(found).astype(np.float64) - wanted)
+        apart = np.abs(sketch(actual).astype(np.float64) - expected)
         apart[~np.isfinite(apart)] = math.inf
-        # The norms differ by at most the norm of the difference: a second lower bound.
-        errors[name] = np.maximum(np.sqrt(np.mean(apart[:, :-1] ** 2, axis=1)), apart[:, -1]) / clamp_norms(wanted[:, -1])
+        # The difference of the norms is a second lower bound of the norm of the difference.
+        errors[name] = np.maximum(np.sqrt(np.mean(apart[:, :-1] ** 2, axis=1)), apart[:, -1]) / clamp_norms(expected[:, -1])
     logits = probes["logits"].astype(np.float64)
     if logits.shape[1] == trace.widths["logits"] and "logits" in errors:
         values = np.take_along_axis(logits, np.array(trace.top_ids), 1)

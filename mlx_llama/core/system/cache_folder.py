@@ -1,7 +1,7 @@
-"""The user's folder for files that can be made again: machine code, and weights as the cpu backend lays them out.
+"""The user's cache folder: machine code, and weights in the cpu backend's layout. Both can be made again.
 
-Its size is limited: MLX_LLAMA_CACHE_SIZE, else a quarter of the disk's free space. The least recently used files of weights
-go first. Nothing that fails here is an error: the files are made again.
+Its size is limited to MLX_LLAMA_CACHE_SIZE, else a quarter of the disk's free space. The least recently used weights are
+evicted first. Failures are not errors: the files are made again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mlx_llama.core.errors import OptionsError
 from .sizes import parse_size
 
 FOLDER, SIZE = "MLX_LLAMA_CACHE", "MLX_LLAMA_CACHE_SIZE"  # environment variables
-PARTIAL = ".new-"  # begins the names of files being written
-_STALE = 3600.0  # seconds after which a partial file's writer is gone
+PARTIAL = ".new-"  # prefix of files being written
+_STALE = 3600.0  # seconds after which the writer of a partial file is gone
 
 
 def cache_folder() -> Path | None:
-    """MLX_LLAMA_CACHE, else the system's folder for caches; None if there is neither."""
-    if given := os.environ.get(FOLDER):
-        return Path(given)
+    """MLX_LLAMA_CACHE, else the system's cache folder; None if there is neither."""
+    if setting := os.environ.get(FOLDER):
+        return Path(setting)
     try:
         return user_cache_path("mlx_llama", appauthor=False)
     except RuntimeError:
@@ -34,7 +34,7 @@ def cache_folder() -> Path | None:
 
 
 def size_limit() -> int:
-    """Bytes that the folder may take, 0 for none: MLX_LLAMA_CACHE_SIZE, else a quarter of what it takes and the disk has free.
+    """Limit of the folder in bytes: MLX_LLAMA_CACHE_SIZE, else a quarter of its size plus the disk's free space.
 
     Raises OptionsError for a malformed variable.
     """
@@ -54,8 +54,8 @@ def size_limit() -> int:
 
 
 def files(suffix: str = "") -> list[tuple[Path, float, int]]:
-    """(path, time of the last use, bytes) of the files whose name ends with `suffix`, least recently used first."""
-    folder, found = cache_folder(), []
+    """(path, time of last use, bytes) of files whose name ends with `suffix`, least recently used first."""
+    folder, result = cache_folder(), []
     if folder is None:
         return []
     try:
@@ -65,10 +65,10 @@ def files(suffix: str = "") -> list[tuple[Path, float, int]]:
             except OSError:  # another process removed it
                 continue
             if stat.S_ISREG(status.st_mode) and entry.name.endswith(suffix):
-                found.append((Path(entry.path), status.st_mtime, status.st_size))
+                result.append((Path(entry.path), status.st_mtime, status.st_size))
     except OSError:
         return []
-    return sorted(found, key=lambda one: one[1])
+    return sorted(result, key=lambda item: item[1])
 
 
 def make_room(nbytes: int, suffix: str) -> bool:
@@ -89,7 +89,7 @@ def make_room(nbytes: int, suffix: str) -> bool:
 
 
 def clear() -> int:
-    """Remove all files that this package put there; returns their bytes."""
+    """Remove all files that this package wrote; returns their bytes."""
     return sum(size for path, _, size in files()
                if (path.suffix in (".o", ".panels") or path.name.startswith(PARTIAL)) and remove(path))
 
@@ -104,6 +104,6 @@ def remove(path: Path) -> bool:
 
 
 def is_private(status: os.stat_result) -> bool:
-    """True for a regular file that no other user can have written."""
+    """True for a regular file that no other user can write."""
     return stat.S_ISREG(status.st_mode) and (
         not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022))

@@ -1,4 +1,4 @@
-"""Files read within limits, and written whole or not at all."""
+"""Read files within limits; write them atomically."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any, BinaryIO
 from mlx_llama.core.errors import LlamaError
 
 _PIECE = 1 << 20  # bytes read at once
-_JSON_LIMIT = 64 << 20  # bytes; a larger tokenizer.json is read by its own library
+_JSON_LIMIT = 64 << 20  # bytes; the tokenizers library reads tokenizer.json, which may be larger
 
 
 def open_file(path: str | os.PathLike) -> BinaryIO:
     """Open a regular file for reading.
 
     Raises:
-        OSError: it cannot be opened, or is a folder, a pipe or a device: reading from these may never end.
+        OSError: it cannot be opened, or is a folder, pipe or device, whose reading may never end.
         ValueError: a NUL in the name.
     """
-    file = open(path, "rb", opener=_open_at_once)
+    file = open(path, "rb", opener=_open_nonblocking)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise _irregular(path)
@@ -41,7 +41,7 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) <= limit:
             parts, size = [], 0
-            while size <= limit and (part := file.read(_PIECE)):  # a file may be longer than it says
+            while size <= limit and (part := file.read(_PIECE)):  # a file may be longer than its metadata says
                 parts.append(part)
                 size += len(part)
             if size <= limit:
@@ -68,17 +68,17 @@ def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any
         reason = "nested too deeply" if isinstance(e, RecursionError) else e
         raise error(f"{path}: not JSON ({reason}); fetch the file again") from None
     if not isinstance(value, dict):
-        raise error(f"{path}: found a JSON {type(value).__name__}, expected an object with named fields")
+        raise error(f"{path}: contains a JSON {type(value).__name__}, expected an object with named fields")
     return value
 
 
 def write_file(path: str | os.PathLike, content: bytes, is_private: bool = False) -> None:
-    """Write a file whole or not at all: beside the old one, which it then replaces. Symbolic links stay.
+    """Write a file atomically, through a temporary file in its folder. Symbolic links stay.
 
-    is_private: only the owner may read it.
+    is_private: only the owner may read the file.
 
     Raises:
-        OSError: it cannot be written, or something other than a regular file is there.
+        OSError: it cannot be written, or the path exists and is not a regular file.
         ValueError: a NUL in the name.
     """
     if os.path.isdir(path):
@@ -98,7 +98,7 @@ def write_file(path: str | os.PathLike, content: bytes, is_private: bool = False
         raise
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for a writer
 
 

@@ -1,4 +1,4 @@
-"""GPUs, found without a framework: torch takes a second to import."""
+"""Find GPUs without a framework: torch takes a second to import."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without i
 def has_gpu_driver() -> bool:
     """True if NVIDIA's driver is installed.
 
-    AMD's is not asked for, though torch calls its GPUs cuda too: nobody has tried one here, so only --backend cuda takes it.
+    AMD's GPUs, which torch also calls cuda, are untested and need --backend cuda.
     """
     if os.name == "nt":
         return os.path.exists(os.path.expandvars(r"%SystemRoot%\System32\nvcuda.dll"))
-    # In turn: NVIDIA, NVIDIA inside WSL, NVIDIA Jetson.
+    # NVIDIA, NVIDIA inside WSL, NVIDIA Jetson
     return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu")))
 
 
 class Gpus:
-    """The GPUs that nvidia-smi reports. It starts at once and is read later, at most `SMI_SECONDS` after its start."""
+    """GPUs that nvidia-smi reports. It starts at once; its answer is read within `SMI_SECONDS`."""
 
     def __init__(self) -> None:
         self.driver = has_gpu_driver()
@@ -43,13 +43,13 @@ class Gpus:
 
     @cached_property
     def first(self) -> tuple[str, int, float] | None:
-        """(name, bytes free, compute capability) of the GPU that CUDA takes; None: unknown."""
+        """(name, free bytes, compute capability) of the GPU that CUDA uses; None if unknown."""
         if self._process is None:
             return None
         try:
             answer, _ = self._process.communicate(timeout=max(0.01, self._due - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._process.kill()  # without a wait: a process in a hanging driver does not end
+            self._process.kill()  # without waiting: a process inside a hanging driver does not end
             self._process.stdout.close()
             return None
         row = re.match(r"(.+), *(\d+), *(\d+\.\d+)\s*$", answer.split("\n")[0])
@@ -57,7 +57,7 @@ class Gpus:
 
     @property
     def seen(self) -> bool | None:
-        """True if CUDA will find a GPU; None: unknown."""
+        """True if CUDA will find a GPU; None if unknown."""
         if not self.driver or self._hidden:
             return False
         return True if self.first else None
@@ -65,4 +65,4 @@ class Gpus:
     @property
     def absence(self) -> str:
         """The reason why CUDA finds no GPU."""
-        return "CUDA_VISIBLE_DEVICES hides the GPUs" if self._hidden and self.driver else "no GPU driver is in sight"
+        return "CUDA_VISIBLE_DEVICES hides the GPUs" if self._hidden and self.driver else "no GPU driver is installed"

@@ -1,4 +1,4 @@
-"""Ctrl-C put off while a call must not be left half done."""
+"""Defer Ctrl-C while a call must not be interrupted."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put Ctrl-C off to the end of the block, in the main thread: others do not see it."""
+    """Defer Ctrl-C to the end of the block in the main thread. Other threads never see it."""
     former = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(former):
         yield
         return
     received: list[tuple] = []
-    signal.signal(signal.SIGINT, lambda *given: received.append(given))
+    signal.signal(signal.SIGINT, lambda *signal_and_frame: received.append(signal_and_frame))
     try:
         yield
     finally:

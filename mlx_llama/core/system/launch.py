@@ -1,4 +1,4 @@
-"""A start by mlx.launch or torchrun, as its environment variables tell it."""
+"""Detect a start by mlx.launch or torchrun from environment variables."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mlx_llama.core.errors import BackendError
 
 @dataclass(frozen=True)
 class Launch:
-    """One of several processes. backend: "mlx" or "cuda". rank: of this process. host: address of rank 0."""
+    """A process among others that compute a model together."""
 
-    backend: str
-    rank: int
-    host: str
+    backend: str  # "mlx" or "cuda"
+    rank: int  # of this process
+    host: str  # address of rank 0
 
 
 def find_launch() -> Launch | None:
-    """The launcher that started this process as one of several; None for a process alone. Raises BackendError."""
+    """The launch that started this process; None for a single process. Raises BackendError."""
     env = os.environ
     if "MLX_RANK" in env:
         host = _mlx_host()
@@ -31,7 +31,7 @@ def find_launch() -> Launch | None:
 
 
 def _mlx_host() -> str:
-    """Address of rank 0 as mlx.launch gives it to each of its backends; "" for one process."""
+    """Address of rank 0, as mlx.launch passes it to each of its backends; "" for a single process."""
     if path := os.environ.get("MLX_HOSTFILE"):  # ring
         text = Path(path).read_text(encoding="utf-8").strip()
         return json.loads(text)[0][0].rpartition(":")[0] if text else ""

@@ -1,7 +1,7 @@
 """Memory and cores of this machine, and of the container around this process.
 
-psutil knows the machine; it takes 15 ms to import, so functions import it. It does not know a container's limits
-(cgroup 2), the cores that this process may run on, nor a Mac's performance cores: those are read here.
+psutil describes the machine, but not a container's limits (cgroup 2), the cores that this process may run on, or a Mac's
+performance cores. Functions import it, which takes 15 ms.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-_POPULATE_READ = 22  # MADV_POPULATE_READ, which Python's mmap lacks
+_POPULATE_READ = 22  # MADV_POPULATE_READ, missing in Python's mmap
 
 
 def peak_memory() -> int:
-    """Peak of this process's memory in bytes."""
+    """Peak memory of this process in bytes."""
     try:
-        # Linux keeps ru_maxrss across exec: a small program may report its large parent's.
+        # Linux keeps ru_maxrss across exec: a small program may report the peak of a large parent.
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError):
@@ -42,15 +42,15 @@ def peak_memory() -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes that programs may still take without swapping, within a container's limit; on a Mac all of its memory.
+    """Bytes that can be allocated without swapping, within a container's limit; on a Mac, all of its memory.
 
-    None where the system does not tell.
+    None if unknown.
     """
     import psutil
 
     try:
         memory = psutil.virtual_memory()
-    except (OSError, RuntimeError, KeyError):  # /proc hidden or cut down
+    except (OSError, RuntimeError, KeyError):  # /proc is hidden or incomplete
         return None
     if sys.platform == "darwin":
         return memory.total  # macOS compresses and evicts other programs' memory before it swaps
@@ -66,7 +66,7 @@ def free_memory() -> int | None:
 def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
     """Let the system evict part of a mapped file, which is read again when touched.
 
-    Pages shared with the bytes beside that part stay. Does nothing on Windows, which has no madvise.
+    Pages that hold bytes outside of that part stay. Does nothing on Windows, which has no madvise.
     """
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
@@ -77,7 +77,7 @@ def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
 
 
 def read_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> bool:
-    """Read part of a mapped file into memory at once; False if the file has become shorter. Does nothing but on Linux.
+    """Read part of a mapped file into memory; False if the file has been truncated. Does nothing except on Linux.
 
     Touching pages beyond the end of a file would kill the process.
     """
@@ -92,7 +92,7 @@ def read_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> bool:
 
 
 def read_ahead(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
-    """Have the system read part of a mapped file in the background."""
+    """Read part of a mapped file in the background."""
     if not hasattr(mmap, "MADV_WILLNEED"):
         return
     first = offset // mmap.PAGESIZE * mmap.PAGESIZE
@@ -100,9 +100,9 @@ def read_ahead(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
 
 
 class FileMap(mmap.mmap):
-    """A file mapped for reading. stamp: tells its contents from those of other files and of its own other versions."""
+    """A file mapped for reading."""
 
-    stamp: tuple[int, ...]
+    stamp: tuple[int, ...]  # identifies the file and its version
 
 
 def map_file(file: BinaryIO) -> FileMap:
@@ -114,7 +114,7 @@ def map_file(file: BinaryIO) -> FileMap:
 
 
 def prefer_huge_pages(mapped: mmap.mmap) -> None:
-    """Have the system read a mapped file in huge pages if it can."""
+    """Map a file in huge pages if the system can."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             mapped.madvise(mmap.MADV_HUGEPAGE)
@@ -123,7 +123,7 @@ def prefer_huge_pages(mapped: mmap.mmap) -> None:
 
 
 def has_huge_pages(address: int, nbytes: int) -> bool:
-    """True if at least half of mapped memory is in huge pages; on systems without them too."""
+    """True if at least half of the mapped memory is in huge pages, or if the system has none."""
     if sys.platform != "linux":
         return True
     huge = 0
@@ -138,7 +138,7 @@ def has_huge_pages(address: int, nbytes: int) -> bool:
 
 
 def maps_huge_files(folder: Path) -> bool:
-    """True if the system maps a file in this folder in huge pages: found by writing a small one. Raises OSError."""
+    """Test with a small file whether the system maps files of this folder in huge pages. Raises OSError."""
     size = 8 << 20
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(2):
@@ -152,16 +152,16 @@ def maps_huge_files(folder: Path) -> bool:
 
 
 def trim_memory() -> None:
-    """Give freed memory back to the system. glibc would keep what threads freed: a tenth of a model's size after loading."""
+    """Return freed memory to the system. glibc keeps what threads freed: a tenth of a model's size after loading."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def physical_cores() -> int:
-    """Cores that this process may run on. Hyper-threads of one core count once, a Mac's efficiency cores not at all."""
+    """Cores that this process may run on. Hyper-threads share a core; a Mac's efficiency cores do not count."""
     if sys.platform == "darwin":
-        # Threads share work evenly: efficiency cores would delay the others.
+        # Threads share work evenly, so efficiency cores would delay the others.
         answer = subprocess.run(["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True).stdout.strip()
         if answer.isdigit() and int(answer) > 0:
             return int(answer)
@@ -179,7 +179,7 @@ def physical_cores() -> int:
 
 
 def _quota() -> int:
-    """Processors that a container's limit (cgroup 2) grants; a large number without a limit."""
+    """Processors within a container's limit (cgroup 2); a large number without a limit."""
     try:
         most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, int(most) // int(period))

@@ -1,12 +1,12 @@
-"""Progress of long operations. The work and its display do not know each other:
+"""Progress of long operations. The work and its display are independent:
 
-    advance = progress.meter(checkpoint.nbytes)         # the work, in the thread that was called
-    pool.map(lambda part: (pack(part), advance(part.nbytes)), parts)        # from any thread, in any order
+    advance = progress.meter(checkpoint.nbytes)         # the work, in the calling thread
+    pool.map(lambda part: (pack(part), advance(part.nbytes)), parts)        # from any thread
 
     with progress.reported(lambda done, total: ...):    # the display (a door: cli.Bar)
         model = backend.load(checkpoint)
 
-Without a display, `advance` does nothing. `show_count` and `show_bytes` are displays for calls from Python.
+Without a display, `advance` does nothing. `show_count` and `show_bytes` are displays for Python callers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _report: ContextVar[Report | None] = ContextVar("report", default=None)
 
 @contextmanager
 def reported(report: Report) -> Iterator[None]:
-    """Report the work that this thread starts inside: report(done, total), in bytes, one call at a time."""
+    """Report work that this thread starts in the block: report(done, total), in bytes, never concurrently."""
     token = _report.set(report)
     try:
         yield
@@ -37,7 +37,7 @@ def reported(report: Report) -> Iterator[None]:
 
 
 def meter(total: int) -> Callable[[int], None]:
-    """A function that adds the bytes just done, out of `total`. Any thread may call it."""
+    """A function to report further bytes done, out of `total`, from any thread."""
     report = _report.get()
     if report is None:
         return lambda nbytes: None
@@ -53,19 +53,19 @@ def meter(total: int) -> Callable[[int], None]:
 
 
 def moves_cursor(stream: TextIO | None) -> bool:
-    """True for a terminal that can redraw a line. TERM=dumb and a notebook's !command cannot."""
+    """True for a terminal that can redraw a line, unlike TERM=dumb and a notebook's !command."""
     return (stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
             and "JPY_PARENT_PID" not in os.environ)
 
 
 def in_notebook() -> bool:
-    """True in a kernel of Jupyter, which shows HTML and no movements of a cursor."""
+    """True in a Jupyter kernel, which shows HTML but cannot move a cursor."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return getattr(shell, "kernel", None) is not None
 
 
 class NotebookBar:
-    """A progress bar in a cell's output, which disappears when the work is done. Appears after `patience` seconds."""
+    """A progress bar in a cell's output, shown after `patience` seconds and removed at the end."""
 
     def __init__(self, label: str, patience: float = 0.0):
         self.label = label
@@ -95,7 +95,7 @@ class NotebookBar:
 
 @contextmanager
 def show_bytes(label: str, patience: float = 1.0) -> Iterator[None]:
-    """A bar in a notebook for the work inside; nothing elsewhere."""
+    """Show a bar in a notebook for the work in the block; nothing elsewhere."""
     if not in_notebook():
         yield
         return
@@ -109,8 +109,7 @@ def show_bytes(label: str, patience: float = 1.0) -> Iterator[None]:
 
 @contextmanager
 def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal's stderr or in a notebook for `total` items of work; yields a function to call with the number of
-    those done."""
+    """Show a bar on a terminal's stderr or in a notebook; yields a function to call with the number of items done."""
     if in_notebook():
         bar = NotebookBar(label)
         try:

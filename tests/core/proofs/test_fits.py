@@ -75,7 +75,7 @@ def test_a_model_too_large_for_the_gpu_goes_to_the_cpu(smi, tmp_path):
     diagnosis = diagnose(make_checkpoint(tmp_path / "m"))
     assert diagnosis.ok and diagnosis.auto == "cuda" and fit(diagnosis, "cuda").fits is False
     assert not diagnosis.command.endswith("--backend cuda") and "--backend " in diagnosis.command
-    assert any("takes cuda, whose memory is too small" in one for one in found(diagnosis, "note"))
+    assert any("chooses cuda, whose memory is too small" in one for one in found(diagnosis, "note"))
 
 
 @pytest.mark.parametrize("memory, auto, expected", [

@@ -43,7 +43,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(backend, open_llm, s
 
 @pytest.mark.parametrize("decoded", [0, 3, -1])
 def test_a_run_has_a_prompt_and_a_decoded_token(decoded):
-    with pytest.raises(ContextError, match="at least one must be a prompt"):
+    with pytest.raises(ContextError, match="the prompt needs at least one"):
         core.split_calls([1, 2, 3], decoded)
     assert core.split_calls([1, 2, 3], 2) == [[1], [2], [3]] and core.split_calls([1, 2, 3], 1) == [[1, 2], [3]]
 

@@ -70,7 +70,7 @@ def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
 def test_a_turn_that_ends_with_plain_text(tmp_path):
     folder = chatty(tmp_path / "m", TURN.replace("END", "<|im_end|>"))
     [warning] = found(diagnose(folder), "warning")
-    assert "'<|im_end|>', which is text and not a token" in warning and "--stop '<|im_end|>'" in warning
+    assert "'<|im_end|>', which is text, not a token" in warning and "--stop '<|im_end|>'" in warning
 
 
 def test_no_end_token_at_all(tmp_path):
@@ -78,7 +78,7 @@ def test_no_end_token_at_all(tmp_path):
                     **LLAMA3)
     diagnosis = diagnose(folder)
     assert diagnosis.ok and diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == []
-    assert "names an end token" in found(diagnosis, "warning")[0]
+    assert "has an end token" in found(diagnosis, "warning")[0]
 
 
 def test_an_end_token_that_is_ordinary_text(tmp_path):
@@ -92,7 +92,7 @@ def test_an_end_token_that_is_ordinary_text(tmp_path):
 
 
 @pytest.mark.parametrize("template, settings, expected", [
-    ("{{ bos_token }}" + TURN, {}, "writes BOS ('<s>'), which the tokenizer would add too; it stands once"),
+    ("{{ bos_token }}" + TURN, {}, "writes BOS ('<s>'), which the tokenizer would add, too; it is added once"),
     ("{{ bos_token }}{{ bos_token }}" + TURN, {}, "begins a conversation with BOS ('<s>') 2 times"),
     ("{{ bos_token }}" + TURN, {"add_bos_token": False}, None),
     (TURN, {}, None),

@@ -143,7 +143,7 @@ def test_other_weights_are_another_checkpoint(small, golden, tmp_path):
     for given in (dict(dtype="bfloat16"), dict(rope_theta=5000.0), dict(seed=1)):
         other = open_checkpoint(make_checkpoint(tmp_path / str(len(seen)), **SMALL, **given))
         seen.add(trace.checkpoint_hash(other))
-        with pytest.raises(TraceError, match=r"was recorded from small \(hash .*, and this is .*: give that model"):
+        with pytest.raises(TraceError, match=r"was recorded from small \(hash .*, and this is .*: choose that model"):
             trace.require_same(golden, other, "t.json")
     assert len(seen) == 4
 
