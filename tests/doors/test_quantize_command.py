@@ -66,7 +66,7 @@ def test_the_guide_and_hub_ids(toy, tmp_path, door, monkeypatch):
 @pytest.mark.parametrize("arguments, message", [
     (["IN"], "required: OUT"), (["IN", "OUT", "--bits", "7"], "--bits '7': MLX has 2, 3, 4, 5, 6, 8"),
     (["IN", "OUT", "--bits", "four"], "--bits 'four'"), (["IN", "OUT", "--group-size", "16"], "MLX has 32, 64, 128"),
-    (["IN", "OUT", "--group-size", "128"], "divides the rows of no matrix"),
+    (["IN", "OUT", "--group-size", "128"], "does not divide the rows of any matrix"),
     (["IN", "OUT", "--format", "gguf"], "choose mlx, gguf:Q4_0, gguf:IQ4_XS"),
     (["IN", "OUT", "--format", "gguf:Q5_K"], "'gguf:Q5_K'"), (["IN", "OUT", "--format", "gguf:Q8_0"], "ends in .gguf"),
     (["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--bits", "8"], "--bits 8: is for --format mlx"),

@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) in folders as PEFT and mlx_lm write them.
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) in the folders of PEFT and mlx_lm.
 
-PEFT: adapter_config.json with peft_type, and adapter_model.safetensors. mlx_lm: adapter_config.json with lora_parameters, and
-adapters.safetensors. Both are read into pairs of matrices by the name of the module that they are added to.
+PEFT writes adapter_config.json with peft_type, and adapter_model.safetensors; mlx_lm adapter_config.json with
+lora_parameters, and adapters.safetensors. Both become pairs of matrices by the name of the module that they change.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from .quantized import AffineWeight
 from .safetensors import SafetensorsFile
 from .tensor import NUMBERS, Tensor
 
-BASE = "base"  # names the model without any adapter
+BASE = "base"  # name of the model without adapters
 MOST_ADAPTERS = 64
 MOST_RANK = 4096
 
@@ -35,38 +35,35 @@ _FETCH = "fetch the adapter again"
 _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_PART = re.compile(r"(.+)\.lora_([ab])")
-# Fields of PEFT's config that change the arithmetic or the base, and are not done here, with their values for "off".
+# Unsupported fields of PEFT's config that change the arithmetic or the base, with their values for "off"
 _PEFT_REFUSED: dict[str, tuple[object, ...]] = {
     "use_dora": (False,), "lora_bias": (False,), "fan_in_fan_out": (False,), "use_qalora": (False,), "bias": ("none",),
     "modules_to_save": ([],), "layer_replication": ([],), "trainable_token_indices": ([], {}), "target_parameters": ([],),
     "alora_invocation_tokens": ([],), "arrow_config": (), "use_bdlora": (False,), "megatron_config": (),
 }
-# Initialisations that subtract the adapter's first values from the base; the saved pair does not fit the stored base.
+# Initialisations that subtract the adapter's initial values from the base, so that the pair does not fit the stored base
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An addition to a matrix [N, K]: (x @ a.T) @ b.T * scale. first, last: rows of the stored b, None for all.
+    """An addition to a matrix [N, K]: (x @ a.T) @ b.T * scale."""
 
-    stored_a, stored_b: [r, K] and [N, r]; transposed where mlx_lm wrote them, [K, r] and [r, N].
-    """
-
-    stored_a: Tensor
-    stored_b: Tensor
+    stored_a: Tensor  # [r, K], or [K, r] if transposed
+    stored_b: Tensor  # [N, r], or [r, N] if transposed
     scale: float
-    is_transposed: bool = False
-    first: int = 0
+    is_transposed: bool = False  # as mlx_lm stores them
+    first: int = 0  # rows of the stored b
     last: int | None = None
 
     @property
     def rank(self) -> int:
-        """r."""
+        """Rank r."""
         return self.stored_a.shape[1 if self.is_transposed else 0]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[N, K] of the matrix that it is added to."""
+        """Shape [N, K] of the matrix."""
         rows, columns = self.stored_b.shape[0], self.stored_a.shape[-1]
         if self.is_transposed:
             rows, columns = self.stored_b.shape[1], self.stored_a.shape[0]
@@ -75,46 +72,46 @@ class Pair:
     def a(self) -> np.ndarray:
         """float32 [r, K]."""
         self.stored_a.check_file()
-        found = self.stored_a.float32()
-        return found.T if self.is_transposed else found
+        a = self.stored_a.float32()
+        return a.T if self.is_transposed else a
 
     def b(self) -> np.ndarray:
         """float32 [N, r], times the scale."""
         self.stored_b.check_file()
-        found = self.stored_b.float32()
-        return (found.T if self.is_transposed else found)[self.first:self.last] * np.float32(self.scale)
+        b = self.stored_b.float32()
+        return (b.T if self.is_transposed else b)[self.first:self.last] * np.float32(self.scale)
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An opened adapter: its pairs by module. name: its folder's, by which a request asks for it. digest: of all it holds."""
+    """An opened adapter."""
 
-    name: str
+    name: str  # of its folder; requests select it by this name
     path: Path
-    pairs: Mapping[str, Pair] = field(repr=False)
-    digest: str = ""
+    pairs: Mapping[str, Pair] = field(repr=False)  # by module
+    digest: str = ""  # of its settings, scale and weights
 
     def fuse(self, modules: Sequence[str], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """One pair for modules with the same input, whose matrices are concatenated by rows: float32 [R, K] and [N, R].
+        """Fuse the pairs of modules with the same input, whose matrices are concatenated by rows: float32 [R, K] and [N, R].
 
-        rows: of each module's matrix. b has zeros where a column belongs to another module. None: it changes none of them.
+        rows: of each module's matrix. b is zero where a column belongs to another module. None: no pair for these modules.
         """
-        found = [(self.pairs[name], sum(rows[:i])) for i, name in enumerate(modules) if name in self.pairs]
-        if not found:
+        pairs = [(self.pairs[name], sum(rows[:i])) for i, name in enumerate(modules) if name in self.pairs]
+        if not pairs:
             return None
-        a = np.concatenate([pair.a() for pair, _ in found])
+        a = np.concatenate([pair.a() for pair, _ in pairs])
         b, column = np.zeros((sum(rows), len(a)), np.float32), 0
-        for pair, row in found:
+        for pair, row in pairs:
             b[row:row + pair.shape[0], column:column + pair.rank] = pair.b()
             column += pair.rank
         return a, b
 
 
 class MergedTensor(Tensor):
-    """A matrix with the additions of an adapter, rounded to the matrix's dtype. Each access computes it."""
+    """A matrix plus an adapter's additions, rounded to the matrix's dtype, computed at each access."""
 
     def __init__(self, base: Tensor | AffineWeight, additions: Sequence[tuple[int, Pair]]):
-        """additions: (first row, pair) each."""
+        """additions: (first row, pair)."""
         for name in ("name", "dtype", "shape", "pages"):
             object.__setattr__(self, name, getattr(base, name))
         object.__setattr__(self, "_base", base)
@@ -127,7 +124,7 @@ class MergedTensor(Tensor):
         values = base.float32() if isinstance(base, Tensor) else base.rows(0, base.shape[0]).float32()
         for first, pair in self._additions:
             values[first:first + pair.shape[0]] += pair.b() @ pair.a()
-        with np.errstate(over="ignore"):  # writers refuse what is not finite
+        with np.errstate(over="ignore"):  # writers refuse values that are not finite
             rounded = values.astype(NUMBERS[self.dtype], copy=False)
         return rounded.view(np.uint16) if self.dtype == "bfloat16" else rounded
 
@@ -138,11 +135,11 @@ class MergedTensor(Tensor):
 
 def merge(adapter: Adapter, config: LlamaConfig,
           stored: Mapping[str, Tensor | AffineWeight]) -> dict[str, Tensor | AffineWeight]:
-    """`stored` tensors (config.stored_shapes) with the adapter's additions in their matrices."""
+    """Add an adapter to the matrices of `stored` tensors (config.stored_shapes)."""
     shapes, places = config.tensor_shapes(), {}
     for whole, parts in config.fused_tensors().items():
         for i, part in enumerate(parts):
-            places[part] = whole, sum(shapes[one][0] for one in parts[:i])
+            places[part] = whole, sum(shapes[other][0] for other in parts[:i])
     additions: dict[str, list[tuple[int, Pair]]] = {}
     for module, pair in adapter.pairs.items():
         name, first = places.get(f"{module}.weight", (f"{module}.weight", 0))
@@ -152,9 +149,9 @@ def merge(adapter: Adapter, config: LlamaConfig,
 
 def stack(adapters: Sequence[Adapter], modules: Sequence[str], rows: Sequence[int],
           columns: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The fused pairs of all adapters, by number: float32 [1 + adapters, R, K] and [1 + adapters, N, R]; 0 is none.
+    """Stack zeros for the base and the pairs of all adapters: float32 [1 + adapters, R, K] and [1 + adapters, N, R].
 
-    Padded with zeros to the largest R, a multiple of 8. None: no adapter changes these modules.
+    Padded with zeros to the largest R, rounded up to a multiple of 8. None: no adapter changes these modules.
     """
     fused = [adapter.fuse(modules, rows) for adapter in adapters]
     rank = max((len(pair[0]) for pair in fused if pair), default=0)
@@ -180,14 +177,14 @@ def stacked_nbytes(adapters: Sequence[Adapter], config: LlamaConfig, itemsize: i
 
 
 def _groups(config: LlamaConfig) -> list[tuple[str, ...]]:
-    """Modules that adapters may change; those of a group have the same input. A layer with experts has no MLP's."""
+    """Modules that adapters may change, grouped by input. A layer with experts has no MLP modules."""
     groups = [group for spec in config.layers for group in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,))]
     return [group for group in groups if group and group[0]]
 
 
-def parse(given: str | os.PathLike) -> tuple[Path, float]:
+def parse(spec: str | os.PathLike) -> tuple[Path, float]:
     """(folder, scale) of FOLDER or FOLDER=SCALE. Raises CheckpointError."""
-    text = os.fspath(given)
+    text = os.fspath(spec)
     folder, sign, number = text.rpartition("=")
     if not sign or os.path.isdir(os.path.expanduser(text)):
         return Path(os.path.expanduser(text)), 1.0
@@ -196,24 +193,26 @@ def parse(given: str | os.PathLike) -> tuple[Path, float]:
     except ValueError:
         scale = math.nan
     if not math.isfinite(scale):
-        raise CheckpointError(f"adapter {show(text)}: after = stands {show(number)}, expected a number, its scale")
+        raise CheckpointError(f"adapter {show(text)}: {show(number)} after = is not a number, expected a scale")
     return Path(os.path.expanduser(folder)), scale
 
 
-def open_adapters(given: Sequence[str | os.PathLike], config: LlamaConfig,
+def open_adapters(specs: Sequence[str | os.PathLike], config: LlamaConfig,
                   tensors: Mapping[str, Tensor | AffineWeight]) -> tuple[Adapter, ...]:
-    """Open adapters of a model. given: FOLDER or FOLDER=SCALE each. tensors: the model's, whose shapes they must have.
+    """Open adapters of a model. specs: FOLDER or FOLDER=SCALE. tensors: the model's, to compare shapes.
 
     Raises:
-        CheckpointError: no such folder; two of one name; damaged, of another model or of a kind that is not done.
+        CheckpointError: no such folder; duplicate names; damaged, of another model, or unsupported.
     """
-    if len(given) > MOST_ADAPTERS:
-        raise CheckpointError(f"{len(given)} adapters are given, at most {MOST_ADAPTERS} are loaded")
+    if len(specs) > MOST_ADAPTERS:
+        raise CheckpointError(f"{len(specs)} adapters: at most {MOST_ADAPTERS} can be loaded")
     adapters: dict[str, Adapter] = {}
-    for one in given:
-        adapter = _open(*parse(one), config, tensors)
+    for spec in specs:
+        adapter = _open(*parse(spec), config, tensors)
         if adapter.name in adapters or adapter.name == BASE:
-            other = f"{adapters[adapter.name].path} has that name too" if adapter.name in adapters else "it means no adapter"
+            other = "that is the name of the model without adapters"
+            if adapter.name in adapters:
+                other = f"{adapters[adapter.name].path} has the same name"
             raise CheckpointError(f"adapter {adapter.path}: requests would call it {show(adapter.name)}, and {other}: rename "
                                   "the folder")
         adapters[adapter.name] = adapter
@@ -222,55 +221,52 @@ def open_adapters(given: Sequence[str | os.PathLike], config: LlamaConfig,
 
 def _open(path: Path, scale: float, config: LlamaConfig, tensors: Mapping[str, Tensor | AffineWeight]) -> Adapter:
     if not os.path.isdir(path):
-        raise CheckpointError(f"adapter {show(str(path))}: no such folder; name one with {CONFIG}")
+        raise CheckpointError(f"adapter {show(str(path))}: no such folder; choose a folder with {CONFIG}")
     settings = read_json(path / CONFIG, CheckpointError)
     if "peft_type" in settings:
         read, weights = _read_peft, path / PEFT_WEIGHTS
     elif "lora_parameters" in settings or "fine_tune_type" in settings:
         read, weights = _read_mlx, path / MLX_WEIGHTS
     else:
-        raise CheckpointError(f"{path / CONFIG}: has neither peft_type, as PEFT writes it, nor lora_parameters, as mlx_lm does: "
-                              "name an adapter's folder")
+        raise CheckpointError(f"{path / CONFIG}: has neither peft_type (PEFT) nor lora_parameters (mlx_lm): choose an adapter's "
+                              "folder")
     pairs = _expand(read(settings, SafetensorsFile(weights), path / CONFIG), config)
     for module, pair in pairs.items():
         _check(module, pair, config, tensors, weights)
     name = path.name or path.resolve().name
-    return Adapter(name, path, {module: _scale(pair, scale) for module, pair in pairs.items()}, _digest(settings, scale, weights))
-
-
-def _scale(pair: Pair, scale: float) -> Pair:
-    return Pair(pair.stored_a, pair.stored_b, pair.scale * scale, pair.is_transposed, pair.first, pair.last)
+    pairs = {module: replace(pair, scale=pair.scale * scale) for module, pair in pairs.items()}
+    return Adapter(name, path, pairs, _digest(settings, scale, weights))
 
 
 def _digest(settings: Mapping[str, Any], scale: float, weights: Path) -> str:
-    """Names an adapter in saved caches: settings, scale, and the weights' bytes."""
-    found = hashlib.sha256(json.dumps([settings, scale], sort_keys=True).encode())
+    """Identify an adapter in saved caches by settings, scale and the bytes of its weights."""
+    digest = hashlib.sha256(json.dumps([settings, scale], sort_keys=True).encode())
     with open(weights, "rb") as file:
         while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()[:16]
+            digest.update(part)
+    return digest.hexdigest()[:16]
 
 
 def _read_peft(settings: Mapping[str, Any], file: SafetensorsFile, config: Path) -> dict[str, Pair]:
-    """Pairs by the module's name as the file has it."""
+    """Pairs by the module's name in the file."""
     if settings["peft_type"] != "LORA":
-        raise CheckpointError(f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is done: merge the adapter "
+        raise CheckpointError(f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is supported: merge the adapter "
                               "with PEFT")
     for name, allowed in _PEFT_REFUSED.items():
         if settings.get(name) is not None and settings[name] not in allowed:
-            raise CheckpointError(f"{config}: {name} is {show(settings[name])}, which is not done here: merge the adapter with "
+            raise CheckpointError(f"{config}: {name} is {show(settings[name])}, which is not supported: merge the adapter with "
                                   "PEFT")
     start = settings.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
-        raise CheckpointError(f"{config}: init_lora_weights is {show(start)}, which changes the base too: convert the adapter "
+        raise CheckpointError(f"{config}: init_lora_weights is {show(start)}, which also changes the base: convert the adapter "
                               "with PEFT's path_initial_model_for_weight_conversion")
     alpha = _number(settings, "lora_alpha", 8, config)
-    own = _patterns(settings, "alpha_pattern", config)
+    alphas = _patterns(settings, "alpha_pattern", config)
     is_stabilised = settings.get("use_rslora") is True
 
     def scale(module: str, rank: int) -> float:
-        found = next((value for pattern, value in own.items() if module == pattern or module.endswith("." + pattern)), alpha)
-        return found / (math.sqrt(rank) if is_stabilised else rank)
+        matches = (value for pattern, value in alphas.items() if module == pattern or module.endswith("." + pattern))
+        return next(matches, alpha) / (math.sqrt(rank) if is_stabilised else rank)
 
     return _pair(file, _PEFT_PART, scale, is_transposed=False)
 
@@ -279,7 +275,7 @@ def _read_mlx(settings: Mapping[str, Any], file: SafetensorsFile, config: Path) 
     """As `_read_peft`."""
     kind = settings.get("fine_tune_type", "lora")
     if kind != "lora":
-        raise CheckpointError(f"{config}: fine_tune_type is {show(kind)}, and only lora is done: fuse the adapter with "
+        raise CheckpointError(f"{config}: fine_tune_type is {show(kind)}, and only lora is supported: fuse the adapter with "
                               "mlx_lm.fuse")
     parameters = settings.get("lora_parameters")
     if not isinstance(parameters, dict):
@@ -296,30 +292,30 @@ def _number(settings: Mapping[str, Any], name: str, default: float, config: Path
 
 
 def _patterns(settings: Mapping[str, Any], name: str, config: Path) -> dict[str, float]:
-    """Values by a module's name or its end. PEFT takes regular expressions too, which a file from elsewhere must not give."""
-    found = settings.get(name) or {}
-    if not isinstance(found, dict) or not all(isinstance(key, str) and re.fullmatch(r"\^?[\w.]+\$?", key) for key in found):
-        raise CheckpointError(f"{config}: {name} is {show(found)}, expected names of modules and numbers; regular expressions "
-                              "are not done: write the names")
-    return {key.strip("^$"): _number(found, key, 0.0, config) for key in found}
+    """Values by a module's name or suffix. PEFT allows regular expressions, which an untrusted file must not supply."""
+    patterns = settings.get(name) or {}
+    if not isinstance(patterns, dict) or not all(isinstance(key, str) and re.fullmatch(r"\^?[\w.]+\$?", key) for key in patterns):
+        raise CheckpointError(f"{config}: {name} is {show(patterns)}, expected names of modules and numbers; regular expressions "
+                              "are not supported: write the names")
+    return {key.strip("^$"): _number(patterns, key, 0.0, config) for key in patterns}
 
 
 def _pair(file: SafetensorsFile, part: re.Pattern[str], scale: Any, is_transposed: bool) -> dict[str, Pair]:
-    """The file's tensors, two by two. scale: of (module, rank)."""
-    found: dict[str, dict[str, Tensor]] = {}
+    """Pair the file's tensors. scale: of (module, rank)."""
+    modules: dict[str, dict[str, Tensor]] = {}
     for name in file.names:
         match = part.fullmatch(name)
         if match is None:
-            raise CheckpointError(f"{file.path}: tensor {show(name)} is no part of a LoRA pair, which is all that is done here: "
+            raise CheckpointError(f"{file.path}: tensor {show(name)} is not part of a LoRA pair, and others are not supported: "
                                   "merge the adapter with the tool that wrote it")
         tensor = file.tensor(name)
         if len(tensor.shape) != 2 or 0 in tensor.shape:
             raise CheckpointError(f"{file.path}: tensor {show(name)} has shape {list(tensor.shape)}, expected a matrix; {_FETCH}")
-        found.setdefault(match[1], {})[match[2].lower()] = tensor
-    if not found:
+        modules.setdefault(match[1], {})[match[2].lower()] = tensor
+    if not modules:
         raise CheckpointError(f"{file.path}: has no tensors; {_FETCH}")
     pairs = {}
-    for module, parts in found.items():
+    for module, parts in modules.items():
         if len(parts) != 2:
             raise CheckpointError(f"{file.path}: {show(module)} has lora_{next(iter(parts))} without its partner; {_FETCH}")
         a, b = parts["a"], parts["b"]
@@ -332,32 +328,32 @@ def _pair(file: SafetensorsFile, part: re.Pattern[str], scale: Any, is_transpose
 
 
 def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
-    """Pairs by the modules of `config`: without the writer's prefix, and a fused matrix's as those of its parts."""
+    """Pairs by modules of `config`: remove the writer's prefix, and split pairs of fused matrices."""
     fused = {whole.removesuffix(".weight"): parts for whole, parts in config.fused_tensors().items()}
-    shapes, found = config.tensor_shapes(), {}
+    shapes, expanded = config.tensor_shapes(), {}
     for written, pair in pairs.items():
         module = written.removeprefix(_PEFT_PREFIX)
         if config.is_text_part:
             module = (strip_wrapper(f"{module}.weight") or f"{module}.weight").removesuffix(".weight")
         parts = fused.get(module)
         if parts is None or pair.shape[0] != sum(shapes[part][0] for part in parts):
-            found[module] = pair
+            expanded[module] = pair
             continue
         first = 0
         for part in parts:
             last = first + shapes[part][0]
-            found[part.removesuffix(".weight")] = Pair(pair.stored_a, pair.stored_b, pair.scale, pair.is_transposed, first, last)
+            expanded[part.removesuffix(".weight")] = replace(pair, first=first, last=last)
             first = last
-    return found
+    return expanded
 
 
 def _check(module: str, pair: Pair, config: LlamaConfig, tensors: Mapping[str, Tensor | AffineWeight], file: Path) -> None:
-    """Refuse a pair for a module that is not there, is no projection of a layer, or has another shape."""
+    """Refuse a pair for a module that is missing, is not a projection of a layer, or has another shape."""
     names = f"{pair.stored_a.name} {list(pair.stored_a.shape)} and {pair.stored_b.name} {list(pair.stored_b.shape)}"
     if f"{module}.weight" not in tensors:
         raise CheckpointError(f"{file}: {names}: the model has no {show(module)}; the adapter was made for another model")
     if not any(module in modules for modules in _groups(config)):
-        raise CheckpointError(f"{file}: {names}: adapters are for the projections of layers, and {module} is none: train it "
+        raise CheckpointError(f"{file}: {names}: adapters change projections of layers, which {module} is not: train it "
                               "without, or merge it with the tool that wrote it")
     shape = tensors[f"{module}.weight"].shape
     if pair.shape != tuple(shape):

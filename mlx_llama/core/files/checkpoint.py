@@ -1,7 +1,7 @@
-"""A folder, a .gguf file or a hub id -> config, tokenizer, template and named tensors, nothing copied.
+"""A folder, a .gguf file or a hub id -> config, tokenizer, template and named tensors, zero-copy.
 
-`open_checkpoint` checks all that needs no weights: the config, the headers of all weight files, and that the tensors are
-those of the config, with their shapes.
+`open_checkpoint` checks everything but the weights: the config, the headers of all weight files, and the names and shapes of
+all tensors.
 """
 
 from __future__ import annotations
@@ -37,30 +37,24 @@ GUIDE_PATH = Path(__file__).resolve().parents[2] / "guide"  # the model that shi
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened model: all that a backend needs to load it. Opening reads headers only.
+    """An opened model: everything that a backend needs to load it. Opening reads only headers."""
 
-    name: as the user gave it. path: the folder, or the .gguf file. tensors: exactly those of `config.tensor_shapes()`.
-    stored: those of `config.stored_shapes()`, of which some have the rows of several `tensors`; None for the same.
-    generation_config: the parsed generation_config.json, {} without one. nbytes: of all tensors. gguf_metadata: of a
-    GGUF file, else None. adapters: what is added to the matrices for requests that ask for it; its number is its index + 1.
-    """
-
-    name: str
-    path: Path
+    name: str  # as the user wrote it
+    path: Path  # the folder, or the .gguf file
     config: LlamaConfig
-    tensors: Mapping[str, Tensor | AffineWeight] = field(repr=False)
-    generation_config: dict[str, Any] = field(repr=False)
-    nbytes: int
-    gguf_metadata: dict[str, Any] | None = field(default=None, repr=False)
+    tensors: Mapping[str, Tensor | AffineWeight] = field(repr=False)  # exactly those of `config.tensor_shapes()`
+    generation_config: dict[str, Any] = field(repr=False)  # parsed generation_config.json, {} if there is none
+    nbytes: int  # of all tensors
+    gguf_metadata: dict[str, Any] | None = field(default=None, repr=False)  # of a GGUF file
+    # Those of `config.stored_shapes()`, which may hold the rows of several `tensors`; None if they are the same
     stored: Mapping[str, Tensor | AffineWeight] | None = field(default=None, repr=False)
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[Adapter, ...] = ()  # for requests that ask for them; an adapter's number is its index + 1
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded at the first use.
+        """The tokenizer, loaded at first use.
 
-        Raises:
-            TokenizerError: missing, malformed, or larger than the model's vocabulary.
+        Raises TokenizerError if it is missing, malformed, or larger than the model's vocabulary.
         """
         if self.gguf_metadata is not None:
             from mlx_llama.core.text.gguf_tokenizer import load_gguf_tokenizer
@@ -72,23 +66,19 @@ class Checkpoint:
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The chat template, loaded at the first use; None for a model without one.
-
-        Raises:
-            TemplateError: malformed.
-        """
+        """The chat template, loaded at first use; None if there is none. Raises TemplateError if it is malformed."""
         from mlx_llama.core.text.template import ChatTemplate, read_gguf_template, read_template, start_early
 
-        found = (read_template(self.path) if self.gguf_metadata is None
-                 else read_gguf_template(self.gguf_metadata, str(self.path)))
-        if found is None:
+        text = (read_template(self.path) if self.gguf_metadata is None
+                else read_gguf_template(self.gguf_metadata, str(self.path)))
+        if text is None:
             return None
-        start_early(found)
-        return ChatTemplate(*found, self.tokenizer.named)
+        start_early(text)
+        return ChatTemplate(*text, self.tokenizer.named)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """All tokens that end an answer: the config's, generation_config.json's and the tokenizer's."""
+        """All tokens that end an answer: of config.json, generation_config.json and the tokenizer."""
         ids = set(self.config.eos_token_ids)
         ids.update(_read_eos_ids(self.generation_config, self.path, self.config.vocab_size))
         if self._has_tokenizer:
@@ -97,7 +87,7 @@ class Checkpoint:
 
     @cached_property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text: the tokenizer's, else the config's."""
+        """The token that begins a text: of the tokenizer, else of the config."""
         if self._has_tokenizer and self.tokenizer.bos_id is not None:
             return self.tokenizer.bos_id
         return self.config.bos_token_id
@@ -112,15 +102,14 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """Dtype for activations: a low-bit matrix's `dtype`, else the width of the stored embedding; bfloat16 instead of
-        float16 for a family that exceeds it."""
+        """Dtype for activations: of a low-bit matrix, else of the stored embedding; bfloat16 if float16 overflows."""
         low_bit = (tensor.dtype for tensor in self.tensors.values() if isinstance(tensor, AffineWeight))
         stored = next(low_bit, self.tensors["model.embed_tokens.weight"].dtype)
         return "bfloat16" if stored == "float16" and self.config.exceeds_float16 else stored
 
 
 def check_name(name: str | os.PathLike | None) -> None:
-    """Raises CheckpointError for a path that is not there; asks no hub."""
+    """Raise CheckpointError for a missing path, without asking a hub."""
     label = "guide" if name is None else os.fspath(name)
     if label != "guide" and not hub.gguf_in_hub(label) and not hub.is_hub_id(label):
         find_local(label)
@@ -131,15 +120,14 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
     """Open a model.
 
     Args:
-        name: a folder, a .gguf file (any part of a split one), a hub id ("org/name", or "org/name:file.gguf" for one
-            file of it), or "guide" or None for the model that ships in this package. An existing path wins over a hub
-            id.
-        revision: branch, tag or commit; hub ids only.
-        adapters: folders of LoRA adapters as PEFT and mlx_lm write them, FOLDER or FOLDER=SCALE each.
+        name: a folder, a .gguf file (any part of a split file), a hub id ("org/name", or "org/name:file.gguf" for a file
+            in it), or "guide" or None for the model in this package. An existing path takes precedence over a hub id.
+        revision: branch, tag or commit of a hub id.
+        adapters: folders of LoRA adapters of PEFT or mlx_lm, as FOLDER or FOLDER=SCALE.
 
     Raises:
         CheckpointError: not found; no weights; weights truncated, corrupt, or of another model than the config; adapters
-            of another model or of a kind that is not done.
+            of another model, or unsupported.
         ConfigError: config.json is missing, malformed or unsupported.
     """
     checkpoint = _open(name, revision)
@@ -149,7 +137,7 @@ def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None 
 
 
 def merge_adapter(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with its one adapter in its matrices, which are computed when they are read."""
+    """Merge a checkpoint's single adapter into its matrices, which are computed when they are read."""
     (adapter,) = checkpoint.adapters
     stored = merge(adapter, checkpoint.config, checkpoint.stored or checkpoint.tensors)
     return dataclasses.replace(checkpoint, tensors=split(stored, checkpoint.config), stored=stored, adapters=())
@@ -161,7 +149,7 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
         folder, config = GUIDE_PATH, None
         if not folder.is_dir():
             raise CheckpointError(
-                f"{folder}: the model that ships is missing; install mlx_llama again, or name a model"
+                f"{folder}: the model of this package is missing; install mlx_llama again, or choose a model"
             )
     elif hub.gguf_in_hub(label):
         return _open_gguf(label, hub.fetch_gguf(label, revision))
@@ -181,40 +169,27 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
         if folder.is_file():
             return _open_gguf(label, folder)
     config = config or LlamaConfig.from_file(folder)
-    stored = select(find_weights(folder), config, folder)
-    tensors = split(stored, config)
     path = folder / "generation_config.json"
     generation = read_json(path, ConfigError) if path.exists() else {}
-    _read_eos_ids(generation, folder, config.vocab_size)  # report a bad one now, not after the first answer
-    return Checkpoint(
-        name=label,
-        path=folder,
-        config=config,
-        tensors=tensors,
-        generation_config=generation,
-        nbytes=sum(tensor.nbytes for tensor in tensors.values()),
-        stored=stored,
-    )
+    _read_eos_ids(generation, folder, config.vocab_size)  # report a bad id now, not after the first answer
+    return _make(label, folder, config, select(find_weights(folder), config, folder), generation)
 
 
 def _open_gguf(name: str, path: Path) -> Checkpoint:
     file = GGUFFile(path)
     stored = select({tensor: (file, tensor) for tensor in file.names}, file.config, path, "its metadata")
-    tensors = split(stored, file.config)
-    return Checkpoint(
-        name=name,
-        path=path,
-        config=file.config,
-        tensors=tensors,
-        generation_config={},
-        nbytes=sum(tensor.nbytes for tensor in tensors.values()),
-        gguf_metadata=file.metadata,
-        stored=stored,
-    )
+    return _make(name, path, file.config, stored, {}, file.metadata)
+
+
+def _make(name: str, path: Path, config: LlamaConfig, stored: dict[str, Tensor | AffineWeight],
+          generation: dict[str, Any], metadata: dict[str, Any] | None = None) -> Checkpoint:
+    tensors = split(stored, config)
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    return Checkpoint(name, path, config, tensors, generation, nbytes, metadata, stored)
 
 
 def find_local(name: str) -> Path:
-    """The existing folder or .gguf file of a path; the .gguf file of a folder whose only weights are one GGUF model.
+    """Find the folder or .gguf file at a path, or the .gguf file of a folder that holds only one GGUF model.
 
     Raises:
         CheckpointError: no such path, or several GGUF models.
@@ -224,13 +199,13 @@ def find_local(name: str) -> Path:
         files = sorted(file.name for file in path.glob("*.gguf"))
         if not files or (path / SINGLE).exists() or (path / INDEX).exists():
             return path
-        if files != [one for one in part_names(files[0]) if one in files]:
+        if files != [part for part in part_names(files[0]) if part in files]:
             raise CheckpointError(f"{path}: holds {len(files)} GGUF files ({show(', '.join(files))}); name one of them")
         return path / files[0]
     if name and os.path.exists(path):
         if path.suffix != ".gguf":
             raise CheckpointError(
-                f"{path}: is a file, expected a folder with config.json and weights, or a .gguf file; name the folder"
+                f"{path}: is a file, expected a folder with config.json and weights, or a .gguf file; choose the folder"
             )
         return path
     if meant := hub.read_address(name):
@@ -239,15 +214,15 @@ def find_local(name: str) -> Path:
         raise CheckpointError(f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)")
     raise CheckpointError(
         f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check the path, or use `guide`, "
-        "the model that ships"
+        "the model of this package"
     )
 
 
 def _read_eos_ids(raw: dict[str, Any], folder: Path, vocab: int) -> list[int]:
     value = raw.get("eos_token_id")
     values = [] if value is None else value if isinstance(value, list) else [value]
-    for one in values:
-        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocab:
+    for token in values:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
             raise ConfigError(
                 f"{folder / 'generation_config.json'}: eos_token_id is {show(value)}, expected token ids from 0 to "
                 f"{vocab - 1}; correct the file"

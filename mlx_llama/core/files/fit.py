@@ -1,4 +1,4 @@
-"""Compare the tensors found in files with those that the config calls for, and select the latter."""
+"""Compare the tensors in files with those that the config requires, and select these."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _SCALES = ("F32", "F16", "BF16")
 
 
 def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
-    """`weights` of the text model, with a tied matrix under the embedding's name only.
+    """`weights` of the text model, with a tied matrix under the embedding's name.
 
-    Some writers store a tied matrix under both names, some under the head's alone.
+    Some writers store a tied matrix under both names, some only under the head's.
     """
     if config.is_text_part:
-        weights = {named: found for name, found in weights.items() if (named := strip_wrapper(name)) is not None}
+        weights = {named: place for name, place in weights.items() if (named := strip_wrapper(name)) is not None}
     if not config.tie_word_embeddings:
         return weights
     head = {_EMBEDDING + part: weights[_HEAD + part] for part in _PARTS if _HEAD + part in weights}
-    kept = {name: found for name, found in weights.items() if name not in [_HEAD + part for part in _PARTS]}
+    kept = {name: place for name, place in weights.items() if name not in [_HEAD + part for part in _PARTS]}
     return kept if _EMBEDDING + ".weight" in kept else kept | head
 
 
 class StackPart:
-    """A file whose stacks of matrices [X, N, K] read as their matrix number `i`, named `name`. count: X of a whole stack."""
+    """A file seen through a stack's matrix: a stack [count, N, K] reads as its matrix `i`, called `name`."""
 
     def __init__(self, file: SafetensorsFile | GGUFFile, name: str, i: int, count: int):
         self.file, self.name, self.i, self.count, self.path = file, name, i, count, file.path
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the matrix; of the stored tensor if that is no such stack."""
+        """Shape of the matrix, or of a stored tensor that is not such a stack."""
         first, *rest = self.file.shape(name)
         return tuple(rest) if first == self.count and len(rest) == 2 else (first, *rest)
 
@@ -58,7 +58,7 @@ class StackPart:
         return self.file.dtype(name)
 
     def tensor(self, name: str) -> Tensor | AffineWeight:
-        """The matrix, zero-copy. Raises CheckpointError as the file's."""
+        """The matrix, zero-copy. Raises CheckpointError."""
         whole, rows = self.file.tensor(name), self.shape(name)[0]
         return (whole.flat() if isinstance(whole, Tensor) else whole).part(self.name, self.i * rows, (self.i + 1) * rows)
 
@@ -70,25 +70,24 @@ class StackPart:
 
 
 def unstack(weights: Weights, config: LlamaConfig) -> Weights:
-    """`weights` with each expert's matrix under a name of its own, however the files store them."""
+    """Name each expert's matrix, however the files store them."""
     stacks = {stack + part: (names, part) for stack, names in config.stacks().items() for part in _PARTS}
-    found = {name: place for name, place in weights.items() if name not in stacks}
+    single = {name: place for name, place in weights.items() if name not in stacks}
     for name in weights.keys() & stacks.keys():
         (file, stored), (names, part) = weights[name], stacks[name]
-        if names[0] + part in found:
-            raise CheckpointError(f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the same; "
+        if names[0] + part in single:
+            raise CheckpointError(f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the same matrix; "
                                   "fetch it again")
-        found |= {one + part: (StackPart(file, one + part, i, len(names)), stored) for i, one in enumerate(names)}
-    return found
+        single |= {each + part: (StackPart(file, each + part, i, len(names)), stored) for i, each in enumerate(names)}
+    return single
 
 
 def misfits(
     weights: Weights, config: LlamaConfig, folder: Path, source: str = "config.json", complete: bool = True
 ) -> list[CheckpointError]:
-    """Differences between `weights` and the config in names and shapes, one error for each kind.
+    """Differences between `weights` and the config in names and shapes, an error for each kind.
 
-    source: the config's name in errors. complete: False where damaged files were left out; missing tensors are then no
-    error.
+    source: name of the config, for errors. complete: False if damaged files were left out, to tolerate missing tensors.
     """
     try:
         weights = unstack(resolve_tied(weights, config), config)
@@ -115,7 +114,7 @@ def misfits(
 def select(
     weights: Weights, config: LlamaConfig, folder: Path, source: str = "config.json"
 ) -> dict[str, Tensor | AffineWeight]:
-    """The tensors of `config.stored_shapes()`, in its order, as they lie in the files.
+    """Select the tensors of `config.stored_shapes()`, in its order, as the files store them.
 
     Raises:
         CheckpointError: the first of `misfits`; an unsupported dtype.
@@ -136,15 +135,15 @@ def select(
 
 
 def split(stored: Mapping[str, Tensor | AffineWeight], config: LlamaConfig) -> dict[str, Tensor | AffineWeight]:
-    """The tensors of `config.tensor_shapes()`, in its order: rows of a fused tensor are tensors of their own."""
+    """Split fused tensors into those of `config.tensor_shapes()`, in its order."""
     shapes = config.tensor_shapes()
-    found = {name: tensor for name, tensor in stored.items() if name in shapes}
+    tensors = {name: tensor for name, tensor in stored.items() if name in shapes}
     for whole, parts in config.fused_tensors().items():
         first = 0
         for name in parts if whole in stored else ():
-            found[name] = stored[whole].part(name, first, first + shapes[name][0])
+            tensors[name] = stored[whole].part(name, first, first + shapes[name][0])
             first += shapes[name][0]
-    return {name: found[name] for name in shapes}
+    return {name: tensors[name] for name in shapes}
 
 
 def _missing(
@@ -157,7 +156,7 @@ def _missing(
     if names[0] == _HEAD + ".weight":
         hint = " (config.json says tie_word_embeddings false)"
     elif names[0].endswith(".bias"):
-        hint = f" ({config.architecture} has it, or attention_bias or mlp_bias asks for it)"
+        hint = f" ({config.architecture}, attention_bias or mlp_bias requires it)"
     elif names[0].endswith((".scales", ".biases")):
         hint = " (the matrix beside it is quantised)"
     yield CheckpointError(
@@ -188,21 +187,21 @@ def _misshaped(
     packed: Mapping[str, tuple[int, int]],
     source: str,
 ) -> Iterable[CheckpointError]:
-    kinds: dict[tuple[object, ...], list[str]] = {}  # the same tensor of all layers is one kind
+    kinds: dict[tuple[object, ...], list[str]] = {}  # a tensor that differs in all layers is a single kind
     for name, shape in expected.items():
-        if name in weights and (found := weights[name][0].shape(weights[name][1])) != shape:
-            kinds.setdefault((_LAYER.sub(".", name), found, shape), []).append(name)
-    for (_, found, shape), names in kinds.items():
+        if name in weights and (stored := weights[name][0].shape(weights[name][1])) != shape:
+            kinds.setdefault((_LAYER.sub(".", name), stored, shape), []).append(name)
+    for (_, stored, shape), names in kinds.items():
         packing = packed.get(names[0].rpartition(".")[0] + ".weight")
         hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
         yield CheckpointError(
-            f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(found)}, {source} calls for {list(shape)}"
+            f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(stored)}, {source} calls for {list(shape)}"
             f"{hint}{_more(names)}; the weights and {source} do not belong together"
         )
 
 
 def _scaling(name: str) -> tuple[str, str]:
-    """Names of the scales and the biases of a quantised matrix."""
+    """Names of a quantised matrix's scales and biases."""
     module = name.removesuffix(".weight")
     return module + ".scales", module + ".biases"
 
@@ -212,17 +211,17 @@ def _is_packed(name: str, weights: Weights) -> bool:
 
 
 def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, tuple[int, int]]:
-    """{name of a quantised matrix: (bits, group_size)}, by config.json and by which matrices have scales."""
+    """{name of a quantised matrix: (bits, group_size)}, by config.json and the matrices that have scales."""
     settings = config.quantization
     if settings is None:
         return {}
-    own = {module + ".weight": packing for module, packing in settings.layers}
+    listed = {module + ".weight": packing for module, packing in settings.layers}
     packed = {}
     for name, shape in config.stored_shapes().items():
         if len(shape) != 2:
             continue
-        packing = own.get(name)
-        if name not in own and (_is_packed(name, weights) or any(part in weights for part in _scaling(name))):
+        packing = listed.get(name)
+        if name not in listed and (_is_packed(name, weights) or any(part in weights for part in _scaling(name))):
             packing = settings.bits, settings.group_size
         if packing is None:
             continue
@@ -241,7 +240,7 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
 
 
 def _quantized(name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile, str]) -> MLXWeight:
-    """The matrix of three stored tensors: codes, scales and biases."""
+    """Make a matrix of three stored tensors: codes, scales and biases."""
     (file, stored), *scaling = parts
     if file.dtype(stored) != "U32":
         raise CheckpointError(
@@ -253,8 +252,8 @@ def _quantized(name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFil
         if kind not in _SCALES or kind != kinds[0]:
             wanted = kinds[0] if kind in _SCALES else "F32, F16 or BF16"
             raise CheckpointError(
-                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted}, as the scales of a quantised matrix "
-                "have; quantise the model again with mlx_lm.convert"
+                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted} for the scales of a quantised "
+                "matrix; quantise the model again with mlx_lm.convert"
             )
     arrays, pages = zip(*(file.array(stored) for file, stored in parts))
     return MLXWeight(name, *packing, *arrays, [page for page in pages if page])

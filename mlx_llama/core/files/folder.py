@@ -1,7 +1,7 @@
 """The weight files of a folder: model.safetensors, or the shards that model.safetensors.index.json lists.
 
-The index is checked entry by entry, not by a pydantic model: the doctor reads on after a bad entry, and pydantic keeps an
-error for each of them (1 kB: an index of 12 MB took 0.9 GB).
+The index is checked entry by entry: the doctor continues after a bad entry, and pydantic keeps an error of 1 kB for each (an
+index of 12 MB took 0.9 GB).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlx_llama.core.system.files import read_json
 from .safetensors import SafetensorsFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Frequencies that early conversions stored; the config defines them.
+# Frequencies that early conversions stored, and that the config defines
 LEFTOVER = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -24,14 +24,14 @@ _CONVERT = (
     'convert it once on a machine where you trust it: python -c "from transformers import AutoModelForCausalLM as M; '
     "M.from_pretrained('DIR').save_pretrained('NEW_DIR')\""
 )
-# A shard lies beside its index: no separators, no parent, no drive.
+# The plain name of a file beside the index: no separators, parents or drives
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 
 
 def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[SafetensorsFile, str]]:
-    """{tensor name: (its file, its name there)} of one file, or of all shards.
+    """{tensor name: (its file, its name there)} of the single file, or of all shards.
 
-    report: called with the error of each bad shard or entry; where it returns, the others are read all the same.
+    report: called with the error of each bad shard or entry; if it returns, reading continues.
 
     Raises:
         CheckpointError: no weights; a damaged single file or index; anything that `report` raises.
@@ -47,7 +47,7 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map is {show(weight_map)}, expected {{tensor: file}}; fetch it again")
     files: dict[str, SafetensorsFile | None] = {}  # None: an unreadable shard
-    found: dict[str, tuple[SafetensorsFile, str]] = {}
+    weights: dict[str, tuple[SafetensorsFile, str]] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
             report(CheckpointError(
@@ -58,7 +58,7 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
         if shard not in files:
             files[shard] = None
             try:
-                if not os.path.exists(folder / shard):  # False for too long a name, too
+                if not os.path.exists(folder / shard):  # False also for a name that is too long
                     raise CheckpointError(
                         f"{index}: lists the shard {show(shard)}, which is not in {folder}; fetch the missing file"
                     )
@@ -69,16 +69,16 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
         if file is None:
             continue
         if name not in file.names:
-            report(CheckpointError(f"{index}: lists {show(name)} in {shard}, which does not hold it; fetch both again"))
+            report(CheckpointError(f"{index}: lists {show(name)} in {shard}, which lacks it; fetch both again"))
             continue
-        found[name] = (file, name)
+        weights[name] = (file, name)
     for shard, file in files.items():
         for name in file.names if file is not None else ():
             if name not in weight_map and not LEFTOVER.fullmatch(name):
                 report(CheckpointError(
                     f"{folder / shard}: holds {show(name)}, which {INDEX} does not list; fetch both again"
                 ))  # fmt: skip
-    return found
+    return weights
 
 
 def _no_weights(folder: Path) -> CheckpointError:

@@ -1,8 +1,8 @@
 """Quantise to GGUF's block types as llama.cpp does without an importance matrix (ggml/src/ggml-quants.c).
 
-Each function repeats its operations in float32 and in their order: the same bits as the C code compiled without fused
-multiply-adds, and the same error where a compiler fuses them. Arrays hold one weight of each group per row, float32
-[group size, groups], so that sums add whole rows in the order of the C loops. The gguf library has the plainer types.
+Each function performs the operations of the C code in float32 and in the same order, for the same bits as C without fused
+multiply-adds, and the same error as with them. Arrays hold a weight of each group per row, float32 [group size, groups], so
+that sums add whole rows in the order of the C loops. The gguf library quantises to simpler types.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import numpy as np
 
 from .quantized import IQ4_VALUES
 
-# {type: (bytes of a block, those of its float16 scales)} (ggml/src/ggml-common.h)
+# {type: (bytes of a block, slice of its float16 scales)} (ggml/src/ggml-common.h)
 SCALES = {"Q4_0": (18, slice(0, 2)), "Q5_0": (22, slice(0, 2)), "Q5_1": (24, slice(0, 4)), "Q8_0": (34, slice(0, 2)),
           "Q4_K": (144, slice(0, 4)), "Q5_K": (176, slice(0, 4)), "Q6_K": (210, slice(208, 210)),
           "IQ4_NL": (18, slice(0, 2)), "IQ4_XS": (136, slice(0, 2))}
 
 _EPSILON = np.float32(1e-15)  # GROUP_MAX_EPS: the largest magnitude of a group of zeros
 _VALUES = IQ4_VALUES.astype(np.float32) - 128
-# index of the nearest of _VALUES by floor(2 x) + 254, x in [-127, 127]: their midpoints are multiples of one half
+# Index of the nearest of _VALUES by floor(2 x) + 254, x in [-127, 127]: their midpoints are multiples of 0.5
 _NEAREST = np.searchsorted((_VALUES[1:] + _VALUES[:-1]) / 2, np.arange(-254, 255) / 2, side="right").astype(np.uint8)
 
 
 def quantize(rows: np.ndarray, kind: str) -> np.ndarray:
-    """Blocks uint8 [n, bytes per row] of rows float32 [n, K]; K a multiple of the type's block.
+    """Quantise rows float32 [n, K], K a multiple of the block size, to blocks uint8 [n, bytes per row].
 
-    kind: of SCALES. Weights beyond the range of float16 scales give scales that are not finite.
+    kind: of SCALES. Weights beyond the range of float16 scales give infinite scales.
     """
     from gguf.quants import GGMLQuantizationType, quantize as quantize_plain
 
@@ -42,7 +42,7 @@ def _groups(rows: np.ndarray, size: int) -> np.ndarray:
 
 
 def _add_rows(values: np.ndarray) -> np.ndarray:
-    """Sum over the first axis, from the first row to the last; np.sum may add pairwise."""
+    """Sum over the first axis in order, while np.sum may add pairwise."""
     total = values[0].copy()
     for row in values[1:]:
         total += row
@@ -55,16 +55,16 @@ def _half(values: np.ndarray) -> np.ndarray:
 
 
 def _widen(half: np.ndarray) -> np.ndarray:
-    """The inverse: uint8 [B, 2] -> float32 [B, 1]."""
+    """The bytes of float16, uint8 [B, 2] -> float32 [B, 1]."""
     return half.view(np.float16).astype(np.float32)
 
 
-def _requantize(x: np.ndarray, scales: np.ndarray, found: np.ndarray, low: int, high: int,
+def _requantize(x: np.ndarray, scales: np.ndarray, before: np.ndarray, low: int, high: int,
                 mins: np.ndarray | None = None) -> np.ndarray:
-    """Codes [size, G] under the rounded scales and mins [B, groups of a block]; those found before where a scale is zero."""
+    """Codes [size, G] under the rounded scales and mins [B, groups of a block]; `before` where a scale is zero."""
     shifted = x if mins is None else x + mins.reshape(-1)
     scales = scales.reshape(-1)
-    return np.where(scales != 0, np.clip(np.rint(shifted / scales), low, high), found)
+    return np.where(scales != 0, np.clip(np.rint(shifted / scales), low, high), before)
 
 
 def _search_min(x: np.ndarray, top: int, first: float, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -91,7 +91,7 @@ def _search_min(x: np.ndarray, top: int, first: float, steps: int) -> tuple[np.n
     best = codes_at(inverse, minimum)
     least = error_of(best, scale, minimum)
     for i in range(steps + 1):
-        # The codes count from the best minimum so far, as llama.cpp's do.
+        # As in llama.cpp, codes count from the best minimum so far.
         codes = codes_at((first + step * np.float32(i) + top) / (high - minimum), minimum)
         weighted = weights * codes
         sum_l = _add_rows(weighted)
@@ -116,7 +116,7 @@ def _search_min(x: np.ndarray, top: int, first: float, steps: int) -> tuple[np.n
 def _with_min(rows: np.ndarray, top: int, first: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """The head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]), uint8 [B, 16]; codes uint8 [B, 256]."""
     x = _groups(rows, 32)
-    scales, mins, found = _search_min(x, top, first, steps)
+    scales, mins, before = _search_min(x, top, first, steps)
     head, six_bits = [], []
     for values in (scales.reshape(-1, 8), mins.reshape(-1, 8)):
         largest = np.maximum(values.max(1), np.float32(0))
@@ -130,7 +130,7 @@ def _with_min(rows: np.ndarray, top: int, first: float, steps: int) -> tuple[np.
         min_codes[:, :4] | min_codes[:, 4:] >> 4 << 6,
         scale_codes[:, 4:] & 15 | (min_codes[:, 4:] & 15) << 4,
     ], axis=1)
-    codes = _requantize(x, _widen(head[0]) * scale_codes, found, 0, top, _widen(head[1]) * min_codes)
+    codes = _requantize(x, _widen(head[0]) * scale_codes, before, 0, top, _widen(head[1]) * min_codes)
     return np.concatenate([*head, packed], axis=1), codes.T.astype(np.uint8).reshape(-1, 256)
 
 
@@ -148,16 +148,16 @@ def _q5_k(rows: np.ndarray) -> np.ndarray:  # uint8 head[16], qh[32], qs[128]
 
 
 def _largest(values: np.ndarray, axis: int) -> np.ndarray:
-    """The value of largest magnitude along an axis, with its sign; of equal magnitudes the first."""
+    """The value of largest magnitude along an axis, with its sign; the first of equal magnitudes."""
     at = np.expand_dims(np.abs(values).argmax(axis), axis)
     return np.take_along_axis(values, at, axis).squeeze(axis)
 
 
 def _fit_scales(x: np.ndarray, trials: Iterable[np.ndarray], quantise: Callable[[np.ndarray], np.ndarray],
                 x_first: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Scales [G] of least squared error, errors weighted by x * x, over inverse scales to try; the values [size, G] of the best.
+    """Search inverse scales for the least squared error weighted by x * x; returns scales [G] and values [size, G].
 
-    The part that make_qx_quants and quantize_row_iq4_nl_impl share. x_first: the order of a product's factors.
+    The part that make_qx_quants and quantize_row_iq4_nl_impl share. x_first: order of the factors of a product.
     """
     weights, trials = x * x, iter(trials)
     weighted_x = weights * x
@@ -183,16 +183,16 @@ def _q6_k(rows: np.ndarray) -> np.ndarray:  # uint8 ql[128], qh[64]; int8 scales
     x = _groups(rows, 16)
     largest = _largest(x, 0)
     offsets = (np.float32(0.1) * np.float32(i) for i in (0, *range(-9, 0), *range(1, 10)))
-    scales, found = _fit_scales(x, (-(np.float32(32) + offset) / largest for offset in offsets),
+    scales, before = _fit_scales(x, (-(np.float32(32) + offset) / largest for offset in offsets),
                                 lambda values: np.clip(np.rint(values), -32, 31), x_first=True)
     is_zero = np.abs(largest) < _EPSILON
     scales = np.where(is_zero, np.float32(0), scales).reshape(-1, 16)
-    found[:, is_zero] = -32
+    before[:, is_zero] = -32
     largest = _largest(scales, 1)
     inverse = np.float32(-128) / largest
     d = _half(np.float32(1) / inverse)
     eight_bits = np.minimum(np.rint(inverse[:, None] * scales), 127).astype(np.int8)
-    codes = _requantize(x, _widen(d) * eight_bits, found, -32, 31)
+    codes = _requantize(x, _widen(d) * eight_bits, before, -32, 31)
     codes = (codes.T + np.float32(32)).astype(np.uint8).reshape(-1, 2, 4, 32)
     low = codes[:, :, :2] & 15 | (codes[:, :, 2:] & 15) << 4
     high = codes[:, :, 0] >> 4 | codes[:, :, 1] >> 4 << 2 | codes[:, :, 2] >> 4 << 4 | codes[:, :, 3] >> 4 << 6

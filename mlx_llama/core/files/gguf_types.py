@@ -1,4 +1,4 @@
-"""Types of the tensors of each --format gguf:..., as llama.cpp chooses them (src/llama-quant.cpp)."""
+"""Tensor types for each --format gguf:..., as llama.cpp chooses them (src/llama-quant.cpp)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from mlx_llama.core.models.config import LlamaConfig
 FORMATS = {"Q4_0": "Q4_0", "IQ4_XS": "IQ4_XS", "Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K", "Q6_K": "Q6_K", "Q8_0": "Q8_0",
            "F16": "F16", "BF16": "BF16", "F32": "F32"}
 PLAIN = ("F16", "BF16", "F32")
-# {type with blocks of 256 weights: with blocks of 32} for rows that only the latter divide (tensor_type_fallback)
+# {type with blocks of 256 weights: type with blocks of 32}, for rows that only 32 divides (tensor_type_fallback)
 _FALLBACKS = {"IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
 def choose_type(name: str, shape: tuple[int, ...], format: str, config: LlamaConfig, architecture: str) -> str:
     """The GGUF type of a tensor, "F32" for vectors.
 
-    name, architecture: as in the file. Q4_0's projection to the vocabulary is Q8_0, llama.cpp's Q6_K; the rest is as of
-    llama-quantize without an importance matrix.
+    name, architecture: as in the file. As llama-quantize without an importance matrix, except that the projection to the
+    vocabulary of Q4_0 is Q8_0, not Q6_K.
     """
     if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):  # the router of experts
         return "F32"
@@ -24,13 +24,13 @@ def choose_type(name: str, shape: tuple[int, ...], format: str, config: LlamaCon
     if kind in PLAIN:
         return kind
     wanted = _wanted_type(name, format, config, architecture)
-    fits = [one for one in (wanted, _FALLBACKS.get(wanted, wanted))
-            if shape[1] % (256 if one in _FALLBACKS else 32) == 0]
+    fits = [candidate for candidate in (wanted, _FALLBACKS.get(wanted, wanted))
+            if shape[1] % (256 if candidate in _FALLBACKS else 32) == 0]
     return fits[0] if fits else "F16"
 
 
 def is_fallback(kind: str, format: str) -> bool:
-    """True for a type with blocks of 32 weights in place of one with blocks of 256."""
+    """True for a type with blocks of 32 weights that replaces a type with blocks of 256."""
     return FORMATS[format] in _FALLBACKS and kind in _FALLBACKS.values()
 
 
@@ -39,7 +39,7 @@ def _wanted_type(name: str, format: str, config: LlamaConfig, architecture: str)
     kind, layers = FORMATS[format], config.num_hidden_layers
     if name == ("token_embd.weight" if config.tie_word_embeddings else "output.weight"):
         return "Q6_K" if kind in _FALLBACKS else "Q8_0"
-    if config.num_experts == 8 and name.endswith(("attn_k.weight", "attn_v.weight")):  # few weights beside the experts'
+    if config.num_experts == 8 and name.endswith(("attn_k.weight", "attn_v.weight")):  # few weights
         return "Q8_0"
     if not name.startswith("blk.") or format not in ("Q4_K_M", "Q5_K_M", "IQ4_XS"):
         return kind
@@ -53,7 +53,7 @@ def _wanted_type(name: str, format: str, config: LlamaConfig, architecture: str)
             return "Q5_K" if queries_per_key >= 4 else kind
         if is_sensitive:
             return "Q6_K"
-        # Values shared by the heads of a 70B model: few weights, used often
+        # Heads of a 70B model share values: few weights, used often
         return "Q5_K" if layers == 80 and queries_per_key > 1 and architecture in ("llama", "qwen2") else kind
     if module in ("ffn_down", "ffn_down_exps"):
         if format == "IQ4_XS":

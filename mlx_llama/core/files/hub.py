@@ -1,6 +1,6 @@
-"""Hub ids: recognised without the network, downloaded through huggingface_hub into its shared cache.
+"""Hub ids: recognised offline, downloaded through huggingface_hub into its shared cache.
 
-"org/name" is a model's folder, "org/name:file.gguf" one file of it, with all parts of a split one.
+"org/name" is a model's folder, "org/name:file.gguf" a file in it, with all parts of a split file.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ _ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([\w.
                       r"(?:/(?:blob|resolve|raw|tree)/([\w.-]+)(?:/([^?#]+\.gguf))?)?/?(?:[?#].*)?", re.ASCII)
 SETTINGS = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
-# Other formats of the same model in some repositories: Meta's and Mistral's originals, subfolders
+# Other formats of the same model: subfolders, and the originals of Meta and Mistral
 _SKIP = ("*/*", "consolidated*")
 
 
 def is_hub_id(name: str | os.PathLike) -> bool:
-    """The name is a hub id ("org/name") and not a path, by the name and the disk alone.
+    """True for a hub id ("org/name"), judged by the name and the disk.
 
-    Paths: all that exist, are absolute, start with "." or "~", end in a separator or ".gguf", have a backslash or more
-    than one slash.
+    A path exists, is absolute, starts with "." or "~", ends in a separator or ".gguf", or has a backslash or two slashes.
     """
     if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
         return False
@@ -37,13 +36,13 @@ def is_hub_id(name: str | os.PathLike) -> bool:
 
 
 def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
-    """(hub id, file) of "org/name:file.gguf"; None for any other name and for existing paths."""
+    """(hub id, file) of "org/name:file.gguf"; None for other names and existing paths."""
     match = _HUB_FILE.fullmatch(name) if isinstance(name, str) and not os.path.exists(name) else None
     return (match[1], match[2]) if match and is_hub_id(match[1]) else None
 
 
 def read_address(text: str) -> str:
-    """The name of a model whose web address is given, as in "org/name" or "org/name:file.gguf"; "" for another text."""
+    """Name of the model at a web address, "org/name" or "org/name:file.gguf"; "" for any other text."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not _HUB_ID.fullmatch(match[1]):
         return ""
@@ -52,7 +51,7 @@ def read_address(text: str) -> str:
 
 
 def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False) -> Path:
-    """The local file of "org/name:file.gguf", downloaded with its other parts where the cache lacks it.
+    """The local file of "org/name:file.gguf", downloaded with its other parts if the cache lacks it.
 
     local_only: as in `fetch`.
 
@@ -77,9 +76,9 @@ def fetch(
     skip: tuple[str, ...] = _SKIP,
     local_only: bool = False,
 ) -> Path:
-    """The local folder of a hub model, downloaded where the cache lacks it, with a progress bar on stderr.
+    """The local folder of a hub model, downloaded if the cache lacks it, with a progress bar on stderr.
 
-    Only the cache is searched with HF_HUB_OFFLINE=1, with local_only, and while the hub cannot be reached.
+    With HF_HUB_OFFLINE=1 or local_only, or if the hub cannot be reached, only the cache is searched.
 
     Raises:
         CheckpointError: not on the hub, gated, no such revision, no network and not in the cache, disk full.
@@ -101,23 +100,23 @@ def fetch(
     except errors.GatedRepoError:
         reason = "access is gated; accept its licence on huggingface.co, then run `hf auth login`"
     except errors.RevisionNotFoundError:
-        reason = f"has no revision {show(revision)}; leave the revision out or name one that exists"
+        reason = f"has no revision {show(revision)}; leave it out or choose an existing revision"
     except errors.RepositoryNotFoundError:
         reason = "not found on the hub, or private; check the spelling, or run `hf auth login`"
     except errors.LocalEntryNotFoundError:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         cause = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
         remedy = "unset it" if offline else "check the network"
-        reason = f"not in the local cache and {cause}; {remedy}, or give the path of a folder"
+        reason = f"not in the local cache and {cause}; {remedy}, or use the path of a folder"
         if local_only and not offline:
-            reason = f"not in the local cache; fetch it with `hf download {name}`, or give the path of a folder"
+            reason = f"not in the local cache; fetch it with `hf download {name}`, or use the path of a folder"
     except errors.HFValidationError as e:
         reason = f"not a hub id ({_first_line(e)}); write org/name, or the path of a folder"
     except errors.HfHubHTTPError as e:
         reason = f"the hub refused ({_first_line(e)}); try again later"
     except OSError as e:
         reason = f"download failed ({_first_line(e)}); check the network and the free space, then try again"
-    except Exception as e:  # errors of huggingface_hub's HTTP library, which differs between versions
+    except Exception as e:  # of huggingface_hub's HTTP library, which differs between versions
         reason = f"the hub cannot be reached ({type(e).__name__}: {_first_line(e)}); check the network"
     raise CheckpointError(f"model {where}: {reason}") from None
 

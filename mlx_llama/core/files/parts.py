@@ -1,4 +1,4 @@
-"""Parts of stored tensors: rows or columns as tensors of their own, lazy as the whole."""
+"""Rows or columns of stored tensors as tensors, without reading them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Weight = TypeVar("Weight", Tensor, AffineWeight)
 
 
 def column_unit(weight: Tensor | AffineWeight) -> int:
-    """Columns that cannot be taken apart: 1, or a block of a low-bit format."""
+    """Columns that must stay together: 1, or a block of a low-bit format."""
     if isinstance(weight, GGUFWeight):
         return weight.layout.block_size
     return math.lcm(weight.group_size, 32) if isinstance(weight, AffineWeight) else 1
 
 
 def take_rows(weight: Weight, start: int, stop: int) -> Weight:
-    """Rows start .. stop - 1 of a matrix, or numbers of a vector. Reads nothing; stored order stays hidden."""
+    """Rows start .. stop - 1 of a matrix, or numbers of a vector."""
     shape = (stop - start, *weight.shape[1:])
     first, last, order = start, stop, weight.order
-    if order is not None:  # rows that are neighbours here lie anywhere between the first and the last in the file
+    if order is not None:  # neighbouring rows lie anywhere between the first and the last in the file
         order = order[start:stop]
         first, last = int(order.min()), int(order.max()) + 1
         order = order - first
-    pages = tuple(weight._parts(first, last))
+    pages = tuple(weight.pages_of(first, last))
     if isinstance(weight, CopiedTensor):
         return CopiedTensor(Tensor(weight.name, weight.dtype, shape, weight.stored[first:last], pages), order)
     if isinstance(weight, Tensor):
@@ -44,7 +44,7 @@ def take_rows(weight: Weight, start: int, stop: int) -> Weight:
 
 
 def take_columns(weight: Weight, start: int, stop: int) -> Weight:
-    """Columns start .. stop - 1 of a matrix, multiples of its `column_unit`. Reads nothing."""
+    """Columns start .. stop - 1 of a matrix, multiples of its `column_unit`."""
     shape = (weight.shape[0], stop - start)
     if isinstance(weight, CopiedTensor):
         return CopiedTensor(Tensor(weight.name, weight.dtype, shape, weight.stored[:, start:stop], weight.pages), weight.order)

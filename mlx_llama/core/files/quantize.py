@@ -1,4 +1,4 @@
-"""Write a checkpoint as a folder with low-bit weights, the same that mlx_lm.convert writes."""
+"""Write a checkpoint as a folder with low-bit weights, as mlx_lm.convert does."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ _CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 def affine(weights: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes, scales and biases of mx.quantize, mode "affine", bit for bit (mlx/backend/cpu/quantized.cpp).
 
-    The value of largest magnitude in a group becomes its bias and is represented exactly; the scale is adjusted so that
-    zero is too.
+    A group's value of largest magnitude is its bias, and exact; the scale is adjusted so that zero is exact, too.
 
     weights: float32 [n, K], K a multiple of group_size. Returns uint8 [n, K], float32 [n, K / group_size] twice.
     """
@@ -72,18 +71,18 @@ def affine(weights: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray,
 
 def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None = 4, group_size: int = 64,
               keep: bool = False) -> Written:
-    """Write the folder that mlx_lm.convert writes: the same matrices quantised, to the same bits, the rest copied.
+    """Write the folder that mlx_lm.convert writes, bit for bit.
 
-    bits: None to quantise nothing, and keep the width. keep: each low-bit matrix keeps its own width and, where MLX has such
-    groups, its codes; the others stay as they are (bits and group_size are not used).
+    bits: None quantises nothing and keeps the width. keep: low-bit matrices keep their width and, if MLX has their groups,
+    their codes; others stay unchanged (bits and group_size are ignored).
 
-    Matrices that are quantised already with one scale per group, at these bits and this group size, keep their codes:
-    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and IQ4_NL at 4, 4, 5, 5, 8 and 8 bits in groups of 32, and affine ones. With `keep`, Q4_K,
-    Q5_K and IQ4_XS keep their codes at 4, 5 and 8 bits in groups of 32, with scales rounded to the folder's width; Q2_K, Q3_K
-    and Q6_K, whose groups of 16 MLX lacks, are quantised again with two bits more.
+    Matrices with one level of scales, at these bits and this group size, keep their codes: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and
+    IQ4_NL at 4, 4, 5, 5, 8 and 8 bits in groups of 32, and affine matrices. With `keep`, Q4_K, Q5_K and IQ4_XS keep their
+    codes at 4, 5 and 8 bits in groups of 32, with scales rounded to the folder's width; Q2_K, Q3_K and Q6_K, whose groups of
+    16 MLX lacks, are quantised again with two more bits.
 
     Raises:
-        OptionsError: bits or group size that mx.quantize lacks; a group size that divides the rows of no matrix.
+        OptionsError: bits or group size that mx.quantize lacks; a group size that does not divide the rows of any matrix.
         CheckpointError: `out` exists and is not empty, cannot be written or does not fit the disk; a weight is not
             finite.
         ConfigError, TokenizerError, TemplateError: a GGUF source whose rope, tokenizer or template a folder cannot hold.
@@ -93,10 +92,10 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None =
                            f"{_join(GROUP_SIZES)}")
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
     offset = ARCHITECTURES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset if (
-        checkpoint.gguf_metadata is not None) else 0.0  # which GGUF files have added
+        checkpoint.gguf_metadata is not None) else 0.0  # already added in GGUF files
     tensors, stacks = stack_experts(checkpoint), checkpoint.config.stacks()
     if keep:
-        packings = {name.removesuffix(".weight"): _own_packing(parts[0]) for name, parts in tensors.items()}
+        packings = {name.removesuffix(".weight"): _pick_packing(parts[0]) for name, parts in tensors.items()}
         used = Counter(packing for packing in packings.values() if packing[0])
         bits, group_size = used.most_common(1)[0][0] if used else (None, group_size)
     else:
@@ -105,27 +104,27 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None =
                               *packings.get(name.removesuffix(".weight"), (bits, group_size)),
                               offset if name.endswith("norm.weight") else 0.0, keep)
             for name, parts in tensors.items()}
-    odd = [name for name, one in plan.items() if bits and not keep and len(one.tensor.shape) == 2 and not one.is_quantised]
-    if bits and not any(one.is_quantised for one in plan.values()):
-        raise OptionsError(f"--group-size {group_size}: divides the rows of no matrix of {checkpoint.name} (the first, "
-                           f"{odd[0]}, has rows of {plan[odd[0]].tensor.shape[1]}): give a smaller one")
+    odd = [name for name, item in plan.items() if bits and not keep and len(item.tensor.shape) == 2 and not item.is_quantised]
+    if bits and not any(item.is_quantised for item in plan.values()):
+        raise OptionsError(f"--group-size {group_size}: does not divide the rows of any matrix of {checkpoint.name} (the "
+                           f"first, {odd[0]}, has rows of {plan[odd[0]].tensor.shape[1]}): choose a smaller size")
     # {name in the file: (dtype code, shape, bytes)}
-    arrays = {array: spec for name, one in plan.items() for array, spec in one.arrays(name).items()}
+    arrays = {array: spec for name, item in plan.items() for array, spec in item.arrays(name).items()}
     nbytes = sum(spec[2] for spec in arrays.values())
     scheme = {"group_size": group_size, "bits": bits, "mode": "affine"}
     if bits:
-        scheme |= {name: {"group_size": own[1], "bits": own[0]} for name, own in packings.items()
-                   if own[0] and (not keep or own != (bits, group_size))}
+        scheme |= {name: {"group_size": packing[1], "bits": packing[0]} for name, packing in packings.items()
+                   if packing[0] and (not keep or packing != (bits, group_size))}
         config = {**config, "quantization": scheme, "quantization_config": scheme}
     notices = _notice_kept(plan) if keep else notice_requantised(
-        checkpoint, [name for name, one in plan.items() if one.keeps_codes])
+        checkpoint, [name for name, item in plan.items() if item.keeps_codes])
     notices += notice_unquantised(odd, checkpoint, plan[odd[0]].dtype if odd else "", f"groups of {group_size}")
 
     with replace_when_done(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))
         for file, content in companions.items():
             (folder / file).write_bytes(content)
-        shards = _split_shards({name: sum(spec[2] for spec in one.arrays(name).values()) for name, one in plan.items()})
+        shards = _split_shards({name: sum(spec[2] for spec in item.arrays(name).values()) for name, item in plan.items()})
         advance, weight_map = progress.meter(checkpoint.nbytes), {}
         for i, names in enumerate(shards):
             file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
@@ -145,16 +144,15 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None =
 
 @dataclass(frozen=True)
 class _TensorPlan:
-    """One tensor and its form in the folder. parts: the tensor, or if it is_stack its matrices; dtype: of its values, or of
-    its scales and biases."""
+    """A tensor and its form in the folder."""
 
-    parts: tuple[Tensor | AffineWeight, ...]
+    parts: tuple[Tensor | AffineWeight, ...]  # the tensor, or the matrices of a stack
     is_stack: bool
-    dtype: str
+    dtype: str  # of its values, or of its scales and biases
     bits: int | None
     group_size: int
     offset: float = 0.0  # to subtract from the values
-    rounds_scales: bool = False  # two levels of scales may become one, rounded to dtype
+    rounds_scales: bool = False  # two levels of scales may become a single level, rounded to dtype
 
     @property
     def tensor(self) -> Tensor | AffineWeight:
@@ -167,7 +165,7 @@ class _TensorPlan:
 
     @property
     def keeps_codes(self) -> bool:
-        """True if the stored codes are those of an affine matrix, and its scales too, unless `rounds_scales`."""
+        """True if the stored codes and, unless `rounds_scales`, the scales are those of an affine matrix."""
         return self.is_quantised and all(
             isinstance(tensor, AffineWeight) and (tensor.bits, tensor.group_size) == (self.bits, self.group_size)
             and (self.rounds_scales or not tensor.two_level and self.dtype in (tensor.scale_dtype, "float32"))
@@ -198,12 +196,12 @@ class _TensorPlan:
             for start, codes, *scaling in self._quantise(tensor, advance):
                 here = slice(number * n + start, number * n + start + len(codes))
                 packed[here] = pack_stream(codes, self.bits)
-                scales[here], biases[here] = (encode(one, self.dtype) for one in scaling)
+                scales[here], biases[here] = (encode(array, self.dtype) for array in scaling)
         return {name: packed, f"{base}.scales": scales, f"{base}.biases": biases}
 
     def _quantise(self, tensor: Tensor | AffineWeight,
                   advance: Callable[[int], None]) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """(first row, codes, scales, biases as of `affine`) for all rows. Raises CheckpointError."""
+        """Yield (first row, codes, scales, biases) as `affine` returns them. Raises CheckpointError."""
         for start, values in slabs(tensor, advance, dtype=self.dtype):
             if not self.keeps_codes:
                 yield start, *affine(values, self.bits, self.group_size)
@@ -217,15 +215,15 @@ class _TensorPlan:
 
 
 def _router_packings(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
-    """{module: (bits, group size)} of routers that mlx_lm.convert gives more bits than the rest: Qwen's."""
+    """{module: (bits, group size)} of routers that mlx_lm.convert stores with more bits: those of Qwen."""
     config = checkpoint.config
     if config.architecture != "Qwen3MoeForCausalLM" or config.hidden_size % 64:
         return {}
     return {spec.experts.router: (8, 64) for spec in config.layers}
 
 
-def _own_packing(tensor: Tensor | AffineWeight) -> tuple[int | None, int]:
-    """(bits, group size) that hold a tensor as it is stored, or nearly so; (None, 64) for full width."""
+def _pick_packing(tensor: Tensor | AffineWeight) -> tuple[int | None, int]:
+    """(bits, group size) that hold a stored tensor exactly or nearly; (None, 64) for full width."""
     if not isinstance(tensor, AffineWeight):
         return None, 64
     if tensor.group_size in GROUP_SIZES:
@@ -234,19 +232,19 @@ def _own_packing(tensor: Tensor | AffineWeight) -> tuple[int | None, int]:
 
 
 def _notice_kept(plan: Mapping[str, _TensorPlan]) -> list[str]:
-    """Losses of `keep`, a line for each kind."""
+    """Losses of `keep`, a line per kind."""
     rounded, again = {}, {}
-    for one in plan.values():
-        if isinstance(one.tensor, AffineWeight) and not one.keeps_codes:
-            again[one.tensor.format] = f"{one.tensor.format} as {one.bits} bits"
-        elif isinstance(one.tensor, AffineWeight):
-            if one.tensor.two_level or one.dtype not in (one.tensor.scale_dtype, "float32"):
-                rounded[one.tensor.format] = one.dtype
+    for item in plan.values():
+        if isinstance(item.tensor, AffineWeight) and not item.keeps_codes:
+            again[item.tensor.format] = f"{item.tensor.format} as {item.bits} bits"
+        elif isinstance(item.tensor, AffineWeight):
+            if item.tensor.two_level or item.dtype not in (item.tensor.scale_dtype, "float32"):
+                rounded[item.tensor.format] = item.dtype
     result = [f"{', '.join(sorted(rounded))}: the codes are kept, the scales are rounded to {dtype}"
               for dtype in sorted(set(rounded.values()))]
     if again:
         kinds = ", ".join(again[name] for name in sorted(again))
-        result.append(f"quantised again, for MLX has no groups of 16: {kinds} in groups of 32")
+        result.append(f"quantised again, since MLX has no groups of 16: {kinds} in groups of 32")
     return result
 
 
@@ -254,7 +252,7 @@ def _pick_dtype(tensor: Tensor | AffineWeight, checkpoint: Checkpoint, config: M
     """mlx_lm.convert's choice: config.json's torch_dtype, else the stored dtype."""
     if config.get("torch_dtype") in _CODES:
         return config["torch_dtype"]
-    quantised = any(isinstance(one, AffineWeight) for one in checkpoint.tensors.values())
+    quantised = any(isinstance(other, AffineWeight) for other in checkpoint.tensors.values())
     return tensor.dtype if isinstance(tensor, Tensor) and not quantised else checkpoint.dtype
 
 
@@ -272,13 +270,13 @@ def _split_shards(sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 class _SafetensorsWriter:
-    """A safetensors file written array by array, in any order; the library's writer takes all of them at once."""
+    """Writes a safetensors file array by array, in any order; the library's writer needs all arrays in memory."""
 
     def __init__(self, path: Path, arrays: Mapping[str, tuple[str, tuple[int, ...], int]]):
         """arrays: {name: (dtype code, shape, bytes)}."""
         header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
         self._offsets, at = {}, 0
-        # Align all arrays: the ones with four bytes per value come first.
+        # To align all arrays, those with four bytes per value come first.
         for name, (code, shape, nbytes) in sorted(arrays.items(), key=lambda item: item[1][0] not in ("U32", "F32")):
             header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [at, at + nbytes]}
             self._offsets[name] = at
@@ -297,7 +295,7 @@ class _SafetensorsWriter:
 
     def write(self, name: str, values: np.ndarray) -> None:
         self._file.seek(self._start + self._offsets[name])
-        self._file.write(np.ascontiguousarray(values).view(np.uint8).data)  # bfloat16 arrays export no buffer
+        self._file.write(np.ascontiguousarray(values).view(np.uint8).data)  # bfloat16 arrays have no buffer
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

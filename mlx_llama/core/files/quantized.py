@@ -1,11 +1,11 @@
 """AffineWeight: every low-bit format as w = scale * (code - offset) + bias over groups of a row.
 
-Two kinds of matrices: GGUF's blocks (struct layouts: llama.cpp, ggml/src/ggml-common.h; reference arithmetic:
-gguf.quants) and those that mx.quantize packs. Both become `Rows` without a rounding error: `Rows.float32` has the bits of
-gguf.quants.dequantize and mx.dequantize. Rows are unpacked lazily.
+There are two kinds of matrices: blocks of GGUF (structs: llama.cpp, ggml/src/ggml-common.h; reference: gguf.quants) and the
+packing of mx.quantize. Both are unpacked lazily and exactly to `Rows`: `Rows.float32` has the bits of
+gguf.quants.dequantize and mx.dequantize.
 
-Unpacking works on eight codes at a time, one per byte of a 64-bit word: a shift moves all of them, a mask clears the
-bits that crossed a byte's border.
+Unpacking processes eight codes at a time, one per byte of a 64-bit word: a shift moves all of them, a mask clears the bits
+that crossed into another byte.
 """
 
 from __future__ import annotations
@@ -23,35 +23,25 @@ from .tensor import Mapped, as_numbers
 
 _Scaling = dict[str, "np.ndarray | None"]  # fields of Rows
 
-_SLAB = 1 << 18  # weights dequantised at a time: fits a core's cache
+_SLAB = 1 << 18  # weights dequantised at once; fits a core's cache
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a low-bit matrix, unpacked: w = scales * (codes - offset) + biases, group by group.
+    """Unpacked rows of a low-bit matrix: w = scales * (codes - offset) + biases, group by group."""
 
-    codes: uint8 [n, K], 0 .. 2**bits - 1, C-contiguous.
-    scales: float32 [n, K / group_size].
-    biases: float32 [n, K / group_size], or None for zero.
-    offset: a power of two, or 0.
-
-    Formats with two levels of scales (else None): scales = super_scales * sub_scales, each group of 256 weights having
-    one super scale, and biases = super_biases * sub_biases.
-    super_scales, super_biases: float16 [n, K / 256]; super_biases is the file's "dmin" negated.
-    sub_scales: int8 [n, K / group_size]; sub_biases: uint8 [n, K / group_size].
-    """
-
-    codes: np.ndarray
-    scales: np.ndarray
-    biases: np.ndarray | None
-    offset: int
-    super_scales: np.ndarray | None = None
-    sub_scales: np.ndarray | None = None
-    super_biases: np.ndarray | None = None
-    sub_biases: np.ndarray | None = None
+    codes: np.ndarray  # uint8 [n, K], 0 .. 2**bits - 1, C-contiguous
+    scales: np.ndarray  # float32 [n, K / group_size]
+    biases: np.ndarray | None  # float32 [n, K / group_size], None for zero
+    offset: int  # a power of two, or 0
+    # Of formats with two levels: scales = super_scales * sub_scales, and the same for biases
+    super_scales: np.ndarray | None = None  # float16 [n, K / 256]
+    sub_scales: np.ndarray | None = None  # int8 [n, K / group_size]
+    super_biases: np.ndarray | None = None  # float16 [n, K / 256], the file's "dmin" negated
+    sub_biases: np.ndarray | None = None  # uint8 [n, K / group_size]
 
     def float32(self) -> np.ndarray:
-        """The rows dequantised, float32 [n, K]: one rounding for the product, one for the sum."""
+        """Dequantise to float32 [n, K], with a rounding after the product and another after the sum."""
         n, groups = self.scales.shape
         values = self.codes.astype(np.float32).reshape(n, groups, self.codes.shape[1] // groups)
         if self.offset:
@@ -64,55 +54,43 @@ class Rows:
 
 
 class AffineWeight(Mapped, ABC):
-    """One low-bit matrix [N, K] of a mapped file, read lazily; threads may share it.
+    """A low-bit matrix [N, K] of a mapped file, read lazily; threads may share it."""
 
-    name: Hugging Face name, such as model.layers.0.self_attn.q_proj.weight.
-    shape: (N, K), rows in Hugging Face order.
-    format: "Q4_0", "Q4_K", "IQ4_NL" and so on for GGUF types, "affine" for mx.quantize's.
-    bits: width of the codes: 2, 3, 4, 5, 6 or 8 (IQ4 types: 8, their table's values + 128).
-    group_size: weights that share a scale: 16, 32, 64 or 128.
-    offset, has_biases, two_level: of its `Rows`.
-    scale_dtype: "float16", "bfloat16" or "float32", the width of the scales (two levels: of the super scales) in the
-    file.
-    dtype: for activations: "float16" for GGUF, the scales' for mx.quantize's.
-    nbytes: bytes in the file.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    format: str
-    bits: int
-    group_size: int
-    offset: int
+    name: str  # of Hugging Face, such as model.layers.0.self_attn.q_proj.weight
+    shape: tuple[int, int]  # (N, K), rows in Hugging Face order
+    format: str  # GGUF type, such as "Q4_0", "Q4_K" or "IQ4_NL"; "affine" for mx.quantize
+    bits: int  # width of the codes: 2, 3, 4, 5, 6 or 8 (IQ4 types: 8, the values of their table + 128)
+    group_size: int  # weights that share a scale: 16, 32, 64 or 128
+    offset: int  # of its `Rows`
     has_biases: bool
     two_level: bool
-    scale_dtype: str
-    dtype: str
-    nbytes: int
+    scale_dtype: str  # of the (super) scales in the file: "float16", "bfloat16" or "float32"
+    dtype: str  # for activations: "float16" for GGUF, that of the scales for mx.quantize
+    nbytes: int  # in the file
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Rows:
-        """Rows start .. stop - 1, unpacked."""
+        """Unpack rows start .. stop - 1."""
 
     @abstractmethod
     def part(self, name: str, first: int, last: int) -> AffineWeight:
-        """Rows first .. last - 1 of a matrix in the file's order, as a matrix of that name."""
+        """Rows first .. last - 1 of a matrix in the file's order, as a matrix called `name`."""
 
     @abstractmethod
     def _gather(self, ids: np.ndarray) -> Rows:
-        """Rows by index (int [n]), unpacked."""
+        """Unpack rows by index (int [n])."""
 
     @property
     def description(self) -> str:
-        """The format for people: "Q4_K", or "affine 4-bit, groups of 64"."""
+        """The format for users: "Q4_K", or "affine 4-bit, groups of 64"."""
         return self.format if self.format != "affine" else f"affine {self.bits}-bit, groups of {self.group_size}"
 
     def take(self, ids: np.ndarray) -> np.ndarray:
-        """Dequantised rows by index: int [n] -> float32 [n, K]."""
+        """Dequantise rows by index: int [n] -> float32 [n, K]."""
         return self._gather(np.asarray(ids)).float32()
 
     def float32(self) -> np.ndarray:
-        """The whole matrix dequantised, float32 [N, K], several times `nbytes`: for tests and comparisons."""
+        """Dequantise the whole matrix to float32 [N, K], several times `nbytes`: for tests and comparisons."""
         n, k = self.shape
         result = np.empty(self.shape, np.float32)
         step = max(1, _SLAB // max(k, 1))
@@ -127,12 +105,7 @@ class AffineWeight(Mapped, ABC):
 
 
 class GGUFWeight(AffineWeight):
-    """A GGUF tensor of one of `GGUF_FORMATS`.
-
-    blocks: uint8 [N, row bytes], the file's own pages, rows in the file's order.
-    order: int64 [N], Hugging Face's row n is the file's row order[n]; None where they agree.
-    layout: how a block lies in the file.
-    """
+    """A GGUF tensor of one of `GGUF_FORMATS`."""
 
     scale_dtype = dtype = "float16"
 
@@ -146,7 +119,7 @@ class GGUFWeight(AffineWeight):
         mapped: FileMap | None = None,
         begin: int = 0,
     ):
-        """mapped, begin: the map under `blocks` and their offset in it."""
+        """blocks: uint8 [N, row bytes], a view of `mapped` at offset `begin`. order: as in `Mapped`."""
         layout = GGUF_FORMATS[format]
         self.name, self.format, self.shape, self.blocks, self.order = name, format, shape, blocks, order
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
@@ -161,7 +134,7 @@ class GGUFWeight(AffineWeight):
         return self._unpack(self._blocks(start, stop))
 
     def part(self, name: str, first: int, last: int) -> GGUFWeight:
-        (page,) = self._parts(first, last)
+        (page,) = self.pages_of(first, last)
         return GGUFWeight(name, self.format, (last - first, self.shape[1]), self.blocks[first:last], None, *page[:2])
 
     def _blocks(self, start: int, stop: int) -> np.ndarray:
@@ -186,11 +159,7 @@ class GGUFWeight(AffineWeight):
 
 
 class MLXWeight(AffineWeight):
-    """A matrix that mx.quantize packed, mode "affine".
-
-    packed: uint32 [N, K * bits / 32], each row one stream of codes, low bits first.
-    scales, biases: [N, K / group_size] as in the file: float32, float16, or bfloat16's bit patterns as uint16.
-    """
+    """A matrix that mx.quantize packed, mode "affine"."""
 
     format = "affine"
     offset, has_biases, two_level = 0, True, False
@@ -205,7 +174,10 @@ class MLXWeight(AffineWeight):
         biases: np.ndarray,
         pages: Sequence[tuple[FileMap, int, int]] = (),
     ):
-        """pages: of the three arrays."""
+        """packed: uint32 [N, K * bits / 32], a stream of codes per row, low bits first. pages: of the three arrays.
+
+        scales, biases: [N, K / group_size] as in the file: float32, float16, or bfloat16 patterns as uint16.
+        """
         self.name, self.bits, self.group_size = name, bits, group_size
         self.packed, self.scales, self.biases = packed, scales, biases
         self.shape = (packed.shape[0], packed.shape[1] * 32 // bits)
@@ -218,7 +190,7 @@ class MLXWeight(AffineWeight):
 
     def part(self, name: str, first: int, last: int) -> MLXWeight:
         arrays = (array[first:last] for array in (self.packed, self.scales, self.biases))
-        return MLXWeight(name, self.bits, self.group_size, *arrays, list(self._parts(first, last)))
+        return MLXWeight(name, self.bits, self.group_size, *arrays, list(self.pages_of(first, last)))
 
     def _gather(self, ids: np.ndarray) -> Rows:
         return self._unpack(self.packed[ids], self.scales[ids], self.biases[ids])
@@ -229,10 +201,10 @@ class MLXWeight(AffineWeight):
 
 
 def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
-    """Codes of `bits` bits each, uint8 [weights], from a little-endian stream of them, uint32 of any shape.
+    """Unpack a little-endian stream of codes, uint32 of any shape, to uint8 [weights].
 
-    Eight codes are `bits` bytes, read as one 64-bit word. Move its halves apart, then the halves of each half, until
-    there is one code per byte.
+    Eight codes are `bits` bytes, read as a 64-bit word. Move its halves apart, then the halves of each half, until each
+    byte holds a code.
     """
     if bits == 8:
         return packed.reshape(-1).view(np.uint8).copy()
@@ -254,7 +226,7 @@ def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
 
 
 def pack_stream(codes: np.ndarray, bits: int) -> np.ndarray:
-    """The inverse, row by row: codes uint8 [n, K], K a multiple of 32 -> uint32 [n, K * bits / 32]."""
+    """Pack codes uint8 [n, K], K a multiple of 32, to uint32 [n, K * bits / 32], row by row."""
     words = np.ascontiguousarray(codes).view(np.uint64)
     width = bits
     for lane in (16, 32, 64):
@@ -268,8 +240,7 @@ def pack_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.ascontiguousarray(stream).reshape(len(codes), -1).view(np.uint32)
 
 
-# GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields of Rows, [B, ...]. Comments
-# give the struct's fields in order.
+# Scaling of GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields of Rows, [B, ...].
 
 
 def _repeat(value: int) -> np.uint64:
@@ -288,13 +259,13 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _spread(words: np.ndarray, codes: np.ndarray, run: int, bits: int) -> None:
-    """Write bits-wide fields of the bytes to `codes`: the lowest fields of `run` words, then the next ones, and so on.
+    """Write bits-wide fields of the bytes to `codes`: the lowest fields of `run` words, then the next fields, and so on.
 
     words: uint64 [B, W]; codes: uint64 [B, W * 8 / bits].
     """
     shifts = range(0, 8, bits)
     source, target = words.reshape(-1, run), codes.reshape(-1, len(shifts), run)
-    # One long strided loop per place in the run; a loop along a run would be too short.
+    # A long strided loop per place in the run: a loop along the run would be too short.
     for i, shift in enumerate(shifts):
         for j in range(run):
             np.right_shift(source[:, j], np.uint64(shift), out=target[:, i, j])
@@ -309,31 +280,19 @@ def _add_high(words: np.ndarray, codes: np.ndarray, run: int, bits: int, at: int
     codes |= high
 
 
-# a byte of single bits -> eight codes of 0 or 1
+# Byte of single bits -> eight codes of 0 or 1
 _SINGLE_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(np.uint64)[:, 0]
 
 
-def _q4_0(blocks: np.ndarray) -> _Scaling:  # half d; uint8 qs[16]
+def _scale(blocks: np.ndarray) -> _Scaling:
     return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
 
 
-def _q4_1(blocks: np.ndarray) -> _Scaling:  # half d, m; uint8 qs[16]
+def _scale_and_bias(blocks: np.ndarray) -> _Scaling:
     return {"scales": _half(blocks, 0).astype(np.float32), "biases": _half(blocks, 2).astype(np.float32)}
 
 
-def _q5_0(blocks: np.ndarray) -> _Scaling:  # half d; uint8 qh[4], qs[16]
-    return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
-
-
-def _q5_1(blocks: np.ndarray) -> _Scaling:  # half d, m; uint8 qh[4], qs[16]
-    return {"scales": _half(blocks, 0).astype(np.float32), "biases": _half(blocks, 2).astype(np.float32)}
-
-
-def _q8_0(blocks: np.ndarray) -> _Scaling:  # half d; int8 qs[32]
-    return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
-
-
-def _q8_k(blocks: np.ndarray) -> _Scaling:  # float d; int8 qs[256]; int16 sums[16]
+def _q8_k(blocks: np.ndarray) -> _Scaling:
     return {"scales": blocks[:, :4].copy().view(np.float32).repeat(2, axis=1), "biases": None}
 
 
@@ -343,7 +302,7 @@ def _two_levels(
     dmin: np.ndarray | None = None,
     sub_biases: np.ndarray | None = None,
 ) -> _Scaling:
-    """The scaling of a format with super scales float16 [B, 1] and sub scales [B, groups]."""
+    """Scaling of a format with super scales float16 [B, 1] and sub scales [B, groups]."""
     scaling: _Scaling = {
         "scales": super_scales.astype(np.float32) * sub_scales,
         "biases": None,
@@ -360,13 +319,13 @@ def _two_levels(
     return scaling
 
 
-def _q2_k(blocks: np.ndarray) -> _Scaling:  # uint8 scales[16], qs[64]; half d, dmin
+def _q2_k(blocks: np.ndarray) -> _Scaling:
     packed = blocks[:, :16]
     return _two_levels(_half(blocks, 80), packed & np.uint8(15), _half(blocks, 82), packed >> np.uint8(4))
 
 
-def _q3_k(blocks: np.ndarray) -> _Scaling:  # uint8 hmask[32], qs[64], scales[12]; half d
-    # 16 sub scales of 6 bits: low four bits of 0..7 and of 8..15 in the nibbles of bytes 0..7, upper two in bytes 8..11
+def _q3_k(blocks: np.ndarray) -> _Scaling:
+    # 16 sub scales of 6 bits: lower four bits of 0..7 and 8..15 in nibbles of bytes 0..7, upper two in bytes 8..11
     packed = np.ascontiguousarray(blocks[:, 96:108]).view(np.uint32)
     sub_scales = np.empty((len(blocks), 4), np.uint32)
     for i in range(4):
@@ -392,45 +351,36 @@ def _six_bit_pairs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return pairs[0], pairs[1]
 
 
-def _q4_k(blocks: np.ndarray) -> _Scaling:  # half d, dmin; uint8 scales[12], qs[128]
+def _q4_k(blocks: np.ndarray) -> _Scaling:
     sub_scales, sub_biases = _six_bit_pairs(blocks)
     return _two_levels(_half(blocks, 0), sub_scales, _half(blocks, 2), sub_biases)
 
 
-def _q5_k(blocks: np.ndarray) -> _Scaling:  # half d, dmin; uint8 scales[12], qh[32], qs[128]
-    sub_scales, sub_biases = _six_bit_pairs(blocks)
-    return _two_levels(_half(blocks, 0), sub_scales, _half(blocks, 2), sub_biases)
-
-
-def _q6_k(blocks: np.ndarray) -> _Scaling:  # uint8 ql[128], qh[64]; int8 scales[16]; half d
+def _q6_k(blocks: np.ndarray) -> _Scaling:
     return _two_levels(_half(blocks, 208), blocks[:, 192:208].copy().view(np.int8))
 
 
-# the table of both IQ4 types (kvalues_iq4nl), plus 128
+# Table of both IQ4 types (kvalues_iq4nl), plus 128
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16) + 128
 
 
 def _pair_table(shift: int) -> np.ndarray:
-    """uint16 [65536]: two bytes -> the table's values of one nibble of each."""
-    one = IQ4_VALUES[(np.arange(256) >> shift) & 15].astype(np.uint16)
-    return (one[None, :] | (one[:, None] << np.uint16(8))).reshape(-1)
+    """uint16 [65536]: two bytes -> the table's values of a nibble of each."""
+    values = IQ4_VALUES[(np.arange(256) >> shift) & 15].astype(np.uint16)
+    return (values[None, :] | (values[:, None] << np.uint16(8))).reshape(-1)
 
 
 _IQ4_PAIRS = (_pair_table(0), _pair_table(4))
 
 
 def _iq4(pairs: np.ndarray, codes: np.ndarray) -> None:
-    """Write 16 codes of low nibbles, then 16 of high ones, per run of 16 bytes. pairs: uint16 [B, bytes / 2]."""
+    """Write 16 codes of low nibbles, then 16 of high nibbles, per 16 bytes. pairs: uint16 [B, bytes / 2]."""
     source, target = pairs.reshape(-1, 8), codes.view(np.uint16).reshape(-1, 2, 8)
     for i in (0, 1):
         target[:, i] = _IQ4_PAIRS[i].take(source)
 
 
-def _iq4_nl(blocks: np.ndarray) -> _Scaling:  # half d; uint8 qs[16]
-    return {"scales": _half(blocks, 0).astype(np.float32), "biases": None}
-
-
-def _iq4_xs(blocks: np.ndarray) -> _Scaling:  # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
+def _iq4_xs(blocks: np.ndarray) -> _Scaling:
     eight = np.arange(8, dtype=np.uint32)
     high = blocks[:, 2:4].copy().view(np.uint16) >> (2 * eight) & np.uint32(3)
     low = np.ascontiguousarray(blocks[:, 4:8]).view(np.uint32) >> (4 * eight) & np.uint32(15)
@@ -439,40 +389,35 @@ def _iq4_xs(blocks: np.ndarray) -> _Scaling:  # half d; uint16 scales_h; uint8 s
 
 @dataclass(frozen=True)
 class Field:
-    """A part of a block's codes: `width` bits of each, which become bits `at` and up.
+    """A part of a block's codes.
 
-    Bytes from `first` on come in runs of `run`: the lowest fields of a run's bytes belong to its first `run` codes, the
-    next ones to the next `run` codes, and so on. run 0: single bits, each byte's belong to eight consecutive codes.
+    The lowest fields of a run of bytes belong to its first `run` codes, the next fields to the next `run` codes, and so on.
     """
 
-    first: int
-    width: int
-    run: int
-    at: int = 0
+    first: int  # byte
+    width: int  # bits of each code
+    run: int  # bytes; 0: single bits, where a byte holds eight consecutive codes
+    at: int = 0  # position of the bits in the code
 
 
 @dataclass(frozen=True)
 class GGUFFormat:
-    """One GGUF tensor type: blocks of `block_size` weights in `nbytes` bytes; the rest as in AffineWeight.
+    """A GGUF tensor type."""
 
-    fields: of the codes, for IQ4 types of indices into their table. flip: exclusive-or mask of 8-bit codes. scaling:
-    blocks -> the scaling fields of Rows.
-    """
-
-    block_size: int
-    nbytes: int
-    bits: int
+    block_size: int  # weights
+    nbytes: int  # of a block
+    bits: int  # from here on as in AffineWeight
     group_size: int
     offset: int
     has_biases: bool
     two_level: bool
-    scaling: Callable[[np.ndarray], _Scaling]
-    fields: tuple[Field, ...]
-    flip: int = 0
-    table: bool = False
+    scaling: Callable[[np.ndarray], _Scaling]  # blocks -> the scaling fields of Rows
+    fields: tuple[Field, ...]  # of the codes, or of indices into the table
+    flip: int = 0  # exclusive-or mask of 8-bit codes
+    table: bool = False  # codes are values of IQ4_VALUES
 
     def unpack(self, blocks: np.ndarray, codes: np.ndarray) -> None:
-        """Write the codes of blocks uint8 [B, bytes] to uint64 [B, weights / 8], eight in a word."""
+        """Write the codes of blocks uint8 [B, bytes] to uint64 [B, weights / 8], eight per word."""
         for number, field in enumerate(self.fields):
             last = field.first + self.block_size * field.width // 8
             if self.table:
@@ -487,18 +432,32 @@ class GGUFFormat:
                 spread(_words(blocks, field.first, last), codes, field.run // 8, field.width)
 
 
+# Comments list the fields of a block's struct.
 GGUF_FORMATS: dict[str, GGUFFormat] = {
-    "Q4_0": GGUFFormat(32, 18, 4, 32, 8, False, False, _q4_0, (Field(2, 4, 16),)),
-    "Q4_1": GGUFFormat(32, 20, 4, 32, 0, True, False, _q4_1, (Field(4, 4, 16),)),
-    "Q5_0": GGUFFormat(32, 22, 5, 32, 16, False, False, _q5_0, (Field(6, 4, 16), Field(2, 1, 0, 4))),
-    "Q5_1": GGUFFormat(32, 24, 5, 32, 0, True, False, _q5_1, (Field(8, 4, 16), Field(4, 1, 0, 4))),
-    "Q8_0": GGUFFormat(32, 34, 8, 32, 128, False, False, _q8_0, (Field(2, 8, 32),), flip=128),
+    # half d; uint8 qs[16]
+    "Q4_0": GGUFFormat(32, 18, 4, 32, 8, False, False, _scale, (Field(2, 4, 16),)),
+    # half d, m; uint8 qs[16]
+    "Q4_1": GGUFFormat(32, 20, 4, 32, 0, True, False, _scale_and_bias, (Field(4, 4, 16),)),
+    # half d; uint8 qh[4], qs[16]
+    "Q5_0": GGUFFormat(32, 22, 5, 32, 16, False, False, _scale, (Field(6, 4, 16), Field(2, 1, 0, 4))),
+    # half d, m; uint8 qh[4], qs[16]
+    "Q5_1": GGUFFormat(32, 24, 5, 32, 0, True, False, _scale_and_bias, (Field(8, 4, 16), Field(4, 1, 0, 4))),
+    # half d; int8 qs[32]
+    "Q8_0": GGUFFormat(32, 34, 8, 32, 128, False, False, _scale, (Field(2, 8, 32),), flip=128),
+    # uint8 scales[16], qs[64]; half d, dmin
     "Q2_K": GGUFFormat(256, 84, 2, 16, 0, True, True, _q2_k, (Field(16, 2, 32),)),
+    # uint8 hmask[32], qs[64], scales[12]; half d
     "Q3_K": GGUFFormat(256, 110, 3, 16, 4, False, True, _q3_k, (Field(32, 2, 32), Field(0, 1, 32, 2))),
+    # half d, dmin; uint8 scales[12], qs[128]
     "Q4_K": GGUFFormat(256, 144, 4, 32, 0, True, True, _q4_k, (Field(16, 4, 32),)),
-    "Q5_K": GGUFFormat(256, 176, 5, 32, 0, True, True, _q5_k, (Field(48, 4, 32), Field(16, 1, 32, 4))),
+    # half d, dmin; uint8 scales[12], qh[32], qs[128]
+    "Q5_K": GGUFFormat(256, 176, 5, 32, 0, True, True, _q4_k, (Field(48, 4, 32), Field(16, 1, 32, 4))),
+    # uint8 ql[128], qh[64]; int8 scales[16]; half d
     "Q6_K": GGUFFormat(256, 210, 6, 16, 32, False, True, _q6_k, (Field(0, 4, 64), Field(128, 2, 32, 4))),
+    # float d; int8 qs[256]; int16 sums[16]
     "Q8_K": GGUFFormat(256, 292, 8, 128, 128, False, False, _q8_k, (Field(4, 8, 256),), flip=128),
-    "IQ4_NL": GGUFFormat(32, 18, 8, 32, 128, False, False, _iq4_nl, (Field(2, 4, 16),), table=True),
+    # half d; uint8 qs[16]
+    "IQ4_NL": GGUFFormat(32, 18, 8, 32, 128, False, False, _scale, (Field(2, 4, 16),), table=True),
+    # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
     "IQ4_XS": GGUFFormat(256, 136, 8, 32, 128, False, True, _iq4_xs, (Field(8, 4, 16),), table=True),
 }

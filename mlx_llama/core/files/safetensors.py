@@ -1,11 +1,10 @@
 """The safetensors file format: a checked header, then tensors that are views of the mapped file.
 
-Own code: the safetensors library copies every tensor that it hands to NumPy. Format:
+The safetensors library copies every tensor that it passes to NumPy; this reader does not. Format:
 https://github.com/huggingface/safetensors#format - eight bytes little-endian header length N, N bytes of JSON
 {name: {"dtype", "shape", "data_offsets": [begin, end]}}, then the data, without holes.
 
-The header's checks are plain code, not a pydantic model. For 10^4 tensors both take 0.06 s, but pydantic keeps an error of
-1 kB for each bad entry, and its JSON parser accepts a name that occurs twice.
+The header is checked in plain code: pydantic keeps an error of 1 kB for each bad entry, and accepts duplicate names.
 """
 
 from __future__ import annotations
@@ -36,15 +35,10 @@ _HEADER_LIMIT = 5_000_000  # bytes: more than 40,000 tensors; JSON takes 30 time
 
 
 class SafetensorsFile:
-    """A mapped file, its header checked against its size.
-
-    names: of its tensors. The map lives as long as any array over it.
-
-    Raises:
-        CheckpointError: the file is missing, truncated or corrupt.
-    """
+    """A mapped file, with its header checked against its size. The map lives as long as any array over it."""
 
     def __init__(self, path: str | os.PathLike):
+        """Open a file. Raises CheckpointError if it is missing, truncated or corrupt."""
         self.path = Path(path)
         try:
             with open_file(self.path) as file:
@@ -54,14 +48,14 @@ class SafetensorsFile:
         except FileNotFoundError:
             raise CheckpointError(f"{self.path}: no such file; fetch the model again") from None
         except (OSError, ValueError) as e:
-            raise CheckpointError(f"{self.path}: cannot be read ({getattr(e, 'strerror', None) or e}); check that it is a file and readable") from None
+            raise CheckpointError(f"{self.path}: cannot be read ({getattr(e, 'strerror', None) or e}); check that it is a readable file") from None
         self.names = tuple(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name][1]
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor by name, zero-copy.
+        """A tensor by name, zero-copy.
 
         Raises:
             CheckpointError: a dtype other than F32, F16 and BF16.
@@ -82,22 +76,22 @@ class SafetensorsFile:
         return self._entries[name][0]
 
     def array(self, name: str) -> tuple[np.ndarray, tuple[FileMap, int, int] | None]:
-        """(read-only array over the file's pages, (map, offset, bytes)) of a tensor of dtype F32, F16, BF16 or U32.
+        """(read-only view of the file, its page (map, offset, bytes)) of a tensor of dtype F32, F16, BF16 or U32.
 
-        bfloat16 as uint16 patterns. A misaligned tensor, which the format allows, is copied: the second is then None.
+        bfloat16 is uint16 patterns. A misaligned tensor, which the format allows, is copied and has no page.
         """
         code, shape, begin = self._entries[name]
         offset = self._start + begin
-        found = np.frombuffer(self._map, _STORAGE[code], count=math.prod(shape), offset=offset).reshape(shape)
-        if found.flags.aligned:
-            return found, (self._map, offset, found.nbytes)
-        found = found.copy()
-        found.flags.writeable = False
-        return found, None
+        view = np.frombuffer(self._map, _STORAGE[code], count=math.prod(shape), offset=offset).reshape(shape)
+        if view.flags.aligned:
+            return view, (self._map, offset, view.nbytes)
+        copied = view.copy()
+        copied.flags.writeable = False
+        return copied, None
 
 
 def _read_header(file: Any, size: int, path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...], int]], int]:
-    """({name: (dtype code, shape, begin)}, offset of the data), all checked."""
+    """({name: (dtype code, shape, begin)}, offset of the data), checked."""
 
     def corrupt(what: str) -> CheckpointError:
         return CheckpointError(f"{path}: {what}; the file is truncated or corrupt, fetch it again")
@@ -158,9 +152,9 @@ def _read_header(file: Any, size: int, path: Path) -> tuple[dict[str, tuple[str,
 
 
 def _are_sizes(value: object) -> bool:
-    """The value is a list of at most 32 whole numbers from 0 to 2**60 - 1."""
+    """True for a list of at most 32 integers from 0 to 2**60 - 1."""
     return (
         isinstance(value, list)
         and len(value) <= 32
-        and all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 1 << 60 for one in value)
+        and all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 60 for size in value)
     )

@@ -1,4 +1,4 @@
-"""Named tensors of mapped files: views, nothing copied."""
+"""Named tensors of mapped files, as views."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.system import machine
 
-# {Tensor.dtype: NumPy's}
+# {Tensor.dtype: NumPy dtype}
 NUMBERS = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -20,57 +20,43 @@ NUMBERS = {
 
 
 def as_numbers(bits: np.ndarray) -> np.ndarray:
-    """The same memory, uint16 bit patterns seen as bfloat16; float32 and float16 unchanged."""
+    """View uint16 bit patterns as bfloat16; float32 and float16 pass unchanged."""
     return bits.view(ml_dtypes.bfloat16) if bits.dtype == np.uint16 else bits
 
 
 class Mapped:
-    """The pages of a tensor in mapped files.
-
-    name: of the tensor. shape: (rows, ...). order: int64 [rows], row n is the file's row order[n]; None where they agree.
-    pages: (map, offset, bytes) of each array of equal rows.
-    """
+    """A tensor's pages in mapped files."""
 
     name: str
-    shape: tuple[int, ...]
-    pages: Sequence[tuple[machine.FileMap, int, int]]
-    order = None  # int64 [rows]
+    shape: tuple[int, ...]  # (rows, ...)
+    pages: Sequence[tuple[machine.FileMap, int, int]]  # (map, offset, bytes) of each array of equal rows
+    order = None  # int64 [rows]: row n is row order[n] of the file; None if they agree
 
     def read(self, first: int, last: int) -> None:
-        """Read rows first .. last - 1 of the file into memory at once.
-
-        Raises:
-            CheckpointError: the file has become shorter since it was opened.
-        """
-        if not all(machine.read_pages(*part) for part in self._parts(first, last)):
+        """Read rows first .. last - 1 of the file into memory. Raises CheckpointError for a truncated file."""
+        if not all(machine.read_pages(*part) for part in self.pages_of(first, last)):
             raise self._truncated()
 
     def check_file(self) -> None:
-        """Check the file's length before reading: touching pages beyond its end kills the process.
-
-        Raises:
-            CheckpointError: the file has become shorter since it was opened.
-        """
+        """Raise CheckpointError for a truncated file: touching pages beyond its end kills the process."""
         if any(mapped.size() < offset + nbytes for mapped, offset, nbytes in self.pages):
             raise self._truncated()
 
     def read_ahead(self, first: int, last: int) -> None:
-        """Have the system read rows first .. last - 1 of the file in the background."""
-        for part in self._parts(first, last):
+        """Read rows first .. last - 1 of the file in the background."""
+        for part in self.pages_of(first, last):
             machine.read_ahead(*part)
 
     def release(self, first: int = 0, last: int | None = None) -> None:
-        """Let rows first .. last - 1 of the file leave memory; touching them reads the file again.
-
-        Pages shared with neighbouring rows or tensors stay. last: None for all rows.
-        """
-        for part in self.pages if last is None else self._parts(first, last):
+        """Let the system evict rows first .. last - 1 of the file (all rows for None), but not pages shared with others."""
+        for part in self.pages if last is None else self.pages_of(first, last):
             machine.release_pages(*part)
 
     def _truncated(self) -> CheckpointError:
         return CheckpointError(f"{self.name}: its file was truncated after it was opened; fetch it again")
 
-    def _parts(self, first: int, last: int) -> Iterator[tuple[machine.FileMap, int, int]]:
+    def pages_of(self, first: int, last: int) -> Iterator[tuple[machine.FileMap, int, int]]:
+        """`pages` of rows first .. last - 1 of the file."""
         for mapped, offset, nbytes in self.pages:
             row = nbytes // self.shape[0]
             yield mapped, offset + first * row, (last - first) * row
@@ -78,16 +64,12 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Tensor(Mapped):
-    """One named tensor of a mapped file. Nothing is read before `bits` is touched.
-
-    dtype: "float32", "float16" or "bfloat16".
-    bits: read-only array [shape] over the file's own pages: float32 or float16 as it is, bfloat16 as uint16 patterns,
-    which torch and MLX take without a copy.
-    """
+    """A named tensor of a mapped file, which is read when `bits` is touched."""
 
     name: str
-    dtype: str
+    dtype: str  # "float32", "float16" or "bfloat16"
     shape: tuple[int, ...]
+    # Read-only view [shape] of the file. bfloat16 is uint16 patterns, which torch and MLX take without a copy.
     bits: np.ndarray = field(repr=False, compare=False)
     pages: Sequence[tuple[machine.FileMap, int, int]] = field(default=(), repr=False, compare=False)
 
@@ -107,27 +89,26 @@ class Tensor(Mapped):
 
     @property
     def stored(self) -> np.ndarray:
-        """`bits` in the file's order, perhaps misaligned; never a copy."""
+        """View of `bits` in the file's order, which may be misaligned."""
         return self.bits
 
     def part(self, name: str, first: int, last: int) -> Tensor:
-        """Rows first .. last - 1 as a tensor of that name."""
+        """Rows first .. last - 1 as a tensor called `name`."""
         view = self.stored[first:last]
-        tensor = Tensor(name, self.dtype, view.shape, view, list(self._parts(first, last)))
+        tensor = Tensor(name, self.dtype, view.shape, view, list(self.pages_of(first, last)))
         return tensor if view.flags.aligned else CopiedTensor(tensor, None)
 
-
     def flat(self) -> Tensor:
-        """A stack of matrices [X, N, K] as one, [X N, K]."""
+        """View a stack of matrices [X, N, K] as a matrix [X N, K]."""
         view = self.stored.reshape(-1, self.shape[-1])
         return Tensor(self.name, self.dtype, view.shape, view, self.pages)
 
 
 class CopiedTensor(Tensor):
-    """A tensor whose bits cannot be a view of the file: permuted rows, or a misaligned start. Each access copies."""
+    """A tensor with permuted rows or a misaligned start, so that `bits` copies at each access."""
 
     def __init__(self, view: Tensor, order: np.ndarray | None):
-        """order: int64 [rows], row n is the file's row order[n]; None keeps the order."""
+        """order: as in `Mapped`."""
         for name in ("name", "dtype", "shape", "pages"):
             object.__setattr__(self, name, getattr(view, name))
         object.__setattr__(self, "_view", view.bits)

@@ -1,6 +1,6 @@
-"""Shared by both writers: slabs of rows, rounding, an output that appears complete or not at all.
+"""Helpers of both writers: slabs of rows, rounding, an output that appears atomically.
 
-Tensors stream through in slabs of rows, so the peak of memory is the new form of the largest tensor, not the model.
+Tensors are streamed in slabs of rows, so peak memory is the new form of the largest tensor.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SPARE = 16 << 20  # bytes for headers, vocabularies and the file system
 
 @dataclass(frozen=True)
 class Written:
-    """Result of writing a model. nbytes: of tensors; weights: their number; notices: one line each for the user."""
+    """Result of writing a model."""
 
     path: Path
-    nbytes: int
-    weights: int
-    notices: tuple[str, ...]
+    nbytes: int  # of tensors
+    weights: int  # their number
+    notices: tuple[str, ...]  # lines for the user
 
     @property
     def bits_per_weight(self) -> float:
@@ -41,8 +41,8 @@ class Written:
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 -> "float32", "float16" or "bfloat16" (of ml_dtypes), rounded to nearest even; overflow gives infinity."""
-    with np.errstate(all="ignore"):  # ml_dtypes warns of NaN too
+    """Round float32 to nearest even as "float32", "float16" or "bfloat16" (of ml_dtypes); overflow gives infinity."""
+    with np.errstate(all="ignore"):  # ml_dtypes also warns of NaN
         return values.astype(NUMBERS[dtype])
 
 
@@ -52,12 +52,12 @@ def slabs(
     order: np.ndarray | None = None,
     dtype: str = "float32",
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, rows float32 [n, ...]) for all rows of a tensor, a slab at a time, values rounded to `dtype`.
+    """Yield (first row, rows float32 [n, ...]) for all rows of a tensor, slab by slab, with values rounded to `dtype`.
 
-    advance: of core.system.progress, called with the source's bytes. order: int [N], the source's row for each row.
+    advance: of core.system.progress, called with bytes of the source. order: int [N], the source's row for each row.
 
     Raises:
-        CheckpointError: a value that is not finite at `dtype`; the file has become shorter.
+        CheckpointError: a value that is not finite at `dtype`; a truncated file.
     """
     rows, array = tensor.shape[0], tensor.array if isinstance(tensor, Tensor) else None
     step = max(1, _SLAB // math.prod(tensor.shape[1:]))
@@ -84,35 +84,35 @@ def slabs(
 
 
 def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeight, ...]]:
-    """The stored tensors by name: experts' matrices under the name of their stack, each other one alone."""
+    """Stored tensors by name: experts' matrices under the name of their stack, every other tensor alone."""
     stored, config = checkpoint.stored or checkpoint.tensors, checkpoint.config
     stacks = {f"{stack}.weight": tuple(stored[f"{name}.weight"] for name in names)
               for stack, names in config.stacks().items()}
-    in_stacks = {one.name for parts in stacks.values() for one in parts}
+    in_stacks = {tensor.name for parts in stacks.values() for tensor in parts}
     return {name: (tensor,) for name, tensor in stored.items() if name not in in_stacks} | stacks
 
 
 @contextmanager
 def replace_when_done(out: Path, nbytes: int, folder: bool, overwrites: bool = False) -> Iterator[Path]:
-    """Yield a temporary path beside `out`; on success rename it to `out`, on any error remove it.
+    """Yield a temporary path beside `out`; rename it to `out` on success, remove it on errors.
 
-    overwrites: a file that is there may be replaced.
+    overwrites: replace an existing file.
 
     Raises:
-        CheckpointError: `out` exists and is not to be replaced (an empty folder may, where a folder is written); the disk
-            has less than `nbytes` free; any error of the system while writing.
+        CheckpointError: `out` exists and must not be replaced (a folder may replace an empty folder); the disk has less
+            than `nbytes` free; an error of the system while writing.
     """
     try:
         out = Path(os.path.abspath(os.path.expanduser(out)))
         is_free = overwrites or not os.path.lexists(out)
         if not is_free and not (folder and out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
-            raise CheckpointError(f"{out}: exists already; name a new {'folder' if folder else 'file'}, or remove it")
+            raise CheckpointError(f"{out}: exists already; choose a new {'folder' if folder else 'file'}, or remove it")
         out.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(out.parent).free
         if free < nbytes + _SPARE:
             raise CheckpointError(
                 f"{out}: takes {(nbytes + _SPARE) / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free; make room, or "
-                "name another place"
+                "choose another place"
             )
         partial = out.with_name(f".{out.name[:200]}.{secrets.token_hex(4)}.partial")
         try:
@@ -120,7 +120,7 @@ def replace_when_done(out: Path, nbytes: int, folder: bool, overwrites: bool = F
                 partial.mkdir()
             yield partial
             if folder and out.exists():
-                out.rmdir()  # Windows renames to a free name only
+                out.rmdir()  # Windows renames only to an unused name
             os.replace(partial, out)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True) if folder else partial.unlink(missing_ok=True)
@@ -133,20 +133,19 @@ def replace_when_done(out: Path, nbytes: int, folder: bool, overwrites: bool = F
 
 
 def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> list[str]:
-    """The notice that the source is quantised already, or nothing. kept: names of matrices whose codes stay as they are, of
-    `stack_experts`."""
-    formats = sorted({one.description for name, parts in stack_experts(checkpoint).items() if name not in kept
-                      for one in parts if isinstance(one, AffineWeight)})
+    """Notice that the source is quantised already, if so. kept: names of matrices that keep their codes."""
+    formats = sorted({tensor.description for name, parts in stack_experts(checkpoint).items() if name not in kept
+                      for tensor in parts if isinstance(tensor, AffineWeight)})
     if not formats:
         return []
     return [
         f"{checkpoint.name} is quantised already ({', '.join(formats)}): each such matrix was dequantised and quantised "
-        "again, which adds a second error; start from the 16-bit model if there is one"
+        "again, which adds an error; start from the 16-bit model if there is one"
     ]
 
 
 def notice_unquantised(names: list[str], checkpoint: Checkpoint, dtype: str, blocks: str) -> list[str]:
-    """The notice that matrices were kept at `dtype` because `blocks` do not divide their rows, or nothing."""
+    """Notice that matrices keep `dtype` because `blocks` do not divide their rows, if so."""
     if not names:
         return []
     matrices = f"1 matrix ({names[0]}) is" if len(names) == 1 else f"{len(names)} matrices (such as {names[0]}) are"

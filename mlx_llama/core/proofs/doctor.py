@@ -202,14 +202,8 @@ def _describe(diagnosis: Diagnosis, opened: OpenedModel) -> None:
     for name, tensor in opened.checkpoint.tensors.items():
         part = next((group for key, group in _GROUPS.items() if f".{key}." in f".{name}"), "norms")
         group = groups.setdefault(part, {"group": part, "tensors": 0, "nbytes": 0, "formats": {}})
-        kind = _format(tensor)
+        kind = tensor.description if isinstance(tensor, AffineWeight) else tensor.dtype
         group["tensors"] += 1
         group["nbytes"] += tensor.nbytes
         group["formats"][kind] = group["formats"].get(kind, 0) + 1
     diagnosis.groups = list(groups.values())
-
-
-def _format(tensor: Any) -> str:
-    if not isinstance(tensor, AffineWeight):
-        return tensor.dtype
-    return tensor.format if tensor.format != "affine" else f"affine {tensor.bits}-bit, groups of {tensor.group_size}"

@@ -37,8 +37,8 @@ _AGAIN = "fetch the file again, or convert the model again"
 _OTHER_FILES = "use the model's folder with its tokenizer files instead"
 
 # Control tokens that llama.cpp recognises by their text, whatever their type in the file (llama-vocab.cpp,
-# llama_vocab::impl::load). The first two lists end an answer. Fill-in-the-middle (FIM) tokens are listed by metadata key, and
-# count only if the metadata lacks that key.
+# llama_vocab::impl::load). The first two lists end an answer. Fill-in-the-middle (FIM) tokens, listed by metadata key, count
+# only if the metadata lacks that key.
 _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
     "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> "
