@@ -29,6 +29,18 @@ from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
+from mlx_llama.core.text.sentencepiece_model import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    NORMALIZER,
+    TRAINER,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    read_settings,
+    user_defined_ids,
+)
 
 from .checkpoint import Checkpoint
 from .gguf import row_order
@@ -50,9 +62,6 @@ from .writing import (
 TYPES = tuple(FORMATS)
 _SPACE = "▁"
 _MODEL_LIMIT = 1 << 28  # bytes of tokenizer.model
-
-# token types (llama.h, llama_token_type)
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 # {(split patterns, ignore_merges of tokenizer.json): llama.cpp's name for such a byte-level tokenizer}. Where two names
 # mean the same, the usual one.
@@ -303,10 +312,10 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
     tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
     vocabulary = _read_vocabulary(checkpoint)
     for text, one in tokenizer.added_ids.items():
-        if vocabulary.types.get(one) not in (_UNKNOWN, _BYTE):
+        if vocabulary.types.get(one) not in (UNKNOWN, BYTE):
             special = text in tokenizer.special_ids
             # llama.cpp finds these in a text before it replaces spaces.
-            vocabulary.set(one, text if special else text.replace(_SPACE, " "), _CONTROL if special else _USER_DEFINED,
+            vocabulary.set(one, text if special else text.replace(_SPACE, " "), CONTROL if special else USER_DEFINED,
                            -1000.0)
     taken = set(vocabulary.texts.values())
     if len(taken) != len(vocabulary.texts):
@@ -316,7 +325,7 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
     for one in range(size):  # the embedding may have more rows than the tokenizer has tokens
         if one not in vocabulary.texts:
             text = f"[PAD{one}]"
-            vocabulary.set(one, text if text not in taken else f"[PAD{one}]_", _UNUSED, -10000.0)
+            vocabulary.set(one, text if text not in taken else f"[PAD{one}]_", UNUSED, -10000.0)
 
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.pre)
@@ -390,7 +399,7 @@ def _write_space_prefix(writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabu
 
     prefix = spell("a").startswith(_SPACE)
     writer.add_add_space_prefix(prefix)
-    special = next((text for text, one in tokenizer.special_ids.items() if vocabulary.types[one] == _CONTROL), "")
+    special = next((text for text, one in tokenizer.special_ids.items() if vocabulary.types[one] == CONTROL), "")
     missing = [where for text, spelled, where in ((f"{special}a", f"{special}{_SPACE}a", "after special tokens"),
                                                   (" a", f"{_SPACE * 2}a", "before a text that begins with one"))
                if prefix and spell(text) != spelled]
@@ -429,7 +438,7 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
     if "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")]):
         result = _Vocabulary("gpt2", _pre_tokenizer(raw, path), merges=[" ".join(pair) for pair in merges])
         for text, one in model["vocab"].items():
-            result.set(one, text, _NORMAL)
+            result.set(one, text, NORMAL)
         return result
     return _from_merges(model["vocab"], merges, frozenset(checkpoint.tokenizer.added_ids), path)
 
@@ -461,8 +470,6 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
     """Read tokenizer.model. Raises TokenizerError for settings that llama.cpp ignores."""
     import sentencepiece
 
-    from mlx_llama.core.text.sentencepiece_model import NORMALIZER, TRAINER, read_settings, user_defined_ids
-
     blob = read_file(path, _MODEL_LIMIT)
     sp = sentencepiece.SentencePieceProcessor(model_proto=blob)
     trainer, normalizer = (read_settings(blob, number) for number in (TRAINER, NORMALIZER))
@@ -476,10 +483,10 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
     result, users = _Vocabulary("llama", "default"), frozenset(user_defined_ids(blob))
     for one in range(sp.get_piece_size()):
         text = sp.id_to_piece(one)
-        kinds = ((sp.is_unknown(one), _UNKNOWN), (sp.is_control(one), _CONTROL), (sp.is_unused(one), _UNUSED),
-                 (sp.is_byte(one), _BYTE), (one in users, _USER_DEFINED), (True, _NORMAL))
+        kinds = ((sp.is_unknown(one), UNKNOWN), (sp.is_control(one), CONTROL), (sp.is_unused(one), UNUSED),
+                 (sp.is_byte(one), BYTE), (one in users, USER_DEFINED), (True, NORMAL))
         kind = next(kind for applies, kind in kinds if applies)
-        result.set(one, text.replace(_SPACE, " ") if kind == _USER_DEFINED else text, kind, sp.get_score(one))
+        result.set(one, text.replace(_SPACE, " ") if kind == USER_DEFINED else text, kind, sp.get_score(one))
     return result
 
 
@@ -501,6 +508,6 @@ def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added:
                                  f"llama.cpp's scores cannot express; write the MLX form")
     for text, one in vocab.items():
         byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
-        result.set(one, text, _UNKNOWN if text == "<unk>" else _BYTE if byte else _NORMAL,
+        result.set(one, text, UNKNOWN if text == "<unk>" else BYTE if byte else NORMAL,
                    -float(ranks[text][0] + 1) if text in ranks else -1e6 if len(text) > 1 and not byte else 0.0)
     return result
