@@ -238,7 +238,7 @@ class GGUFTokenizer(Tokenizer):
         return {self.tokens[i]: int(i) for i in np.flatnonzero(np.isin(self._types, types))}
 
     def _find_stripping_tokens(self, fields: _Fields) -> frozenset[int]:
-        """Special tokens that absorb the white space after them: those of Phi-3, which only its name tells."""
+        """Special tokens that absorb the white space after them: those of Phi-3, recognised by its name."""
         name = fields.metadata.get("general.name")
         if not isinstance(name, str) or not any(phi in name.lower() for phi in ("phi-3", "phi3")):
             return frozenset()

@@ -22,7 +22,7 @@ JSON_OPTIONS = {
 
 
 class ToolFormat(ABC):
-    """How a model is offered tools, and how it writes calls: here as JSON objects, one after the other."""
+    """A format of tool calls. By default, calls are JSON objects between two marks."""
 
     name: str
     opens = "<tool_call>"  # mark before a call
