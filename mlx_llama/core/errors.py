@@ -108,3 +108,9 @@ Report = Callable[[LlamaError], None]  # called with an error by checks that can
 def refuse(error: LlamaError) -> NoReturn:
     """Raise the error: the `Report` of checks that stop at the first."""
     raise error
+
+
+def show(value: object, limit: int = 80) -> str:
+    """The repr of a value for a one-line error, cut to `limit` characters."""
+    text = ascii(value) if isinstance(value, (str, bytes)) else repr(value).replace("\n", " ")
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.errors import CheckpointError
-from mlx_llama.core.models.config import LlamaConfig, read_json, show, strip_wrapper
+from mlx_llama.core.errors import CheckpointError, show
+from mlx_llama.core.models.config import LlamaConfig, strip_wrapper
+from mlx_llama.core.system.files import read_json
 
 from .quantized import AffineWeight
 from .safetensors import SafetensorsFile

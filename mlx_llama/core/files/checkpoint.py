@@ -14,8 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_llama.core.errors import CheckpointError, ConfigError
-from mlx_llama.core.models.config import LlamaConfig, read_json, show
+from mlx_llama.core.errors import CheckpointError, ConfigError, show
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.system.files import read_json
 
 from . import hub
 from .adapters import Adapter, merge, open_adapters

@@ -10,8 +10,8 @@ import os
 import re
 from pathlib import Path
 
-from mlx_llama.core.errors import CheckpointError, Report, refuse
-from mlx_llama.core.models.config import read_json, show
+from mlx_llama.core.errors import CheckpointError, Report, refuse, show
+from mlx_llama.core.system.files import read_json
 
 from .safetensors import SafetensorsFile
 

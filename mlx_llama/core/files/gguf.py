@@ -24,9 +24,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from mlx_llama.core.errors import CheckpointError, Report, refuse
+from mlx_llama.core.errors import CheckpointError, Report, refuse, show
 from mlx_llama.core.models.architectures import ARCHITECTURES, find_gguf
-from mlx_llama.core.models.config import LlamaConfig, show
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.files import open_file
 from mlx_llama.core.system.machine import map_file
 

@@ -16,20 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError
+from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError, show
 from mlx_llama.core.models.architectures import ARCHITECTURES
 from mlx_llama.core.models.config import (
     LlamaConfig,
     default_sliding,
     default_unrotated,
     gguf_attention_multiplier,
-    read_json,
-    show,
 )
 from mlx_llama.core.models.gguf_names import GGUFNames
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.system import progress
-from mlx_llama.core.system.files import read_file
+from mlx_llama.core.system.files import read_file, read_json
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
 
 from .checkpoint import Checkpoint

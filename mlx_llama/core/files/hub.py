@@ -9,8 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from mlx_llama.core.errors import CheckpointError
-from mlx_llama.core.models.config import show
+from mlx_llama.core.errors import CheckpointError, show
 
 from .gguf import part_names
 

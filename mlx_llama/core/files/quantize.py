@@ -15,9 +15,9 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
 from mlx_llama.core.models.architectures import ARCHITECTURES
-from mlx_llama.core.models.config import QUANTIZED_BITS, QUANTIZED_GROUPS, read_json
+from mlx_llama.core.models.config import QUANTIZED_BITS, QUANTIZED_GROUPS
 from mlx_llama.core.system import progress
-from mlx_llama.core.system.files import read_file
+from mlx_llama.core.system.files import read_file, read_json
 
 from . import gguf_folder
 from .checkpoint import Checkpoint

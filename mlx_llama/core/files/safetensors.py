@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.errors import CheckpointError
-from mlx_llama.core.models.config import show
+from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.system.files import open_file
 from mlx_llama.core.system.machine import FileMap, map_file
 

@@ -18,8 +18,7 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mlx_llama.core.errors import LlamaError, OptionsError
-from mlx_llama.core.models.config import show
+from mlx_llama.core.errors import LlamaError, OptionsError, show
 
 from .completion import Completion
 from .options import validate

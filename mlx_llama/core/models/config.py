@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -18,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mlx_llama.core.errors import ConfigError, LlamaError, Report, refuse
-from mlx_llama.core.system.files import read_file
+from mlx_llama.core.errors import ConfigError, Report, refuse, show
+from mlx_llama.core.system.files import read_json
 
 from .architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE, BY_SPELLING, WRAPPERS, Architecture, find_gguf
 from .spec import ExpertsSpec, LayerSpec
@@ -51,37 +50,7 @@ _LIMITS = {
     "num_experts_per_tok": 1 << 12,
     "moe_intermediate_size": 1 << 22,
 }
-_JSON_LIMIT = 64 << 20  # bytes; a larger tokenizer.json is read by its own library
 _MISSING = object()
-
-
-def show(value: object, limit: int = 80) -> str:
-    """The repr of a value for a one-line error, cut to `limit` characters."""
-    text = ascii(value) if isinstance(value, (str, bytes)) else repr(value).replace("\n", " ")
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Raises:
-        error: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
-    """
-    path = Path(path)
-    try:
-        value = json.loads(read_file(path, _JSON_LIMIT).decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise error(f"{path}: no such file; fetch the model's folder again, with this file in it") from None
-    except OSError as e:
-        raise error(f"{path}: cannot be read ({e.strerror or e}); check the file and its permissions") from None
-    except UnicodeDecodeError as e:
-        raise error(f"{path}: not UTF-8 at byte {e.start}, expected JSON text; fetch the file again") from None
-    except (ValueError, RecursionError) as e:
-        reason = "nested too deeply" if isinstance(e, RecursionError) else e
-        raise error(f"{path}: not JSON ({reason}); fetch the file again") from None
-    if not isinstance(value, dict):
-        raise error(f"{path}: found a JSON {type(value).__name__}, expected an object with named fields")
-    return value
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from mlx_llama.core.files.gguf import GGUFFile
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.generation.llm import context_size
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.config import LlamaConfig, read_json
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system import cache_folder, machine
+from mlx_llama.core.system.files import read_json
 from mlx_llama.core.system.gpus import Gpus
 
 from .diagnosis import Diagnosis, OpenedModel

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from mlx_llama.core.errors import ConfigError, LlamaError
+from mlx_llama.core.errors import ConfigError, LlamaError, show
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.models.config import read_json, show
+from mlx_llama.core.system.files import read_json
 from mlx_llama.core.text.template import ChatTemplate, encode_messages, missing_template
 from mlx_llama.core.text.tokenizer import Tokenizer
 

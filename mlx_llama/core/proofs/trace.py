@@ -19,11 +19,10 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from mlx_llama.core.errors import TraceError
+from mlx_llama.core.errors import TraceError, show
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.identity import checkpoint_hash
 from mlx_llama.core.generation.rng import threefry2x32
-from mlx_llama.core.models.config import show
 from mlx_llama.core.system.files import read_file, write_file
 
 from .differences import clamp_norms

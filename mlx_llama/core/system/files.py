@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import shutil
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from mlx_llama.core.errors import LlamaError
 
 _PIECE = 1 << 20  # bytes read at once
+_JSON_LIMIT = 64 << 20  # bytes; a larger tokenizer.json is read by its own library
 
 
 def open_file(path: str | os.PathLike) -> BinaryIO:
@@ -43,6 +47,29 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
             if size <= limit:
                 return b"".join(parts)
     raise OSError(errno.EFBIG, f"has {size} bytes or more, expected at most {limit}", os.fspath(path))
+
+
+def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises:
+        error: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
+    """
+    path = Path(path)
+    try:
+        value = json.loads(read_file(path, _JSON_LIMIT).decode("utf-8-sig"))
+    except FileNotFoundError:
+        raise error(f"{path}: no such file; fetch the model's folder again, with this file in it") from None
+    except OSError as e:
+        raise error(f"{path}: cannot be read ({e.strerror or e}); check the file and its permissions") from None
+    except UnicodeDecodeError as e:
+        raise error(f"{path}: not UTF-8 at byte {e.start}, expected JSON text; fetch the file again") from None
+    except (ValueError, RecursionError) as e:
+        reason = "nested too deeply" if isinstance(e, RecursionError) else e
+        raise error(f"{path}: not JSON ({reason}); fetch the file again") from None
+    if not isinstance(value, dict):
+        raise error(f"{path}: found a JSON {type(value).__name__}, expected an object with named fields")
+    return value
 
 
 def write_file(path: str | os.PathLike, content: bytes, is_private: bool = False) -> None:

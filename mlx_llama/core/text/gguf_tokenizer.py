@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlx_llama.core.errors import TokenizerError
-from mlx_llama.core.models.config import LlamaConfig, show
+from mlx_llama.core.errors import TokenizerError, show
+from mlx_llama.core.models.config import LlamaConfig
 
 from . import sentencepiece_model
 from .pre_tokenizers import ADD_BOS, IGNORE_MERGES, PRE_TOKENIZERS, build_pre_tokenizer

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from mlx_llama.core.errors import TokenizerError
-from mlx_llama.core.models.config import LlamaConfig, read_json, show
-from mlx_llama.core.system.files import read_file
+from mlx_llama.core.errors import TokenizerError, show
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.system.files import read_file, read_json
 
 from .sentencepiece_model import set_space_prefix, user_defined_ids
 from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults, parse_byte_token

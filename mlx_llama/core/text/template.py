@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlx_llama.core.errors import TemplateError
-from mlx_llama.core.models.config import read_json, show
-from mlx_llama.core.system.files import read_file
+from mlx_llama.core.errors import TemplateError, show
+from mlx_llama.core.system.files import read_file, read_json
 
 from .controls import one_line
 from .known_templates import is_known

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from mlx_llama.core.errors import LlamaError, TokenizerError
-from mlx_llama.core.models.config import LlamaConfig, show
+from mlx_llama.core.errors import LlamaError, TokenizerError, show
+from mlx_llama.core.models.config import LlamaConfig
 
 SPACE = "▁"  # U+2581, sentencepiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -17,8 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.models.config import show
+from mlx_llama.core.errors import OptionsError, show
 
 from .template import check_messages
 from .tokenizer import Tokenizer
