@@ -15,10 +15,10 @@ import pytest
 from making import make_tokenizer
 
 from backends.conftest import relative_error
+from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.generation import options
-from mlx_llama.core.models.architectures import ARCHITECTURES
 
 SIZES = dict(vocab_size=384, hidden_size=72, intermediate_size=92, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0)
@@ -165,7 +165,7 @@ IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name no
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_a_gguf_file_has_the_same_logits(name, backend):
     checkpoint = open_checkpoint(exported(name, "F32"))
-    assert checkpoint.gguf_metadata["general.architecture"] == ARCHITECTURES[checkpoint.config.architecture].gguf
+    assert checkpoint.gguf_metadata["general.architecture"] == ENTRIES[checkpoint.config.architecture].gguf
     assert relative_error(run(backend, checkpoint, (0, 20, 29, 30)), made(name)[1]) < 1e-4
 
 

@@ -34,11 +34,11 @@ from pathlib import Path
 
 from mlx_llama.__main__ import COMMANDS as DOORS
 from mlx_llama.chat.commands import COMMANDS as REPL
+from mlx_llama.core.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.gguf_types import FORMATS
 from mlx_llama.core.files.quantized import GGUF_FORMATS
 from mlx_llama.core.generation.options import FIELDS, option_flags
-from mlx_llama.core.models.architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE
-from mlx_llama.core.models.config import ROPE_TYPES
+from mlx_llama.core.models.rope_fields import ROPE_TYPES
 
 FOLDER = Path(__file__).resolve().parent
 GUIDE_FIGURES = {"parameters": "four", "layers": "4", "megabytes": "9"}  # of train_guide.SHAPE, as the guide tells them

@@ -2,16 +2,19 @@
 
 import pytest
 
-from mlx_llama.core.models.architectures import ARCHITECTURES, BY_MODEL_TYPE, BY_SPELLING, Experts, find_gguf
+from mlx_llama.core.families import BY_MODEL_TYPE, BY_SPELLING, FAMILIES, find_gguf
+from mlx_llama.core.families.names import Experts
 from mlx_llama.core.models.config import LlamaConfig
 
 
 def test_every_entry_is_found_by_each_of_its_names():
-    for name, one in ARCHITECTURES.items():
+    for name, one in FAMILIES.items():
         assert BY_SPELLING[name] is BY_MODEL_TYPE[one.model_type] is one
         assert all(BY_SPELLING[alias] is one for alias in one.aliases)
-        assert find_gguf(one.gguf, one.experts is not None).names is one.names
-    assert find_gguf("llama").name == "LlamaForCausalLM"  # of two architectures under one name, the first
+        marks = {f"{one.gguf}.{one.gguf_mark}": 3} if one.gguf_mark else {}
+        assert find_gguf({"general.architecture": one.gguf} | marks).names == one.names
+    # of two families under one name, the first
+    assert find_gguf({"general.architecture": "llama"}).name == "LlamaForCausalLM"
 
 
 def split_experts(shapes: dict[str, tuple[int, ...]], experts: Experts) -> dict[str, tuple[int, ...]]:
@@ -29,7 +32,7 @@ def split_experts(shapes: dict[str, tuple[int, ...]], experts: Experts) -> dict[
     return found
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_tensors_of_an_entry_are_those_of_transformers_class(name):
     """Biases, norms and shapes, by names, from a config with nothing but sizes."""
     torch = pytest.importorskip("torch")
@@ -37,9 +40,9 @@ def test_the_tensors_of_an_entry_are_those_of_transformers_class(name):
 
     sizes = dict(vocab_size=1 << 18, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, head_dim=16)
-    one = ARCHITECTURES[name]
+    one = FAMILIES[name]
     if one.experts:
-        sizes |= {one.experts.fields[0]: 3, "num_experts_per_tok": 2}
+        sizes |= {one.fields[0].json: 3, "num_experts_per_tok": 2}
     theirs = transformers.AutoConfig.for_model(one.model_type, **sizes)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(theirs)
@@ -54,12 +57,12 @@ def test_the_tensors_of_an_entry_are_those_of_transformers_class(name):
         theirs.eos_token_id,))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_defaults_are_those_of_transformers_config(name):
     import transformers
 
-    theirs = transformers.AutoConfig.for_model(ARCHITECTURES[name].model_type)
-    for field, value in ARCHITECTURES[name].defaults.items():
+    theirs = transformers.AutoConfig.for_model(FAMILIES[name].model_type)
+    for field, value in FAMILIES[name].defaults.items():
         if field != "sliding_window":  # transformers clears it unless use_sliding_window
             expected = getattr(theirs, field)
             assert value == expected or value is None and field == "num_key_value_heads", field

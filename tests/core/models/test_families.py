@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from mlx_llama.core.errors import ConfigError
+from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.architectures import ARCHITECTURES
-from mlx_llama.core.models.config import LlamaConfig, gguf_attention_multiplier
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.reader import Reader
 
 FACTORS = {"short_factor": np.linspace(1, 2, 48).tolist(), "long_factor": np.linspace(1, 60, 48).tolist()}
 SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008,
@@ -119,9 +120,12 @@ def test_factors_of_the_families():
     assert (gemma.embedding_multiplier, gemma.norm_offset, gemma.logits_softcap) == (48, 1, 30)
     assert {(spec.scale, spec.softcap, spec.activation) for spec in gemma.layers} == {(1 / 16, 50, "gelu_tanh")}
     # query_pre_attn_scalar of gemma-2-9b, gemma-2-27b and gemma-3-27b on the hub; their GGUF files do not name it
+    names = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
     for name, sizes, scalar in (("Gemma2", (3584, 16, 256, 42), 256), ("Gemma2", (4608, 32, 128, 46), 144),
                                 ("Gemma3", (5376, 32, 128, 62), 168)):
-        assert gguf_attention_multiplier(ARCHITECTURES[f"{name}ForCausalLM"], *sizes) == scalar**-0.5
+        read = Reader({}, "model.gguf", is_gguf=True)
+        factors = FAMILIES[f"{name}ForCausalLM"].complete(read, dict(zip(names, sizes)))
+        assert factors["attention_multiplier"] == scalar**-0.5
 
 
 def test_experts_of_the_families():
