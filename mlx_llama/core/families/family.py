@@ -72,7 +72,7 @@ class Family:
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
     exceeds_float16: bool = False  # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
 
-    windows: Windows | None = None
+    windows: Windows = Windows(is_absent=True)
     unrotated: Callable[[Reader, dict[str, Any]], Layers] | None = None  # layers without rotary embedding
     theta: float = 10000.0  # default of `rope_theta`
     # Rope of layers with a window: the field of its base in config.json, and the base by default, None for that of the rest

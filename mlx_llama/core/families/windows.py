@@ -10,6 +10,7 @@ from mlx_llama.core.errors import show
 from mlx_llama.core.models.reader import Reader
 
 Layers = tuple[int, ...]
+_FULL, _SLIDING = "full_attention", "sliding_attention"  # in config.json's `layer_types`
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Windows:
     """The rule of a family for its layers with a window."""
 
     layers: Callable[[Reader, int], Iterable[int]] | None = None  # by config.json, of so many layers; None for all
+    is_absent: bool = False  # no layer has a window
     is_switched: bool = False  # config.json's `use_sliding_window`, false by default, turns them on
     is_free: bool = False  # `layer_types` may name other layers
     is_required: bool = False  # `sliding_window` may not be null
@@ -28,23 +30,26 @@ class Windows:
 
         default: of `sliding_window`.
         """
-        if self.is_switched and not read.boolean("use_sliding_window", False):
-            window = None
-        else:
+        window, sliding = None, None
+        if not self.is_absent and (not self.is_switched or read.boolean("use_sliding_window", False)):
             window = read.integer("sliding_window", default, nullable=not self.is_required)
-        sliding = None
         if window and self.layers:
             sliding = tuple(self.layers(read, count))
-        if (kinds := _layer_types(read, count)) is not None and window and self.is_free:
-            for i, kind in enumerate(kinds):
-                if kind not in ("full_attention", "sliding_attention"):
-                    read.fail(f"layer_types[{i}]", kind, "'full_attention' or 'sliding_attention'")
-            sliding = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
-            sliding = None if self.layers is None and len(sliding) == count else sliding
-        elif kinds is not None:
+        kinds = read.get("layer_types", None)
+        if kinds is not None:
+            if not isinstance(kinds, list) or len(kinds) != count:
+                read.fail("layer_types", kinds, f"a list of {count} names, one per layer")
             slides = range(count) if window and sliding is None else sliding or ()
-            reason = f"since sliding_window is {window or 'null'}" + (f" in layers {show(list(sliding))} alone" if sliding else "")
-            check_layer_types(read, kinds, slides, reason)
+            wanted = [(_SLIDING,) if i in slides else (_FULL,) for i in range(count)]
+            reason = f", since sliding_window is {window or 'null'}" + (f" in layers {show(list(sliding))} alone" if sliding else "")
+            if window and self.is_free:
+                wanted, reason = [(_FULL, _SLIDING)] * count, ""
+            for i, kind in enumerate(kinds):
+                if kind not in wanted[i]:
+                    read.fail(f"layer_types[{i}]", kind, " or ".join(map(repr, wanted[i])) + reason)
+            if window and self.is_free:
+                sliding = tuple(i for i, kind in enumerate(kinds) if kind == _SLIDING)
+                sliding = None if self.layers is None and len(sliding) == count else sliding
         return (None, None) if sliding == () else (window, sliding)
 
     def read_gguf(self, read: Reader, count: int, positions: int) -> tuple[int | None, Layers | None]:
@@ -61,24 +66,20 @@ class Windows:
 
     def can_express(self, window: int | None, layers: Layers | None, default: Any) -> bool:
         """Config.json has such windows. default: of `sliding_window`."""
+        if self.is_absent:
+            return window is None
         return self.is_free or self.is_switched or layers is None and (window is not None or default is None)
 
     def write(self, window: int | None, slides: list[bool]) -> dict[str, Any]:
         """Config.json's fields. slides: by layer."""
-        fields: dict[str, Any] = {} if window is None else {"sliding_window": window}
+        fields: dict[str, Any] = {} if window is None and (self.is_switched or self.is_absent) else {"sliding_window": window}
         if self.is_switched:
             fields["use_sliding_window"] = window is not None
         if self.is_free:
-            fields["layer_types"] = ["sliding_attention" if slide else "full_attention" for slide in slides]
+            fields["layer_types"] = [_SLIDING if slide else _FULL for slide in slides]
         elif self.layers:
             fields["max_window_layers"] = slides.index(True) if True in slides else 0
         return fields
-
-
-def read_without(read: Reader, count: int) -> None:
-    """Check that config.json gives no layer a window."""
-    if (kinds := _layer_types(read, count)) is not None:
-        check_layer_types(read, kinds, (), "since this architecture has no windows")
 
 
 def all_but_each(every: int) -> Callable[[Reader, int], Layers]:
@@ -93,20 +94,6 @@ def all_but_each(every: int) -> Callable[[Reader, int], Layers]:
 def choose_layers(count: int, every: int) -> Layers:
     """All layers but each `every`-th; all of them for 0."""
     return tuple(i for i in range(count) if not every or (i + 1) % every)
-
-
-def check_layer_types(read: Reader, kinds: list[Any], slides: Iterable[int], reason: str) -> None:
-    expected = ["sliding_attention" if i in slides else "full_attention" for i in range(len(kinds))]
-    for i, kind in enumerate(kinds):
-        if kind != expected[i]:
-            return read.fail(f"layer_types[{i}]", kind, f"{expected[i]!r}, {reason}")
-
-
-def _layer_types(read: Reader, count: int) -> list[Any] | None:
-    kinds = read.get("layer_types", None)
-    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != count):
-        read.fail("layer_types", kinds, f"a list of {count} names, one per layer")
-    return kinds
 
 
 def _gguf_pattern(read: Reader, count: int, default: int) -> Layers:

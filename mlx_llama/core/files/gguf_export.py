@@ -19,7 +19,7 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError, show
 from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.families.names import GGUFNames
-from mlx_llama.core.families.windows import Windows, choose_layers
+from mlx_llama.core.families.windows import choose_layers
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.system import progress
@@ -219,7 +219,7 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
 
 
 def _write_windows(writer: Any, config: LlamaConfig, notices: list[str]) -> None:
-    windows, layers = FAMILIES[config.architecture].windows or Windows(), config.num_hidden_layers
+    windows, layers = FAMILIES[config.architecture].windows, config.num_hidden_layers
     if windows.pattern:
         writer.add_sliding_window(config.sliding_window or 0)
         if config.sliding_layers not in (None, choose_layers(layers, windows.pattern)):
@@ -245,16 +245,14 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
 
 
 def _describe(config: LlamaConfig) -> dict[str, Any]:
-    """The arithmetic beside sizes and the rope, with the numbers rounded to float32; by layer where layers differ."""
-    values: dict[str, Any] = {name: getattr(config, name) for name in (
-        "local_rope", "embedding_multiplier", "logits_multiplier", "logits_softcap", "query_beta", "norm_topk_prob")}
-    for name in ("window", "rotates", "scale", "softcap", "residual_multiplier", "activation"):
-        values[name] = [getattr(spec, name) for spec in config.layers]
-    values["window"] = [None if window is None or window >= config.max_position_embeddings else window
-                        for window in values["window"]]
-    values = {name: [np.float32(x).item() if isinstance(x, float) else x for x in value] if isinstance(value, list) else
-              np.float32(value).item() if isinstance(value, float) else value for name, value in values.items()}
-    return {name: value[0] if isinstance(value, list) and len(set(value)) == 1 else value for name, value in values.items()}
+    """The arithmetic that no field of the table names; a list by layer where layers differ."""
+    values: dict[str, Any] = {name: getattr(config, name) for name in ("local_rope", "logits_softcap", "norm_topk_prob")}
+    for name in ("window", "rotates", "scale", "softcap", "activation"):
+        layers = [getattr(spec, name) for spec in config.layers]
+        if name == "window":
+            layers = [None if window is None or window >= config.max_position_embeddings else window for window in layers]
+        values[name] = layers if len(set(layers)) > 1 else layers[0]
+    return values
 
 
 def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:

@@ -37,8 +37,7 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
     result |= {"architectures": [family.name], "model_type": family.model_type, "torch_dtype": checkpoint.dtype,
                "bos_token_id": config.bos_token_id, "eos_token_id": sorted(checkpoint.eos_token_ids),
                family.activation[0]: family.activation[1]}
-    if windows := family.windows:
-        result |= windows.write(config.sliding_window, [spec.window is not None for spec in config.layers])
+    result |= family.windows.write(config.sliding_window, [spec.window is not None for spec in config.layers])
     if family.write:
         result |= family.write(config)
     if config.local_rope is not None and family.local_theta:
@@ -56,8 +55,7 @@ def _can_express(family: Family, config: LlamaConfig) -> bool:
         config.attention_bias if family.out_bias is None else family.out_bias, config.output_bias)
     plain = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"  # the same but for biases and windows
     return (all(decided in (None, has_bias) for decided, has_bias in biases)
-            and (config.sliding_window is None if family.windows is None else family.windows.can_express(
-                config.sliding_window, config.sliding_layers, family.defaults["sliding_window"]))
+            and family.windows.can_express(config.sliding_window, config.sliding_layers, family.defaults.get("sliding_window"))
             and (family.name == config.architecture or {family.name, config.architecture} <= set(plain)))
 
 

@@ -18,7 +18,6 @@ from typing import Any
 from mlx_llama.core.errors import ConfigError, Report, refuse, show
 from mlx_llama.core.families import BY_GGUF, FAMILIES, find_family, find_gguf
 from mlx_llama.core.families.family import Family
-from mlx_llama.core.families.windows import Windows, read_without
 from mlx_llama.core.system.files import read_json
 
 from .quantization import Quantization, check_modules, read_quantization
@@ -216,7 +215,8 @@ class LlamaConfig:
             read.refuse(name, neutral, reason=reason)
         values = _read_table(read, family)
         layers, vocab = values["num_hidden_layers"], values["vocab_size"]
-        windows = read.attempt(_read_windows, read, family, layers, otherwise=(None, None), needs="num_hidden_layers")
+        windows = read.attempt(family.windows.read, read, layers, default.get("sliding_window"), otherwise=(None, None),
+                               needs="num_hidden_layers")
         values |= _choose_layers(read, family, values, windows)
         has_bias = values.pop("attention_bias", False)
         values.setdefault("mlp_bias", False)
@@ -277,7 +277,7 @@ class LlamaConfig:
             general.fail("tokenizer.ggml.tokens", tokens, f"at most {vocab} tokens, the rows of token_embd.weight")
         if read.integer("attention.value_length", values["head_dim"]) != values["head_dim"]:
             read.fail("attention.value_length", read.get("attention.value_length"), f"{values['head_dim']}, the size of a head")
-        values |= _choose_layers(read, family, values, (family.windows or Windows()).read_gguf(read, layers, positions))
+        values |= _choose_layers(read, family, values, family.windows.read_gguf(read, layers, positions))
         keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
         # Some writers store -1 (no token) as an unsigned number.
         bos, *ends = (None if metadata.get(key) == 0xFFFFFFFF else general.token(key, None, vocab) for key in keys)
@@ -377,13 +377,6 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     if family.complete:
         values |= family.complete(read, values)
     return values | {"query_key_norm": family.query_key_norm, "norm_placement": family.norms}
-
-
-def _read_windows(read: Reader, family: Family, layers: int) -> tuple[int | None, tuple[int, ...] | None]:
-    if family.windows is not None:
-        return family.windows.read(read, layers, family.defaults["sliding_window"])
-    read_without(read, layers)
-    return None, None
 
 
 def _choose_layers(read: Reader, family: Family, values: dict[str, Any],
