@@ -33,6 +33,13 @@ FAMILIES = {
     "Granite 3": ("granite", GRANITE),
     "OLMo 2": ("olmo2", dict(num_key_value_heads=4)),
     "OLMo 2, grouped": ("olmo2", {}),
+    "OLMo 3": ("olmo3", dict(num_key_value_heads=4, sliding_window=7)),
+    "OLMo 3, long": ("olmo3", dict(sliding_window=7, num_hidden_layers=5, rope_parameters={
+        "full_attention": dict(rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=32,
+                               beta_fast=32.0, beta_slow=1.0),
+        "sliding_attention": dict(rope_type="default", rope_theta=1e4)})),
+    "OLMo 3, every other": ("olmo3", dict(
+        sliding_window=7, layer_types=["full_attention", "sliding_attention"] * 2)),
     "Phi-3": ("phi3", {}),
     "Phi-3 with windows": ("phi3", dict(sliding_window=7)),
     "Phi-3 in a short context": ("phi3", dict(rope_parameters=LONGROPE, original_max_position_embeddings=256,
@@ -155,10 +162,10 @@ def test_steps_of_rows_choose_the_likeliest(name, backend):
 
 
 IN_GGUF = [name for name in FAMILIES if not any(one in name for one in ("other layers", "with", "stretched"))]
-# mlx-lm has no Ministral with layer_types, no windows of Phi-3 and Gemma 2, of longrope the long factors alone, and softcaps
-# that no model leaves out.
-_NOT_IN_MLX = ("Ministral with windows", "Gemma 2", "Gemma 2 without softcaps", "Gemma 3, stretched", "Mixtral with windows",
-               "Qwen3-MoE with shares as they are")
+# mlx-lm has no Ministral with layer_types, no windows of Phi-3 and Gemma 2, of longrope the long factors alone, softcaps that
+# no model leaves out, and no ropes of two kinds of layers in one field.
+_NOT_IN_MLX = ("Ministral with windows", "Gemma 2", "Gemma 2 without softcaps", "Gemma 3, stretched", "OLMo 3, long",
+               "Mixtral with windows", "Qwen3-MoE with shares as they are")
 IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name not in _NOT_IN_MLX]
 
 

@@ -18,6 +18,7 @@ from . import (
     mistral,
     mixtral,
     olmo2,
+    olmo3,
     phi3,
     qwen2,
     qwen3,
@@ -27,7 +28,7 @@ from . import (
 from .family import Family
 
 _ALL = tuple(file.FAMILY for file in (
-    llama, mistral, ministral, ministral3, mixtral, qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, phi3, gemma2, gemma3))
+    llama, mistral, ministral, ministral3, mixtral, qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, olmo3, phi3, gemma2, gemma3))
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 BY_SPELLING = FAMILIES | {alias: family for family in _ALL for alias in family.aliases}
 BY_MODEL_TYPE = {family.model_type: family for family in _ALL}

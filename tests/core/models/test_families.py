@@ -50,6 +50,15 @@ MODELS = {
         "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 16, "vocab_size": 100352,
         "rope_theta": 500000, "max_position_embeddings": 4096, "attention_bias": False, "eos_token_id": 100257,
         "pad_token_id": 100277, "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
+    "Olmo-3-7B-Instruct": {
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_size": 4096, "intermediate_size": 11008,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 100278,
+        "rope_theta": 500000, "rope_scaling": {
+            "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0, "beta_slow": 1.0,
+            "attention_factor": 1.2079441541679836},
+        "max_position_embeddings": 65536, "sliding_window": 4096, "attention_bias": False, "eos_token_id": 100257,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8, "pad_token_id": 100277, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False},
     "Phi-3-mini-4k-instruct": {
         "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192,
         "num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32064,
@@ -147,6 +156,33 @@ def test_the_text_part_of_gemma_3_4b_takes_the_defaults_that_its_config_leaves_o
     assert (config.vocab_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (262208, 8, 4, 256)
     assert [(one.type, one.theta, one.factor) for one in config.ropes] == [("linear", 1e6, 8), ("default", 1e4, None)]
     assert (config.eos_token_ids, config.dtype, config.is_text_part) == ((1, 106), "bfloat16", True)
+
+
+# Beside sizes, what conversion/NAME.py of llama.cpp writes for models above
+CONVERTED = {
+    "Olmo-3-7B-Instruct": ("olmo2", {
+        "attention.sliding_window": 4096, "attention.sliding_window_pattern": [True, True, True, False] * 8,
+        "rope.freq_base": 500000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 8192, "rope.scaling.yarn_attn_factor": 1.2079441541679836,
+        "rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0}),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_converted_file_means_the_same_model(name):
+    config, (family, fields) = LlamaConfig.from_dict(MODELS[name]), CONVERTED[name]
+    fields = {
+        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim, "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "vocab_size": config.vocab_size} | fields
+    metadata = {"general.architecture": family} | {f"{family}.{key}": value for key, value in fields.items()}
+    again = LlamaConfig.from_gguf(metadata, {}, {}, "bfloat16", "model.gguf")
+    assert (again.architecture, again.layers) == (config.architecture, config.layers)
+    for table in range(len(config.ropes)):
+        for found, wanted in zip(rope.inverse_frequencies(again, table=table), rope.inverse_frequencies(config, table=table)):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("fields, message", [
