@@ -29,11 +29,11 @@ SHARED = (
           gguf_default=None, nullable=True),
     Field("head_dim", "head_dim", "attention.key_length", high=1 << 14, default=None, gguf_default=None, nullable=True),
     Field("max_position_embeddings", "max_position_embeddings", "context_length"),
-    Field("rms_norm_eps", "rms_norm_eps", "attention.layer_norm_rms_epsilon", float, 0, 1, default=1e-6, placeholder=1.0),
-    Field("tie_word_embeddings", "tie_word_embeddings", kind=bool, default=False, placeholder=False),
+    Field("rms_norm_eps", "rms_norm_eps", "attention.layer_norm_rms_epsilon", float, 0, 1, default=1e-6),
+    Field("tie_word_embeddings", "tie_word_embeddings", kind=bool, default=False),
 )  # fmt: skip
-_ATTENTION_BIAS = Field("attention_bias", "attention_bias", kind=bool, default=False, placeholder=False)
-_MLP_BIAS = Field("mlp_bias", "mlp_bias", kind=bool, default=False, placeholder=False)
+_ATTENTION_BIAS = Field("attention_bias", "attention_bias", kind=bool, default=False)
+_MLP_BIAS = Field("mlp_bias", "mlp_bias", kind=bool, default=False)
 
 
 def expert_fields(count: str, width: str, gguf_width: str, alias: str) -> tuple[Field, ...]:

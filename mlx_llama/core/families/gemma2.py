@@ -24,10 +24,10 @@ def complete_for(wide_layers: int) -> Callable[[Reader, dict[str, Any]], dict[st
 
 
 def softcap(name: str, field: str, gguf: str, default: float | None) -> Field:
-    return Field(name, field, gguf, float, 0, 1e12, gguf_default=default, nullable=True, zero=True, placeholder=1.0)
+    return Field(name, field, gguf, float, 0, 1e12, gguf_default=default, nullable=True, zero=True)
 
 
-SCALE = Field("attention_multiplier", "query_pre_attn_scalar", "", float, 0, 1e12, default=256, placeholder=1.0,
+SCALE = Field("attention_multiplier", "query_pre_attn_scalar", "", float, 0, 1e12, default=256,
               decode=lambda x: x**-0.5, encode=lambda x: round(x**-2))
 DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "bos_token_id": 2, "eos_token_id": 1, "sliding_window": 4096,
             "tie_word_embeddings": True}

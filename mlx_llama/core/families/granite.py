@@ -7,7 +7,7 @@ from .family import Family
 
 def _factor(name: str, json: str, gguf: str, **more) -> Field:
     """A factor that is 1 by default in config.json, and LlamaConfig's default in GGUF."""
-    return Field(name, json, gguf, float, 0, 1e12, default=1.0, gguf_default=None, zero=True, placeholder=1.0, **more)
+    return Field(name, json, gguf, float, 0, 1e12, default=1.0, gguf_default=None, zero=True, **more)
 
 
 FAMILY = Family(

@@ -237,7 +237,7 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
         again = LlamaConfig.from_gguf(metadata, {}, {}, config.dtype, checkpoint.name)
     except ConfigError as error:
         raise ConfigError(f"{str(error).rpartition(';')[0]}; write the MLX form") from None
-    ours, theirs = (_describe(one) for one in (config, again))
+    ours, theirs = _describe(config), _describe(again)
     for name, value in ours.items():
         if value != theirs[name]:
             raise ConfigError(f"{checkpoint.name}: {name} is {show(value)}, where a GGUF file means {show(theirs[name])} to "

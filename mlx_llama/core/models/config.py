@@ -391,14 +391,18 @@ def _choose_layers(read: Reader, family: Family, values: dict[str, Any],
 def _name_each_expert(config: LlamaConfig) -> LlamaConfig:
     """Give each expert the settings of quantisation that stand under the name of its stack."""
     stacks, packing = config.stacks(), config.quantization
-    layers = tuple((module, own) for name, own in packing.layers for module in stacks.get(name, (name,)))
+    layers = tuple((module, settings) for name, settings in packing.layers for module in stacks.get(name, (name,)))
     return dataclasses.replace(config, quantization=dataclasses.replace(packing, layers=layers))
 
 
 def _read_activation(read: Reader, field: str, default: str) -> str:
     if read.get(field, None) is None and default != "silu":
         field = "hidden_act"  # of Gemma's first files
-    return read.choose(field, default, ACTIVATIONS)
+    name = read.get(field, default)
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        read.fail(field, name, f"one of {', '.join(ACTIVATIONS)}")
+        return "silu"
+    return ACTIVATIONS[name]
 
 
 def _read_dtype(read: Reader) -> str:

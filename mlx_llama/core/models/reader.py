@@ -36,7 +36,7 @@ class Field:
     decode: Callable[[Any], Any] = same  # from a file's value to LlamaConfig's
     encode: Callable[[Any], Any] = same  # and back
     alias: str = ""  # another name in config.json
-    placeholder: Any = None  # stands for a value that failed, `high` by default
+    placeholder: Any = None  # stands for a value that failed: by default `high`, 1.0 or False
 
 
 class Reader:
@@ -100,23 +100,15 @@ class Reader:
 
     def number(self, name: str, default: Any = REQUIRED, low: float = 0.0, high: float = 1e12, *, nullable: bool = False) -> Any:
         """A finite number with low < value <= high."""
-        return self._value(name, Field(name, kind=float, low=low, high=high, placeholder=1.0), default, nullable)
+        return self._value(name, Field(name, kind=float, low=low, high=high), default, nullable)
 
     def boolean(self, name: str, default: bool) -> bool:
-        return self._value(name, Field(name, kind=bool, placeholder=False), default)
-
-    def choose(self, name: str, default: Any, choices: Mapping[str, Any]) -> Any:
-        """The choice that the field names."""
-        value = self.get(name, default)
-        if not isinstance(value, str) or value not in choices:
-            self.fail(name, value, f"one of {', '.join(choices)}")
-            return next(iter(choices.values()))
-        return choices[value]
+        return self._value(name, Field(name, kind=bool), default)
 
     def refuse(self, name: str, *neutral: Any, reason: str) -> None:
         """Refuse a field of unsupported arithmetic unless it has a value that leaves it out, or null."""
         value = self.raw.get(name)
-        if value is not None and not any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in neutral):
+        if value is not None and not any((type(value) is bool, value) == (type(x) is bool, x) for x in neutral):
             self.fail(name, value, f"{' or '.join(map(json.dumps, neutral))}, since {reason}")
 
     def tokens(self, name: str, default: Any, vocab: int) -> tuple[int, ...]:
@@ -132,7 +124,8 @@ class Reader:
         value = self.attempt(self._check, name, field, default, nullable, otherwise=failed)
         if value is failed:
             self.failed.add(field.name)
-            return field.high if field.placeholder is None else field.placeholder
+            usual = {float: 1.0, bool: False}.get(field.kind, field.high)
+            return usual if field.placeholder is None else field.placeholder
         return value
 
     def _check(self, name: str, field: Field, default: Any, nullable: bool) -> Any:

@@ -1,4 +1,4 @@
-"""GGUF's tensor names: those of the gguf library's own map, both ways, for every architecture in the table."""
+"""GGUF's tensor names: those of the gguf library's own map, both ways, for every family."""
 
 import re
 
@@ -16,10 +16,10 @@ GGUF_NAMES = {name: family.names for name, family in BY_GGUF.items()}
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_names_are_the_librarys_both_ways(name):
-    one = FAMILIES[name]
-    names, theirs = one.names, gguf.get_tensor_name_map(LIBRARY[one.gguf], 13)
+    family = FAMILIES[name]
+    names, theirs = family.names, gguf.get_tensor_name_map(LIBRARY[family.gguf], 13)
     is_tied = theirs.get_name("lm_head") is None  # always, in this architecture
-    config = LlamaConfig.from_dict(SIZES | {"model_type": one.model_type, "tie_word_embeddings": is_tied,
+    config = LlamaConfig.from_dict(SIZES | {"model_type": family.model_type, "tie_word_embeddings": is_tied,
                                             "num_key_value_heads": 2})
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in config.stored_shapes()))
     stack_of = {module: stack for stack, modules in config.stacks().items() for module in modules}
@@ -28,7 +28,7 @@ def test_names_are_the_librarys_both_ways(name):
             stored = names.gguf(module + suffix)
             assert stored == theirs.get_name(re.sub(r"experts\.\d+", "experts", module) + suffix, (".weight", ".bias"))
             assert names.hugging_face(stored) == stack_of.get(module, module) + suffix
-    assert len({names.gguf(module + ".weight") for module in modules}) == len({stack_of.get(one, one) for one in modules})
+    assert len({names.gguf(module + ".weight") for module in modules}) == len({stack_of.get(module, module) for module in modules})
 
 
 def test_experts_of_the_first_files_have_a_tensor_each():
