@@ -40,6 +40,8 @@ FAMILIES = {
         "sliding_attention": dict(rope_type="default", rope_theta=1e4)})),
     "OLMo 3, every other": ("olmo3", dict(
         sliding_window=7, layer_types=["full_attention", "sliding_attention"] * 2)),
+    "EXAONE 4": ("exaone4", dict(head_dim=18, sliding_window=None, layer_types=["full_attention"] * 4)),
+    "EXAONE 4, hybrid": ("exaone4", dict(head_dim=18, sliding_window=7)),
     "Phi-3": ("phi3", {}),
     "Phi-3 with windows": ("phi3", dict(sliding_window=7)),
     "Phi-3 in a short context": ("phi3", dict(rope_parameters=LONGROPE, original_max_position_embeddings=256,
@@ -103,6 +105,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     if rope.get("rope_type") == "longrope":
         fields["rope_scaling"] = {"type": "longrope"} | {name: rope[name] for name in ("short_factor", "long_factor")}
         fields["partial_rotary_factor"] = rope.get("partial_rotary_factor", 1.0)
+    if kind == "exaone4":  # mlx-lm has no defaults here, and letters for the pattern
+        fields |= {"rope_scaling": None, "sliding_window_pattern": "LLLG" if fields["sliding_window"] else None}
     if kind == "qwen3_moe":
         fields["num_experts"] = fields.pop("num_local_experts")  # as Qwen's own files spell it
     (folder / "config.json").write_text(json.dumps(fields))
@@ -161,7 +165,7 @@ def test_steps_of_rows_choose_the_likeliest(name, backend):
             assert logits[row, at].max() - logits[row, at, tokens[row, at + 1]] < 1e-3 * np.abs(logits[row, at]).max()
 
 
-IN_GGUF = [name for name in FAMILIES if not any(one in name for one in ("other layers", "with", "stretched"))]
+IN_GGUF = [name for name in FAMILIES if not any(one in name for one in ("other layers", "with", "stretched", "hybrid"))]
 # mlx-lm has no Ministral with layer_types, no windows of Phi-3 and Gemma 2, of longrope the long factors alone, softcaps that
 # no model leaves out, and no ropes of two kinds of layers in one field.
 _NOT_IN_MLX = ("Ministral with windows", "Gemma 2", "Gemma 2 without softcaps", "Gemma 3, stretched", "OLMo 3, long",

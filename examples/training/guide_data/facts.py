@@ -52,7 +52,7 @@ FAMILIES = {
     "LlamaForCausalLM": "Llama 1 to 3.3, TinyLlama, Yi, SmolLM2", "MistralForCausalLM": "Mistral", "MinistralForCausalLM": "Ministral",
     "Ministral3ForCausalLM": "", "MixtralForCausalLM": "Mixtral (mixture of experts)", "Qwen2ForCausalLM": "Qwen2, Qwen2.5", "Qwen3ForCausalLM": "Qwen3",
     "Qwen3MoeForCausalLM": "Qwen3-MoE (experts too)", "SmolLM3ForCausalLM": "SmolLM3", "GraniteForCausalLM": "Granite 3",
-    "Olmo2ForCausalLM": "OLMo 2", "Olmo3ForCausalLM": "OLMo 3", "Phi3ForCausalLM": "Phi-3, Phi-4-mini", "Gemma2ForCausalLM": "Gemma 2",
+    "Olmo2ForCausalLM": "OLMo 2", "Olmo3ForCausalLM": "OLMo 3", "Exaone4ForCausalLM": "EXAONE 4", "Phi3ForCausalLM": "Phi-3, Phi-4-mini", "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3 (text)",
 }
 # model_type -> how people call what they ask for in vain.

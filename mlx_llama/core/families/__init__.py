@@ -9,6 +9,7 @@ from mlx_llama.core.errors import ConfigError, show
 from mlx_llama.core.models.reader import Reader
 
 from . import (
+    exaone4,
     gemma2,
     gemma3,
     granite,
@@ -28,7 +29,8 @@ from . import (
 from .family import Family
 
 _ALL = tuple(file.FAMILY for file in (
-    llama, mistral, ministral, ministral3, mixtral, qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, olmo3, phi3, gemma2, gemma3))
+    llama, mistral, ministral, ministral3, mixtral, qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, olmo3, phi3, gemma2, gemma3,
+    exaone4))
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 BY_SPELLING = FAMILIES | {alias: family for family in _ALL for alias in family.aliases}
 BY_MODEL_TYPE = {family.model_type: family for family in _ALL}
@@ -49,7 +51,7 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     """(family, reader of the text model's fields, whether that is a part) of a config.json. Raises ConfigError."""
     names, kind = read.get("architectures", None), read.get("model_type", None)
     name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else None
-    wrapper = next((one for one, its_kind in WRAPPERS.items() if name == one or name is None and kind == its_kind), None)
+    wrapper = next((outer for outer, its_kind in WRAPPERS.items() if name == outer or name is None and kind == its_kind), None)
     if wrapper is not None:
         read = Reader(_text_part(read, wrapper), read.source, report=read.report)
         return BY_MODEL_TYPE[read.raw["model_type"]], read, True
