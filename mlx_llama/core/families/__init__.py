@@ -48,7 +48,7 @@ def find_gguf(metadata: Mapping[str, Any]) -> Family | None:
 
 
 def find_family(read: Reader) -> tuple[Family, Reader, bool]:
-    """(family, reader of the text model's fields, whether that is a part) of a config.json. Raises ConfigError."""
+    """(family, reader of the text model's fields, True for a model of images and text) of a config.json. Raises ConfigError."""
     names, kind = read.get("architectures", None), read.get("model_type", None)
     name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else None
     wrapper = next((outer for outer, its_kind in WRAPPERS.items() if name == outer or name is None and kind == its_kind), None)

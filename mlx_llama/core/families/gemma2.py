@@ -10,7 +10,8 @@ from .windows import Windows, all_but_each
 
 
 def complete_for(wide_layers: int) -> Callable[[Reader, dict[str, Any]], dict[str, Any]]:
-    """wide_layers: of the size whose attention llama.cpp scales by the width per head, not by the head's size."""
+    """Make `complete` of Gemma 2 or 3. llama.cpp scales attention by the width per head, not the head's size, in the model of
+    `wide_layers` layers."""
 
     def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
         factors = {"embedding_multiplier": values["hidden_size"] ** 0.5}
@@ -31,7 +32,7 @@ SCALE = Field("attention_multiplier", "query_pre_attn_scalar", "", float, 0, 1e1
               decode=lambda x: x**-0.5, encode=lambda x: round(x**-2))
 DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "bos_token_id": 2, "eos_token_id": 1, "sliding_window": 4096,
             "tie_word_embeddings": True}
-# What Gemma 3 has as well
+# Shared with Gemma 3
 SHARED = dict(
     neutral={"use_bidirectional_attention": (False, "tokens see those before them alone")},
     qkv_bias=None, out_bias=None, norms="both", norm_offset=1.0, activation=("hidden_activation", "gelu_pytorch_tanh"),

@@ -1,4 +1,4 @@
-"""Gemma 3: Gemma 2 with norms of query and key, and a rope of its own for the five of six layers with a window."""
+"""Gemma 3: Gemma 2 with norms of query and key; five of six layers have a window and another rope."""
 
 from .family import Family
 from .gemma2 import DEFAULTS, SCALE, SHARED, complete_for, softcap

@@ -1,4 +1,4 @@
-"""Ministral 3: yarn, and queries that grow with their position."""
+"""Ministral 3: yarn, and queries scaled by their position."""
 
 from mlx_llama.core.models.reader import Field
 

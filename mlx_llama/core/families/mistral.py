@@ -1,4 +1,4 @@
-"""Mistral: a window in all layers, in the first release. The text part of Mistral Small 3.1 is of this family."""
+"""Mistral, with a window in all layers (the first release), and the text part of Mistral Small 3.1."""
 
 from .family import Family
 from .windows import Windows

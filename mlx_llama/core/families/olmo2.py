@@ -1,4 +1,4 @@
-"""OLMo 2: norms of what attention and MLP give, and of all heads' queries and keys."""
+"""OLMo 2: norms after attention and MLP, and of the whole query and key."""
 
 from .family import Family
 

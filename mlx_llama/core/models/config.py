@@ -1,8 +1,8 @@
 """LlamaConfig, and how config.json or GGUF metadata is resolved to it with all fields set.
 
 The schema of config.json is transformers', from Llama 1 to the `rope_parameters` of transformers 5. Fields and defaults of
-GGUF are llama.cpp's (src/llama-model.cpp, `load_hparams`). Which fields there are says core/families. Fields that ask for
-unsupported arithmetic raise ConfigError.
+GGUF are llama.cpp's (src/llama-model.cpp, `load_hparams`). core/families lists them. Fields that ask for unsupported
+arithmetic raise ConfigError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 DTYPES = ("float32", "float16", "bfloat16")
 _SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"}  # checked against each other
 
-# GGUF fields of unsupported arithmetic, and the values that leave it out; a family that has the field is not asked
+# GGUF fields of unsupported arithmetic, and the values without it; skipped for a family with that field in its table
 _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
