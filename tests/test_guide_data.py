@@ -13,8 +13,8 @@ import pytest
 
 from mlx_llama.__main__ import COMMANDS as DOORS
 from mlx_llama.chat.commands import COMMANDS as REPL
+from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.generation.options import FIELDS, option_flags
-from mlx_llama.core.models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples/training"))
@@ -80,8 +80,8 @@ def test_a_new_flag_a_new_command_and_a_new_architecture_are_told_without_anythi
     monkeypatch.setattr(facts, "parsers", lambda: parsers | {"chat": parser})
     monkeypatch.setattr(facts, "flags", facts.flags.__wrapped__)
     monkeypatch.setitem(facts.REPL, "twist", REPL["stats"])
-    monkeypatch.setitem(facts.ARCHITECTURES, "GemmaForCausalLM", ARCHITECTURES["LlamaForCausalLM"])
-    monkeypatch.setitem(facts.BY_MODEL_TYPE, "gemma", ARCHITECTURES["LlamaForCausalLM"])
+    monkeypatch.setitem(facts.ARCHITECTURES, "GemmaForCausalLM", FAMILIES["LlamaForCausalLM"])
+    monkeypatch.setitem(facts.BY_MODEL_TYPE, "gemma", FAMILIES["LlamaForCausalLM"])
     found = facts.every.__wrapped__()
     assert found["--frobnicate"].answer == "`--frobnicate N`: Twists of the flange (default: 3). In `chat`."
     assert found["/twist"].answer.startswith("`/twist` in the REPL: ")
@@ -91,7 +91,7 @@ def test_a_new_flag_a_new_command_and_a_new_architecture_are_told_without_anythi
 def test_models_that_do_not_load_are_those_of_no_architecture(monkeypatch):
     loads, fails = facts.describe_models()["supported"].split("Others do not")
     assert "Falcon" in fails and "Llama" in loads
-    monkeypatch.setitem(facts.BY_MODEL_TYPE, "falcon", ARCHITECTURES["LlamaForCausalLM"])
+    monkeypatch.setitem(facts.BY_MODEL_TYPE, "falcon", FAMILIES["LlamaForCausalLM"])
     assert "Falcon" not in facts.describe_models()["supported"]
 
 

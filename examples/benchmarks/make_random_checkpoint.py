@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mlx_llama.core.families import BY_MODEL_TYPE
 from mlx_llama.core.files.tensor import NUMBERS
-from mlx_llama.core.models.architectures import BY_MODEL_TYPE
 from mlx_llama.core.models.config import LlamaConfig
 
 SHAPES = {

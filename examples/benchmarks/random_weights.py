@@ -11,13 +11,14 @@ import ml_dtypes
 import numpy as np
 from make_random_checkpoint import SHAPES
 
+from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.gguf import row_order
 from mlx_llama.core.files.gguf_types import choose_type
 from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight, MLXWeight
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.gguf_names import LLAMA
 
+_NAMES = FAMILIES["LlamaForCausalLM"].names
 FEW_LAYERS = 4  # of a model that does not fit
 MODELS = {"tiny": SHAPES["tiny"], "1.1b": SHAPES["tinyllama"], "8b": SHAPES["llama-3-8b"],
           "8b-4": SHAPES["llama-3-8b"] | {"num_hidden_layers": FEW_LAYERS}}  # by --shapes
@@ -134,7 +135,7 @@ def random_checkpoint(shape: str, form: str) -> Checkpoint:
             tensors[name] = (Tensor(name, "bfloat16", dims, bfloat16_bits(values)) if form in kinds
                              else Tensor(name, "float32", dims, values))
             continue
-        kind = kinds.get(form) or choose_type(LLAMA.gguf(name), dims, form.upper(), config, "llama")
+        kind = kinds.get(form) or choose_type(_NAMES.gguf(name), dims, form.upper(), config, "llama")
         if kind not in pools:
             pools[kind] = Pool(kind, max(map(math.prod, shapes.values())), rng, config.hidden_size**-0.5)
         tensors[name] = pools[kind].take(name, dims)
@@ -151,13 +152,13 @@ def write_gguf(path: Path, shape: str, form: str) -> None:
     file = make_random_gguf.start_file(path, fields, {"q8_0": 7, "q4_k_m": 15}[form])
     for name, weight in checkpoint.tensors.items():
         kind = gguf.GGMLQuantizationType[weight.format if isinstance(weight, GGUFWeight) else "F32"]
-        file.add_tensor_info(LLAMA.gguf(name), weight.shape, np.float32, weight.nbytes, kind)
+        file.add_tensor_info(_NAMES.gguf(name), weight.shape, np.float32, weight.nbytes, kind)
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_ti_data_to_file()
     for name, weight in checkpoint.tensors.items():
         values = weight.blocks if isinstance(weight, GGUFWeight) else weight.float32()
-        is_permuted = LLAMA.is_permuted(name)
+        is_permuted = _NAMES.is_permuted(name)
         file.write_tensor_data(values[np.argsort(row_order(len(values), config.head_dim))] if is_permuted else values)
     file.close()
 

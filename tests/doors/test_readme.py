@@ -131,12 +131,12 @@ def test_every_page_is_linked_from_the_readme():
 def test_what_is_supported_is_listed():
     from making_gguf import LOW_BIT, PLAIN
 
-    from mlx_llama.core.models.architectures import ARCHITECTURES
-    from mlx_llama.core.models.config import ROPE_TYPES
+    from mlx_llama.core.families import FAMILIES
+    from mlx_llama.core.models.rope_fields import ROPE_TYPES
 
     models, backends = read(ROOT / "docs" / "models.md"), read(ROOT / "docs" / "backends.md")
-    assert f"counted in the sources | **{len(ARCHITECTURES)}** |" in read(PAGES[0])
-    for name in (*ARCHITECTURES, *ROPE_TYPES, *LOW_BIT, *PLAIN):
+    assert f"counted in the sources | **{len(FAMILIES)}** |" in read(PAGES[0])
+    for name in (*FAMILIES, *ROPE_TYPES, *LOW_BIT, *PLAIN):
         assert re.search(rf"\b{name}\b", models), name
     for name in set(re.findall(r'"(MLX_LLAMA_[A-Z_]+)"', CODE)):
         assert f"`{name}`" in backends, name

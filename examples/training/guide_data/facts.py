@@ -34,11 +34,11 @@ from pathlib import Path
 
 from mlx_llama.__main__ import COMMANDS as DOORS
 from mlx_llama.chat.commands import COMMANDS as REPL
+from mlx_llama.core.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.gguf_types import FORMATS
 from mlx_llama.core.files.quantized import GGUF_FORMATS
 from mlx_llama.core.generation.options import FIELDS, option_flags
-from mlx_llama.core.models.architectures import ARCHITECTURES, BY_GGUF, BY_MODEL_TYPE
-from mlx_llama.core.models.config import ROPE_TYPES
+from mlx_llama.core.models.rope_fields import ROPE_TYPES
 
 FOLDER = Path(__file__).resolve().parent
 GUIDE_FIGURES = {"parameters": "four", "layers": "4", "megabytes": "9"}  # of train_guide.SHAPE, as the guide tells them
@@ -52,7 +52,7 @@ FAMILIES = {
     "LlamaForCausalLM": "Llama 1 to 3.3, TinyLlama, Yi, SmolLM2", "MistralForCausalLM": "Mistral", "MinistralForCausalLM": "Ministral",
     "Ministral3ForCausalLM": "", "MixtralForCausalLM": "Mixtral (mixture of experts)", "Qwen2ForCausalLM": "Qwen2, Qwen2.5", "Qwen3ForCausalLM": "Qwen3",
     "Qwen3MoeForCausalLM": "Qwen3-MoE (experts too)", "SmolLM3ForCausalLM": "SmolLM3", "GraniteForCausalLM": "Granite 3",
-    "Olmo2ForCausalLM": "OLMo 2", "Phi3ForCausalLM": "Phi-3, Phi-4-mini", "Gemma2ForCausalLM": "Gemma 2",
+    "Olmo2ForCausalLM": "OLMo 2", "Olmo3ForCausalLM": "OLMo 3", "Exaone4ForCausalLM": "EXAONE 4", "Phi3ForCausalLM": "Phi-3, Phi-4-mini", "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3 (text)",
 }
 # model_type -> how people call what they ask for in vain.

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, show
-from mlx_llama.core.models.config import LlamaConfig, strip_wrapper
+from mlx_llama.core.families import strip_wrapper
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.machine import FileMap
 
 from .folder import LEFTOVER

@@ -5,7 +5,7 @@ trusts the header. Format: https://github.com/ggml-org/ggml/blob/master/docs/ggu
 version, the numbers of tensors and of metadata entries, the entries (key, type, value), the tensors (name, dimensions,
 type, offset), padding, the data.
 
-Tensors get their Hugging Face names and row order here, by the table of core/models/gguf_names.py.
+Tensors get their Hugging Face names and row order here, by the table of core/families/names.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, overload
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, Report, refuse, show
-from mlx_llama.core.models.architectures import ARCHITECTURES, find_gguf
+from mlx_llama.core.families import FAMILIES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.files import open_file
 from mlx_llama.core.system.machine import map_file
@@ -134,9 +134,7 @@ class GGUFFile:
         self._parts = [first] if first.count == 1 else _open_parts(first, report)
         self.metadata: dict[str, Any] = self._parts[0].metadata
         # The names of an unsupported architecture do not matter: the config refuses it.
-        family = self.metadata.get("general.architecture")
-        architecture = find_gguf(family, self.metadata.get(f"{family}.expert_count", 0))
-        self._names = (architecture or ARCHITECTURES["LlamaForCausalLM"]).names
+        self._names = (find_gguf(self.metadata) or FAMILIES["LlamaForCausalLM"]).names
         self._tensors: dict[str, tuple[_Part, str]] = {}  # by Hugging Face name
         self._rope_factors: dict[str, tuple[_Part, str]] = {}
         for part in self._parts:

@@ -17,14 +17,10 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError, show
-from mlx_llama.core.models.architectures import ARCHITECTURES
-from mlx_llama.core.models.config import (
-    LlamaConfig,
-    default_sliding,
-    default_unrotated,
-    gguf_attention_multiplier,
-)
-from mlx_llama.core.models.gguf_names import GGUFNames
+from mlx_llama.core.families import FAMILIES
+from mlx_llama.core.families.names import GGUFNames
+from mlx_llama.core.families.windows import choose_layers
+from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json
@@ -90,20 +86,14 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
         raise OptionsError(f"{out}: the name of a GGUF file ends in .gguf")
     notices = notice_requantised(checkpoint)
     config = checkpoint.config
-    architecture = ARCHITECTURES[config.architecture]
-    if config.sliding_layers is not None and config.sliding_layers != (
-            default_sliding(config.num_hidden_layers, architecture.window_every) if architecture.window == "every" else None):
-        raise ConfigError(f"{checkpoint.name}: layers {show(list(config.sliding_layers))} alone have a sliding window, which "
-                          "a GGUF file cannot express; write the MLX form")
-    if config.unrotated_layers != (usual := default_unrotated(architecture, config.num_hidden_layers)):
-        raise ConfigError(f"{checkpoint.name}: layers {show(list(config.unrotated_layers))} have no rotary embedding, where "
-                          f"llama.cpp takes {show(list(usual))}; write the MLX form")
-    names, writer = architecture.names, gguf.GGUFWriter(None, architecture.gguf)
+    family = FAMILIES[config.architecture]
+    names, writer = family.names, gguf.GGUFWriter(None, family.gguf)
     _write_settings(writer, checkpoint, format, notices)
+    _check_settings(writer, checkpoint)
     _write_vocabulary(writer, checkpoint, notices)
 
     stacks = config.stacks()
-    plan = {name: _plan(parts, name.removesuffix(".weight") in stacks, config, format, names, architecture.gguf)
+    plan = {name: _plan(parts, name.removesuffix(".weight") in stacks, config, format, names, family.gguf)
             for name, parts in stack_experts(checkpoint).items()}
     for name, one in plan.items():
         writer.add_tensor_info(names.gguf(name), one.shape, one.written, one.nbytes,
@@ -223,53 +213,55 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     writer.add_name(str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name)))
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if format == "F32" else f"MOSTLY_{format}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
+    family = FAMILIES[config.architecture]
+    for key, entry in {entry.gguf: entry for entry in family.table if entry.gguf}.items():
+        value = config.stored(entry)
+        if value is not None or entry.gguf_default is not None:
+            (writer.add_uint32 if entry.kind is int else writer.add_float32)(f"{family.gguf}.{key}", value or 0)
     writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    architecture = ARCHITECTURES[config.architecture]
-    if architecture.experts is not None:
-        if not config.norm_topk_prob:
-            raise ConfigError(f"{checkpoint.name}: norm_topk_prob is false, where llama.cpp divides the experts' shares by "
-                              "their sum; write the MLX form")
-        writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if architecture.softcaps is not None:
-        usual = gguf_attention_multiplier(architecture, config.hidden_size, config.num_attention_heads, config.head_dim,
-                                          config.num_hidden_layers)
-        if not math.isclose(config.layers[0].scale, usual, rel_tol=1e-6):
-            raise ConfigError(f"{checkpoint.name}: query_pre_attn_scalar is {config.layers[0].scale ** -2:g}, where llama.cpp "
-                              f"takes {usual ** -2:g}; write the MLX form")
-        for name, cap, add in (("attn_logit_softcapping", config.attention_softcap, writer.add_attn_logit_softcapping),
-                               ("final_logit_softcapping", config.logits_softcap, writer.add_final_logit_softcapping)):
-            if cap is not None and name not in architecture.gguf_fields:
-                raise ConfigError(f"{checkpoint.name}: {name} is {cap:g}, which {architecture.gguf} has not in a GGUF file; "
-                                  "write the MLX form")
-            if cap is not None or architecture.softcaps[name] is not None:
-                add(cap or 0.0)
-    if config.local_rope is not None:
-        writer.add_float32(f"{architecture.gguf}.rope.freq_base_swa", config.local_rope.theta)
-    if architecture.multipliers:
-        writer.add_embedding_scale(config.embedding_multiplier)
-        writer.add_residual_scale(config.residual_multiplier)
-        writer.add_attention_scale(config.layers[0].scale)
-        writer.add_logit_scale(1 / config.logits_multiplier)
     writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope.theta)
+    if family.local_theta and family.local_theta[1]:
+        writer.add_float32(f"{family.gguf}.rope.freq_base_swa", config.local_rope.theta)
     _write_rope_scaling(writer, checkpoint, notices)
-    if architecture.window == "every":
+    _write_windows(writer, config, notices)
+
+
+def _write_windows(writer: Any, config: LlamaConfig, notices: list[str]) -> None:
+    windows, layers = FAMILIES[config.architecture].windows, config.num_hidden_layers
+    if windows.pattern:
         writer.add_sliding_window(config.sliding_window or 0)
-    elif config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
+        if config.sliding_layers not in (None, choose_layers(layers, windows.pattern)):
+            writer.add_sliding_window_pattern([i in config.sliding_layers for i in range(layers)])
+    elif config.sliding_window is not None and config.sliding_window < config.max_position_embeddings and not windows.is_switched:
         writer.add_sliding_window(config.sliding_window)
         notices.append(f"the model looks back {config.sliding_window} tokens at most; the file says so, but llama.cpp "
                        f"ignores it for this architecture: keep contexts below that")
+
+
+def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
+    """Check that the settings mean the same model to their reader. Raises ConfigError."""
+    config, metadata = checkpoint.config, {key: entry.value for key, entry in writer.kv_data[0].items()}
+    try:
+        again = LlamaConfig.from_gguf(metadata, {}, {}, config.dtype, checkpoint.name)
+    except ConfigError as error:
+        raise ConfigError(f"{str(error).rpartition(';')[0]}; write the MLX form") from None
+    ours, theirs = _describe(config), _describe(again)
+    for name, value in ours.items():
+        if value != theirs[name]:
+            raise ConfigError(f"{checkpoint.name}: {name} is {show(value)}, where a GGUF file means {show(theirs[name])} to "
+                              "llama.cpp; write the MLX form")
+
+
+def _describe(config: LlamaConfig) -> dict[str, Any]:
+    """The arithmetic that no field of the table names; a list by layer where layers differ."""
+    values: dict[str, Any] = {name: getattr(config, name) for name in ("local_rope", "logits_softcap", "norm_topk_prob")}
+    for name in ("window", "rotates", "scale", "softcap", "activation"):
+        layers = [getattr(spec, name) for spec in config.layers]
+        if name == "window":
+            layers = [None if window is None or window >= config.max_position_embeddings else window for window in layers]
+        values[name] = layers if len(set(layers)) > 1 else layers[0]
+    return values
 
 
 def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
@@ -295,8 +287,7 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
         writer.add_rope_scaling_factor(rope.factor)
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
         usual = 0.1 * math.log(rope.factor) + 1.0  # llama.cpp's own factor
-        if ARCHITECTURES[checkpoint.config.architecture].scales_queries:
-            writer.add_attn_temperature_scale(checkpoint.config.query_beta)
+        if FAMILIES[checkpoint.config.architecture].scales_queries:
             writer.add_rope_scaling_yarn_log_mul(1.0)
             usual = 1.0
         factor = inverse_frequencies(checkpoint.config)[1]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import ConfigError
-from mlx_llama.core.models.architectures import ARCHITECTURES, Architecture
+from mlx_llama.core.families import FAMILIES
+from mlx_llama.core.families.family import Family
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary
@@ -26,68 +27,36 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
         ConfigError: config.json has no fields for the file's rope, or no architecture with its window and biases.
     """
     config = checkpoint.config
-    own = ARCHITECTURES[config.architecture]
-    architecture = next((one for one in (own, *ARCHITECTURES.values()) if _can_express(one, config)), None)
-    if architecture is None:
+    families = (FAMILIES[config.architecture], *FAMILIES.values())
+    family = next((family for family in families if _can_express(family, config)), None)
+    if family is None:
         raise ConfigError(f"{checkpoint.path}: no architecture of config.json has its sliding window and biases; write a "
                           f"GGUF file")
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-             "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings",
-             "bos_token_id")
-    result = {name: getattr(config, name) for name in names}
-    result["architectures"], result["model_type"] = [architecture.name], architecture.model_type
-    if architecture.qkv_bias is None:
-        result["attention_bias"] = config.attention_bias
-    if architecture.mlp_bias is None:
-        result["mlp_bias"] = config.mlp_bias
-    if config.sliding_window is not None:
-        result["sliding_window"] = config.sliding_window
-    if architecture.window in ("from", "switched"):
-        result["use_sliding_window"] = config.sliding_window is not None
-    if architecture.window == "from":
-        result["max_window_layers"] = 0
-    if architecture.partial_rotation:
-        result["partial_rotary_factor"] = config.rotary_dim / config.head_dim
-        result["original_max_position_embeddings"] = (config.rope.original_max_position_embeddings
-                                                      or config.max_position_embeddings)
-    if architecture.unrotated_every:
-        result["no_rope_layers"] = [int(i not in config.unrotated_layers) for i in range(config.num_hidden_layers)]
-    if architecture.multipliers:
-        result |= {name: getattr(config, name) for name in ("embedding_multiplier", "residual_multiplier")}
-        result |= {"attention_multiplier": config.layers[0].scale, "logits_scaling": 1 / config.logits_multiplier}
-    if architecture.softcaps is not None:
-        result |= dict(zip(architecture.softcaps, (config.attention_softcap, config.logits_softcap)))
-        result["query_pre_attn_scalar"] = round(config.layers[0].scale ** -2)
-        result["layer_types"] = ["full_attention" if spec.window is None else "sliding_attention" for spec in config.layers]
-    if architecture.experts is not None:
-        count, _, width = architecture.experts.fields
-        result |= {count: config.num_experts, "num_experts_per_tok": config.num_experts_per_tok,
-                   width: config.moe_intermediate_size}
-        if architecture.experts.normalises is None:
-            result |= {"norm_topk_prob": config.norm_topk_prob, "decoder_sparse_step": 1, "mlp_only_layers": []}
-    if config.local_rope is not None:
-        result["rope_local_base_freq"] = config.local_rope.theta
-    result[architecture.activation[0]], result["torch_dtype"] = architecture.activation[1], checkpoint.dtype
-    result["eos_token_id"] = sorted(checkpoint.eos_token_ids)
-    result["rope_theta"], result["rope_scaling"] = config.rope.theta, _rope_scaling(config, str(checkpoint.path))
-    if architecture.scales_queries:
-        result["rope_parameters"] = {**(result.pop("rope_scaling") or {}), "rope_theta": config.rope.theta,
-                                     "llama_4_scaling_beta": config.query_beta}
-    return result
+    result = {field.json: config.stored(field) for field in family.table if field.json}
+    result |= {name: value for name, (value, _) in family.neutral.items()}
+    result |= {"architectures": [family.name], "model_type": family.model_type, "torch_dtype": checkpoint.dtype,
+               "bos_token_id": config.bos_token_id, "eos_token_id": sorted(checkpoint.eos_token_ids),
+               family.activation[0]: family.activation[1]}
+    result |= family.windows.write(config.sliding_window, [spec.window is not None for spec in config.layers])
+    if family.write:
+        result |= family.write(config)
+    if config.local_rope is not None and family.local_theta:
+        result[family.local_theta[0]] = config.local_rope.theta
+    rope = {"rope_theta": config.rope.theta, "rope_scaling": _rope_scaling(config, str(checkpoint.path))}
+    if family.scales_queries:
+        rope["rope_parameters"] = {**(rope.pop("rope_scaling") or {}), "rope_theta": config.rope.theta,
+                                   "llama_4_scaling_beta": config.query_beta}
+    return result | rope
 
 
-def _can_express(architecture: Architecture, config: LlamaConfig) -> bool:
-    """The architecture has the config's biases, norms and window; in transformers these are properties of classes."""
-    biases = (architecture.qkv_bias, config.attention_bias), (architecture.mlp_bias, config.mlp_bias), (
-        config.attention_bias if architecture.out_bias is None else architecture.out_bias, config.output_bias)
-    windows = {"none": config.sliding_window is None,
-               "all": config.sliding_layers is None and (
-                   config.sliding_window is not None or architecture.defaults.get("sliding_window", 0) is None),
-               "from": True, "switched": True,
-               "types": True, "unrotated": config.sliding_window is None, "every": True}
+def _can_express(family: Family, config: LlamaConfig) -> bool:
+    """The family has the config's biases, norms and window; in transformers these are properties of classes."""
+    biases = (family.qkv_bias, config.attention_bias), (family.mlp_bias, config.mlp_bias), (
+        config.attention_bias if family.out_bias is None else family.out_bias, config.output_bias)
     plain = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"  # the same but for biases and windows
-    return (all(own in (None, asked) for own, asked in biases) and windows[architecture.window]
-            and (architecture.name == config.architecture or {architecture.name, config.architecture} <= set(plain)))
+    return (all(decided in (None, has_bias) for decided, has_bias in biases)
+            and family.windows.can_express(config.sliding_window, config.sliding_layers, family.defaults.get("sliding_window"))
+            and (family.name == config.architecture or {family.name, config.architecture} <= set(plain)))
 
 
 def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:

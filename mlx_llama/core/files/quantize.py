@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
-from mlx_llama.core.models.architectures import ARCHITECTURES
-from mlx_llama.core.models.config import QUANTIZED_BITS, QUANTIZED_GROUPS
+from mlx_llama.core.families import FAMILIES
+from mlx_llama.core.models.quantization import QUANTIZED_BITS, QUANTIZED_GROUPS
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json
 
@@ -91,7 +91,7 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None =
         raise OptionsError(f"--bits {bits} --group-size {group_size}: MLX has {_join(BITS)} bits and groups of "
                            f"{_join(GROUP_SIZES)}")
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
-    offset = ARCHITECTURES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset if (
+    offset = FAMILIES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset if (
         checkpoint.gguf_metadata is not None) else 0.0  # already added in GGUF files
     tensors, stacks = stack_experts(checkpoint), checkpoint.config.stacks()
     if keep:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# LlamaConfig.norm_placement: (norms before attention and MLP, norms after them), with transformers' names of modules: Llama;
+# OLMo 2 and EXAONE 4; Gemma 2.
+NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
+    "before": (("input_layernorm", "post_attention_layernorm"), None),
+    "after": (None, ("post_attention_layernorm", "post_feedforward_layernorm")),
+    "both": (("input_layernorm", "pre_feedforward_layernorm"), ("post_attention_layernorm", "post_feedforward_layernorm")),
+}
+
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """A mixture of experts in a layer: gated MLPs, of which a router chooses some for each token (Shazeer et al. 2017).
+    """A mixture of experts in a layer: gated MLPs, of which a router chooses some for each token (Shazeer et al. 2017)."""
 
-    router: module of the scores, [experts, E]. gate, up, down: each expert's modules, by number. stacks: modules of all
-    gates, ups and downs together, [experts, N, K], in files that store them so. used: experts of a token. normalises: divide
-    the chosen experts' shares by their sum.
-    """
-
-    router: str
-    gate: tuple[str, ...]
+    router: str  # module of the scores, [experts, E]
+    gate: tuple[str, ...]  # each expert's module, by number
     up: tuple[str, ...]
     down: tuple[str, ...]
-    stacks: tuple[str, str, str]
-    used: int
-    normalises: bool
+    stacks: tuple[str, str, str]  # modules of all gates, ups and downs, [experts, N, K], in files that store them so
+    used: int  # experts of a token
+    normalises: bool  # divide the chosen experts' shares by their sum
 
     @property
     def count(self) -> int:
@@ -32,44 +35,35 @@ class ExpertsSpec:
 class LayerSpec:
     """One layer: its sizes, the names of its tensors, and its differences from Llama's layer.
 
-    index: number of the layer, from 0. heads, key_value_heads, head_dim: H, G and D of grouped-query attention.
-    eps: of the norms. Names are modules of the checkpoint, without ".weight" and ".bias". Modules of one tuple have the
-    same input, so a backend may concatenate their matrices.
-    attention_norm, ffn_norm: before attention and MLP; post_attention_norm, post_ffn_norm: of their outputs, before they
-    are added to the stream (EXAONE 4). None for no norm.
-    query_norm, key_norm: RMS norms over each head before rotation (Qwen3), or None. rotates: False for a layer without
-    rotary embedding (SmolLM3). window: positions that a token sees, itself included; None for all before it.
-    attention_multiplier: on query times key, None for 1 / sqrt(D); residual_multiplier: on what is added to the stream
-    (Granite). activation: of the gate, "silu" or "gelu_tanh". rotary_dim: leading dimensions of a head that are rotated,
-    None for all (Phi-4). rope: number of its table of angles (Gemma 3's sliding layers have their own); query_rope: of the queries', None for `rope` (Ministral 3). softcap: of the
-    scores, softcap * tanh(score / softcap), or None (Gemma 2). experts: in place of the MLP, whose names are then empty.
+    Names are modules of the checkpoint, without ".weight" and ".bias". Modules of one tuple have the same input, so a
+    backend may concatenate their matrices.
     """
 
-    index: int
-    heads: int
-    key_value_heads: int
-    head_dim: int
-    eps: float
-    attention_norm: str | None
+    index: int  # number of the layer, from 0
+    heads: int  # H of grouped-query attention
+    key_value_heads: int  # G
+    head_dim: int  # D
+    eps: float  # of the norms
+    attention_norm: str | None  # before attention, None for no norm
     qkv: tuple[str, ...]
     out: str
-    ffn_norm: str | None
-    gate_up: tuple[str, ...]
-    down: str
-    query_norm: str | None = None
+    ffn_norm: str | None  # before the MLP
+    gate_up: tuple[str, ...]  # empty for a mixture of experts
+    down: str  # likewise
+    query_norm: str | None = None  # RMS norm of each head (Qwen3) or of all (OLMo 2) before rotation
     key_norm: str | None = None
-    rotates: bool = True
-    window: int | None = None
-    post_attention_norm: str | None = None
-    post_ffn_norm: str | None = None
-    attention_multiplier: float | None = None
-    residual_multiplier: float = 1.0
-    activation: str = "silu"
-    rotary_dim: int | None = None
-    rope: int = 0
-    softcap: float | None = None
-    query_rope: int | None = None
-    experts: ExpertsSpec | None = None
+    rotates: bool = True  # False for a layer without rotary embedding (SmolLM3)
+    window: int | None = None  # positions that a token sees, itself included; None for all before it
+    post_attention_norm: str | None = None  # of attention's output, before it is added to the stream (EXAONE 4)
+    post_ffn_norm: str | None = None  # of the MLP's output
+    attention_multiplier: float | None = None  # on query times key, None for 1 / sqrt(D)
+    residual_multiplier: float = 1.0  # on what is added to the stream (Granite)
+    activation: str = "silu"  # of the gate; or "gelu_tanh"
+    rotary_dim: int | None = None  # leading dimensions of a head that are rotated, None for all (Phi-4)
+    rope: int = 0  # number of its table of angles (Gemma 3's sliding layers have another)
+    softcap: float | None = None  # c of c * tanh(score / c) on the scores (Gemma 2)
+    query_rope: int | None = None  # table of the queries, None for `rope` (Ministral 3)
+    experts: ExpertsSpec | None = None  # in place of the MLP
 
     @property
     def scale(self) -> float:

@@ -143,6 +143,25 @@ def test_a_window_is_written_and_named(tmp_path):
     assert "looks back 100 tokens" in written.notices[0]
 
 
+def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
+    fields = dict(architectures=["Exaone4ForCausalLM"], model_type="exaone4", hidden_size=16, intermediate_size=16, head_dim=4,
+                  rms_norm_eps=2.0**-17, sliding_window=32, max_position_embeddings=64)
+    source = open_checkpoint(make_checkpoint(tmp_path / "64", num_hidden_layers=64, **fields))
+    write_gguf(source, tmp_path / "out.gguf", "F32")
+    specs = open_checkpoint(tmp_path / "out.gguf").config.layers
+    assert specs == source.config.layers and {(spec.window, spec.rotates) for spec in specs} == {(32, True), (None, False)}
+    other = open_checkpoint(make_checkpoint(tmp_path / "4", num_hidden_layers=4, **fields))
+    with pytest.raises(ConfigError, match="sliding_window is 32, expected 0, since .* 64 layers alone; write the MLX form"):
+        write_gguf(other, tmp_path / "4.gguf", "F32")
+
+
+def test_a_window_that_llama_cpp_takes_for_all_layers(tmp_path):
+    fields = dict(architectures=["MinistralForCausalLM"], model_type="ministral", sliding_window=7)
+    source = make_checkpoint(tmp_path / "in", layer_types=["sliding_attention", "full_attention"], **fields)
+    with pytest.raises(ConfigError, match=r"window is \[7, None\], where a GGUF file means 7 to llama.cpp; write the MLX form"):
+        write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
+
+
 def test_metadata_of_a_gguf_source_is_copied_with_its_types(tmp_path):
     from gguf import GGUFValueType as T
 

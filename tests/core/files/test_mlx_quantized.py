@@ -10,7 +10,8 @@ from making import config_fields, encode_tensor, make_checkpoint, random_tensors
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
 from mlx_llama.core.files.quantized import MLXWeight, pack_stream
-from mlx_llama.core.models.config import QUANTIZED_BITS, QUANTIZED_GROUPS, LlamaConfig, Quantization
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.quantization import QUANTIZED_BITS, QUANTIZED_GROUPS, Quantization
 
 WIDE = dict(hidden_size=128, intermediate_size=256)
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"

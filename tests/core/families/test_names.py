@@ -1,25 +1,25 @@
-"""GGUF's tensor names: those of the gguf library's own map, both ways, for every architecture in the table."""
+"""GGUF's tensor names: those of the gguf library's own map, both ways, for every family."""
 
 import re
 
 import gguf
 import pytest
 
-from mlx_llama.core.models.architectures import ARCHITECTURES, find_gguf
+from mlx_llama.core.families import BY_GGUF, FAMILIES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig
 
 LIBRARY = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=13, num_attention_heads=4,
              num_experts=3, num_experts_per_tok=2)
-GGUF_NAMES = {one.gguf: one.names for one in reversed(ARCHITECTURES.values())}
+GGUF_NAMES = {name: family.names for name, family in BY_GGUF.items()}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_names_are_the_librarys_both_ways(name):
-    one = ARCHITECTURES[name]
-    names, theirs = one.names, gguf.get_tensor_name_map(LIBRARY[one.gguf], 13)
+    family = FAMILIES[name]
+    names, theirs = family.names, gguf.get_tensor_name_map(LIBRARY[family.gguf], 13)
     is_tied = theirs.get_name("lm_head") is None  # always, in this architecture
-    config = LlamaConfig.from_dict(SIZES | {"model_type": one.model_type, "tie_word_embeddings": is_tied,
+    config = LlamaConfig.from_dict(SIZES | {"model_type": family.model_type, "tie_word_embeddings": is_tied,
                                             "num_key_value_heads": 2})
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in config.stored_shapes()))
     stack_of = {module: stack for stack, modules in config.stacks().items() for module in modules}
@@ -28,11 +28,11 @@ def test_names_are_the_librarys_both_ways(name):
             stored = names.gguf(module + suffix)
             assert stored == theirs.get_name(re.sub(r"experts\.\d+", "experts", module) + suffix, (".weight", ".bias"))
             assert names.hugging_face(stored) == stack_of.get(module, module) + suffix
-    assert len({names.gguf(module + ".weight") for module in modules}) == len({stack_of.get(one, one) for one in modules})
+    assert len({names.gguf(module + ".weight") for module in modules}) == len({stack_of.get(module, module) for module in modules})
 
 
 def test_experts_of_the_first_files_have_a_tensor_each():
-    names = ARCHITECTURES["MixtralForCausalLM"].names
+    names = FAMILIES["MixtralForCausalLM"].names
     assert names.hugging_face("blk.3.ffn_gate.7.weight") == "model.layers.3.block_sparse_moe.experts.7.w1.weight"
     assert names.hugging_face("blk.3.ffn_down.0.weight") == "model.layers.3.block_sparse_moe.experts.0.w2.weight"
     assert names.hugging_face("blk.3.ffn_gate.weight") is names.hugging_face("blk.3.attn_q.1.weight") is None
@@ -61,8 +61,11 @@ def test_rows_are_permuted_for_llama_alone():
 
 
 def test_an_architecture_is_found_by_the_files_name():
-    assert [find_gguf(name).name for name in ("llama", "qwen2", "qwen3")] == ["LlamaForCausalLM", "Qwen2ForCausalLM",
-                                                                             "Qwen3ForCausalLM"]
-    assert find_gguf("llama", 8).name == "MixtralForCausalLM"
-    assert find_gguf("qwen3moe", 8) is find_gguf("qwen3moe") is ARCHITECTURES["Qwen3MoeForCausalLM"]
-    assert find_gguf("mamba") is find_gguf(3) is find_gguf([]) is None
+    def find(name, **fields):
+        family = find_gguf({"general.architecture": name} | {f"{name}.{field}": value for field, value in fields.items()})
+        return family and family.name
+
+    assert [find(name) for name in ("llama", "qwen2", "qwen3")] == ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+    assert find("llama", expert_count=8) == "MixtralForCausalLM" and find("llama", expert_count=0) == "LlamaForCausalLM"
+    assert find("qwen3moe", expert_count=8) == find("qwen3moe") == "Qwen3MoeForCausalLM"
+    assert find("mamba") is find(3) is find([]) is find_gguf({}) is None

@@ -1,15 +1,17 @@
 """config.json of the families as the hub has them, judged by transformers; and their features that are refused, by name."""
 
 import copy
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from mlx_llama.core.errors import ConfigError
+from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.architectures import ARCHITECTURES
-from mlx_llama.core.models.config import LlamaConfig, gguf_attention_multiplier
+from mlx_llama.core.models.config import LlamaConfig, RopeConfig
+from mlx_llama.core.models.reader import Reader
 
 FACTORS = {"short_factor": np.linspace(1, 2, 48).tolist(), "long_factor": np.linspace(1, 60, 48).tolist()}
 SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008,
@@ -41,6 +43,8 @@ GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "
           "rope_local_base_freq": 10000, "rope_scaling": None, "hidden_activation": "gelu_pytorch_tanh",
           "max_position_embeddings": 32768, "attn_logit_softcapping": None, "final_logit_softcapping": None,
           "bos_token_id": 2, "eos_token_id": [1, 106]}
+EXAONE_ROPE = {"rope_type": "llama3", "factor": 16.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0}
 MODELS = {
     "SmolLM3-3B": SMOLLM3,
     "granite-3.3-2b-instruct": GRANITE,
@@ -49,6 +53,27 @@ MODELS = {
         "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 16, "vocab_size": 100352,
         "rope_theta": 500000, "max_position_embeddings": 4096, "attention_bias": False, "eos_token_id": 100257,
         "pad_token_id": 100277, "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
+    "Olmo-3-7B-Instruct": {
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_size": 4096, "intermediate_size": 11008,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 100278,
+        "rope_theta": 500000, "rope_scaling": {
+            "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0, "beta_slow": 1.0,
+            "attention_factor": 1.2079441541679836},
+        "max_position_embeddings": 65536, "sliding_window": 4096, "attention_bias": False, "eos_token_id": 100257,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8, "pad_token_id": 100277, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False},
+    "EXAONE-4.0-1.2B": {
+        "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "hidden_size": 2048, "intermediate_size": 4096,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "num_hidden_layers": 30, "vocab_size": 102400,
+        "rope_theta": 1000000, "rope_scaling": EXAONE_ROPE, "max_position_embeddings": 65536, "sliding_window": None,
+        "sliding_window_pattern": None, "layer_types": ["full_attention"] * 30, "rms_norm_eps": 1e-5, "bos_token_id": 1,
+        "eos_token_id": 361, "tie_word_embeddings": True},
+    "EXAONE-4.0-32B": {
+        "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "hidden_size": 5120, "intermediate_size": 27392,
+        "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 64, "vocab_size": 102400,
+        "rope_theta": 1000000, "rope_scaling": EXAONE_ROPE, "max_position_embeddings": 131072, "sliding_window": 4096,
+        "sliding_window_pattern": "LLLG", "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16,
+        "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 361, "tie_word_embeddings": False},
     "Phi-3-mini-4k-instruct": {
         "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192,
         "num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32064,
@@ -94,8 +119,9 @@ def test_the_config_means_what_transformers_reads(name):
         "sliding_attention" if getattr(theirs, "sliding_window", None) else "full_attention"] * theirs.num_hidden_layers
     assert [spec.window for spec in ours.layers] == [
         theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds]
-    assert [spec.rotates for spec in ours.layers] == [bool(flag) for flag in getattr(
-        theirs, "no_rope_layers", [1] * theirs.num_hidden_layers)]
+    is_hybrid = theirs.model_type == "exaone4" and theirs.sliding_window  # only layers with a window rotate
+    assert [spec.rotates for spec in ours.layers] == [kind == "sliding_attention" for kind in kinds] if is_hybrid else [
+        bool(flag) for flag in getattr(theirs, "no_rope_layers", [1] * theirs.num_hidden_layers)]
     if (parameters := theirs.rope_parameters).get("rope_type") == "longrope":
         for length in (4096, 4097):
             wanted, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu", length)
@@ -119,9 +145,12 @@ def test_factors_of_the_families():
     assert (gemma.embedding_multiplier, gemma.norm_offset, gemma.logits_softcap) == (48, 1, 30)
     assert {(spec.scale, spec.softcap, spec.activation) for spec in gemma.layers} == {(1 / 16, 50, "gelu_tanh")}
     # query_pre_attn_scalar of gemma-2-9b, gemma-2-27b and gemma-3-27b on the hub; their GGUF files do not name it
+    names = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
     for name, sizes, scalar in (("Gemma2", (3584, 16, 256, 42), 256), ("Gemma2", (4608, 32, 128, 46), 144),
                                 ("Gemma3", (5376, 32, 128, 62), 168)):
-        assert gguf_attention_multiplier(ARCHITECTURES[f"{name}ForCausalLM"], *sizes) == scalar**-0.5
+        read = Reader({}, "model.gguf", is_gguf=True)
+        factors = FAMILIES[f"{name}ForCausalLM"].complete(read, dict(zip(names, sizes)))
+        assert factors["attention_multiplier"] == scalar**-0.5
 
 
 def test_experts_of_the_families():
@@ -145,9 +174,45 @@ def test_the_text_part_of_gemma_3_4b_takes_the_defaults_that_its_config_leaves_o
     assert (config.eos_token_ids, config.dtype, config.is_text_part) == ((1, 106), "bfloat16", True)
 
 
+# Beside sizes, what conversion/NAME.py of llama.cpp writes for models above
+CONVERTED = {
+    "Olmo-3-7B-Instruct": ("olmo2", {
+        "attention.sliding_window": 4096, "attention.sliding_window_pattern": [True, True, True, False] * 8,
+        "rope.freq_base": 500000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 8192, "rope.scaling.yarn_attn_factor": 1.2079441541679836,
+        "rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0}),
+    "EXAONE-4.0-1.2B": ("exaone4", {"rope.freq_base": 1e6}),
+    "EXAONE-4.0-32B": ("exaone4", {
+        "rope.freq_base": 1e6, "attention.sliding_window": 4096,
+        "attention.sliding_window_pattern": [True, True, True, False] * 16}),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_converted_file_means_the_same_model(name):
+    config, (family, fields) = LlamaConfig.from_dict(MODELS[name]), CONVERTED[name]
+    fields = {
+        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim, "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "vocab_size": config.vocab_size} | fields
+    metadata = {"general.architecture": family} | {f"{family}.{key}": value for key, value in fields.items()}
+    # The converter writes a llama3 rope as a tensor of divisors.
+    plain = dataclasses.replace(config, rope=RopeConfig(theta=config.rope.theta))
+    ratios = rope.inverse_frequencies(plain)[0] / rope.inverse_frequencies(config)[0]
+    divisors = {"": tuple(ratios)} if config.rope.type == "llama3" else {}
+    again = LlamaConfig.from_gguf(metadata, {}, divisors, "bfloat16", "model.gguf")
+    assert (again.architecture, again.layers) == (config.architecture, config.layers)
+    for table in range(len(config.ropes)):
+        for found, wanted in zip(rope.inverse_frequencies(again, table=table), rope.inverse_frequencies(config, table=table)):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 @pytest.mark.parametrize("fields, message", [
     (SMOLLM3 | {"no_rope_layers": [1, 0]}, "no_rope_layers is .1, 0., expected a list of 36 numbers"),
     (SMOLLM3 | {"no_rope_layer_interval": 0, "no_rope_layers": None}, "no_rope_layer_interval is 0"),
+    (MODELS["EXAONE-4.0-32B"] | {"sliding_window_pattern": "LLLX"}, "sliding_window_pattern is 'LLLX', expected a whole number"),
     (GRANITE | {"logits_scaling": 0}, "logits_scaling is 0, expected a number above 0"),
     (GRANITE | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1"),
     (PHI4 | {"partial_rotary_factor": 0.01}, "partial_rotary_factor is 0.01"),

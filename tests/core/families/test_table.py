@@ -1,17 +1,20 @@
-"""The table of architectures: spellings are unique, and what an entry says is what transformers' class has."""
+"""Each family: its names are unique, and what its file says is what transformers' class has."""
 
 import pytest
 
-from mlx_llama.core.models.architectures import ARCHITECTURES, BY_MODEL_TYPE, BY_SPELLING, Experts, find_gguf
+from mlx_llama.core.families import BY_MODEL_TYPE, BY_SPELLING, FAMILIES, find_gguf
+from mlx_llama.core.families.names import Experts
 from mlx_llama.core.models.config import LlamaConfig
 
 
-def test_every_entry_is_found_by_each_of_its_names():
-    for name, one in ARCHITECTURES.items():
-        assert BY_SPELLING[name] is BY_MODEL_TYPE[one.model_type] is one
-        assert all(BY_SPELLING[alias] is one for alias in one.aliases)
-        assert find_gguf(one.gguf, one.experts is not None).names is one.names
-    assert find_gguf("llama").name == "LlamaForCausalLM"  # of two architectures under one name, the first
+def test_every_family_is_found_by_each_of_its_names():
+    for name, family in FAMILIES.items():
+        assert BY_SPELLING[name] is BY_MODEL_TYPE[family.model_type] is family
+        assert all(BY_SPELLING[alias] is family for alias in family.aliases)
+        marks = {f"{family.gguf}.{family.gguf_mark}": 3} if family.gguf_mark else {}
+        assert find_gguf({"general.architecture": family.gguf} | marks).names == family.names
+    # of two families under one name, the first
+    assert find_gguf({"general.architecture": "llama"}).name == "LlamaForCausalLM"
 
 
 def split_experts(shapes: dict[str, tuple[int, ...]], experts: Experts) -> dict[str, tuple[int, ...]]:
@@ -29,37 +32,37 @@ def split_experts(shapes: dict[str, tuple[int, ...]], experts: Experts) -> dict[
     return found
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_tensors_of_an_entry_are_those_of_transformers_class(name):
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
     """Biases, norms and shapes, by names, from a config with nothing but sizes."""
     torch = pytest.importorskip("torch")
     import transformers
 
     sizes = dict(vocab_size=1 << 18, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, head_dim=16)
-    one = ARCHITECTURES[name]
-    if one.experts:
-        sizes |= {one.experts.fields[0]: 3, "num_experts_per_tok": 2}
-    theirs = transformers.AutoConfig.for_model(one.model_type, **sizes)
+    family = FAMILIES[name]
+    if family.experts:
+        sizes |= {family.fields[0].json: 3, "num_experts_per_tok": 2}
+    theirs = transformers.AutoConfig.for_model(family.model_type, **sizes)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(theirs)
     wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()
               if key != "lm_head.weight" or not theirs.tie_word_embeddings}
-    if one.experts:
-        wanted = split_experts(wanted, one.experts)
-    ours = LlamaConfig.from_dict(sizes | {"architectures": [name], "model_type": one.model_type})
+    if family.experts:
+        wanted = split_experts(wanted, family.experts)
+    ours = LlamaConfig.from_dict(sizes | {"architectures": [name], "model_type": family.model_type})
     assert ours.stored_shapes() == wanted
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, () if theirs.eos_token_id is None else (
         theirs.eos_token_id,))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_defaults_are_those_of_transformers_config(name):
     import transformers
 
-    theirs = transformers.AutoConfig.for_model(ARCHITECTURES[name].model_type)
-    for field, value in ARCHITECTURES[name].defaults.items():
+    theirs = transformers.AutoConfig.for_model(FAMILIES[name].model_type)
+    for field, value in FAMILIES[name].defaults.items():
         if field != "sliding_window":  # transformers clears it unless use_sliding_window
             expected = getattr(theirs, field)
             assert value == expected or value is None and field == "num_key_value_heads", field

@@ -1,4 +1,4 @@
-"""Tensor names and row order of GGUF files, by architecture. core/files reads and writes by them.
+"""Tensor names and row order of GGUF files. core/files reads and writes by them.
 
 Names are those of the gguf library's tensor name map (gguf.get_tensor_name_map).
 """
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from mlx_llama.core.models.spec import NORM_NAMES
+
 _NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?(\w+(?:\.\d{1,4})?)\.(weight|bias)", re.ASCII)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)", re.ASCII)
 _EXPERT = re.compile(r"\.experts\.\d+\.", re.ASCII)
@@ -17,22 +19,32 @@ _EXPERT = re.compile(r"\.experts\.\d+\.", re.ASCII)
 # {GGUF's name: Hugging Face's}
 _MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYERS = {
-    "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_QUERY_KEY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+_PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Modules of a mixture of experts, in place of each layer's MLP."""
+
+    block: str  # in a layer
+    gate: str  # of each expert
+    up: str
+    down: str
 
 
 @dataclass(frozen=True)
 class GGUFNames:
-    """Translate the tensor names of one architecture, both ways.
+    """Tensor names of a family, translated both ways.
 
     layers: {GGUF's name: Hugging Face's} of a layer's modules, without "blk.N.", "model.layers.N." and the suffixes.
     permuted: modules whose rows llama.cpp's converter reorders, so that the two rows of a rotary pair are neighbours;
@@ -53,14 +65,14 @@ class GGUFNames:
         if layer is None:
             return f"{_MODEL[module]}.{suffix}" if module in _MODEL else None
         module, _, expert = module.partition(".")
-        found = self.experts.get(module) if expert else self.layers.get(module)
-        return found and f"model.layers.{layer}.{found.replace('#', expert)}.{suffix}"
+        theirs = self.experts.get(module) if expert else self.layers.get(module)
+        return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
     def gguf(self, name: str) -> str:
-        """The inverse of `hugging_face`; for an expert's module the stack's name.
+        """The inverse of `hugging_face`; the stack's name for an expert's module.
 
         Raises:
-            KeyError: the architecture has no such tensor.
+            KeyError: the family has no such tensor.
         """
         module, _, suffix = name.rpartition(".")
         match = _LAYER.fullmatch(module)
@@ -77,27 +89,20 @@ class GGUFNames:
         return {theirs: ours for ours, theirs in (*self.layers.items(), *_MODEL.items(), *stacks)}
 
 
-PLAIN = GGUFNames(_LAYERS)
-HEAD_NORMS = GGUFNames(_LAYERS | _HEAD_NORMS)
-NORMS_AFTER = GGUFNames({name: ours for name, ours in _LAYERS.items() if not name.endswith("_norm")} | _HEAD_NORMS | {
-    "post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"})
-NORMS_BOTH = GGUFNames(_LAYERS | _HEAD_NORMS | {
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm"})
-FUSED = GGUFNames({name: ours for name, ours in _LAYERS.items() if name[-2:] not in ("_q", "_k", "_v", "te", "up")} | {
-    "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
-LLAMA = GGUFNames(_LAYERS, permuted=("self_attn.q_proj", "self_attn.k_proj"))
-
-
-def _with_experts(names: Mapping[str, str], block: str) -> dict[str, str]:
-    """`names` with a router and stacks of experts in place of the MLP."""
-    kept = {name: ours for name, ours in names.items() if not ours.startswith("mlp.")}
-    return kept | {"ffn_gate_inp": f"{block}.gate"} | {
-        f"ffn_{part}_exps": f"{block}.switch_mlp.{part}_proj" for part in ("gate", "up", "down")}
-
-
-MIXTRAL = GGUFNames(_with_experts(_LAYERS, "block_sparse_moe"), LLAMA.permuted,
-                    {f"ffn_{part}": f"block_sparse_moe.experts.#.{ours}" for part, ours in (
-                        ("gate", "w1"), ("up", "w3"), ("down", "w2"))})
-QWEN3_EXPERTS = GGUFNames(_with_experts(_LAYERS | _HEAD_NORMS, "mlp"), (),
-                          {f"ffn_{part}": f"mlp.experts.#.{part}_proj" for part in ("gate", "up", "down")})
+def make_names(norms: str, has_query_key_norm: bool, fused: Mapping[str, tuple[str, ...]], experts: Experts | None,
+               is_permuted: bool) -> GGUFNames:
+    """Names of a family; its `norms`, `fused`, `experts` and `permuted` are the arguments."""
+    joined = {part for parts in fused.values() for part in parts}
+    layers = {name: module for name, module in _LAYERS.items() if module not in joined}
+    layers |= {_FUSED[whole]: whole for whole in fused}
+    before, after = NORM_NAMES[norms]
+    layers |= dict(zip(("attn_norm", "ffn_norm"), before or ()))
+    layers |= dict(zip(("post_attention_norm", "post_ffw_norm"), after or ()))
+    layers |= _QUERY_KEY_NORMS if has_query_key_norm else {}
+    modules = {}
+    if experts:
+        layers = {name: module for name, module in layers.items() if not module.startswith("mlp.")}
+        layers |= {"ffn_gate_inp": f"{experts.block}.gate"}
+        layers |= {f"ffn_{part}_exps": f"{experts.block}.switch_mlp.{part}_proj" for part in ("gate", "up", "down")}
+        modules = {f"ffn_{part}": f"{experts.block}.experts.#.{getattr(experts, part)}" for part in ("gate", "up", "down")}
+    return GGUFNames(layers, _PERMUTED if is_permuted else (), modules)

@@ -1,0 +1,10 @@
+"""Ministral: windows in some layers."""
+
+from .family import Family
+from .windows import Windows
+
+FAMILY = Family(
+    "MinistralForCausalLM", "ministral", "llama",
+    defaults={"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
+    windows=Windows(is_free=True), permuted=True,
+)

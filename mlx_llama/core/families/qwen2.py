@@ -1,0 +1,18 @@
+"""Qwen2 and 2.5: biases of query, key and value, and windows that are off by default."""
+
+from mlx_llama.core.models.reader import Reader
+
+from .family import Family
+from .windows import Layers, Windows
+
+DEFAULTS = {"max_position_embeddings": 32768, "sliding_window": 4096, "num_key_value_heads": 32, "bos_token_id": None,
+            "eos_token_id": None, "max_window_layers": 28}
+
+
+def last_layers(read: Reader, count: int) -> Layers:
+    full = read.integer("max_window_layers", DEFAULTS["max_window_layers"], low=0)
+    return tuple(range(min(full, count), count))
+
+
+FAMILY = Family("Qwen2ForCausalLM", "qwen2", "qwen2", defaults=DEFAULTS, qkv_bias=True,
+                windows=Windows(last_layers, is_switched=True))

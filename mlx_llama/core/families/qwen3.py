@@ -1,0 +1,10 @@
+"""Qwen3: Qwen2 with norms of each head's query and key in place of biases."""
+
+from .family import Family
+from .qwen2 import DEFAULTS, last_layers
+from .windows import Windows
+
+FAMILY = Family(
+    "Qwen3ForCausalLM", "qwen3", "qwen3", defaults={**DEFAULTS, "head_dim": 128}, qkv_bias=None, out_bias=None,
+    query_key_norm="head", windows=Windows(last_layers, is_switched=True),
+)

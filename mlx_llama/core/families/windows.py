@@ -1,0 +1,106 @@
+"""Layers with a sliding window, in config.json and in GGUF metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_llama.core.errors import show
+from mlx_llama.core.models.reader import Reader
+
+Layers = tuple[int, ...]
+_FULL, _SLIDING = "full_attention", "sliding_attention"  # in config.json's `layer_types`
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The rule of a family for its layers with a window."""
+
+    layers: Callable[[Reader, int], Iterable[int]] | None = None  # by config.json, of so many layers; None for all
+    is_absent: bool = False  # no layer has a window
+    is_switched: bool = False  # config.json's `use_sliding_window`, false by default, turns them on
+    is_free: bool = False  # `layer_types` may name other layers
+    is_required: bool = False  # `sliding_window` may not be null
+    pattern: int = 0  # llama.cpp gives a window to all layers but each `pattern`-th; 0: it ignores windows
+    gguf_default: int | None = None  # llama.cpp's window where a file names none
+
+    def read(self, read: Reader, count: int, default: Any) -> tuple[int | None, Layers | None]:
+        """Read (window or None, numbers of the layers with it, None for all) of `count` layers from config.json.
+
+        default: of `sliding_window`.
+        """
+        window, sliding = None, None
+        if not self.is_absent and (not self.is_switched or read.boolean("use_sliding_window", False)):
+            window = read.integer("sliding_window", default, nullable=not self.is_required)
+        if window and self.layers:
+            sliding = tuple(self.layers(read, count))
+        kinds = read.get("layer_types", None)
+        if kinds is not None:
+            if not isinstance(kinds, list) or len(kinds) != count:
+                read.fail("layer_types", kinds, f"a list of {count} names, one per layer")
+            slides = range(count) if window and sliding is None else sliding or ()
+            wanted = [(_SLIDING,) if i in slides else (_FULL,) for i in range(count)]
+            reason = f", since sliding_window is {window or 'null'}" + (f" in layers {show(list(sliding))} alone" if sliding else "")
+            if window and self.is_free:
+                wanted, reason = [(_FULL, _SLIDING)] * count, ""
+            for i, kind in enumerate(kinds):
+                if kind not in wanted[i]:
+                    read.fail(f"layer_types[{i}]", kind, " or ".join(map(repr, wanted[i])) + reason)
+            if window and self.is_free:
+                sliding = tuple(i for i, kind in enumerate(kinds) if kind == _SLIDING)
+                sliding = None if self.layers is None and len(sliding) == count else sliding
+        return (None, None) if sliding == () else (window, sliding)
+
+    def read_gguf(self, read: Reader, count: int, positions: int) -> tuple[int | None, Layers | None]:
+        """The same of GGUF metadata. positions: the context's length."""
+        name = "attention.sliding_window"
+        window = read.integer(name, self.gguf_default, low=0) or None  # 0 means none
+        if window and self.pattern:
+            return window, _gguf_pattern(read, count, self.pattern)
+        if window and self.is_switched:
+            if window < positions:  # llama.cpp ignores the window here, and the file does not list its layers
+                read.fail(name, window, f"0 or at least {positions}, the context's length")
+            return None, None
+        return window, None
+
+    def can_express(self, window: int | None, layers: Layers | None, default: Any) -> bool:
+        """Config.json has such windows. default: of `sliding_window`."""
+        if self.is_absent:
+            return window is None
+        return self.is_free or self.is_switched or layers is None and (window is not None or default is None)
+
+    def write(self, window: int | None, slides: list[bool]) -> dict[str, Any]:
+        """Config.json's fields. slides: by layer."""
+        fields: dict[str, Any] = {} if window is None and (self.is_switched or self.is_absent) else {"sliding_window": window}
+        if self.is_switched:
+            fields["use_sliding_window"] = window is not None
+        if self.is_free:
+            fields["layer_types"] = [_SLIDING if slide else _FULL for slide in slides]
+        elif self.layers:
+            fields["max_window_layers"] = slides.index(True) if True in slides else 0
+        return fields
+
+
+def all_but_each(every: int) -> Callable[[Reader, int], Layers]:
+    """The rule for all layers but each `every`-th, the default of config.json's `sliding_window_pattern`."""
+
+    def choose(read: Reader, count: int) -> Layers:
+        return choose_layers(count, read.integer("sliding_window_pattern", every))
+
+    return choose
+
+
+def choose_layers(count: int, every: int) -> Layers:
+    """All layers but each `every`-th; all of them for 0."""
+    return tuple(i for i in range(count) if not every or (i + 1) % every)
+
+
+def _gguf_pattern(read: Reader, count: int, default: int) -> Layers:
+    name = "attention.sliding_window_pattern"
+    pattern = read.get(name, default)
+    if isinstance(pattern, list) and len(pattern) == count:
+        return tuple(i for i in range(count) if pattern[i])
+    if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 0:
+        read.fail(name, pattern, f"a whole number from 0, or a list of {count}")
+    return choose_layers(count, pattern)
