@@ -9,6 +9,7 @@ import torch
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.generation.sampling import BatchOptions
 
 from . import runtime
 from .kernels.draw import (
@@ -17,34 +18,29 @@ from .kernels.draw import (
     SEED_LOW,
     Values,
     choose,
+    count_words,
     gumbel,
     gumbel_table,
-    kind_of,
     mask,
     pack,
     pack_logprobs,
     process,
-    recent_window,
     to_signed,
 )
 
 __all__ = ["SamplingBatch", "gumbel"]
 
 
-class SamplingBatch:
+class SamplingBatch(BatchOptions):
     """Draws one token per row. Each row has options of its own.
 
     The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of the logits plus
     core.rng's noise, which draws from their softmax. Everything in float32. A row with temperature 0 takes the argmax after
-    bias and penalties. window: recent tokens that any row looks at. kind: features that any row uses.
+    bias and penalties.
     """
 
     def __init__(self, options: Sequence[GenerationOptions], device: torch.device = torch.device("cpu")):
-        self.options = tuple(options)
-        self.device = device
-        self.window = max(map(recent_window, self.options), default=0)
-        self.kind = kind_of(self.options)
-        self.logprobs = self.kind.logprobs
+        super().__init__(options, device)
         self._values: Values | None = None
         self._indices: torch.Tensor | None = None
 
@@ -72,7 +68,7 @@ class SamplingBatch:
 
     def _on_device(self) -> Values:
         if self._values is None:
-            words = np.zeros((self.kind.words, len(self.options)), np.int64)
+            words = np.zeros((count_words(self.kind), len(self.options)), np.int64)
             pack(self.options, self.kind, words)
             self._values = Values(runtime._sent(words, self.device))
         return self._values

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from mlx_llama.core.backends.shards import take_share
+from mlx_llama.core.backends.shards import ShareEmbedding, take_share
 from mlx_llama.core.backends.weights import check_memory, group_runs, refuse_formats
 from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.adapters import stack, stacked_nbytes
@@ -19,7 +19,7 @@ from mlx_llama.core.system import progress
 
 from . import facts, kernels, ops, runtime
 from .quantized import QuantizedMatrix, QuantizedStack, can_concatenate
-from .ranks import Ranks, ShareEmbedding, Vocabulary
+from .ranks import Ranks, Vocabulary
 
 _BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is sent
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.shards import take_share
+from mlx_llama.core.backends.shards import ShareEmbedding, take_share
 from mlx_llama.core.backends.weights import check_memory, group_runs, refuse_formats
 from mlx_llama.core.errors import OutOfMemoryError
 from mlx_llama.core.files.adapters import stack, stacked_nbytes
@@ -20,7 +20,7 @@ from mlx_llama.core.system import progress
 from . import facts, ops, quantized, runtime
 from .dense import DenseMatrix
 from .quantized import LowBitMatrix, QuantizedStack, can_concatenate
-from .ranks import Ranks, ShareEmbedding, Vocabulary
+from .ranks import Ranks, Vocabulary
 
 # Texts of MLX's RuntimeErrors on GPUs (mlx/backend/{metal,cuda}/allocator.cpp). On Linux its CPU device crashes instead, so
 # memory is checked before anything is read.

@@ -95,7 +95,7 @@ def test_the_protocols_are_implemented(backend):
                     inspect.signature(getattr(real, name)).parameters), name
 
 
-ALLOWED = {"llama", "ops", "models", "files", "backends.interface", "backends.load_options", "backends.logprobs", "backends.positions", "backends.profile", "backends.shards", "backends.weights", "generation.rng", "generation.options", "errors", "system"}
+ALLOWED = {"llama", "ops", "models", "files", "backends.interface", "backends.load_options", "backends.logprobs", "backends.positions", "backends.profile", "backends.shards", "backends.weights", "generation.rng", "generation.options", "generation.sampling", "errors", "system"}
 
 
 @pytest.mark.parametrize("name", HOMES)
