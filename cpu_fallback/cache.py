@@ -32,17 +32,14 @@ class Cache(Positions):
         self._rows = [Row() for _ in range(rows)]
         self.tables: tuple[np.ndarray, np.ndarray] | None = None  # cosines and sines, float32 [positions, D/2]
 
-    def reset(self, row: int | None = None) -> None:
-        """Empty a row and free its storage; None: all rows."""
-        if row is None:
-            self.lengths, self.allocated = [0] * self.rows, [0] * self.rows
-            self._rows = [Row() for _ in range(self.rows)]
+    def _free(self, rows: Sequence[int], is_all: bool) -> None:
+        if is_all:
+            self._rows = [Row() for _ in rows]
             self._pages, self.tables = Pages(self._pages.layout), None
             return
-        self.check_row(row)
-        self.lengths[row] = self.allocated[row] = 0
-        former, self._rows[row] = self._rows[row], Row()
-        self._pages.drop(former.pages)
+        for row in rows:
+            former, self._rows[row] = self._rows[row], Row()
+            self._pages.drop(former.pages)
 
     @property
     def nbytes(self) -> int:
@@ -70,35 +67,21 @@ class Cache(Positions):
         return [page.memory for row in self._rows for page in row.pages]
 
     def view(self, tokens: np.ndarray, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> View:
-        """Allocate for `tokens` [B, T] at `index_pos` and store their ids. Raises ContextError."""
         return View(self, tokens, index_pos, rows)
 
-    def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> np.ndarray:
-        """The last `window` tokens of `rows` (None: all), int32 [B, window], padded with -1 in front.
-
-        lengths: count the first tokens alone, by row; None: the rows' lengths.
-        """
-        rows = range(self.rows) if rows is None else rows
-        ends = [self.lengths[row] for row in rows] if lengths is None else lengths
-        found = np.full((len(rows), window), -1, np.int32)
-        for line, row, end in zip(found, rows, ends):
-            count = min(window, end)
-            line[window - count:] = self._rows[row].tokens(end - count, end)
-        return found
+    def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> np.ndarray:
+        recent = np.full((len(parts), window), -1, np.int32)
+        for into, (row, start, end) in zip(recent, parts):
+            into[window - end + start:] = self._rows[row].tokens(start, end)
+        return recent
 
     def trim(self, length: int, row: int = 0) -> None:
-        """Keep the first `length` positions of a row. Raises ContextError if it is shorter."""
-        self.check_trim(length, row)
-        self.lengths[row] = length
+        super().trim(length, row)
         self.allocated[row] = min(self.allocated[row], self.storage_for(length))
         self._pages.drop(self._rows[row].cut(self.storage_for(length) // PAGE))
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Give the empty row `target` the first `length` positions of row `source`: share full pages, copy the last.
-
-        Raises ContextError if the source is shorter or the target not empty.
-        """
-        self.check_copy(source, target, length)
+    def _copy(self, source: int, target: int, length: int) -> None:
+        """Share full pages, and copy the last."""
         self.reset(target)
         full, rest = divmod(length, PAGE)
         shared = self._rows[source].pages[:full]
@@ -106,32 +89,19 @@ class Cache(Positions):
         for page in shared:
             page.holders += 1
         self._rows[target].append(shared + last)
-        self.allocated[target], self.lengths[target] = self.storage_for(length), length
+        self.allocated[target] = self.storage_for(length)
 
-    def state(self, row: int = 0) -> dict[str, np.ndarray]:
-        """Copy a row: tokens int32 [length]; keys, values float32 [layers, G, length, D]; {} if empty."""
-        self.check_row(row)
-        length, layers = self.lengths[row], range(self.config.num_hidden_layers)
-        if not length:
-            return {}
-        pages = self._rows[row].pages
-        keys, values = zip(*(self._read(pages, layer, 0, length) for layer in layers))
+    def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
+        layers = range(self.config.num_hidden_layers)
+        keys, values = zip(*(self._read(self._rows[row].pages, layer, 0, length) for layer in layers))
         return {"tokens": self._rows[row].tokens(0, length), "keys": np.stack(keys), "values": np.stack(values)}
 
-    def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
-        """Load the `state` of a row of any backend's cache. Raises ContextError if it does not fit this model."""
-        self.check_state(state, row)
-        self.reset(row)
-        if not state:
-            return
-        length, = np.shape(state["tokens"])
-        self.reserve({row: length})
+    def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
         pages = self._rows[row].pages
         for page, slots, new in pieces(pages, 0, length):
             page.tokens[slots] = state["tokens"][new]
         for layer, (keys, values) in enumerate(zip(state["keys"], state["values"])):
             self._write(pages, layer, 0, np.asarray(keys, np.float32), np.asarray(values, np.float32))
-        self.lengths[row] = length
 
     def _read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
         """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""
@@ -223,5 +193,5 @@ class View(CallView):
                          for span, pages in zip(self.spans, self.pages)])
 
     def mask(self, window: int | None = None) -> list[np.ndarray | None]:
-        """By sequence, the mask over the `stored` rows: bool [T, end - first_visible], True if visible; None: all are."""
+        """As in CallView, without "causal"."""
         return [span.visible(window) for span in self.spans]

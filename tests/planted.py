@@ -101,7 +101,7 @@ FAULTS = [
           "if tokens is layout.returned else", "if layout.returned is not None else",
           "MLX: rows that step together again get the tokens that their last common step drew"),
     Fault("cache and rows", "mlx_llama/mlx_native/cache.py",
-          ".copy(0, room, own, length)", ".copy(0, room, 0, length)",
+          ".copy(0, room, slot, length)", ".copy(0, room, 0, length)",
           "MLX: a prefix is copied from the first slot of a shared room, whichever row was meant"),
     Fault("cache and rows", "cuda_fallback/cache.py",
           "- 1\n            self.versions[row] += 1\n        if tables", "- 1\n        if tables",
