@@ -61,7 +61,7 @@ def test_a_vocabulary_has_the_words_of_the_forward(backend, kernels):
         assert spoken == [default for _, _, default in parameters(wanted)], name
 
 
-ALLOWED = {"llama", "ops", "models", "files", "backends.defaults", "backends.interface", "backends.load_options", "backends.logprobs", "backends.positions", "backends.profile", "backends.shards", "backends.weights", "generation.rng", "generation.options", "generation.sampling", "errors", "system"}
+ALLOWED = {"llama", "ops", "models", "files", "backends.defaults", "backends.interface", "backends.load_options", "backends.logprobs", "backends.model", "backends.positions", "backends.profile", "backends.shards", "backends.weights", "generation.rng", "generation.options", "generation.sampling", "errors", "system"}
 
 
 @pytest.mark.parametrize("name", HOMES)

@@ -72,6 +72,7 @@ class SamplingBatch(Protocol):
     window: int  # recent tokens that any row looks at
     logprobs: int | None  # likeliest tokens to report beside each token (core.backends.logprobs); None: tokens alone
 
+    def repeat(self, count: int) -> SamplingBatch: ...  # the batch of `count` rows like this batch's only one
     def __call__(self, logits: Array, positions: Sequence[int], recent: Array | None = None,
                  masks: Masks | None = None) -> Array: ...
 

@@ -80,13 +80,13 @@ class BatchOptions:
         self.window = max(self.windows, default=0)
         self.kind = Kind.of(self.options)
         self.logprobs = self.kind.logprobs
-        self._repeated: tuple[int, Any] = (1, self)
+        self._repeated: Any = None  # a batch for several rows
 
     def repeat(self, count: int) -> Any:
         """The batch of `count` rows that each have the options of this batch's only row. The last one is kept."""
-        if self._repeated[0] != count:
-            self._repeated = count, type(self)(self.options * count, self.device)
-        return self._repeated[1]
+        if self._repeated is None or len(self._repeated.options) != count:
+            self._repeated = type(self)(self.options * count, self.device)
+        return self._repeated
 
 
 def penalty_window(o: GenerationOptions) -> int:
