@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +14,21 @@ from mlx_llama.core.models.config import LlamaConfig
 
 from . import runtime
 from .pages import PAGE, PageLayout, Pages, Row, dequantise, pieces, quantise
+
+
+class Tables(NamedTuple):
+    """Cosines and sines of positions, float32 [positions, D/2], and where kernels read them."""
+
+    cosines: np.ndarray
+    sines: np.ndarray
+    addresses: tuple[int, int]
+    row_bytes: int
+
+    @classmethod
+    def of(cls, config: LlamaConfig, count: int, capacity: int) -> Tables:
+        """The tables of the first `count` positions."""
+        cosines, sines = map(np.ascontiguousarray, rope.tables(config, 0, count, capacity))
+        return cls(cosines, sines, (cosines.ctypes.data, sines.ctypes.data), cosines.strides[0])
 
 
 class Cache(Positions):
@@ -30,7 +47,7 @@ class Cache(Positions):
         self.bits = bits
         self._pages = Pages(layout)
         self._rows = [Row() for _ in range(rows)]
-        self.tables: tuple[np.ndarray, np.ndarray] | None = None  # cosines and sines, float32 [positions, D/2]
+        self.tables: Tables | None = None  # of all positions of any row; None where they depend on a row's length
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         if is_all:
@@ -126,8 +143,8 @@ class Cache(Positions):
 
     def _grow(self, ends: Mapping[int, int]) -> None:
         end = max(map(self.storage_for, ends.values()))
-        if not rope.length_dependent(self.config) and (self.tables is None or len(self.tables[0]) < end):
-            self.tables = rope.tables(self.config, 0, max(end, super().storage_for(end)), self.capacity)
+        if not rope.length_dependent(self.config) and (self.tables is None or len(self.tables.cosines) < end):
+            self.tables = Tables.of(self.config, max(end, super().storage_for(end)), self.capacity)
         for row, end in ends.items():
             wanted = self.storage_for(end)
             self._rows[row].append([self._pages.take() for _ in range(wanted // PAGE - len(self._rows[row].pages))])
@@ -152,30 +169,38 @@ class View(CallView):
     """Access to a cache by one forward: reads stored keys and values, stores new ones.
 
     pages: of each sequence's row, at the time of the call; page_tables: their addresses, (int64 array, its address).
-    tables: cosines and sines of the new positions, float32 [B, T, D/2] each.
     """
 
     def __init__(self, cache: Cache, tokens: np.ndarray, index_pos: int | Sequence[int],
                  rows: Sequence[int] | None = None):
         super().__init__(cache, *tokens.shape, index_pos, rows)
         self.layout = cache._pages.layout
-        self.tables = self._make_tables()
+        self._shared = cache.tables  # another call may replace the cache's
         for span, ids in zip(self.spans, tokens):
             cache._store_tokens(span.row, span.start, ids)
         held = [cache._rows[span.row] for span in self.spans]
         self.pages = tuple([tuple(row.pages) for row in held])
         self.page_tables = tuple([(row.table, row.address) for row in held])
 
-    def _make_tables(self) -> tuple[np.ndarray, np.ndarray]:
+    @cached_property
+    def tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and sines of the new positions, float32 [B, T, D/2] each."""
         if rope.length_dependent(self.config):
             own = [rope.tables(self.config, span.start, span.count, span.end) for span in self.spans]
             return tuple(np.stack(parts) for parts in zip(*own))
         if len(self.spans) == 1:
             start, end = self.spans[0].start, self.spans[0].end
-            cosines, sines = self.cache.tables
-            return cosines[None, start:end], sines[None, start:end]
+            return self._shared.cosines[None, start:end], self._shared.sines[None, start:end]
         positions = np.array([span.start for span in self.spans])[:, None] + np.arange(self.count)
-        return tuple(part[positions] for part in self.cache.tables)
+        return self._shared.cosines[positions], self._shared.sines[positions]
+
+    def find_tables(self) -> tuple[int, int]:
+        """Addresses of `tables` for one sequence, which are not made for a shared one."""
+        if self._shared is None or "tables" in vars(self):
+            cosines, sines = self.tables
+            return cosines.ctypes.data, sines.ctypes.data
+        (cosines, sines), at = self._shared.addresses, self.spans[0].start * self._shared.row_bytes
+        return cosines + at, sines + at
 
     def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:
         """Store a layer's new rows. key, value: float32 [B, G, T, D]."""

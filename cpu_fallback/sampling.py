@@ -37,7 +37,10 @@ class SamplingBatch(BatchOptions):
         gives the tokens that grammars allow.
         """
         if masks is None and self._is_plain:
-            return np.array([[_choose(row)] for row in logits], np.int32)
+            tokens = np.empty((len(logits), 1), np.int32)
+            for row, scores in enumerate(logits):
+                tokens[row, 0] = _choose(scores)
+            return tokens
         scores = logits if masks is None else _mask(logits, masks())
         rows = zip(scores, self.options, self._biases, self._seen(recent), positions, strict=True)
         with np.errstate(over="ignore", invalid="ignore"):  # -1 tells of them
@@ -82,7 +85,7 @@ def _draw(logits: np.ndarray, options: GenerationOptions, bias: Bias | None, rec
 def _choose(scores: np.ndarray) -> int:
     """The index of the largest score; -1 if it is not finite. NaN counts as the largest."""
     best = int(scores.argmax())
-    return best if math.isfinite(scores[best]) else -1
+    return best if math.isfinite(scores.item(best)) else -1
 
 
 def _process(scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent: np.ndarray | None) -> np.ndarray:

@@ -183,6 +183,8 @@ class Program:
         self.code, self.threads = code, threads
         self._records: list[dict[str, int]] = []
         self.records: np.ndarray | None = None
+        self._context: np.ndarray | None = None  # of the last run of the whole, and its call
+        self._whole: team.Call | None = None
 
     def add(self, kind: str, items: int, portion: int = 1, per_token: bool = False, wait: bool = True,
             **operands: int) -> int:
@@ -237,7 +239,11 @@ class Program:
     def prepare(self, context: np.ndarray) -> team.Call:
         """Reset the counters before a run; returns the call of the interpreter. context: int64 [words of CONTEXT]. Raises
         ValueError."""
-        return self.call(context, 0, len(self))
+        if context is self._context:
+            self._counters.fill(0)
+        else:
+            self._whole, self._context = self.call(context, 0, len(self)), context
+        return self._whole
 
     def call(self, context: np.ndarray, first: int, last: int) -> team.Call:
         """As `prepare`, for operations first .. last - 1."""

@@ -298,13 +298,15 @@ def checked_tokens(tokens: Any, vocab_size: int) -> Any:
     """
     if not isinstance(tokens, (list, tuple, np.ndarray)):
         return tokens
+    if isinstance(tokens, np.ndarray) and tokens.shape == (1, 1) and tokens.dtype == np.int32 and 0 <= tokens[0, 0] < vocab_size:
+        return tokens  # most steps
     try:
         array = np.asarray(tokens)
     except ValueError:
         raise ContextError("all rows of a batch of tokens must have the same length") from None
     if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "iu":
         raise ContextError(f"tokens must be integers of shape [batch, length], not {array.dtype} {list(array.shape)}")
-    low, high = (int(array[0, 0]),) * 2 if array.size == 1 else (int(array.min()), int(array.max()))
+    low, high = int(array.min()), int(array.max())
     if low < 0 or high >= vocab_size:
         raise ContextError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}")
     return array.astype(np.int32, copy=False)
