@@ -11,7 +11,6 @@ import datetime
 import os
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -19,8 +18,6 @@ from mlx_llama.core.backends import shards
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.errors import BackendError
 
-from . import runtime
-from .kernels.draw import IS_RANDOM, SEED_HIGH, SEED_LOW, gumbel, gumbel_table, process, to_signed
 from .sampling import SamplingBatch
 
 _SECONDS = 60  # of a collective operation on the CPU device, far more than a forward's share takes
@@ -91,12 +88,4 @@ class Vocabulary(shards.Vocabulary):
         """`sampling` of this process's logits [B, V']."""
         if masks is not None or not sampling.kind.needs_best:
             return sampling(self.gather(logits), positions, recent, masks)
-        values = sampling._on_device()
-        scores = process(sampling.kind, values, logits.float(), None)
-        if sampling.kind.is_random:
-            indices = torch.arange(self.first, self.first + scores.shape[1], dtype=torch.int32, device=scores.device)
-            following = runtime._sent(np.array([to_signed(int(position)) for position in positions], np.int32), scores.device)[:, None]
-            seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
-            noise = gumbel(seeds, following, gumbel_table(scores.device), indices)
-            scores = torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
-        return self.choose(scores)
+        return self.choose(sampling.score(logits.float(), positions, None, self.first))

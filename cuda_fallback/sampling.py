@@ -42,7 +42,8 @@ class SamplingBatch(BatchOptions):
     def __init__(self, options: Sequence[GenerationOptions], device: torch.device = torch.device("cpu")):
         super().__init__(options, device)
         self._values: Values | None = None
-        self._indices: torch.Tensor | None = None
+        self._ids: tuple[int, int] | None = None  # of the last call's tokens, first and last + 1
+        self._indices: torch.Tensor | None = None  # the same, one by one
 
     def __call__(self, logits: torch.Tensor, positions: Sequence[int], recent: torch.Tensor | None = None,
                  masks: Masks | None = None) -> torch.Tensor:
@@ -52,15 +53,22 @@ class SamplingBatch(BatchOptions):
         Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
         """
         allowed = logits.float() if masks is None else mask(logits.float(), runtime._sent(masks(), self.device))
-        scores = self.processed(allowed, recent)
-        if self.kind.is_random:
-            if self._indices is None or len(self._indices) != scores.shape[1]:
-                self._indices = torch.arange(scores.shape[1], dtype=torch.int32, device=self.device)
-            positions = np.array([to_signed(int(position)) for position in positions], np.int32)
-            seeds = tuple(self._on_device().integer(field).int() for field in (SEED_LOW, SEED_HIGH))
-            noise = gumbel(seeds, runtime._sent(positions, self.device)[:, None], gumbel_table(self.device), self._indices)
-            scores = torch.where(self._on_device().integer(IS_RANDOM) > 0, scores + noise, scores)
-        return choose(scores) if self.logprobs is None else pack_logprobs(choose(scores), logits, self.logprobs)
+        tokens = choose(self.score(allowed, positions, recent))
+        return tokens if self.logprobs is None else pack_logprobs(tokens, logits, self.logprobs)
+
+    def score(self, logits: torch.Tensor, positions: Sequence[int], recent: torch.Tensor | None, first: int = 0) -> torch.Tensor:
+        """`processed` logits float32 [B, V] of the tokens from `first` on, with noise where a row has a temperature."""
+        scores = self.processed(logits, recent)
+        if not self.kind.is_random:
+            return scores
+        ids = first, first + scores.shape[1]
+        if self._ids != ids:
+            self._ids, self._indices = ids, torch.arange(*ids, dtype=torch.int32, device=self.device)
+        positions = np.array([to_signed(int(position)) for position in positions], np.int32)
+        values = self._on_device()
+        seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
+        noise = gumbel(seeds, runtime._sent(positions, self.device)[:, None], gumbel_table(self.device), self._indices)
+        return torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
         """Scores [B, V] after biases, penalties, temperature and filters; -inf where filtered out."""

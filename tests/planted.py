@@ -62,7 +62,7 @@ FAULTS = [
           "count = (tokens + (full - 1 - largest)) // full", "count = (tokens + (full - largest)) // full",
           "compiled products: a rest of as many tokens as the largest small tile holds is read as a full tile"),
     Fault("forward", "cpu_fallback/kernels/runner.py",
-          'self._set("first_row", 0)\n        self.embed(ids)', "self.embed(ids)",
+          "self._words[_FIRST_ROW] = 0\n        self.embed(ids)", "self.embed(ids)",
           "compiled programs: after logits of over 48 positions the next call begins at a later row"),
     Fault("forward", "mlx_llama/mlx_native/kernels/view.py",
           "visible & (columns > position - window)", "visible & (columns >= position - window)",

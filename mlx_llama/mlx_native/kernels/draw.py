@@ -78,11 +78,7 @@ def draw(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | N
     """Draw on every path, traced or not. logits: [S, V]; positions: uint32 [S], or [] with one row; values: of
     OptionArrays.arrange; recent and the result: as of sampling.SamplingBatch. -1 is in place of a token whose score is not
     finite."""
-    scores = process(kind, logits, recent, values)
-    if kind.is_random:
-        indices = mx.arange(scores.shape[1], dtype=mx.uint32)
-        noise = gumbel(values["seed"], positions.reshape(-1), values["table"], indices)
-        scores = scores + noise * values["noise"]
+    scores = _score(kind, logits, positions, recent, values)
     best = mx.max(scores, axis=-1, keepdims=True)  # NaN if any is
     return mx.where(mx.abs(best) < math.inf, mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32), -1)
 
@@ -90,12 +86,19 @@ def draw(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | N
 def draw_share(kind: Kind, logits: mx.array, first: int, positions: mx.array, values: dict[str, mx.array]) -> mx.array:
     """The winner of a share of the vocabulary, of `draw` without filters, penalties and biases: int32 [S, 2], the bits of its
     score and its id. logits: [S, V'], of the tokens from `first` on."""
-    scores = process(kind, logits, None, values)
+    scores = _score(kind, logits, positions, None, values, first)
+    best = mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
+    return mx.concatenate([mx.take_along_axis(scores, best, axis=1).view(mx.int32), best + first], axis=1)
+
+
+def _score(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: dict[str, mx.array],
+           first: int = 0) -> mx.array:
+    """Scores of the tokens from `first` on, with noise where a row has a temperature."""
+    scores = process(kind, logits, recent, values)
     if kind.is_random:
         indices = mx.arange(first, first + scores.shape[1], dtype=mx.uint32)
         scores = scores + gumbel(values["seed"], positions.reshape(-1), values["table"], indices) * values["noise"]
-    best = mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
-    return mx.concatenate([mx.take_along_axis(scores, best, axis=1).view(mx.int32), best + first], axis=1)
+    return scores
 
 
 def choose_winner(pairs: mx.array) -> mx.array:
