@@ -233,6 +233,7 @@ class Program:
                 row[index] = value
         self._address = self.records.ctypes.data
         self._counters = np.zeros((count, self.threads, 8), np.int64)  # one cache line for each thread's share
+        self._counter_bytes, self._zeros = memoryview(self._counters).cast("B"), bytes(self._counters.nbytes)
         self.records[:, _COMMON.index("counters")] = self._counters.ctypes.data + self._counters[0].nbytes * np.arange(count)
         return self
 
@@ -240,7 +241,7 @@ class Program:
         """Reset the counters before a run; returns the call of the interpreter. context: int64 [words of CONTEXT]. Raises
         ValueError."""
         if context is self._context:
-            self._counters.fill(0)
+            self._counter_bytes[:] = self._zeros
         else:
             self._whole, self._context = self.call(context, 0, len(self)), context
         return self._whole
@@ -250,7 +251,7 @@ class Program:
         if self.records is None or context.shape != (len(CONTEXT),) or context.dtype != np.int64:
             raise ValueError(f"a run needs a finished program and a context int64 [{len(CONTEXT)}], "
                              f"not {context.dtype} {context.shape}")
-        self._counters.fill(0)
+        self._counter_bytes[:] = self._zeros
         return (self.code.compiled.address["run"], self._address + first * 8 * WORDS, last - first, context.ctypes.data, 0, 0)
 
     def describe(self) -> list[tuple[str, dict[str, int]]]:
