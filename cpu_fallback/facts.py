@@ -21,7 +21,6 @@ DISTRIBUTIONS = ("numpy", "llvmlite")
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
-    """This backend here. packages: versions of those `DISTRIBUTIONS` that are installed."""
     memory = machine.free_memory()
     try:
         target, reason = compilation.find_target()
@@ -48,7 +47,6 @@ def _describe_prefetch(target: Target) -> str:
 
 def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
                  exceeds_float16: bool = False) -> WeightsPlan:
-    """The weights on this machine's device. stored: the checkpoint's dtype."""
     tensors = list(tensors)
     low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
     operand = "" if not low_bit else "16-bit integers" if facts.kernels else "float32"

@@ -183,6 +183,8 @@ class Program:
         self.code, self.threads = code, threads
         self._records: list[dict[str, int]] = []
         self.records: np.ndarray | None = None
+        self._context: np.ndarray | None = None  # of the last run of the whole, and its call
+        self._whole: team.Call | None = None
 
     def add(self, kind: str, items: int, portion: int = 1, per_token: bool = False, wait: bool = True,
             **operands: int) -> int:
@@ -231,20 +233,25 @@ class Program:
                 row[index] = value
         self._address = self.records.ctypes.data
         self._counters = np.zeros((count, self.threads, 8), np.int64)  # one cache line for each thread's share
+        self._counter_bytes, self._zeros = memoryview(self._counters).cast("B"), bytes(self._counters.nbytes)
         self.records[:, _COMMON.index("counters")] = self._counters.ctypes.data + self._counters[0].nbytes * np.arange(count)
         return self
 
     def prepare(self, context: np.ndarray) -> team.Call:
         """Reset the counters before a run; returns the call of the interpreter. context: int64 [words of CONTEXT]. Raises
         ValueError."""
-        return self.call(context, 0, len(self))
+        if context is self._context:
+            self._counter_bytes[:] = self._zeros
+        else:
+            self._whole, self._context = self.call(context, 0, len(self)), context
+        return self._whole
 
     def call(self, context: np.ndarray, first: int, last: int) -> team.Call:
         """As `prepare`, for operations first .. last - 1."""
         if self.records is None or context.shape != (len(CONTEXT),) or context.dtype != np.int64:
             raise ValueError(f"a run needs a finished program and a context int64 [{len(CONTEXT)}], "
                              f"not {context.dtype} {context.shape}")
-        self._counters.fill(0)
+        self._counter_bytes[:] = self._zeros
         return (self.code.compiled.address["run"], self._address + first * 8 * WORDS, last - first, context.ctypes.data, 0, 0)
 
     def describe(self) -> list[tuple[str, dict[str, int]]]:

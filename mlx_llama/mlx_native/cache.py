@@ -25,21 +25,12 @@ class Cache(Rooms):
         super().__init__(config, capacity, dtype, device, rows, bits)
         self.pace: Pace | None = None  # of the model's long prompts
 
-    def reset(self, row: int | None = None) -> None:
-        """Drop a row's positions, None for all rows', and free their storage."""
-        if row is not None:
-            self.check_row(row)
-        for one in range(self.rows) if row is None else [row]:
-            self.lengths[one] = self.allocated[one] = 0
-            room = self._vacate(one)
-            if room and row is not None:
+    def _free(self, rows: Sequence[int], is_all: bool) -> None:
+        for row in rows:
+            room = self._vacate(row)
+            if room and not is_all:
                 self._empty_if_wide(room)
         self._drop_tables()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of allocated keys, values and tokens."""
-        return sum(array.nbytes for array in self.arrays())
 
     def free_memory(self) -> int | None:
         """Bytes of free memory on the device; None: unknown."""
@@ -51,50 +42,28 @@ class Cache(Rooms):
         return [array for room in rooms.values() for array in room.arrays()]
 
     def view(self, tokens: mx.array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> View:
-        """The view of one call over `tokens` int32 [B, T] from `index_pos` on, stored at once. Raises ContextError."""
         return View(self, tokens, index_pos, rows)
 
-    def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> mx.array:
-        """The last `window` of the first `lengths` tokens of each row (None: of all), int32 [B, window], -1 in front where
-        there are fewer."""
-        rows = range(self.rows) if rows is None else rows
-        lengths = [self.lengths[row] for row in rows] if lengths is None else lengths
-        found = []
-        for row, length in zip(rows, lengths):
-            count = min(window, length)
-            if count == 0:
-                found.append(mx.full((1, window), -1, mx.int32))
+    def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> mx.array:
+        recent = []
+        for row, start, end in parts:
+            if start == end:
+                recent.append(mx.full((1, window), -1, mx.int32))
                 continue
             room, slot = self._places[row]
-            tokens = room.tokens[slot:slot + 1, length - count:length]
-            found.append(mx.pad(tokens, ((0, 0), (window - count, 0)), constant_values=-1))
-        return found[0] if len(found) == 1 else mx.concatenate(found)
+            recent.append(mx.pad(room.tokens[slot:slot + 1, start:end], ((0, 0), (window - end + start, 0)), constant_values=-1))
+        return recent[0] if len(recent) == 1 else mx.concatenate(recent)
 
-    def trim(self, length: int, row: int = 0) -> None:
-        """Keep the first `length` positions of a row. Raises ContextError if there are fewer."""
-        self.check_trim(length, row)
-        self.lengths[row] = length
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of row `source` to the empty row `target`. Raises ContextError."""
-        self.check_copy(source, target, length)
-        if length == 0:
-            return
+    def _copy(self, source: int, target: int, length: int) -> None:
         with mx.stream(self.device):
             self.reset(target)
             self.reserve({target: length})
-            room, own = self._places[source]
-            self._places[target][0].copy(0, room, own, length)
+            room, slot = self._places[source]
+            self._places[target][0].copy(0, room, slot, length)
             # A pending slice would hold the source's arrays, and its next step would copy them.
             mx.eval(self._places[target][0].arrays())
-        self.lengths[target] = length
 
-    def state(self, row: int = 0) -> dict[str, np.ndarray]:
-        """All positions of a row as NumPy arrays: tokens int32 [n]; keys, values float32 [layers, G, n, D]. {}: none."""
-        self.check_row(row)
-        length = self.lengths[row]
-        if length == 0:
-            return {}
+    def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
         room, slot = self._places[row]
 
         def numbers(parts: Parts) -> np.ndarray:
@@ -104,15 +73,8 @@ class Cache(Rooms):
             return {"tokens": runtime.to_numpy(room.tokens[slot, :length]), "keys": np.stack([*map(numbers, room.keys)]),
                     "values": np.stack([*map(numbers, room.values)])}
 
-    def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
-        """Load a row's `state` of any backend's cache. Raises ContextError when it does not fit this model."""
-        self.check_state(state, row)
-        self.reset(row)
-        if not state:
-            return
-        length = len(state["tokens"])
+    def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
         with mx.stream(self.device):
-            self.reserve({row: length})
             room, _ = self._places[row]
             room.tokens[:, :length] = mx.array(state["tokens"])
             for stored, layers in ((room.keys, state["keys"]), (room.values, state["values"])):
@@ -120,7 +82,7 @@ class Cache(Rooms):
                     for part, new in zip(parts, self.packing.pack(mx.array(numbers).astype(self.dtype))):
                         part[:, :, :length] = new
             mx.eval(room.arrays())
-        self.lengths[row] = length
+
 
 class View(CallView):
     """One call on a cache: slices at positions that the host knows.
@@ -138,7 +100,6 @@ class View(CallView):
         self.tables = tables[0] if len(tables) == 1 else _stack_tables(tables)
         for i, (span, room) in enumerate(zip(self.spans, self.rooms)):
             room.tokens[:, span.start:span.end] = tokens[i:i + 1]
-        self._masks: dict[tuple[int, int], mx.array] = {}  # by start and window
 
     def append(self, layer: int, key: mx.array, value: mx.array) -> None:
         """Store new rows [B, G, T, D] of a layer."""
@@ -165,19 +126,8 @@ class View(CallView):
                 for span, room in zip(self.spans, self.rooms)]
         return mx.concatenate(keys)
 
-    def mask(self, window: int | None = None) -> list[mx.array | str | None]:
-        """Of each sequence, the `stored` positions that each query sees: bool [T, end - first_visible], "causal", or None
-        for all."""
-        return [self._mask(span, window) for span in self.spans]
-
-    def _mask(self, span: Span, window: int | None) -> mx.array | str | None:
-        if span.count == 1:
-            return None
-        if not window or window >= span.end:
-            return "causal"
-        if (span.start, window) not in self._masks:
-            self._masks[span.start, window] = mx.array(span.visible(window))
-        return self._masks[span.start, window]
+    def _make_mask(self, span: Span, window: int) -> mx.array:
+        return mx.array(span.visible(window))
 
     def _find_tables(self, start: int, end: int, room: Room) -> tuple:
         dynamic = rope.length_dependent(self.config)

@@ -21,7 +21,6 @@ INDEX_BITS = {"IQ4_XS": 4}  # bits of an index into the table of codes; other fo
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
-    """This backend here. packages: versions of those `DISTRIBUTIONS` that are installed."""
     free = machine.free_memory()
     if platform.system() == "Darwin":
         if platform.machine() == "arm64":
@@ -43,7 +42,6 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
 
 def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
                  exceeds_float16: bool = False) -> WeightsPlan:
-    """The weights on this machine's device. stored: the checkpoint's dtype."""
     tensors, on_gpu = list(tensors), facts.gpu is not False
     operands = [product_dtype(weight, stored, on_gpu) for weight in tensors if isinstance(weight, AffineWeight)]
     nbytes = sum(tensor_nbytes(tensor, stored, on_gpu, facts.kernels is not None) for tensor in tensors)
@@ -51,7 +49,6 @@ def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: B
 
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
-    """Bytes of all weights once packed. dtype: of the activations."""
     return sum(tensor_nbytes(tensor, dtype, on_gpu) for tensor in tensors)
 
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView
+from mlx_llama.core.generation.sampling import Kind
 
-from .draw import Kind, OptionArrays, sample
+from .draw import OptionArrays, sample
 from .rooms import Group, Packing, Room, Rooms
 
 CLEAR_EVERY = 256  # steps after which MLX gives back the buffers that it keeps: those of outgrown rows are gigabytes
@@ -60,8 +61,8 @@ class Runner:
         following = []
         for (room, order), token in zip(groups, tokens):
             adapters = _adapters(cache, room)
-            step = self._find(("step", len(order), cache.packing.bits, sampling.kind, sampling.logprobs, adapters is None),
-                              lambda: partial(self._step, sampling.kind, sampling.logprobs, cache.packing))
+            step = self._find(("step", len(order), cache.packing.bits, sampling.kind, adapters is None),
+                              lambda: partial(self._step, sampling.kind, cache.packing))
             drawn, room.tokens, room.keys, room.values = step(
                 sampling.arrange(order), token, _positions(cache, room), room.tokens, room.keys, room.values,
                 cache.tables(room.length), adapters)
@@ -83,22 +84,22 @@ class Runner:
         mx.async_eval([logits for logits, *_ in found])
         words, drawn = masks(), []
         for (_, order), arrays in zip(groups, found):
-            draw_next = self._find(("draw", len(order), sampling.kind, sampling.logprobs),
-                                   lambda: partial(self._draw_next, sampling.kind, sampling.logprobs))
+            draw_next = self._find(("draw", len(order), sampling.kind),
+                                   lambda: partial(self._draw_next, sampling.kind))
             drawn.append(draw_next(*arrays, sampling.arrange(order), mx.array(words[np.maximum(order, 0)])))
         return drawn
 
-    def _step(self, kind: Kind, logprobs: int | None, packing: Packing, values: dict[str, mx.array], token: mx.array,
-              position: mx.array, *state) -> tuple:
-        """Forward and sampling as one unit, of arrays alone after the first three."""
+    def _step(self, kind: Kind, packing: Packing, values: dict[str, mx.array], token: mx.array, position: mx.array,
+              *state) -> tuple:
+        """Forward and sampling as one unit, of arrays alone after the first two."""
         logits, recent, *state = self.advance(kind.window, packing, token, position, *state)
-        return self._draw_next(kind, logprobs, logits, position, recent, values), *state
+        return self._draw_next(kind, logits, position, recent, values), *state
 
-    def _draw_next(self, kind: Kind, logprobs: int | None, logits: mx.array, position: mx.array, recent: mx.array | None,
+    def _draw_next(self, kind: Kind, logits: mx.array, position: mx.array, recent: mx.array | None,
                    values: dict[str, mx.array], words: mx.array | None = None) -> mx.array:
         """Sample the tokens after `position`, int32 [S], or [] with one slot."""
-        following = (position + 1).astype(mx.uint32) if kind.random else position
-        return self.sample(kind, logprobs, logits, following, recent, values, words)
+        following = (position + 1).astype(mx.uint32) if kind.is_random else position
+        return self.sample(kind, logits, following, recent, values, words)
 
     def _find(self, key: tuple, make: Callable[[], Callable]) -> Callable:
         """The function of that key: made and compiled at its first use. The rest of `packing` is the model's."""
