@@ -46,7 +46,8 @@ def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 
 def experts(x: torch.Tensor, scores: torch.Tensor, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
             activation: str = "silu") -> torch.Tensor:
-    """As in core.ops. A single position is computed without the host, row by row; a prompt waits for its experts' numbers of rows."""
+    """As in core.ops. A single position is computed without the host, row by row. A prompt with few rows for each expert takes three
+    grouped products by kernels; another waits for the numbers of rows, and multiplies expert by expert."""
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     if x.shape[1] == 1:
@@ -56,6 +57,10 @@ def experts(x: torch.Tensor, scores: torch.Tensor, gate: Stack, up: Stack, down:
             hidden = _activate(gate_up, activation)
             mixed.append(share @ _multiply_chosen(hidden, down, numbers).float())
         return torch.stack(mixed).to(x.dtype).view(x.shape)
+    by_kernels = kernels.find_kernels(x.device)
+    if by_kernels.decode and chosen.numel() <= by_kernels.packed.MOST_ROWS * spec.count and (
+            x.dtype != torch.float32 or isinstance(gate, QuantizedStack)):
+        return by_kernels.decode.experts(rows, chosen, shares, gate, up, down, activation, is_grouped=True).view(x.shape)
     out = torch.zeros_like(rows, dtype=torch.float32)
     flat = chosen.reshape(-1)
     order, counts = torch.argsort(flat, stable=True), runtime.count_each(flat, spec.count)

@@ -1,4 +1,4 @@
-"""Compile every kernel of the package for 8.0 and 9.0 with other versions of Triton: python tests/triton_versions.py 3.2.0 3.5.1 ..
+"""Compile every kernel of the package for 8.0, 8.9 and 9.0 with other versions of Triton: python tests/triton_versions.py 3.2.0 3.5.1 ..
 
 Each version is installed in a temporary folder. Needs no GPU. Prints a line for each kernel that fails.
 """
@@ -18,8 +18,10 @@ def compile_all() -> int:
     """Compile what the steps of all models launch, each kernel once for each set of types and constants; returns failures."""
     import torch
     import triton
-    from backends.launches import MODELS, build_step, compile_launch, extra_launches, load, recorded
+    from backends.launches import META, MODELS, build_step, compile_launch, extra_launches, load, recorded
+    from backends.test_machine_code import LOW_BIT, low_bit
 
+    from cuda_fallback.kernels import packed
     from cuda_fallback.kernels.draw import Kind
 
     models = [load(name) for name in MODELS]
@@ -29,11 +31,17 @@ def compile_all() -> int:
                 for part in build_step(llama, rows, kind).parts:
                     part()
         extra_launches()
+        for name in LOW_BIT:
+            for dtype in (torch.float16, torch.bfloat16, torch.float32):
+                matrix = low_bit(name, 4096, 4096, dtype)
+                for rows in (1, packed.MOST_ROWS):
+                    packed.multiply(matrix, torch.empty((rows, 4096), dtype=dtype, device=META))
+                packed.dequantize(matrix, slice(0, 8), dtype)
     different = {(launch.kernel.__name__, *(str(part.dtype) if isinstance(part, torch.Tensor) else part for part in launch.arguments),
                   *launch.options.items()): launch for launch in launches}
     failures = 0
     for launch in different.values():
-        for capability in (80, 90):
+        for capability in (80, 89, 90):
             try:
                 compile_launch(launch, capability)
             except Exception as error:  # whatever a version of Triton raises

@@ -17,6 +17,7 @@ in every company and at every capacity of the cache.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -143,20 +144,25 @@ def _multiply(x, w, bias, chosen, out, M, N, K: tl.constexpr, SHARED: tl.constex
     tl.store(out + m * N + n, result.to(out.dtype.element_ty), mask=(m < M) & (n < N))
 
 
-@triton.jit(do_not_specialize=["M"])
-def _multiply_tile(x, w, out, M, N, K: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                   PART: tl.constexpr):
+@triton.jit(do_not_specialize=["M", "tiles"])
+def _multiply_tile(x, w, chosen, members, out, M, tiles, N, K: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr,
+                   ROWS: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr):
     """out[part, m, n] = w[n] @ x[m] over PART columns, on tensor cores. x: [M, K]; out: [parts, M, N].
 
-    The order of a sum does not depend on TILE, the rows of x of a program.
+    The order of a sum does not depend on TILE, the rows of x of a program. chosen, members: as of `packed.Groups`, for
+    w[chosen[tile] * N + n] @ x[m // SHARED]; or None.
     """
-    tiles = tl.cdiv(M, TILE)  # neighbouring programs read the same rows of w
-    m = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
+    tile, part = tl.program_id(0) % tiles, tl.program_id(1)  # neighbouring programs read the same rows of w
+    m = tile * TILE + tl.arange(0, TILE)
     n = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    sample, row = tl.minimum(m, M - 1), tl.minimum(n, N - 1).to(tl.int64)  # those beyond M and N are computed and not stored
-    part = tl.program_id(1)
+    row, stop = tl.minimum(n, N - 1).to(tl.int64), tl.minimum(part * PART + PART, K)
+    if members is not None:
+        m = tl.load(members + tile * TILE + tl.arange(0, TILE)).to(tl.int32)
+        row += tl.load(chosen + tile) * N
+        stop = tl.where(tl.load(members + tile * TILE) < 0, 0, stop)  # of a tile without rows
+    sample = tl.maximum(tl.minimum(m, M - 1), 0) // SHARED  # those beyond M and N are computed and not stored
     total = tl.zeros((ROWS, TILE), tl.float32)
-    for start in range(part * PART, tl.minimum(part * PART + PART, K), COLUMNS):
+    for start in range(part * PART, stop, COLUMNS):
         k = start + tl.arange(0, COLUMNS)
         if K % COLUMNS:
             a = tl.load(w + row[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0, eviction_policy="evict_first")
@@ -167,7 +173,7 @@ def _multiply_tile(x, w, out, M, N, K: tl.constexpr, TILE: tl.constexpr, ROWS: t
         if packed.IS_INTERPRETED:  # the interpreter would multiply bfloat16's raw bits
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision="ieee")
-    tl.store(out + (part * M + m)[None, :] * N + n[:, None], total, mask=(m < M)[None, :] & (n < N)[:, None])
+    tl.store(out + (part * M + m)[None, :] * N + n[:, None], total, mask=((m >= 0) & (m < M))[None, :] & (n < N)[:, None])
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -632,10 +638,29 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = 
     return _product(x, weight, bias, len(weight), "")
 
 
-def multiply_chosen(x: torch.Tensor, stack: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def multiply_chosen(x: torch.Tensor, stack: torch.Tensor, chosen: torch.Tensor,
+                    groups: packed.Groups | None = None) -> torch.Tensor:
     """Products of each row with some matrices of a stack. stack: [X, N, K]; chosen: int64 [T, used]; x: [T, K], each row for
-    all of its matrices, or [T used, K]. Returns [T used, N] in x's dtype."""
-    return _product(x, stack.view(-1, stack.shape[-1]), None, stack.shape[1], "", chosen.contiguous())
+    all of its matrices, or [T used, K]; groups: as in packed.multiply_chosen. Returns [T used, N] in x's dtype."""
+    (_, N, K), weight = stack.shape, stack.view(-1, stack.shape[-1])
+    if groups and x.dtype == weight.dtype != torch.float32:
+        return _product_of_tiles(x, weight, None, N, "", groups, chosen.numel())
+    return _product(x, weight, None, N, "", chosen.contiguous())
+
+
+def experts(rows: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, gate_stack: Any, up_stack: Any, down_stack: Any,
+            activation: str, is_grouped: bool = False) -> torch.Tensor:
+    """Mix the MLPs of each row's experts. rows: [T, E]; chosen: int64 [T, used]; shares: float32 [T, used]; stacks: tensors
+    [X, N, K] or QuantizedStacks; is_grouped: read an expert once for 32 of its rows, in a prompt. Returns [T, E]."""
+    groups = packed.group_rows(chosen, gate_stack.shape[0]) if is_grouped else None
+
+    def multiply(x: torch.Tensor, stack: Any) -> torch.Tensor:
+        if isinstance(stack, torch.Tensor):
+            return multiply_chosen(x, stack, chosen, groups)
+        return packed.multiply_chosen(stack.matrix, x, chosen, stack.count, groups)
+
+    hidden = gate(torch.cat([multiply(rows, gate_stack), multiply(rows, up_stack)], dim=-1), activation)
+    return combine(multiply(hidden, down_stack), shares)
 
 
 def combine(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
@@ -670,19 +695,22 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N
     return out
 
 
-def _product_of_tiles(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int,
-                      activation: str) -> torch.Tensor:
-    """`_product` of numbers of 16 bits. Its order of sums depends on the matrix alone."""
-    (wide, K), x, weight = weight.shape, x.contiguous(), weight.contiguous()
-    M, columns = x.numel() // K, min(_TILE_COLUMNS, max(16, triton.next_power_of_2(K)))
-    tile = packed.tile(M)
+def _product_of_tiles(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int, activation: str,
+                      groups: packed.Groups | None = None, products: int = 0) -> torch.Tensor:
+    """`_product` of numbers of 16 bits. Its order of sums depends on the matrix alone. products: in all `groups`."""
+    K, x, weight = weight.shape[1], x.contiguous(), weight.contiguous()
+    rows, wide, columns = x.numel() // K, 2 * N if activation else N, min(_TILE_COLUMNS, max(16, triton.next_power_of_2(K)))
+    M, shape = (products, (products,)) if groups else (rows, x.shape[:-1])
+    chosen, members = groups or (None, None)
+    tile = members.shape[1] if groups else packed.tile(M)
+    tiles = len(chosen) if groups else triton.cdiv(M, tile)
     blocks, steps = triton.cdiv(wide, _TILE_ROWS), triton.cdiv(K, columns)
     part = triton.cdiv(steps, triton.cdiv(packed.PROGRAMS, blocks))
     parts = triton.cdiv(steps, part)
     sums = torch.empty((parts, M, wide), dtype=torch.float32, device=x.device)
-    packed.run(_multiply_tile, (triton.cdiv(M, tile) * blocks, parts), x, weight, sums, M, wide, K, tile, _TILE_ROWS, columns,
-               part * columns, num_warps=packed.WARPS, num_stages=4)
-    out = torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)
+    packed.run(_multiply_tile, (tiles * blocks, parts), x, weight, chosen, members, sums, M, tiles, wide, K, M // rows, tile,
+               _TILE_ROWS, columns, part * columns, num_warps=packed.WARPS, num_stages=4)
+    out = torch.empty((*shape, N), dtype=x.dtype, device=x.device)
     packed.run(_finish, (M, triton.cdiv(N, _BLOCK)), sums, bias, out, M, N, parts, activation, _BLOCK, num_warps=4)
     return out
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,14 +72,15 @@ def _factor(values, row, group, i: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.
 
 @_helper
 def _take(values, i: tl.constexpr, COUNT: tl.constexpr):
-    """values[:, i] of values [R, COUNT, C], COUNT a power of two, without moving data between threads."""
-    for half in tl.static_range(COUNT.bit_length() - 1):
-        halves = tl.reshape(values, (values.shape[0], 2, COUNT >> (half + 1), values.shape[-1]))
-        first, second = tl.split(tl.permute(halves, (0, 2, 3, 1)))
-        if i // (COUNT >> (half + 1)) % 2:
-            values = second
-        else:
-            values = first
+    """values[:, i] of values [R, COUNT, C], COUNT a power of two up to 8, without moving data between threads."""
+    for half in tl.static_range(3):
+        if COUNT >> (half + 1):
+            halves = tl.reshape(values, (values.shape[0], 2, COUNT >> (half + 1), values.shape[-1]))
+            first, second = tl.split(tl.permute(halves, (0, 2, 3, 1)))
+            if i // (COUNT >> (half + 1)) % 2:
+                values = second
+            else:
+                values = first
     return tl.reshape(values, (values.shape[0], values.shape[-1]))
 
 
@@ -126,30 +128,36 @@ def _load_high(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexp
     return tl.reshape(words, (16 * WARPS, WORDS, 4))
 
 
-@triton.jit(do_not_specialize=["M"])
-def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, out, M, N, rows, K: tl.constexpr,
+@triton.jit(do_not_specialize=["M", "tiles"])
+def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super_biases, out, M, tiles, N, rows, K: tl.constexpr,
               SHARED: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr,
               SUPER: tl.constexpr, DIGITS: tl.constexpr, STEPS: tl.constexpr, SAMPLES: tl.constexpr, TILE: tl.constexpr,
               WARPS: tl.constexpr, PART: tl.constexpr, PLACE: tl.constexpr, MAGIC: tl.constexpr, HIGHER: tl.constexpr,
               MINUS: tl.constexpr, FOLD: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr, BIASES: tl.constexpr):
     """out[part, m, n] = x[m] @ w[n] over PART steps of each row. x: [M, K]; out: [parts, M, N].
 
-    chosen: int64 [M], for x[m // SHARED] @ w[chosen[m] * N + n], with SAMPLES of 1; or None.
+    chosen: int64 [tiles], for x[m // SHARED] @ w[chosen[tile] * N + n], or None. Rows m of a tile: `members` int64
+    [tiles, TILE], -1 for none; or SAMPLES neighbours.
     """
     DTYPE: tl.constexpr = x.dtype.element_ty
     NUMBER: tl.constexpr = tl.float32 if IS_INTERPRETED else DTYPE  # the interpreter would multiply bfloat16's raw bits
     COLUMNS: tl.constexpr = 8 * DIGITS  # of half a step
     TILES: tl.constexpr = COLUMNS // 16  # of half a step
-    SPAN: tl.constexpr = min(GROUP, COLUMNS) // 16  # tiles that share a scale
+    SPAN: tl.constexpr = GROUP // 16 if GROUP < COLUMNS else TILES  # tiles that share a scale
     GROUPS: tl.constexpr = K // GROUP
-    WORDS: tl.constexpr = max(1, DIGITS * HIGH // 8)  # of the high plane, of each thread and row
-    tiles = tl.cdiv(M, SAMPLES)  # neighbouring programs read the same rows of w
+    WORDS: tl.constexpr = DIGITS * HIGH // 8 if HIGH else 1  # of the high plane, of each thread and row
+    tile = tl.program_id(0) % tiles  # neighbouring programs read the same rows of w
     column = tl.arange(0, TILE)
-    m = tl.program_id(0) % tiles * SAMPLES + column
-    sample = tl.minimum(m, M - 1) // SHARED  # columns beyond M are computed and not stored
+    part = tl.program_id(1)
+    start, stop = part * PART, tl.minimum(part * PART + PART, STEPS)
+    m = tile * SAMPLES + column
+    if members is not None:
+        m = tl.load(members + tile * TILE + column).to(tl.int32)
+        stop = tl.where(tl.load(members + tile * TILE) < 0, start, stop)  # of a tile without rows
+    sample = tl.maximum(tl.minimum(m, M - 1), 0) // SHARED  # columns of no row are computed and not stored
     begin = tl.program_id(0) * 0
     if chosen is not None:
-        begin = tl.load(chosen + tl.program_id(0) % tiles).to(tl.int32) * N
+        begin = tl.load(chosen + tile).to(tl.int32) * N
     lane = tl.arange(0, 32 * WARPS)
     block = begin // 16 + tl.program_id(0) // tiles * WARPS
     row = block * 16 + tl.arange(0, 16 * WARPS)
@@ -161,8 +169,6 @@ def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, 
     magic = tl.broadcast_to(MAGIC | none, (16 * WARPS, 4))
     minus = tl.broadcast_to(MINUS | none, (16 * WARPS, 4))
     minus = _operand(minus, minus, 0, 0, minus, DTYPE, 0, 0, 0, 0).to(NUMBER)
-    part = tl.program_id(1)
-    start, stop = part * PART, tl.minimum(part * PART + PART, STEPS)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
     words = _load_low(low, block, lane, start, STEPS, WARPS)
     for step in range(start, stop):
@@ -224,7 +230,7 @@ def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, 
                 total += (tl.load(super_biases + above).to(tl.float32) * FOLD)[:, None] * biased
         words = following
     target = out + (part * M + m)[None, :] * N + n[:, None]
-    tl.store(target, total.to(out.dtype.element_ty), mask=((column < SAMPLES) & (m < M))[None, :] & ((n >= 0) & (n < N))[:, None])
+    tl.store(target, total.to(out.dtype.element_ty), mask=((column < SAMPLES) & (m >= 0) & (m < M))[None, :] & ((n >= 0) & (n < N))[:, None])
 
 
 @triton.jit
@@ -287,15 +293,38 @@ def try_out(device: torch.device) -> None:
 
 def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
     """x @ w.T from the packed codes, products and sums in float32. x: [M, K]; returns [M, N] in x's dtype."""
-    return _launch(matrix, x, None, len(x), matrix.shape[0])
+    return _launch(matrix, x, None, None, len(x), matrix.shape[0])
 
 
-def multiply_chosen(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor, count: int) -> torch.Tensor:
+def multiply_chosen(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor, count: int,
+                    groups: Groups | None = None) -> torch.Tensor:
     """Products of each row with some of a stack's `count` matrices [N, K], which are rows on rows in `matrix`.
 
-    chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]. Returns [T used, N] in x's dtype.
+    chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]; groups: `group_rows` of `chosen`, where a
+    matrix has several rows. Returns [T used, N] in x's dtype.
     """
-    return _launch(matrix, x, chosen.contiguous(), chosen.numel(), matrix.shape[0] // count)
+    return _launch(matrix, x, chosen.contiguous(), groups, chosen.numel(), matrix.shape[0] // count)
+
+
+class Groups(NamedTuple):
+    """Rows of x in tiles of rows that have the same matrix. chosen: it, int64 [tiles]; members: int64 [tiles, TILE], -1: none."""
+
+    chosen: torch.Tensor
+    members: torch.Tensor
+
+
+def group_rows(chosen: torch.Tensor, count: int) -> Groups:
+    """Group rows by matrix, without waiting for the device. chosen: int64 [T, used], of `count` matrices."""
+    flat, width = chosen.reshape(-1), _MOST_TILE
+    order = torch.argsort(flat, stable=True)
+    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+    tiles = (sizes + width - 1) // width
+    ends = tiles.cumsum(0)
+    tile = torch.arange(len(flat) // width + min(len(flat), count), device=flat.device)  # not all have rows
+    matrix = torch.searchsorted(ends, tile, right=True).clamp(max=count - 1)
+    place = ((tile - (ends - tiles)[matrix]) * width)[:, None] + torch.arange(width, device=flat.device)
+    rows = order[((sizes.cumsum(0) - sizes)[matrix][:, None] + place).clamp(max=len(flat) - 1)]
+    return Groups(matrix, torch.where(place < sizes[matrix][:, None], rows, -1))
 
 
 def tile(M: int) -> int:
@@ -305,20 +334,27 @@ def tile(M: int) -> int:
     return max(_LEAST_TILE, min(_MOST_TILE, triton.next_power_of_2(M)))
 
 
-def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | None, M: int, N: int) -> torch.Tensor:
+def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | None, groups: Groups | None, M: int,
+            N: int) -> torch.Tensor:
     (rows, K), steps = matrix.shape, matrix.low.shape[1] // 16
-    width = tile(M) if chosen is None else _LEAST_TILE
+    width, members = tile(M) if chosen is None else _LEAST_TILE, None
     if matrix.bits < 4:
         width = min(width, 16)  # a step has 256 columns: the registers do not suffice for more rows of x
     samples = width if chosen is None else 1
+    tiles = triton.cdiv(M, samples)
+    if groups:
+        chosen, members = groups
+        width = samples = min(members.shape[1], 16 if matrix.bits < 4 else _MOST_TILE)
+        chosen, members = chosen.repeat_interleave(members.shape[1] // width), members.view(-1, width)
+        tiles = len(chosen)
     blocks = triton.cdiv(N if chosen is None else N + 15, 16 * WARPS)  # an expert's rows begin anywhere in a block
     part = triton.cdiv(steps, triton.cdiv(PROGRAMS, blocks))
     parts = triton.cdiv(steps, part)
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
     each, scalings = _scalings(matrix, steps)
-    run(_multiply, (triton.cdiv(M, samples) * blocks, parts), x.contiguous(), chosen, matrix.low, matrix.high, *scalings,
-        matrix.super_scales, matrix.super_biases, sums, M, N, rows, K, M // len(x), *_constants(matrix), SAMPLES=samples,
+    run(_multiply, (tiles * blocks, parts), x.contiguous(), chosen, members, matrix.low, matrix.high, *scalings,
+        matrix.super_scales, matrix.super_biases, sums, M, tiles, N, rows, K, M // len(x), *_constants(matrix), SAMPLES=samples,
         TILE=width, WARPS=WARPS, PART=part, **number_constants(x.dtype, matrix.bits, matrix.offset), EACH=each,
         SCALES=_name(matrix.scales), BIASES=_name(matrix.biases), num_warps=WARPS, num_stages=1, enable_fp_fusion=True)
     if parts > 1:
