@@ -35,6 +35,7 @@ _MOST_TILE = 32
 IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 WARPS = 2  # of a program, with 16 rows of w each; four would run instructions of another order of sums on compute capability 9.0
 PROGRAMS = 1024  # split along K if there are fewer: large GPUs have some 130 multiprocessors, with room for 8 programs or more
+_UNITS = 16  # that a program of `dequantize` takes at a time: four threads to a unit
 _COLUMNS = 4096  # of one program of `dequantize`: addresses cost as much as 20 weights
 _BLOCK = 1024  # elements of one program of `_add_parts`
 
@@ -243,39 +244,77 @@ def _add_parts(parts, out, COUNT, SIZE, BLOCK: tl.constexpr):
     tl.store(out + i, total.to(out.dtype.element_ty), mask=i < SIZE)
 
 
+@_helper
+def _place(word, shift: tl.constexpr, place: tl.constexpr, BITS: tl.constexpr):
+    """BITS from `shift` on of both halves of words, moved to `place`."""
+    BY: tl.constexpr = shift - place
+    return (word >> BY if BY >= 0 else word << -BY) & ((1 << BITS) - 1) * 0x10001 << place
+
+
+@_helper
+def _widen(code, half: tl.constexpr, scale, bias, SHIFT: tl.constexpr, OFFSET: tl.constexpr):
+    """Weights of the codes in bits from SHIFT on of a half of words; scale: divided by 2**SHIFT. 2**23 + i needs no conversion."""
+    number = (code >> 16 * half & 0xffff | 0x4b000000).to(tl.float32, bitcast=True)
+    value = (number - (8388608 + (OFFSET << SHIFT))) * scale
+    return value if bias is None else value + bias
+
+
 @triton.jit
 def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out, start, K: tl.constexpr,
                 LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr,
-                DIGITS: tl.constexpr, STEPS: tl.constexpr, UNITS: tl.constexpr):
-    """out[i] = row rows[i] of w, or start + i without `rows`; UNITS units of one row. out: [n, K]."""
+                DIGITS: tl.constexpr, STEPS: tl.constexpr, PASSES: tl.constexpr, UNITS: tl.constexpr):
+    """out[i] = row rows[i] of w, or start + i without `rows`; PASSES times UNITS units of one row. out: [n, K].
+
+    All addresses of a thread are constants apart.
+    """
+    SPAN: tl.constexpr = 4 * DIGITS  # columns of a unit
+    PLACE: tl.constexpr = LOW % 8  # of every second digit in a half word, which saves a shift; there is room for high digits
+    EACH: tl.constexpr = LOW // HIGH if HIGH else 4  # units to a word of the high plane
+    WORDS: tl.constexpr = 4 // EACH
     i = tl.program_id(0).to(tl.int64)
     if rows is None:
         row = start + i
     else:
         row = tl.load(rows + i).to(tl.int64)
-    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)[:, None, None, None]
-    s, t = tl.arange(0, DIGITS // 4)[None, :, None, None], tl.arange(0, 4)[None, None, :, None]
-    q = tl.arange(0, 4)[None, None, None, :]  # of a thread's four columns
-    inside = unit < STEPS * 4
-    place = row // 16 * (STEPS * 256) + row % 8 * 16 + row % 16 // 8
-    word = tl.load(low + place + unit // 2 * 128 + t * 4 + unit % 2 * 2, mask=inside, other=0)
-    pair = 2 * s + q // 2
-    code = (word >> (pair * LOW + q % 2 * 16)) & ((1 << LOW) - 1)
+    unit, t = tl.program_id(1) * (UNITS * PASSES) + tl.arange(0, UNITS)[:, None], tl.arange(0, 4)[None, :]
+    column = unit * SPAN + 4 * t
+    low += row // 16 * (STEPS * 256) + row % 8 * 16 + row % 16 // 8 + unit // 2 * 128 + t * 4 + unit % 2 * 2
+    group = row * (K // GROUP) + column // GROUP
+    above = row * (K // SUPER) + column // SUPER
     if HIGH:
-        EACH: tl.constexpr = LOW // HIGH  # units to a word
-        WORDS: tl.constexpr = 4 // EACH
-        place = row // 16 * (STEPS * 64 * WORDS) + row % 8 * (8 * WORDS) + row % 16 // 8
-        place += unit // 4 * (64 * WORDS) + t * (2 * WORDS) + unit % 4 // EACH * 2
-        top = tl.load(high + place, mask=inside, other=0)
-        code |= ((top >> ((unit % EACH * (DIGITS // 2) + pair) * HIGH + q % 2 * 16)) & ((1 << HIGH) - 1)) << LOW
-    column = unit * (4 * DIGITS) + 16 * s
-    inside = column < K
-    group = tl.where(inside, column // GROUP, 0)
-    value = (code - OFFSET).to(tl.float32)
-    value *= _scaling(scales, super_scales, row, group, K // GROUP, GROUP, SUPER)
-    if biases is not None:
-        value += _scaling(biases, super_biases, row, group, K // GROUP, GROUP, SUPER)
-    tl.store(out + i * K + column + 4 * t + q, value.to(out.dtype.element_ty), mask=inside)
+        high += row // 16 * (STEPS * 64 * WORDS) + row % 8 * (8 * WORDS) + row % 16 // 8
+        high += unit // 4 * (64 * WORDS) + t * (2 * WORDS) + unit % 4 // EACH * 2
+    out += i * K + column[:, :, None] + tl.arange(0, 4)[None, None, :]
+    for p in tl.static_range(PASSES):
+        inside = column + p * (UNITS * SPAN) < K
+        word = tl.load(low + p * (UNITS * 64), mask=inside, other=0)
+        if HIGH:
+            top = tl.load(high + p * (UNITS * 16 * WORDS), mask=inside, other=0) >> unit % EACH * (DIGITS // 2 * HIGH)
+        if super_scales is not None:
+            super_scale = tl.load(super_scales + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0).to(tl.float32)
+            if biases is not None:
+                super_bias = tl.load(super_biases + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0).to(tl.float32)
+        for s in tl.static_range(DIGITS // 4):
+            inside = column + p * (UNITS * SPAN) + 16 * s < K
+            if 16 * s % GROUP == 0:
+                at = group + (p * (UNITS * SPAN) + 16 * s) // GROUP
+                scale, bias = tl.load(scales + at, mask=inside, other=0).to(tl.float32), None
+                if super_scales is not None:
+                    scale *= super_scale
+                if biases is not None:
+                    bias = tl.load(biases + at, mask=inside, other=0).to(tl.float32)
+                    if super_scales is not None:
+                        bias *= super_bias
+            pair = _place(word, 2 * s * LOW, 0, LOW)
+            following = _place(word, 2 * s * LOW + LOW, PLACE, LOW)
+            if HIGH:
+                pair |= _place(top, 2 * s * HIGH, LOW, HIGH)
+                following |= _place(top, 2 * s * HIGH + HIGH, PLACE + LOW, HIGH)
+            lower = scale * (1 / (1 << PLACE))
+            even = tl.join(_widen(pair, 0, scale, bias, 0, OFFSET), _widen(following, 0, lower, bias, PLACE, OFFSET))
+            odd = tl.join(_widen(pair, 1, scale, bias, 0, OFFSET), _widen(following, 1, lower, bias, PLACE, OFFSET))
+            values = tl.reshape(tl.join(even, odd), (UNITS, 4, 4)).to(out.dtype.element_ty)
+            tl.store(out + p * (UNITS * SPAN) + 16 * s, values, mask=inside[:, :, None])
 
 
 def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, **given: object) -> None:
@@ -407,9 +446,10 @@ def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torc
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
     units = triton.cdiv(K * PLANES[matrix.bits][0], 128)
-    each = min(_COLUMNS * PLANES[matrix.bits][0] // 128, triton.next_power_of_2(units))
-    run(_dequantize, (n, triton.cdiv(units, each)), rows, matrix.low, matrix.high, matrix.scales, matrix.biases,
-        matrix.super_scales, matrix.super_biases, out, start, K, *_constants(matrix), UNITS=each, enable_fp_fusion=False)
+    passes = triton.cdiv(min(units, _COLUMNS * PLANES[matrix.bits][0] // 128), _UNITS)
+    run(_dequantize, (n, triton.cdiv(units, _UNITS * passes)), rows, matrix.low, matrix.high, matrix.scales, matrix.biases,
+        matrix.super_scales, matrix.super_biases, out, start, K, *_constants(matrix), PASSES=passes, UNITS=_UNITS, num_warps=_UNITS // 8,
+        enable_fp_fusion=False)
     return out
 
 

@@ -100,6 +100,31 @@ def test_dense_products_keep_to_their_budgets(rows, most, capability, compile_ca
     assert len(code.loop) / (count(code, "HMMA") * 8 * 8 // tile) <= most
 
 
+def dequantising(name: str, K: int, capability: int, dtype=torch.bfloat16):
+    """(machine code of `dequantize`, weights of a thread); None without NVIDIA's tools."""
+    from backends.launches import compile_launch, disassemble, has_tools, recorded
+    from cuda_fallback.kernels import packed
+    from cuda_fallback.quantized import PLANES
+
+    if not has_tools():
+        return None
+    with recorded() as launches:
+        packed.dequantize(low_bit(name, 4096, K), slice(0, 8), dtype)
+    (launch,) = launches
+    return disassemble(compile_launch(launch, capability)), launch["PASSES"] * 32 // PLANES[LOW_BIT[name][0][0]][0]
+
+
+@pytest.mark.parametrize("name, K, capability", [("Q6_K", 4096, 90), *(pytest.param(name, K, capability, marks=pytest.mark.slow) for
+                         name in LOW_BIT for K, capability in ((4096, 80), (14336, 89)))])
+def test_dequantising_takes_few_instructions(name, K, capability, compile_call):
+    found = compile_call(dequantising, name, K, capability)
+    if found is None:
+        pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
+    code, weights = found
+    print(f"{name} K={K} {capability}: {code.registers} registers, {code.length / weights:.2f} per weight")
+    assert code.stack == code.local == 0 and code.registers <= 40 and code.length / weights <= 12
+
+
 @pytest.mark.parametrize("name, K, i, capability", QUICK)
 def test_a_product_keeps_to_its_budget(name, K, i, capability, compile_call):
     check_product(compile_call, name, K, i, capability)
