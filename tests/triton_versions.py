@@ -32,11 +32,9 @@ def compile_all() -> int:
                     part()
         extra_launches()
         for name in LOW_BIT:
-            for dtype in (torch.float16, torch.bfloat16, torch.float32):
-                matrix = low_bit(name, 4096, 4096, dtype)
-                for rows in (1, packed.MOST_ROWS):
-                    packed.multiply(matrix, torch.empty((rows, 4096), dtype=dtype, device=META))
-                packed.dequantize(matrix, slice(0, 8), dtype)
+            for dtype, rows in ((torch.float16, 1), (torch.bfloat16, 1), (torch.bfloat16, packed.MOST_ROWS), (torch.float32, 1)):
+                packed.multiply(low_bit(name, 4096, 4096, dtype), torch.empty((rows, 4096), dtype=dtype, device=META))
+            packed.dequantize(low_bit(name, 4096, 4096), slice(0, 8), torch.bfloat16)
     different = {(launch.kernel.__name__, *(str(part.dtype) if isinstance(part, torch.Tensor) else part for part in launch.arguments),
                   *launch.options.items()): launch for launch in launches}
     failures = 0
@@ -46,7 +44,7 @@ def compile_all() -> int:
                 compile_launch(launch, capability)
             except Exception as error:  # whatever a version of Triton raises
                 failures += 1
-                print(f"{triton.__version__}: {launch.kernel.__name__} for {capability}: {str(error).strip()[-300:]}")
+                print(f"{triton.__version__}: {launch.kernel.__name__} for {capability}: {str(error).strip()[-300:]}", flush=True)
     names = {key[0] for key in different}
     print(f"triton {triton.__version__}: {len(names)} kernels, {len(different)} variants, {failures} failures", flush=True)
     return failures

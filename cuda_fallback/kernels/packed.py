@@ -102,12 +102,18 @@ def _operand(word, top, shift: tl.constexpr, above: tl.constexpr, magic, DTYPE: 
         UP: tl.constexpr = BITS + PLACE - above
         first ^= (top << UP if UP >= 0 else top >> -UP) & ABOVE
         second ^= (top << UP - HIGH if UP - HIGH >= 0 else top >> HIGH - UP) & ABOVE
+    return _join(first, second, DTYPE)
+
+
+@_helper
+def _join(first, second, DTYPE: tl.constexpr):
+    """Numbers in the halves of words: two times [R, 4] -> [R, 16]. float32: integers in the halves."""
     pairs = tl.join(first, second)
     if DTYPE == tl.float32:
         numbers = tl.join(pairs << 16 >> 16, pairs >> 16).to(tl.float32)
     else:
         numbers = tl.join(pairs.to(tl.int16).to(DTYPE, bitcast=True), (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True))
-    return tl.reshape(numbers, (word.shape[0], 16))
+    return tl.reshape(numbers, (first.shape[0], 16))
 
 
 @_helper
@@ -168,8 +174,9 @@ def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super
     # Zeros that the compiler cannot fold: a constant in a register saves an instruction beside each mask.
     none = row.to(tl.int32)[:, None] >> 31
     magic = tl.broadcast_to(MAGIC | none, (16 * WARPS, 4))
-    minus = tl.broadcast_to(MINUS | none, (16 * WARPS, 4))
-    minus = _operand(minus, minus, 0, 0, minus, DTYPE, 0, 0, 0, 0).to(NUMBER)
+    # A second zero: of an operand with equal registers, the compiler would keep one and copy it for every product.
+    zero = tl.broadcast_to(rows - row.to(tl.int32)[:, None] >> 31, (16 * WARPS, 4))
+    minus = _join(MINUS | tl.broadcast_to(none, (16 * WARPS, 4)), MINUS | zero, DTYPE).to(NUMBER)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
     words = _load_low(low, block, lane, start, STEPS, WARPS)
     for step in range(start, stop):
