@@ -50,9 +50,9 @@ def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: B
 
 
 def preferred_dtype(tensors: Iterable[Tensor | AffineWeight], stored: str) -> str:
-    """The activations' dtype on a device that has it. stored: the checkpoint's dtype.
+    """The activations' dtype, if the device has it. stored: the checkpoint's dtype.
 
-    bfloat16 for GGUF's low-bit weights: the families of core.models.architectures were trained in it, and its range is theirs.
+    GGUF's low-bit weights take bfloat16, in which the supported families were trained and whose range they may need.
     """
     return "bfloat16" if any(isinstance(weight, GGUFWeight) for weight in tensors) else stored
 

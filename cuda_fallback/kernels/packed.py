@@ -1,14 +1,13 @@
 """Triton kernels over the packed codes of a QuantizedMatrix. Importing it requires the package triton.
 
-`multiply` runs on tensor cores for one row of x as for 32, and is bound by memory bandwidth. A thread loads sixteen bytes of
-codes, which quantized.py lays out so that a shift and a mask make two of them an operand: codes in the mantissas of 16-bit
-numbers, exact, plus a constant. Products of a group are summed before they are scaled, so no weight is ever rounded:
+`multiply` runs on tensor cores for 1 to 32 rows of x, bound by memory bandwidth. A thread loads sixteen bytes of codes, which
+quantized.py lays out so that a shift and a mask make an operand of two codes: exact integers, plus a constant, in the mantissas
+of 16-bit numbers. A group's products are summed before they are scaled, so no weight is rounded:
 
     sum of w x  =  scale * (sum((code + base) x) - (base + offset) * sum(x))  +  bias * sum(x)        over a group
 
-The second product is one with a constant matrix. A matrix of few rows is split along K as well. Sums are added in an order that
-depends on the matrix alone, and an instruction's columns do not depend on each other: a row of x has the same bits in every run
-and in every company.
+sum(x) is a product with a constant matrix. A matrix of few rows is also split along K. The order of sums depends on the matrix
+alone, and an instruction's columns are independent: a row of x is bit-identical in every run, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 
 from .state import MAX_ROWS  # noqa: F401
 
-MOST_ROWS = 32  # positions of a prompt for `multiply`; for more, a dense product with dequantised blocks is faster
+MOST_ROWS = 32  # maximum number of a prompt's positions for `multiply`; dequantising is faster for more
 
-# Rows of x of one program: the columns of an instruction of tensor cores, of which Triton before 3.3 takes two at least
+# Rows of x per program: the columns of a tensor-core instruction; Triton before 3.3 takes two instructions at least
 _LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
 _MOST_TILE = 32
 IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-WARPS = 2  # of a program, with 16 rows of w each; four would run instructions of another order of sums on compute capability 9.0
-PROGRAMS = 1024  # split along K if there are fewer: large GPUs have some 130 multiprocessors, with room for 8 programs or more
-_UNITS = 16  # that a program of `dequantize` takes at a time: four threads to a unit
-_COLUMNS = 4096  # of one program of `dequantize`: addresses cost as much as 20 weights
-_BLOCK = 1024  # elements of one program of `_add_parts`
+WARPS = 2  # per program, 16 rows of w each; on capability 9.0, four would take instructions with another order of sums
+PROGRAMS = 1024  # minimum number before K is split: some 130 multiprocessors have room for 8 programs each
+_UNITS = 16  # per iteration of `_dequantize`, four threads each
+_COLUMNS = 4096  # per program of `_dequantize`: addresses cost as much as 20 weights
+_BLOCK = 1024  # elements per program of `_add_parts`
 
 
 def _helper(function: Callable) -> Callable:
-    """Compile a function that kernels call. The interpreter takes it as it is, since it spends a millisecond on a compiled one."""
+    """Compile a function that kernels call; the interpreter would spend a millisecond on each call of a compiled function."""
     return function if IS_INTERPRETED.value else triton.jit(function)
 
 
@@ -57,7 +56,7 @@ def _scaling(values, supers, row, group, GROUPS: tl.constexpr, GROUP: tl.constex
 
 @_helper
 def _factor(values, row, group, i: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
-    """The scales or biases of groups `group` + i, float32 [rows]. values: EACH of them to a word of 32 bits, or to themselves."""
+    """Scales or biases of groups `group` + i, float32 [rows]. values: EACH to a 32-bit word; 1: as stored."""
     if EACH == 1:
         return tl.load(values + row * GROUPS + group + i).to(tl.float32)
     word = tl.load(values + row * (GROUPS // EACH) + group // EACH + i // EACH)
@@ -88,16 +87,16 @@ def _take(values, i: tl.constexpr, COUNT: tl.constexpr):
 @_helper
 def _operand(word, top, shift: tl.constexpr, above: tl.constexpr, magic, DTYPE: tl.constexpr, BITS: tl.constexpr,
              PLACE: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """16 codes of each row as numbers from two pairs of digits of its four words: [R, 4] -> [R, 16].
+    """Unpack 16 codes of each row, two digits of each half of four words: [R, 4] -> [R, 16].
 
-    BITS of each digit, from bit `shift` of a word's halves and LOW bits further on, come to bit PLACE of magic's halves,
-    and HIGH bits of top's, from bit `above`, above them.
+    BITS of each digit, from bits `shift` and `shift` + LOW of the halves, go to bit PLACE of magic's halves, and HIGH bits
+    of top, from bit `above`, above them.
     """
     MASK: tl.constexpr = ((1 << BITS) - 1) * 0x10001 << PLACE
     BY: tl.constexpr = shift - PLACE
     first = ((word >> BY if BY >= 0 else word << -BY) & MASK) | magic
     second = ((word >> BY + LOW if BY + LOW >= 0 else word << -BY - LOW) & MASK) | magic
-    if HIGH:  # with | the compiler would join the planes before the masks, at the cost of an instruction
+    if HIGH:  # not |, for which the compiler would join the planes before the masks and need another instruction
         ABOVE: tl.constexpr = ((1 << HIGH) - 1) * 0x10001 << PLACE + BITS
         UP: tl.constexpr = BITS + PLACE - above
         first ^= (top << UP if UP >= 0 else top >> -UP) & ABOVE
@@ -107,7 +106,7 @@ def _operand(word, top, shift: tl.constexpr, above: tl.constexpr, magic, DTYPE: 
 
 @_helper
 def _join(first, second, DTYPE: tl.constexpr):
-    """Numbers in the halves of words: two times [R, 4] -> [R, 16]. float32: integers in the halves."""
+    """Join the numbers in the halves of words [R, 4] and [R, 4] to [R, 16]. float32: the halves are integers."""
     pairs = tl.join(first, second)
     if DTYPE == tl.float32:
         numbers = tl.join(pairs << 16 >> 16, pairs >> 16).to(tl.float32)
@@ -161,7 +160,7 @@ def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super
     if members is not None:
         m = tl.load(members + tile * TILE + column).to(tl.int32)
         stop = tl.where(tl.load(members + tile * TILE) < 0, start, stop)  # of a tile without rows
-    sample = tl.maximum(tl.minimum(m, M - 1), 0) // SHARED  # columns of no row are computed and not stored
+    sample = tl.maximum(tl.minimum(m, M - 1), 0) // SHARED  # columns without a row are not stored
     begin = tl.program_id(0) * 0
     if chosen is not None:
         begin = tl.load(chosen + tile).to(tl.int32) * N
@@ -171,10 +170,10 @@ def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super
     n = row - begin
     row = tl.minimum(row, rows - 1).to(tl.int64)
     block = tl.minimum(block + lane // 32, (rows - 1) // 16)
-    # Zeros that the compiler cannot fold: a constant in a register saves an instruction beside each mask.
+    # A zero that the compiler cannot fold: a mask with a constant in a register takes one instruction less.
     none = row.to(tl.int32)[:, None] >> 31
     magic = tl.broadcast_to(MAGIC | none, (16 * WARPS, 4))
-    # A second zero: of an operand with equal registers, the compiler would keep one and copy it for every product.
+    # Another zero: the compiler keeps one of an operand's equal registers and copies it for every product.
     zero = tl.broadcast_to(rows - row.to(tl.int32)[:, None] >> 31, (16 * WARPS, 4))
     minus = _join(MINUS | tl.broadcast_to(none, (16 * WARPS, 4)), MINUS | zero, DTYPE).to(NUMBER)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
@@ -243,7 +242,7 @@ def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super
 
 @triton.jit
 def _add_parts(parts, out, COUNT, SIZE, BLOCK: tl.constexpr):
-    """out[i] = the sum of parts[:, i], in order. parts: float32 [COUNT, SIZE]."""
+    """out[i] = parts[:, i].sum(), in order. parts: float32 [COUNT, SIZE]."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for part in range(COUNT):
@@ -253,14 +252,14 @@ def _add_parts(parts, out, COUNT, SIZE, BLOCK: tl.constexpr):
 
 @_helper
 def _place(word, shift: tl.constexpr, place: tl.constexpr, BITS: tl.constexpr):
-    """BITS from `shift` on of both halves of words, moved to `place`."""
+    """Move BITS of both halves of words from `shift` to `place`."""
     BY: tl.constexpr = shift - place
     return (word >> BY if BY >= 0 else word << -BY) & ((1 << BITS) - 1) * 0x10001 << place
 
 
 @_helper
 def _widen(code, half: tl.constexpr, scale, bias, SHIFT: tl.constexpr, OFFSET: tl.constexpr):
-    """Weights of the codes in bits from SHIFT on of a half of words; scale: divided by 2**SHIFT. 2**23 + i needs no conversion."""
+    """Dequantise the codes from bit SHIFT on of a half of words; scale: divided by 2**SHIFT. The float 2**23 + i has the bits i."""
     number = (code >> 16 * half & 0xffff | 0x4b000000).to(tl.float32, bitcast=True)
     value = (number - (8388608 + (OFFSET << SHIFT))) * scale
     return value if bias is None else value + bias
@@ -270,12 +269,12 @@ def _widen(code, half: tl.constexpr, scale, bias, SHIFT: tl.constexpr, OFFSET: t
 def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out, start, K: tl.constexpr,
                 LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr,
                 DIGITS: tl.constexpr, STEPS: tl.constexpr, PASSES: tl.constexpr, UNITS: tl.constexpr):
-    """out[i] = row rows[i] of w, or start + i without `rows`; PASSES times UNITS units of one row. out: [n, K].
+    """out[i] = w[rows[i]], or w[start + i] without `rows`; PASSES times UNITS units per program. out: [n, K].
 
-    All addresses of a thread are constants apart.
+    A thread's addresses differ by constants, which need no instructions.
     """
     SPAN: tl.constexpr = 4 * DIGITS  # columns of a unit
-    PLACE: tl.constexpr = LOW % 8  # of every second digit in a half word, which saves a shift; there is room for high digits
+    PLACE: tl.constexpr = LOW % 8  # of the second of two digits, which saves a shift and leaves room for high digits
     EACH: tl.constexpr = LOW // HIGH if HIGH else 4  # units to a word of the high plane
     WORDS: tl.constexpr = 4 // EACH
     i = tl.program_id(0).to(tl.int64)
@@ -324,9 +323,9 @@ def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out
             tl.store(out + p * (UNITS * SPAN) + 16 * s, values, mask=inside[:, :, None])
 
 
-def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, **given: object) -> None:
+def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
     """Launch a kernel."""
-    kernel[grid](*arguments, **given)
+    kernel[grid](*arguments, **options)
 
 
 def try_out(device: torch.device) -> None:
@@ -344,29 +343,29 @@ def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
 
 def multiply_chosen(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor, count: int,
                     groups: Groups | None = None) -> torch.Tensor:
-    """Products of each row with some of a stack's `count` matrices [N, K], which are rows on rows in `matrix`.
+    """Multiply each row with some of the `count` matrices [N, K] that `matrix` concatenates.
 
-    chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]; groups: `group_rows` of `chosen`, where a
-    matrix has several rows. Returns [T used, N] in x's dtype.
+    chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]; groups: group_rows(chosen), to read a
+    matrix once for several rows. Returns [T used, N] in x's dtype.
     """
     return _launch(matrix, x, chosen.contiguous(), groups, chosen.numel(), matrix.shape[0] // count)
 
 
 class Groups(NamedTuple):
-    """Rows of x in tiles of rows that have the same matrix. chosen: it, int64 [tiles]; members: int64 [tiles, TILE], -1: none."""
+    """Products in tiles that share a matrix."""
 
-    chosen: torch.Tensor
-    members: torch.Tensor
+    chosen: torch.Tensor  # matrix of each tile, int64 [tiles]
+    members: torch.Tensor  # products of each tile, int64 [tiles, TILE], -1: none
 
 
 def group_rows(chosen: torch.Tensor, count: int) -> Groups:
-    """Group rows by matrix, without waiting for the device. chosen: int64 [T, used], of `count` matrices."""
+    """Group products by matrix, without waiting for the device. chosen: int64 [T, used], of `count` matrices."""
     flat, width = chosen.reshape(-1), _MOST_TILE
     order = torch.argsort(flat, stable=True)
     sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
     tiles = (sizes + width - 1) // width
     ends = tiles.cumsum(0)
-    tile = torch.arange(len(flat) // width + min(len(flat), count), device=flat.device)  # not all have rows
+    tile = torch.arange(len(flat) // width + min(len(flat), count), device=flat.device)  # some are empty
     matrix = torch.searchsorted(ends, tile, right=True).clamp(max=count - 1)
     place = ((tile - (ends - tiles)[matrix]) * width)[:, None] + torch.arange(width, device=flat.device)
     rows = order[((sizes.cumsum(0) - sizes)[matrix][:, None] + place).clamp(max=len(flat) - 1)]
@@ -374,8 +373,8 @@ def group_rows(chosen: torch.Tensor, count: int) -> Groups:
 
 
 def tile(M: int) -> int:
-    """Rows of x that a program multiplies with the weights that it loads, for M of them."""
-    if IS_INTERPRETED.value:  # NumPy's order of sums depends on the width of a product, that of tensor cores does not
+    """Rows of x per program, for M rows in all."""
+    if IS_INTERPRETED.value:  # NumPy's order of sums depends on the width of a product, unlike that of tensor cores
         return _MOST_TILE
     return max(_LEAST_TILE, min(_MOST_TILE, triton.next_power_of_2(M)))
 
@@ -385,7 +384,7 @@ def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | Non
     (rows, K), steps = matrix.shape, matrix.low.shape[1] // 16
     width, members = tile(M) if chosen is None else _LEAST_TILE, None
     if matrix.bits < 4:
-        width = min(width, 16)  # a step has 256 columns: the registers do not suffice for more rows of x
+        width = min(width, 16)  # a step has 256 columns: more rows of x would not fit in registers
     samples = width if chosen is None else 1
     tiles = triton.cdiv(M, samples)
     if groups:
@@ -409,7 +408,7 @@ def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | Non
 
 
 def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tensor | None]]:
-    """(scales to a word, scales and biases as words) where whole words of 32 bits are those of a step, else (1, as stored)."""
+    """(scales per word, scales and biases as int32) if each step has whole words of them, else (1, as stored)."""
     groups, each = matrix.scales.shape[1], 4 // matrix.scales.itemsize
     if groups % each or steps * (512 // PLANES[matrix.bits][0]) != groups * matrix.group_size or groups // steps < each:
         return 1, [matrix.scales, matrix.biases]
@@ -420,10 +419,9 @@ def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tens
 def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, object]:
     """Constants of `_multiply` for codes of `bits` bits as numbers of `dtype`.
 
-    BASE is added to a code by setting the bits from PLACE on of the number whose bits are a half of MAGIC: 64 is 2**6, and
-    its last 6 bits of mantissa are worth 1 to 32. 8 bits do not fit into bfloat16's 7: two numbers, the second 1024 + 16 high,
-    have four each. float32 takes integers. MINUS: -(BASE + offset), twice. FOLD: factor that makes sum(x) of the
-    second product, -(BASE + offset) * sum(x).
+    A half of MAGIC has the bits of BASE, and BASE + code is made by setting the bits from PLACE on: the last 6 bits of the
+    mantissa of 64 are worth 1 to 32. 8 bits exceed bfloat16's mantissa, so two numbers hold four bits each, the second
+    1024 + 16 * code. float32 takes integers. MINUS: -(BASE + offset), twice. FOLD: turns -(BASE + offset) * sum(x) into sum(x).
     """
     place, first, second = {
         torch.float16: (4, 64, 0) if bits < 8 else (0, 1024, 0),
@@ -432,7 +430,7 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
     }[dtype]
 
     def twice(number: int) -> int:
-        # Without torch, whose tensors a captured step must not make on the host. bfloat16 holds these numbers exactly.
+        # NumPy, since a captured step must not make host tensors. These numbers are exact in bfloat16.
         wide = int(np.float32(number).view(np.uint32))
         half = {torch.float32: number, torch.float16: int(np.float16(number).view(np.uint16)), torch.bfloat16: wide >> 16}[dtype]
         word = (half & 0xffff) * 0x10001
@@ -448,7 +446,7 @@ def _name(part: torch.Tensor | None) -> str:
 
 
 def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows as [n, K] in `dtype`, rounded as by torch's own operations. which: a slice of them, or int indices [n]."""
+    """Rows as [n, K] in `dtype`, rounded as by torch's operations. which: a slice, or int indices [n]."""
     rows, start = (None, which.start) if isinstance(which, slice) else (which.contiguous(), 0)
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
@@ -461,6 +459,6 @@ def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torc
 
 
 def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
-    """Constants of a kernel: LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
+    """LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
     low, high = PLANES[matrix.bits]
     return low, high, matrix.group_size, matrix.offset, SUPER_GROUP, 32 // low, matrix.low.shape[1] // 16
