@@ -44,6 +44,8 @@ def compile_all() -> int:
                 compile_launch(launch, capability)
             except Exception as error:  # whatever a version of Triton raises
                 failures += 1
+                while error.__cause__:  # the reason
+                    error = error.__cause__
                 print(f"{triton.__version__}: {launch.kernel.__name__} for {capability}: {str(error).strip()[-300:]}", flush=True)
     names = {key[0] for key in different}
     print(f"triton {triton.__version__}: {len(names)} kernels, {len(different)} variants, {failures} failures", flush=True)

@@ -701,7 +701,7 @@ def _product_of_tiles(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     tile = members.shape[1] if groups else packed.tile(M)
     tiles = len(chosen) if groups else triton.cdiv(M, tile)
     blocks, steps = triton.cdiv(wide, _TILE_ROWS), triton.cdiv(K, columns)
-    part = triton.cdiv(steps, triton.cdiv(packed.PROGRAMS, blocks))
+    part = steps if groups else triton.cdiv(steps, triton.cdiv(packed.PROGRAMS, blocks))  # a prompt has enough programs
     parts = triton.cdiv(steps, part)
     sums = torch.empty((parts, M, wide), dtype=torch.float32, device=x.device)
     packed.run(_multiply_tile, (tiles * blocks, parts), x, weight, chosen, members, sums, M, tiles, wide, K, M // rows, tile,

@@ -28,8 +28,8 @@ from .state import MAX_ROWS  # noqa: F401
 
 MOST_ROWS = 32  # maximum number of a prompt's positions for `multiply`; dequantising is faster for more
 
-# Rows of x per program: the columns of a tensor-core instruction; Triton before 3.3 takes two instructions at least
-_LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
+# Rows of x per program: the columns of a tensor-core instruction; Triton before 3.5 takes two instructions at least
+_LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5) else 16
 _MOST_TILE = 32
 IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 WARPS = 2  # per program, 16 rows of w each; on capability 9.0, four would take instructions with another order of sums
@@ -304,7 +304,8 @@ def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out
             inside = column + p * (UNITS * SPAN) + 16 * s < K
             if 16 * s % GROUP == 0:
                 at = group + (p * (UNITS * SPAN) + 16 * s) // GROUP
-                scale, bias = tl.load(scales + at, mask=inside, other=0).to(tl.float32), None
+                scale = tl.load(scales + at, mask=inside, other=0).to(tl.float32)
+                bias = None
                 if super_scales is not None:
                     scale *= super_scale
                 if biases is not None:
@@ -393,7 +394,7 @@ def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | Non
         chosen, members = chosen.repeat_interleave(members.shape[1] // width), members.view(-1, width)
         tiles = len(chosen)
     blocks = triton.cdiv(N if chosen is None else N + 15, 16 * WARPS)  # an expert's rows begin anywhere in a block
-    part = triton.cdiv(steps, triton.cdiv(PROGRAMS, blocks))
+    part = steps if groups else triton.cdiv(steps, triton.cdiv(PROGRAMS, blocks))  # a prompt has enough programs
     parts = triton.cdiv(steps, part)
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
