@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts, WeightsPlan
 from mlx_llama.core.files.checkpoint import Tensor
-from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
 
@@ -40,10 +40,19 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
 def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
                  exceeds_float16: bool = False) -> WeightsPlan:
     tensors = list(tensors)
-    has_dtype = stored != "bfloat16" or facts.has_bfloat16
-    dtype = stored if has_dtype else "float32" if exceeds_float16 else "float16"
+    dtype = preferred_dtype(tensors, stored)
+    if dtype == "bfloat16" and not facts.has_bfloat16:
+        dtype = "float32" if exceeds_float16 else "float16"
     low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
     return WeightsPlan(dtype, dtype if low_bit else "", weights_nbytes(tensors, dtype, facts.gpu is not False))
+
+
+def preferred_dtype(tensors: Iterable[Tensor | AffineWeight], stored: str) -> str:
+    """The activations' dtype, if the device has it. stored: the checkpoint's dtype.
+
+    GGUF's low-bit weights take bfloat16, in which the supported families were trained and whose range they may need.
+    """
+    return "bfloat16" if any(isinstance(weight, GGUFWeight) for weight in tensors) else stored
 
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:

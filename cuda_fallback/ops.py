@@ -1,6 +1,6 @@
-"""The vocabulary (core.ops) in torch's own operations; rotations and gates by Triton's kernels where those run.
+"""The vocabulary (core.ops) in torch's operations, with Triton's kernels for rotations, gates and experts where those run.
 
-kernels/ops.py has the words of decoded tokens by kernels.
+kernels/ops.py has the vocabulary of decoded tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .kernels.storage import split_rows
 from .quantized import QuantizedMatrix, QuantizedStack
 
 Matrix = torch.Tensor | QuantizedMatrix
-Stack = torch.Tensor | QuantizedStack  # matrices [X, N, K] of all experts, by number
+Stack = torch.Tensor | QuantizedStack  # matrices [X, N, K] of all experts
 Adapters = tuple[torch.Tensor, torch.Tensor]  # a [1 + adapters, R, K] and b [1 + adapters, N, R] by number, zeros for none
 
 
@@ -46,31 +46,36 @@ def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 
 def experts(x: torch.Tensor, scores: torch.Tensor, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
             activation: str = "silu") -> torch.Tensor:
-    """As in core.ops. A single position is computed without the host, row by row; a prompt waits for its experts' numbers of rows."""
+    """As in core.ops. Single positions are computed row by row, without waiting for the device. A prompt with few rows per expert takes
+    three grouped products by kernels; any other waits for the experts' counts and multiplies expert by expert."""
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     if x.shape[1] == 1:
         mixed = []
-        for own, numbers, share in zip(rows, chosen, shares):
-            gate_up = torch.cat([_multiply_chosen(own[None], stack, numbers) for stack in (gate, up)], dim=-1)
+        for row, numbers, share in zip(rows, chosen, shares):
+            gate_up = torch.cat([_multiply_chosen(row[None], stack, numbers) for stack in (gate, up)], dim=-1)
             hidden = _activate(gate_up, activation)
             mixed.append(share @ _multiply_chosen(hidden, down, numbers).float())
         return torch.stack(mixed).to(x.dtype).view(x.shape)
+    by_kernels = kernels.find_kernels(x.device)
+    if by_kernels.decode and chosen.numel() <= by_kernels.packed.MOST_ROWS * spec.count and (
+            x.dtype != torch.float32 or isinstance(gate, QuantizedStack)):
+        return by_kernels.decode.experts(rows, chosen, shares, gate, up, down, activation, is_grouped=True).view(x.shape)
     out = torch.zeros_like(rows, dtype=torch.float32)
     flat = chosen.reshape(-1)
     order, counts = torch.argsort(flat, stable=True), runtime.count_each(flat, spec.count)
     numbers = torch.arange(spec.count, device=flat.device)
-    for expert, own in enumerate(order.split(counts)):
+    for expert, pairs in enumerate(order.split(counts)):
         if counts[expert]:
-            number, tokens = numbers[expert:expert + 1], own // spec.used  # a new tensor would wait for its copy
-            gate_up = torch.cat([_multiply_one(rows[tokens], stack, number) for stack in (gate, up)], dim=-1)
-            outputs = _multiply_one(_activate(gate_up, activation), down, number)
-            out[tokens] += outputs.float() * shares.reshape(-1)[own, None]  # a token has an expert once
+            number, tokens = numbers[expert:expert + 1], pairs // spec.used  # a new tensor would wait for its copy
+            gate_up = torch.cat([_multiply_expert(rows[tokens], stack, number) for stack in (gate, up)], dim=-1)
+            outputs = _multiply_expert(_activate(gate_up, activation), down, number)
+            out[tokens] += outputs.float() * shares.reshape(-1)[pairs, None]  # a token has an expert once
     return out.to(x.dtype).view(x.shape)
 
 
 def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `used` experts with the largest scores, int64 [T, used], and their shares, float32. scores: [T, experts]."""
+    """The `used` experts of largest score, int64 [T, used], and their weights, float32. scores: [T, experts]."""
     scores = scores.float()
     largest, chosen = torch.topk(scores, spec.used, dim=-1)
     if spec.normalises:
@@ -83,18 +88,18 @@ def _activate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The matrices of these numbers, int64 [n], as [n, N, K]."""
+    """Matrices by number, int64 [n], as [n, N, K]."""
     return stack.index_select(0, chosen) if isinstance(stack, torch.Tensor) else stack.dequantize(chosen, dtype)
 
 
 def _multiply_chosen(x: torch.Tensor, stack: Stack, chosen: torch.Tensor) -> torch.Tensor:
-    """Row n of x, or its only row, times the matrix of number chosen[n]. x: [n, K] or [1, K]; returns [n, N]."""
+    """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n, K] or [1, K]; returns [n, N]."""
     wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
     return (_take(stack, chosen, wide.dtype) @ wide[:, :, None])[:, :, 0].to(x.dtype)
 
 
-def _multiply_one(x: torch.Tensor, stack: Stack, number: torch.Tensor) -> torch.Tensor:
-    """x [n, K] times the matrix of this number, int64 [1]; returns [n, N]."""
+def _multiply_expert(x: torch.Tensor, stack: Stack, number: torch.Tensor) -> torch.Tensor:
+    """Multiply x [n, K] with the matrix `number`, int64 [1]; returns [n, N]."""
     wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
     return F.linear(wide, _take(stack, number, wide.dtype)[0]).to(x.dtype)
 
@@ -151,11 +156,11 @@ def rope_and_store(heads: torch.Tensor, view: View, spec: LayerSpec) -> torch.Te
 
 
 def attend(query: torch.Tensor, view: View, spec: LayerSpec) -> torch.Tensor:
-    # Each sequence by itself: they have different lengths, and storage of their own.
+    # Sequences have different lengths and separate storage.
     mixed = []
-    for own, (keys, values), mask in zip(split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)):
+    for queries, (keys, values), mask in zip(split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)):
         mask = mask[-query.shape[2]:] if isinstance(mask, torch.Tensor) else mask
-        mixed.append(attention(own, keys, values, spec.scale, mask, spec.softcap))
+        mixed.append(attention(queries, keys, values, spec.scale, mask, spec.softcap))
     mixed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
     return mixed.transpose(1, 2).reshape(query.shape[0], -1, spec.heads * spec.head_dim)
 
@@ -171,8 +176,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, R/2] or [B, T, R/2], R <= D: the other
-    dimensions stay; returns [B, H, T, D] in x's dtype.
+    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, R/2] or [B, T, R/2], R <= D: other
+    dimensions are copied; returns [B, H, T, D] in x's dtype.
     """
     cosine, sine = table
     if (rotated := 2 * cosine.shape[-1]) < x.shape[-1]:
@@ -188,8 +193,8 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
               mask: torch.Tensor | str | None = None, cap: float | None = None) -> torch.Tensor:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
 
-    query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for all, "causal" where
-    the last query is at the last key; cap: softcap of the scores. Returns [B, H, T, D].
+    query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for all, "causal" if the
+    last query is at the last key; cap: softcap of the scores. Returns [B, H, T, D].
     """
     T, L = query.shape[2], keys.shape[2]
     if isinstance(mask, str) and T == 1:
@@ -199,8 +204,7 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
     grouped, is_causal = query.shape[1] != keys.shape[1], isinstance(mask, str)
     if query.is_cuda and (mask is None or is_causal) and query.shape[-1] % 8 == 0 and can_use_flash_attention(
             SDPAParams(query, keys, values, None, 0.0, False, grouped)):
-        # This operation's causal mask ends at the last key, that of torch's public function at the first T; and that
-        # one may choose cuDNN, which plans anew for every length.
+        # The public function's causal mask ends at key T, and it may choose cuDNN, which plans again for every length.
         return torch.ops.aten._scaled_dot_product_flash_attention(query, keys, values, 0.0, is_causal, scale=scale)[0]
     is_causal = is_causal and T == L
     if is_causal:
@@ -208,7 +212,7 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
     elif isinstance(mask, str):
         mask = torch.ones((T, L), dtype=torch.bool, device=query.device).tril(L - T)
     if grouped and mask is not None:
-        # With a mask, torch's fused kernels know no groups; the unfused one would hold all scores in memory.
+        # torch's fused kernels do not take groups with a mask; the unfused kernel would allocate all scores.
         keys, values = (part.repeat_interleave(query.shape[1] // keys.shape[1], dim=1) for part in (keys, values))
         grouped = False
     return F.scaled_dot_product_attention(query, keys, values, mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
@@ -216,20 +220,21 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
 
 def _capped_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
                       mask: torch.Tensor | str | None, cap: float) -> torch.Tensor:
-    """As `attention`, whose fused kernels have no softcap. Holds the scores of 256 queries at a time."""
+    """`attention` with a softcap, which fused kernels lack. Allocates the scores of 256 queries at a time."""
     (_, H, T, _), (G, L) = query.shape, keys.shape[1:3]
     mixed = []
     for first in range(0, T, 256):
-        own = query[:, :, first:first + 256]
-        grouped = own.reshape(len(own), G, -1, own.shape[-1])  # queries of a key head as rows of one product
-        scores = softcap((grouped @ keys.transpose(-1, -2)).float() * scale, cap).view(len(own), H, own.shape[2], L)
+        part = query[:, :, first:first + 256]
+        B, _, count, D = part.shape
+        grouped = part.reshape(B, G, -1, D)  # queries of a key head as rows of a product
+        scores = softcap((grouped @ keys.transpose(-1, -2)).float() * scale, cap).view(B, H, count, L)
         if isinstance(mask, str):
-            last = torch.arange(L - T + first, L - T + first + own.shape[2], device=query.device)
+            last = torch.arange(L - T + first, L - T + first + count, device=query.device)
             scores = scores.masked_fill(torch.arange(L, device=query.device) > last[:, None], -torch.inf)
         elif mask is not None:
             scores = scores.masked_fill(~mask[first:first + 256], -torch.inf)
-        shares = torch.softmax(scores, dim=-1).to(values.dtype).view(len(own), G, -1, L)
-        mixed.append((shares @ values).view(own.shape))
+        weights = torch.softmax(scores, dim=-1).to(values.dtype).view(B, G, -1, L)
+        mixed.append((weights @ values).view(part.shape))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
 

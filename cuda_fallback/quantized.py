@@ -1,18 +1,18 @@
-"""QuantizedMatrix: a packed low-bit matrix, for torch's own operations or for Triton's kernels (packed.py).
+"""QuantizedMatrix: a packed low-bit matrix, for torch's operations or for Triton's kernels (packed.py).
 
 A code of `bits` bits is split into digits in one or two planes, whose widths divide a byte: 2, 4 and 8 bits are one digit,
-3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. For torch's own operations a plane is bytes [N, K / P], P digits to the byte: column
-p * K / P + c is digit p, counted from the low end, of byte c, so that operations are few and long.
+3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. For torch's operations a plane is bytes [N, K / P] of P digits: column p * K / P + c is
+digit p, from the low end, of byte c, so that operations are few and long.
 
-For the kernels a plane is words of 32 bits in the order in which the threads of a warp multiply them on tensor cores:
+For the kernels a plane is 32-bit words in the order in which a warp's threads multiply them on tensor cores:
 
-    a block      16 rows; rows g and 8 + g are those of threads 4 g to 4 g + 3
-    a unit       4 P columns, P = 32 / width of the low plane; thread 4 g + t has the columns 16 s + 4 t to 16 s + 4 t + 3
-    a word       those of one row: digits 2 s and 2 s + 1 of its lower half are the columns 16 s + 4 t and 16 s + 4 t + 2,
-                 and those of its upper half the columns after these, so that a shift and a mask unpack two neighbours
-    16 bytes     of a thread: the words of two units, of rows g and 8 + g each; 512 of a warp lie side by side
-    a step       four units; K is padded to whole steps, N to whole blocks. A word of the high plane has the digits of as
-                 many units as fit, and a thread's words of a step lie side by side.
+    block      16 rows; threads 4 g to 4 g + 3 have rows g and 8 + g
+    unit       4 P columns, P = 32 / width of the low plane; thread 4 g + t has columns 16 s + 4 t to 16 s + 4 t + 3
+    word       a thread's columns of a row and unit: digits 2 s and 2 s + 1 of its lower half are columns 16 s + 4 t and
+               16 s + 4 t + 2, those of its upper half the columns after these, so that a shift and a mask unpack two neighbours
+    16 bytes   a thread's words of two units, of rows g and 8 + g each; a warp's 512 bytes are contiguous
+    step       four units; K is padded to whole steps, N to whole blocks. A word of the high plane has the digits of as many
+               units as fit, and a thread's words of a step are contiguous.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}  # b
 SUPER_GROUP = 256  # weights that share a super scale
 
 _SLAB = 1 << 20  # weights that a thread packs at a time
-# Weights that torch's own operations dequantise at a time, in about 17 launches: on a GPU a large block, which takes 0.3 GB
+# Weights that torch's operations dequantise at a time, in about 17 launches: on a GPU a large block, of 0.3 GB
 _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}
 _SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
 
@@ -52,36 +52,30 @@ def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight)
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """One low-bit matrix [N, K]: w = scale * (code - offset) + bias over groups of `group_size` columns.
+    """A low-bit matrix [N, K]: w = scale * (code - offset) + bias over groups of `group_size` columns.
 
-    shape: (N, K).
-    low: the low plane (see above): uint8 [N, K / P] for torch's own operations, int32 [blocks * 16, steps * 16] for kernels.
-    high: the high plane, or None: uint8 [N, K / P], or int32 [blocks * 16, steps * 4 * words of a step].
-    scales, biases: [N, K / group_size], float32, float16 or bfloat16, as in the file; biases None for zero.
-    super_scales, super_biases: float16 [N, K / 256], or None for one level. With two levels a group's scale is
-    super_scales * scales (int8), and its bias super_biases * biases (uint8).
-    dtype: of the result of `rows`. kernels: the module of Triton kernels, None for torch's own operations.
+    With two levels a group's scale is super_scales * scales, and its bias super_biases * biases.
     """
 
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # (N, K)
     bits: int
     group_size: int
     offset: int
-    low: torch.Tensor
-    high: torch.Tensor | None
-    scales: torch.Tensor
-    biases: torch.Tensor | None
-    super_scales: torch.Tensor | None
+    low: torch.Tensor  # low plane: uint8 [N, K / P] for torch's operations, int32 [blocks * 16, steps * 16] for kernels
+    high: torch.Tensor | None  # high plane: uint8 [N, K / P], or int32 [blocks * 16, steps * 4 * words of a step]
+    scales: torch.Tensor  # [N, K / group_size], float32, float16 or bfloat16 as in the file; two levels: int8
+    biases: torch.Tensor | None  # the same, two levels: uint8; None for zero
+    super_scales: torch.Tensor | None  # float16 [N, K / 256]; None for one level
     super_biases: torch.Tensor | None
-    dtype: torch.dtype
-    kernels: ModuleType | None = None
+    dtype: torch.dtype  # of the result of `rows`
+    kernels: ModuleType | None = None  # packed.py; None for torch's operations
 
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: torch.dtype, device: torch.device,
              kernels: ModuleType | None = None) -> QuantizedMatrix:
-        """Concatenate the rows of `weights`, which `can_concatenate`, slab by slab; releases their pages.
+        """Concatenate the rows of `weights`, which `can_concatenate`, on `device`; releases their pages.
 
-        device: of the result. kernels: packed.py, None for the layout of torch's own operations.
+        kernels: packed.py, None for the layout of torch's operations.
         """
         first, K = weights[0], weights[0].shape[1]
         N = sum(weight.shape[0] for weight in weights)
@@ -109,7 +103,7 @@ class QuantizedMatrix:
                      scaling(True, torch.int8), scaling(first.has_biases, torch.uint8), super_scaling(True),
                      super_scaling(first.has_biases), dtype, kernels)
         at, step = 0, max(1, _SLAB // K)
-        # Few threads, since each needs a slab of codes on the device.
+        # Few threads, since each allocates a slab of codes on the device.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             for weight in weights:
                 list(pool.map(partial(matrix._fill, weight, at, step), range(0, weight.shape[0], step)))
@@ -135,9 +129,9 @@ class QuantizedMatrix:
             stored = (rows.sub_scales, rows.sub_biases, rows.super_scales, rows.super_biases)
         else:
             stored = (rows.scales, rows.biases, None, None)
-        for ours, theirs in zip((self.scales, self.biases, self.super_scales, self.super_biases), stored):
-            if ours is not None:
-                ours[target] = runtime._sent(np.ascontiguousarray(theirs), ours.device)
+        for part, values in zip((self.scales, self.biases, self.super_scales, self.super_biases), stored):
+            if part is not None:
+                part[target] = runtime._sent(np.ascontiguousarray(values), part.device)
 
     @property
     def nbytes(self) -> int:
@@ -148,8 +142,8 @@ class QuantizedMatrix:
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """x @ w.T, accumulated in float32. x: [B, T, K] or [T, K]; returns [..., N] in x's dtype.
 
-        A kernel multiplies a few positions, and the single positions of the rows of a step, with the packed codes. For
-        more, and without kernels, blocks of rows of w are dequantised in turn: to x's dtype on a GPU, to float32 on the CPU.
+        A kernel multiplies the packed codes with a few positions of a prompt and with the rows of a step. For more, and without
+        kernels, blocks of rows of w are dequantised in turn: to x's dtype on a GPU, to float32 on the CPU.
         """
         N, K = self.shape
         flat = x.reshape(-1, K)
@@ -197,7 +191,7 @@ class QuantizedMatrix:
 
 @dataclass(frozen=True)
 class QuantizedStack:
-    """`count` low-bit matrices [N, K], rows on rows in one."""
+    """`count` low-bit matrices [N, K], concatenated along N."""
 
     count: int
     matrix: QuantizedMatrix
@@ -214,7 +208,7 @@ class QuantizedStack:
         return self.matrix.nbytes
 
     def dequantize(self, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The matrices of these numbers, int64 [n], as [n, N, K]."""
+        """Matrices by number, int64 [n], as [n, N, K]."""
         _, N, K = self.shape
         rows = chosen[:, None] * N + torch.arange(N, device=chosen.device)
         return self.matrix.dequantize(rows.view(-1), dtype).view(-1, N, K)
@@ -235,7 +229,7 @@ def _unpack_bytes(packed: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _pack_words(digits: torch.Tensor, width: int, low: int, plane: torch.Tensor, start: int) -> None:
-    """Pack digits uint8 [n, K] into rows from `start` on of a plane of words. width, low: of its digits and the low plane's."""
+    """Pack digits uint8 [n, K] into rows from `start` on of a plane of words. width: of the digits; low: of the low plane's."""
     n, K = digits.shape
     steps, units = plane.shape[1] * low // (16 * width), low // width  # units to a word
     digits = F.pad(digits, (0, steps * 512 // low - K)).view(n, steps, 4 // units, units, 8 // low, 4, 2, 2)

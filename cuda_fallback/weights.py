@@ -34,14 +34,14 @@ class Weights(BaseWeights):
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device, ranks: Ranks | None = None):
         super().__init__(checkpoint, device, ranks)
         checkpoint = self.checkpoint
-        self.dtype = runtime.pick_dtype(dtype, checkpoint.dtype, device, checkpoint.config.exceeds_float16)
+        preferred = facts.preferred_dtype(self.tensors.values(), checkpoint.dtype)
+        self.dtype = runtime.pick_dtype(dtype, preferred, device, checkpoint.config.exceeds_float16)
         self.nbytes = facts.weights_nbytes(self.tensors.values(), runtime.dtype_name(self.dtype), device.type != "cpu")
         self.nbytes += stacked_nbytes(self.adapters, self.config, self.dtype.itemsize)
         if device.type != "cpu":  # where weights stay mapped
             check_memory(self.nbytes, lambda: runtime.free_memory(device), runtime.device_name(device))
-        if dtype == "auto" and self.dtype != getattr(torch, checkpoint.dtype):
-            self.notices = (f"{runtime.device_name(device)} has no {checkpoint.dtype}: computing in "
-                            f"{runtime.dtype_name(self.dtype)}",)
+        if dtype == "auto" and (chosen := runtime.dtype_name(self.dtype)) != preferred:
+            self.notices = (f"{runtime.device_name(device)} has no {preferred}: computing in {chosen}",)
         self._blocks: dict[tuple[str, ...], ops.Matrix | tuple[ops.Matrix, ...]] = {}  # read so far, by names
         self._advance = progress.meter(checkpoint.nbytes)
         self._upload: Callable[[torch.Tensor, torch.Tensor], object] | None = None  # made when it is needed

@@ -1,4 +1,4 @@
-"""Compile every kernel of the package for 8.0 and 9.0 with other versions of Triton: python tests/triton_versions.py 3.2.0 3.5.1 ..
+"""Compile every kernel of the package for 8.0, 8.9 and 9.0 with other versions of Triton: python tests/triton_versions.py 3.2.0 3.5.1 ..
 
 Each version is installed in a temporary folder. Needs no GPU. Prints a line for each kernel that fails.
 """
@@ -18,8 +18,10 @@ def compile_all() -> int:
     """Compile what the steps of all models launch, each kernel once for each set of types and constants; returns failures."""
     import torch
     import triton
-    from backends.launches import MODELS, build_step, compile_launch, extra_launches, load, recorded
+    from backends.launches import META, MODELS, build_step, compile_launch, extra_launches, load, recorded
+    from backends.test_machine_code import LOW_BIT, low_bit
 
+    from cuda_fallback.kernels import packed
     from mlx_llama.core.generation.sampling import Kind
 
     models = [load(name) for name in MODELS]
@@ -29,16 +31,22 @@ def compile_all() -> int:
                 for part in build_step(llama, rows, kind).parts:
                     part()
         extra_launches()
+        for name in LOW_BIT:
+            for dtype, rows in ((torch.float16, 1), (torch.bfloat16, 1), (torch.bfloat16, packed.MOST_ROWS), (torch.float32, 1)):
+                packed.multiply(low_bit(name, 4096, 4096, dtype), torch.empty((rows, 4096), dtype=dtype, device=META))
+            packed.dequantize(low_bit(name, 4096, 4096), slice(0, 8), torch.bfloat16)
     different = {(launch.kernel.__name__, *(str(part.dtype) if isinstance(part, torch.Tensor) else part for part in launch.arguments),
                   *launch.options.items()): launch for launch in launches}
     failures = 0
     for launch in different.values():
-        for capability in (80, 90):
+        for capability in (80, 89, 90):
             try:
                 compile_launch(launch, capability)
             except Exception as error:  # whatever a version of Triton raises
                 failures += 1
-                print(f"{triton.__version__}: {launch.kernel.__name__} for {capability}: {str(error).strip()[-300:]}")
+                while error.__cause__:  # the reason
+                    error = error.__cause__
+                print(f"{triton.__version__}: {launch.kernel.__name__} for {capability}: {str(error).strip()[-300:]}", flush=True)
     names = {key[0] for key in different}
     print(f"triton {triton.__version__}: {len(names)} kernels, {len(different)} variants, {failures} failures", flush=True)
     return failures

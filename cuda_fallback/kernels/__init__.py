@@ -1,4 +1,4 @@
-"""Triton kernels and the CUDA graphs of decoded tokens: where they run, and why not."""
+"""Triton's kernels and the CUDA graphs of decoded tokens: whether they run on a device, and why not."""
 
 from __future__ import annotations
 
@@ -18,37 +18,32 @@ from ..facts import KERNELS_CAPABILITY
 
 
 class Kernels(NamedTuple):
-    """Triton's kernels: decode.py's for dense weights and decoded tokens, packed.py's for low-bit weights.
+    """Modules of Triton's kernels; None if Triton does not run on the device."""
 
-    Both None where Triton does not run; notices then say why, except on the CPU device.
-    """
-
-    decode: ModuleType | None = None
-    packed: ModuleType | None = None
-    notices: tuple[str, ...] = ()
+    decode: ModuleType | None = None  # for dense weights and decoded tokens
+    packed: ModuleType | None = None  # for low-bit weights
+    notices: tuple[str, ...] = ()  # why there are none, except on the CPU device
 
 
 TRITON = "triton-windows" if sys.platform == "win32" else "triton"  # the package
-
-
 _SLOW = "decoding is not captured, and low-bit weights are dequantised for every product, which is slow"
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Decode path. kernels: decode.py, or None for the plain forward. is_captured: True if a CUDA graph captures it."""
+    """How tokens are decoded."""
 
-    kernels: ModuleType | None
-    is_captured: bool
+    kernels: ModuleType | None  # decode.py; None for torch's operations
+    is_captured: bool  # as a CUDA graph
     notices: tuple[str, ...]
 
 
 @functools.cache
 def find_kernels(device: torch.device) -> Kernels:
-    """The kernels that run on a device. Compiles and launches two of them the first time."""
+    """The kernels that run on a device. The first call compiles and launches two of them."""
     if device.type == "cpu":
         return Kernels()
-    # For older tensor cores Triton 3.3 compiles no attention, and later ones keep its registers in memory.
+    # On older GPUs Triton 3.3 cannot compile attention, and later versions spill its registers.
     if torch.version.hip is None and (capability := _capability(device)) < KERNELS_CAPABILITY:
         return Kernels(notices=(f"{_SLOW}: Triton's kernels need compute capability {KERNELS_CAPABILITY}, and this GPU has "
                                 f"{capability}",))
@@ -65,17 +60,17 @@ def find_kernels(device: torch.device) -> Kernels:
 
 def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device, compile: bool | None,
                   cache_bits: int | None = None, batch_invariant: bool = False) -> Decoding:
-    """Find how a model's tokens can be decoded. compile: capture them as a CUDA graph, or not (None: where that can be).
-    batch_invariant: prompts must run by the same kernels.
+    """Choose how a model's tokens are decoded. compile: as a CUDA graph or not (None: if possible). batch_invariant: run prompts by
+    the same kernels.
 
-    Raises BackendError where `compile` asks for a graph and there can be none, and without kernels for `batch_invariant`.
+    Raises BackendError if `compile` or `batch_invariant` cannot be honoured.
     """
     decode, _, notices = find_kernels(device)
     reason = notices[0] if notices else ""
     if rope.length_dependent(config):
         decode, reason = None, reason or "dynamic rope turns by angles that depend on the length"
     elif decode:
-        try:  # at this model's sizes, for which a GPU may have too little shared memory
+        try:  # a GPU may have too little shared memory for this model's sizes
             decode.try_heads(config, dtype, device, cache_bits)
         except Exception as error:  # noqa: BLE001: Triton's, which derive from Exception alone
             decode, reason = None, f"attention's kernel does not run here ({first_line(error)})"

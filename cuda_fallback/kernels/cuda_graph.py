@@ -1,13 +1,13 @@
-"""Decoded tokens as one CUDA graph: captured once for each bucket of rows and kind of sampling, replayed for any cache.
+"""Decoded tokens as a CUDA graph, captured once for each bucket of rows and kind of sampling, and replayed for any cache.
 
-The graph is the model's forward over a StateView, and the sampling. It knows no address of a cache: its kernels find keys,
-values, tokens and tables of each row through the state, with its position, token and options, and its last kernel advances
-them. So a step that goes on where the last one ended needs nothing from the host, a cache may grow, and rows may come and
-go, without another capture. A bucket that has fewer rows is padded with rows that write to scratch memory.
+The graph is the model's forward over a StateView, and the sampling. It has no address of a cache: its kernels read each
+row's position, token, options and addresses of keys, values and tables from the state, and the last kernel advances them.
+So the next step needs nothing from the host, and a cache may grow and rows may change without another capture. A bucket
+with fewer rows is padded with rows that write to scratch memory.
 With grammars, forward and sampling are two graphs: the host computes the masks while the device runs the first.
-Without sampling the graph is the forward alone. Consecutive tokens of a prompt are rows of it that share one row of a cache.
-The sessions of one model, on several threads, share its graphs in turn: a session that steps after another one sets the
-state first. The first step of a kind runs uncaptured, which compiles its kernels; the second is captured.
+Without sampling the graph is the forward alone. Consecutive tokens of a prompt are rows that share a row of a cache.
+The sessions of a model, on several threads, share its graphs in turn: a session that follows another sets the state first.
+The first step of a kind runs uncaptured, which compiles its kernels; the second is captured.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from . import first_line
 from .draw import choose, gumbel_table, mask, pack_logprobs, process
 from .state import MAX_ROWS, StateView
 
-KEPT = 24  # graphs per model, one for each bucket of rows and kind of sampling
+KEPT = 24  # graphs per model
 
 
 class Capture:
-    """CUDA graphs of functions that take and return nothing. They share one pool for their intermediate results.
+    """CUDA graphs of functions that take and return nothing, with a common pool for intermediate results.
 
     A replay may overwrite results of other graphs: queue their use before it.
     """
 
-    _one_at_a_time = threading.Lock()  # of all models: a capture begins by a wait for the device, which ends another one
+    _lock = threading.Lock()  # of all models: a capture starts by waiting for the device, which ends any other capture
 
     def __init__(self, device: torch.device):
         self.device = device
         self._pool = self._stream = None
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Capture the work of `function` without doing it; returns the replay."""
-        with self._one_at_a_time:
+        """Capture the work of `function` without running it; returns the replay."""
+        with self._lock:
             if self._pool is None:
                 self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
             graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
@@ -70,25 +70,23 @@ class Capture:
 
 
 class Step:
-    """A step of a bucket of rows with one kind of sampling, or the forward alone.
+    """A step of a bucket of rows with a kind of sampling, or the forward alone.
 
-    view: with the state that its graphs read. parts: its work in order, or their graphs' replays; masks come between two.
-    logits: [B, 1, V], of a forward that is a part. drawn: int32 [B, 1], tokens, or [B, C] with log-probabilities.
-    vocabulary: over several processes, each of which has the logits of a share.
+    view: has the state that the graphs read. vocabulary: shared by several processes, which compute a share of the logits each.
     """
 
     def __init__(self, compute: Callable[..., torch.Tensor], view: StateView, draws: bool = True,
                  vocabulary: Vocabulary | None = None):
         self.compute, self.view, self.draws, self.vocabulary = compute, view, draws, vocabulary
-        self.parts: list[Callable[[], None]] = [self.work]
+        self.parts: list[Callable[[], None]] = [self.work]  # or their graphs' replays; the host computes masks between two
         if view.kind.has_masks or not draws:
             self.parts = [self.forward, self.draw] if draws else [self.forward]
-        self.logits: torch.Tensor | None = None
-        self.drawn: torch.Tensor | None = None
+        self.logits: torch.Tensor | None = None  # [B, 1, V]
+        self.drawn: torch.Tensor | None = None  # tokens int32 [B, 1], or [B, C] with log-probabilities
         self.is_tried = self.is_captured = False
 
     def run(self, masks: Masks | None = None) -> None:
-        """Do the work. masks: called once the forward is queued, if the view's kind has them."""
+        """Run the parts. masks: called when the forward is queued, if the view's kind has masks."""
         for i, part in enumerate(self.parts):
             if i and masks:
                 self.view.allow(masks())
@@ -99,7 +97,7 @@ class Step:
         """Decode the view's tokens and advance its state, uncaptured."""
         self.forward()
         self.draw()
-        self.logits = None  # give the graph's memory to others
+        self.logits = None  # other graphs may use the memory
 
     def forward(self) -> None:
         """Compute the logits of the view's tokens, uncaptured."""
@@ -124,11 +122,11 @@ class Step:
 
 @dataclass(frozen=True)
 class _Ready:
-    """The call that a step's state is ready for: `tokens` at `spans` of a cache whose rows nothing has written to since."""
+    """The call that a step's state is ready for."""
 
     step: Step
     cache: weakref.ref[Cache]
-    versions: tuple[int, ...]
+    versions: tuple[int, ...]  # of the cache's rows: nothing else has written to them
     spans: tuple[Span, ...]
     adapters: tuple[int, ...]
     tokens: torch.Tensor
@@ -136,16 +134,18 @@ class _Ready:
 
     def is_for(self, cache: Cache, spans: tuple[Span, ...], tokens: object, sampling: SamplingBatch, kind: Kind) -> bool:
         is_same = isinstance(tokens, torch.Tensor) and tokens.device == self.tokens.device and self.tokens.is_set_to(tokens)
-        return (is_same and self.cache() is cache and self.spans == spans and self.versions == tuple(cache.versions[span.row] for span in spans)
-                and self.adapters == tuple(cache.adapters[span.row] for span in spans) and self.step.view.kind == kind and (self.sampling is sampling or self.sampling.options == sampling.options))
+        rows = [span.row for span in spans]
+        return (is_same and self.cache() is cache and self.spans == spans and self.step.view.kind == kind
+                and self.versions == tuple(cache.versions[row] for row in rows)
+                and self.adapters == tuple(cache.adapters[row] for row in rows)
+                and (self.sampling is sampling or self.sampling.options == sampling.options))
 
 
 class Runner:
-    """Runs tokens as rows through a model's forward by kernels, as graphs.
+    """Runs tokens as rows of a model's forward by kernels, as graphs.
 
-    compute: (tokens, view, all_positions) -> logits, the model's decoder. build_view: (rows, kind) -> StateView of
-    its config and device. capture: None to run every step uncaptured. vocabulary: of `Step`. notices: about the captures so
-    far.
+    compute: (tokens, view, all_positions) -> logits, the model's decoder. build_view: (rows, kind) -> StateView. capture:
+    None to run steps uncaptured. vocabulary: as in `Step`. notices: about the captures so far.
     """
 
     def __init__(self, compute: Callable[..., torch.Tensor], build_view: Callable[[int, Kind], StateView],
@@ -154,7 +154,7 @@ class Runner:
         self.compute, self.build_view, self.device, self.capture = compute, build_view, device, capture
         self.vocabulary = vocabulary
         self.notices: tuple[str, ...] = ()
-        self._steps: OrderedDict[tuple, Step] = OrderedDict()  # by rows and kind of sampling (None), the last used last
+        self._steps: OrderedDict[tuple, Step] = OrderedDict()  # by (rows, kind), least recently used first
         self._lock = threading.Lock()
         self._ready: _Ready | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -163,8 +163,8 @@ class Runner:
                 all_positions: bool = False, probe=None) -> torch.Tensor:
         """Logits [B, 1, V] after `tokens` [B, T], checked ids, or with `all_positions` [B, T, V].
 
-        Up to MAX_ROWS tokens are rows of one forward, so a position has the bits that a decoded token has there. probe: as
-        in the model's forward; called at the end. Raises ContextError.
+        Up to MAX_ROWS tokens are rows of a forward, so a position has the bits of a decoded token. probe: as in the model's
+        forward; called at the end. Raises ContextError.
         """
         B, T = tokens.shape
         logits: list[torch.Tensor] = []
@@ -173,33 +173,33 @@ class Runner:
             self._follow_streams()
             with CallView(cache, B, T, index_pos, rows) as call:
                 spans = [Span(span.row, position, 1) for span in call.spans for position in range(span.start, span.end)]
-                apart = 1 if all_positions else T  # positions from one whose logits are wanted to the next
+                stride = 1 if all_positions else T  # between positions whose logits are returned
                 for at in range(0, B * T, MAX_ROWS):
-                    some = spans[at:at + MAX_ROWS]
-                    step = self._find_step(len(some), None)
+                    part = spans[at:at + MAX_ROWS]
+                    step = self._find_step(len(part), None)
                     if not probe:
                         self._use(step)
-                    _count_writes(cache, some)
-                    step.view.point(cache, tokens.reshape(-1, 1)[at:at + MAX_ROWS], some)
+                    _count_writes(cache, part)
+                    step.view.point(cache, tokens.reshape(-1, 1)[at:at + MAX_ROWS], part)
                     if probe:
                         seen: dict[str, torch.Tensor] = {}
                         step.view.listener = seen.__setitem__
                         try:
-                            found = self.compute(step.view.tokens, step.view, True)
+                            result = self.compute(step.view.tokens, step.view, True)
                         finally:
                             step.view.listener = None
                         for name, array in seen.items():
-                            probed.setdefault(name, []).append(array[:len(some)])
+                            probed.setdefault(name, []).append(array[:len(part)])
                     else:
                         step.run()
-                        found = step.logits
-                    logits.append(found[(apart - 1 - at) % apart:len(some):apart].clone())
+                        result = step.logits
+                    logits.append(result[(stride - 1 - at) % stride:len(part):stride].clone())
                 for name, parts in probed.items():
                     probe(name, _by_sequence(torch.cat(parts), B, T))
-                return torch.cat(logits).view(B, T // apart, -1)
+                return torch.cat(logits).view(B, T // stride, -1)
 
     def step(self, tokens: torch.Tensor, call: CallView, sampling: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
-        """The next tokens of `tokens` [B, 1], checked ids, at the positions of `call`: as the model's step."""
+        """As the model's step, for `tokens` [B, 1], checked ids, at the positions of `call`."""
         kind = sampling.kind._replace(has_masks=masks is not None)
         with self._lock:
             self._follow_streams()
@@ -209,14 +209,14 @@ class Runner:
                 drawn, once = [], masks and functools.cache(masks)
                 for at in range(0, len(tokens), MAX_ROWS):
                     here = slice(at, at + MAX_ROWS)
-                    some = SamplingBatch(sampling.options[here], sampling.device)
+                    part = SamplingBatch(sampling.options[here], sampling.device)
                     allowed = once and (lambda here=here: once()[here])
-                    drawn.append(self._step(tokens[here], call.spans[here], call.cache, some, kind, allowed))
+                    drawn.append(self._step(tokens[here], call.spans[here], call.cache, part, kind, allowed))
                 return torch.cat(drawn)
 
     def _step(self, tokens: torch.Tensor, spans: tuple[Span, ...], cache: Cache, sampling: SamplingBatch, kind: Kind,
               masks: Masks | None) -> torch.Tensor:
-        ready, self._ready = self._ready, None  # a step that is interrupted sets the state anew
+        ready, self._ready = self._ready, None  # the call after an interrupted step sets the state
         if ready and ready.is_for(cache, spans, tokens, sampling, kind):
             step, sampling = ready.step, ready.sampling
             self._use(step)
@@ -226,7 +226,7 @@ class Runner:
             step.view.point(cache, tokens, spans, sampling)
         step.run(masks)
         _count_writes(cache, spans)
-        if len(spans) == 1 and kind.logprobs is None:  # the row's own tokens keep it
+        if len(spans) == 1 and kind.logprobs is None:  # the cache keeps it
             (span,) = spans
             drawn = cache._storage[span.row].tokens[span.end:span.end + 1].view(1, 1)
         else:
@@ -238,7 +238,7 @@ class Runner:
         return drawn
 
     def _follow_streams(self) -> None:
-        """Order this step behind the last one, which another thread may have queued on a stream of its own."""
+        """Order this step behind the last, which another thread may have queued on another stream."""
         if self.device.type != "cuda":
             return
         current = torch.cuda.current_stream(self.device)
@@ -247,7 +247,7 @@ class Runner:
         self._stream = current
 
     def _find_step(self, rows: int, kind: Kind | None) -> Step:
-        """The step of the least bucket for `rows`. kind: None for the forward alone."""
+        """The step of the smallest bucket for `rows`. kind: None for the forward alone."""
         bucket = 1 << (rows - 1).bit_length()
         key = bucket, kind
         if key not in self._steps:
@@ -258,7 +258,7 @@ class Runner:
         return self._steps[key]
 
     def _use(self, step: Step) -> None:
-        """Capture a step that has run once uncaptured, before its state is set."""
+        """Capture a step after its first run. Call it before setting the state."""
         if self.capture and not step.is_captured and step.is_tried:
             self._capture_step(step)
 
@@ -269,9 +269,9 @@ class Runner:
             step.is_captured = True
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # a driver or an operation that cannot be captured: steps run uncaptured
+        except RuntimeError as error:  # a driver or an operation without capture
             self.capture = None
-            while isinstance(error.__context__, Exception):  # torch's last error only says that there was another
+            while isinstance(error.__context__, Exception):  # the first error has the reason
                 error = error.__context__
             self.notices = (f"decoding is not captured: {first_line(error)}",)
             return
@@ -281,7 +281,7 @@ class Runner:
 
 
 def _by_sequence(array: torch.Tensor, B: int, T: int) -> torch.Tensor:
-    """Reshape for a probe: [B T, 1, E] as [B, T, E], or [B T, H, 1, D] as [B, H, T, D]."""
+    """Reshape for a probe: [B T, 1, E] to [B, T, E], [B T, H, 1, D] to [B, H, T, D]."""
     array = array.unflatten(0, (B, T))
     return array.squeeze(2) if array.ndim == 4 else array.squeeze(3).transpose(1, 2)
 

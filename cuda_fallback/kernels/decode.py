@@ -1,8 +1,7 @@
-"""Triton kernels of decoded tokens, for weights that are not packed, and of a prompt's rotations and gates.
+"""Triton kernels of decoded tokens, and of a prompt's rotations, gates and experts. Importing it requires the package triton.
 
-Importing it needs the package triton. Numbers that change from token to token are read from the device's memory (state.py),
-so that a captured step needs nothing from the host. Each row of a batch has its own line of every grid, and the sums that it
-would have alone. Each function's test is its plain twin:
+Values that change from token to token are read from device memory (state.py), so a captured step needs nothing from the
+host. Each row of a batch has separate programs. The tests compare each function with torch's operations:
 
     add_rms_norm   ops.add_rms_norm                 multiply, multiply_gated   ops.linear, ops.gated_linear
     norm_heads     ops.norm_heads                   rotate, gate               ops.rope, ops.swiglu
@@ -10,13 +9,14 @@ would have alone. Each function's test is its plain twin:
     recent         Cache.recent                     add_noise                  sampling.gumbel added to the scores
     read_keys      View.new_keys                    adapt                      ops.adapt
 
-All sums are made in float32, in an order that depends on the sizes and the row's position alone: the same bits in every run,
-in every company and at every capacity of the cache.
+Sums are float32, in an order that depends on the sizes and the row's position alone: bit-identical in every run, whatever else
+is in the batch, at every capacity of the cache.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -37,30 +37,29 @@ _POSITION, _NEXT, _TOKEN, _ALLOCATED, _TOKENS, _NUMBERS, _SCALES, _COSINES, _SIN
 _LARGEST_SCALE = tl.constexpr(LARGEST_SCALE)
 _SEED_LOW, _SEED_HIGH, _IS_RANDOM = map(tl.constexpr, (draw.SEED_LOW, draw.SEED_HIGH, draw.IS_RANDOM))
 
-_SAMPLES = 4  # most rows of x that a program of `multiply` takes
-_ROWS = 2  # of a matrix, of one program of `multiply`: small programs fill the last wave of a small matrix
-_TILE_ROWS, _TILE_COLUMNS = 32, 64  # of a matrix of 16-bit numbers, of one program, at a time
-_COLUMNS = 1024  # that a program multiplies at a time: each of its threads loads 16 bytes of each row
-_PIECES = 64  # fewest programs that share the positions of one key head
-_PROGRAMS = 256  # fewest of one row's attention: two for each of some 130 multiprocessors
-_JOINED = 32  # pieces that a program of `_join` sums at a time
+_SAMPLES = 4  # maximum rows of x per program of `_multiply`
+_ROWS = 2  # rows of w per program of `_multiply`: small programs fill the last wave of a small matrix
+_TILE_ROWS, _TILE_COLUMNS = 32, 64  # rows and columns of w per iteration of `_multiply_tile`
+_COLUMNS = 1024  # columns per iteration of `_multiply`: each thread loads 16 bytes of each row
+_PIECES = 64  # minimum number of programs for the positions of a key head
+_PROGRAMS = 256  # minimum number of programs for a row's attention: two for each of some 130 multiprocessors
+_JOINED = 32  # pieces that `_join` sums per iteration
 _LOG2_E = math.log2(math.e)
-_TILE = 16384  # bytes of keys that a program of `attend` takes at a time; in flight are a few, in shared memory
-_ADAPTED = 8  # rows of an adapter's first matrix, of one program of `adapt`
-_BLOCK = 1024  # elements of one program of the kernels that take element by element
+_TILE = 16384  # bytes of keys per iteration of `_attend`; shared memory holds a few tiles in flight
+_ADAPTED = 8  # rows of an adapter's first matrix per program of `_shrink`
+_BLOCK = 1024  # elements per program of the elementwise kernels
 
 
 @triton.jit
 def _field(state, index, row):
-    """A row's field of the state."""
+    """Load a row's field of the state."""
     return tl.load(state + index * _STRIDE + row)
 
 
 @triton.jit
 def _address(state, index, row, like):
     """The pointer in a row's field, to elements of `like`'s type; PyTorch aligns storage to 16 bytes."""
-    found = _field(state, index, row).to(tl.pointer_type(like.dtype.element_ty))
-    return tl.multiple_of(found, 16)
+    return tl.multiple_of(_field(state, index, row).to(tl.pointer_type(like.dtype.element_ty)), 16)
 
 
 @triton.jit
@@ -89,7 +88,7 @@ def _add_rms_norm(x, delta, weight, total, normed, eps, E: tl.constexpr, BLOCK: 
 
 @triton.jit
 def _norm_heads(heads, query_weight, key_weight, out, eps, H, G, D: tl.constexpr, BLOCK: tl.constexpr):
-    """One head of a row: norms of queries and keys, copies of values."""
+    """Normalise a head of queries or keys, or copy a head of values."""
     h = tl.program_id(0)
     at = tl.program_id(1).to(tl.int64) * (H + 2 * G) * D + h * D
     d = tl.arange(0, BLOCK)
@@ -110,8 +109,8 @@ def _multiply(x, w, bias, chosen, out, M, N, K: tl.constexpr, SHARED: tl.constex
               TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """out[m, n] = w[n] @ x[m] + bias[n]; with ACTIVATION: of w[n] @ x[m], times w[N + n] @ x[m]. x: [M, K].
 
-    A program multiplies TILE rows of x with each weight that it loads. Threads share the columns alone, so that TILE does
-    not change the order of a sum. chosen: int64 [M], for w[chosen[m] * N + n] @ x[m // SHARED], with a TILE of 1; or None.
+    A program multiplies TILE rows of x with each weight that it loads. Threads split the columns alone, so TILE does not
+    change the order of a sum. chosen: int64 [M], for w[chosen[m] * N + n] @ x[m // SHARED], with a TILE of 1; or None.
     """
     GATED: tl.constexpr = ACTIVATION != ""
     tiles = tl.cdiv(M, TILE)  # neighbouring programs read the same rows of w
@@ -143,20 +142,25 @@ def _multiply(x, w, bias, chosen, out, M, N, K: tl.constexpr, SHARED: tl.constex
     tl.store(out + m * N + n, result.to(out.dtype.element_ty), mask=(m < M) & (n < N))
 
 
-@triton.jit(do_not_specialize=["M"])
-def _multiply_tile(x, w, out, M, N, K: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                   PART: tl.constexpr):
+@triton.jit(do_not_specialize=["M", "tiles"])
+def _multiply_tile(x, w, chosen, members, out, M, tiles, N, K: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr,
+                   ROWS: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr):
     """out[part, m, n] = w[n] @ x[m] over PART columns, on tensor cores. x: [M, K]; out: [parts, M, N].
 
-    The order of a sum does not depend on TILE, the rows of x of a program.
+    The order of a sum does not depend on TILE, the rows of x per program. chosen, members: of `packed.Groups`, for
+    w[chosen[tile] * N + n] @ x[m // SHARED]; or None.
     """
-    tiles = tl.cdiv(M, TILE)  # neighbouring programs read the same rows of w
-    m = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
+    tile, part = tl.program_id(0) % tiles, tl.program_id(1)  # neighbouring programs read the same rows of w
+    m = tile * TILE + tl.arange(0, TILE)
     n = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    sample, row = tl.minimum(m, M - 1), tl.minimum(n, N - 1).to(tl.int64)  # those beyond M and N are computed and not stored
-    part = tl.program_id(1)
+    row, stop = tl.minimum(n, N - 1).to(tl.int64), tl.minimum(part * PART + PART, K)
+    if members is not None:
+        m = tl.load(members + tile * TILE + tl.arange(0, TILE)).to(tl.int32)
+        row += tl.load(chosen + tile) * N
+        stop = tl.where(tl.load(members + tile * TILE) < 0, 0, stop)  # of a tile without rows
+    sample = tl.maximum(tl.minimum(m, M - 1), 0) // SHARED  # those beyond M and N are not stored
     total = tl.zeros((ROWS, TILE), tl.float32)
-    for start in range(part * PART, tl.minimum(part * PART + PART, K), COLUMNS):
+    for start in range(part * PART, stop, COLUMNS):
         k = start + tl.arange(0, COLUMNS)
         if K % COLUMNS:
             a = tl.load(w + row[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0, eviction_policy="evict_first")
@@ -167,12 +171,12 @@ def _multiply_tile(x, w, out, M, N, K: tl.constexpr, TILE: tl.constexpr, ROWS: t
         if packed.IS_INTERPRETED:  # the interpreter would multiply bfloat16's raw bits
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision="ieee")
-    tl.store(out + (part * M + m)[None, :] * N + n[:, None], total, mask=(m < M)[None, :] & (n < N)[:, None])
+    tl.store(out + (part * M + m)[None, :] * N + n[:, None], total, mask=((m >= 0) & (m < M))[None, :] & (n < N)[:, None])
 
 
 @triton.jit(do_not_specialize=["M"])
 def _finish(sums, bias, out, M, N, COUNT, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """out[m, n] = the sum of sums[:, m, n], in order, plus bias[n]; with ACTIVATION: of that, times the one of N + n."""
+    """out[m, n] = sums[:, m, n].sum() + bias[n], in order; with ACTIVATION: activation of that, times the same of N + n."""
     GATED: tl.constexpr = ACTIVATION != ""
     m, n = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wide = N * 2 if GATED else N
@@ -261,7 +265,7 @@ def _head_address(state, layer, part, head, position, row, like, G, WIDTH: tl.co
 def _store_codes(state, layer, source, table, codes, scales, part, g, row, position, G, D: tl.constexpr,
                  HALF: tl.constexpr, STRIDE: tl.constexpr, OFFSET: tl.constexpr, ROTATES: tl.constexpr, BLOCK: tl.constexpr,
                  GROUP: tl.constexpr):
-    """Store one head of keys (part 0), rotated, or values (1) as cache.quantize does."""
+    """Store a head of keys (part 0), rotated, or values (1) as storage.quantize does."""
     GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
     group = tl.arange(0, BLOCK)[:, None]
     d = group * GROUP + tl.arange(0, GROUP)[None, :]
@@ -280,7 +284,7 @@ def _store_codes(state, layer, source, table, codes, scales, part, g, row, posit
     scale = tl.minimum(tl.div_rn(largest, largest * 0 + 127), _LARGEST_SCALE).to(tl.float16)
     by = scale.to(tl.float32)
     code = tl.div_rn(wide, tl.where(by > 0, by, 1))
-    code = tl.where(by > 0, (code + 12582912.0) - 12582912.0, 0)  # rounded to even: 1.5 * 2**23 leaves no fraction
+    code = tl.where(by > 0, (code + 12582912.0) - 12582912.0, 0)  # rounds to even: 1.5 * 2**23 has no fraction
     code = tl.minimum(tl.maximum(code, -127), 127)
     tl.store(_head_address(state, layer, part, g, position, row, codes, G, D, _NUMBERS) + d, code.to(tl.int8), mask=inside)
     target = _head_address(state, layer, part, g, position, row, scales, G, GROUPS, _SCALES)
@@ -291,9 +295,10 @@ def _store_codes(state, layer, source, table, codes, scales, part, g, row, posit
 def _store_rotated(state, layer, heads, query, table, codes, scales, H, G, D: tl.constexpr, HALF: tl.constexpr,
                    STRIDE: tl.constexpr, OFFSET: tl.constexpr, QUERY: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, ROTATES: tl.constexpr,
                    BLOCKS: tl.constexpr, GROUP: tl.constexpr):
-    """One head of a row. codes, scales: tensors of the stored types; scales None: numbers are stored as they are.
+    """Rotate a head of queries or keys, and store keys and values. codes, scales: tensors of the stored types (None: no codes).
 
-    HALF pairs are rotated, by numbers from OFFSET (queries: QUERY) on of a position's STRIDE angles; REST: a block for the other dimensions.
+    HALF pairs are rotated by angles OFFSET (queries: QUERY) and following of a position's STRIDE; REST: block size of the
+    other dimensions.
     """
     h, row = tl.program_id(0), tl.program_id(1)
     position = _field(state, _POSITION, row)
@@ -307,9 +312,9 @@ def _store_rotated(state, layer, heads, query, table, codes, scales, H, G, D: tl
             angle = position * STRIDE + tl.where(h < H, QUERY, OFFSET) + d
             cosine = tl.load(_address(state, _COSINES, row, table) + angle, mask=inside, other=0)
             sine = tl.load(_address(state, _SINES, row, table) + angle, mask=inside, other=0)
-            one, two = first.to(tl.float32), second.to(tl.float32)
-            first = (one * cosine - two * sine).to(first.dtype)
-            second = (two * cosine + one * sine).to(first.dtype)
+            a, b = first.to(tl.float32), second.to(tl.float32)
+            first = (a * cosine - b * sine).to(first.dtype)
+            second = (b * cosine + a * sine).to(first.dtype)
     rest = 2 * HALF + tl.arange(0, REST)
     if h < H:
         turned = query + (row * H + h) * D
@@ -332,7 +337,7 @@ def _store_rotated(state, layer, heads, query, table, codes, scales, H, G, D: tl
 
 @triton.jit
 def _share(state, row, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
-    """(first visible position, the one after the last, positions of each piece), int32."""
+    """(first visible position, last + 1, positions per piece), int32."""
     end = _field(state, _NEXT, row).to(tl.int32)
     first = end * 0
     if window > 0:
@@ -343,21 +348,21 @@ def _share(state, row, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def _weigh(score, seen, top, factor, cap):
-    """(the new top, the share of the sums so far that stays, weights) for scores [R, KEYS]. factor, cap: of `_attend`."""
+    """(new maximum, factor for the previous sums, weights) of scores [R, KEYS]. factor, cap: of `_attend`."""
     if cap is not None:
         score = (cap - 2 * cap / (tl.exp(2 * score * factor / cap) + 1)) / factor  # cap * tanh(score / cap)
     score = tl.where(seen[None, :], score, float("-inf"))
     higher = tl.maximum(top, tl.max(score, axis=1))
-    weight = tl.exp2(score * factor - (higher * factor)[:, None])  # one fused operation and a power of two
+    weight = tl.exp2(score * factor - (higher * factor)[:, None])  # a fused multiply-add and a power of two
     return higher, tl.exp2((top - higher) * factor)[:, None], weight
 
 
 @triton.jit(do_not_specialize=["layer"])
 def _attend(state, layer, query, stored, sums, tops, parts, factor, window, cap, G, R: tl.constexpr, D: tl.constexpr,
             ROWS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, KEYS: tl.constexpr):
-    """One key head's R query heads over one piece of a row's positions: softmax's top, sum and weighted values.
+    """Attention of a key head's R query heads to a piece of a row's positions: softmax's maximum, sum and weighted values.
 
-    stored: a tensor of the type of keys and values; factor: of the scores, times log2(e), as is cap, their softcap, or None.
+    stored: a tensor of the type of keys and values; factor: scale of the scores; cap: their softcap, or None; both times log2(e).
     """
     g, piece, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, end, share = _share(state, row, window, PIECES, KEYS)
@@ -368,7 +373,7 @@ def _attend(state, layer, query, stored, sums, tops, parts, factor, window, cap,
         values = _head_address(state, layer, 1, g, start, row, stored, G, D, _NUMBERS)
         r, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
         head = (row * G + g) * R + r
-        asked = tl.load(query + head[:, None] * D + d[None, :], mask=(r < R)[:, None] & (d < D)[None, :], other=0)
+        queries = tl.load(query + head[:, None] * D + d[None, :], mask=(r < R)[:, None] & (d < D)[None, :], other=0)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS, KEYS), tl.float32)
         mixed = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -376,11 +381,11 @@ def _attend(state, layer, query, stored, sums, tops, parts, factor, window, cap,
             column = at + tl.arange(0, KEYS)
             seen = column < count
             key = tl.load(keys + column[None, :] * D + d[:, None], mask=seen[None, :] & (d < D)[:, None], other=0)
-            score = tl.dot(asked, key.to(asked.dtype), input_precision="ieee")
+            score = tl.dot(queries, key.to(queries.dtype), input_precision="ieee")
             top, kept, weight = _weigh(score, seen, top, factor, cap)
             value = tl.load(values + column[:, None] * D + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0)
             total = total * kept + weight
-            mixed = mixed * kept + tl.dot(weight.to(asked.dtype), value.to(asked.dtype), input_precision="ieee")
+            mixed = mixed * kept + tl.dot(weight.to(queries.dtype), value.to(queries.dtype), input_precision="ieee")
         place = head.to(tl.int64) * PIECES + piece
         tl.store(tops + place, top * factor, mask=r < R)
         tl.store(sums + place, tl.sum(total, axis=1), mask=r < R)
@@ -450,9 +455,9 @@ def _attend_codes(state, layer, query, codes, scales, sums, tops, parts, factor,
         r, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
         head = (row * G + g) * R + r
         there = (r < R)[:, None] & (d < D // 4)[None, :]
-        asked = query + head[:, None] * D + 4 * d[None, :]
-        q0, q1 = tl.load(asked, mask=there, other=0), tl.load(asked + 1, mask=there, other=0)
-        q2, q3 = tl.load(asked + 2, mask=there, other=0), tl.load(asked + 3, mask=there, other=0)
+        queries = query + head[:, None] * D + 4 * d[None, :]
+        q0, q1 = tl.load(queries, mask=there, other=0), tl.load(queries + 1, mask=there, other=0)
+        q2, q3 = tl.load(queries + 2, mask=there, other=0), tl.load(queries + 3, mask=there, other=0)
         dtype: tl.constexpr = tl.float32 if query.dtype.element_ty == tl.float32 else tl.float16
         q0, q1, q2, q3 = q0.to(dtype), q1.to(dtype), q2.to(dtype), q3.to(dtype)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -462,7 +467,7 @@ def _attend_codes(state, layer, query, codes, scales, sums, tops, parts, factor,
         for at in range(0, count, KEYS):
             column = at + tl.arange(0, KEYS)
             seen = column < count
-            column = tl.minimum(column, count - 1)  # no masks: weights of positions beyond are zero
+            column = tl.minimum(column, count - 1)  # no masks: later positions have zero weights
             k0, k1, k2, k3 = _load_codes(keys, key_scales, column, magic, dtype, D, KEYS, BLOCKS, GROUP)
             score = tl.dot(q0, tl.trans(k0), input_precision="ieee")
             score = tl.dot(q1, tl.trans(k1), score, input_precision="ieee")
@@ -489,16 +494,16 @@ def _attend_codes(state, layer, query, codes, scales, sums, tops, parts, factor,
 @triton.jit
 def _join(state, sums, tops, parts, out, window, H, D: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
           KEYS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum a head's pieces, BLOCK at a time."""
+    """Sum a head's pieces, BLOCK per iteration."""
     row = tl.program_id(1)
     h = row * H + tl.program_id(0)
     first, end, share = _share(state, row, window, PIECES, KEYS)
     count = tl.cdiv(end - first, share)
-    every, d = tl.arange(0, PIECES), tl.arange(0, WIDTH)
+    pieces, d = tl.arange(0, PIECES), tl.arange(0, WIDTH)
     place = h.to(tl.int64) * PIECES
-    top = tl.load(tops + place + every, mask=every < count, other=float("-inf"))
+    top = tl.load(tops + place + pieces, mask=pieces < count, other=float("-inf"))
     highest = tl.max(top, axis=0)
-    total = tl.sum(tl.exp2(top - highest) * tl.load(sums + place + every, mask=every < count, other=0), axis=0)
+    total = tl.sum(tl.exp2(top - highest) * tl.load(sums + place + pieces, mask=pieces < count, other=0), axis=0)
     mixed = tl.zeros((WIDTH,), tl.float32)
     for at in range(0, count, BLOCK):
         piece = at + tl.arange(0, BLOCK)
@@ -542,7 +547,7 @@ def _four_rounds(x0, x1, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: t
 @triton.jit
 def _add_noise(position, words, scores, table, out, V, first, PARITY: tl.constexpr, SHIFT: tl.constexpr, OFFSET: tl.constexpr,
                BLOCK: tl.constexpr):
-    """core.rng's noise of the token at a row's position, see its threefry2x32; none for a row that is not random."""
+    """Add core.rng's noise (threefry2x32) of a row's position; none to a row that is not random."""
     row = tl.program_id(1)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     low = _field(words, _SEED_LOW, row).to(tl.uint32)
@@ -583,10 +588,10 @@ def _note(state, like):
 @triton.jit
 def _advance(state, tokens, like):
     row = tl.program_id(0)
-    there = _field(state, _TOKENS, row) != 0  # a row that pads the batch stays where it is
+    there = _field(state, _TOKENS, row) != 0  # a padding row does not move
     position, following = _field(state, _NEXT, row), tl.load(tokens + row)
     tl.store(_address(state, _TOKENS, row, like) + position, following, mask=there)
-    # -1, of logits that are not finite, is for the host: the next step runs ahead, and reads a row of the embedding.
+    # -1 tells the host of logits that are not finite; the next step runs before it is read, and needs a valid id.
     tl.store(state + _TOKEN * _STRIDE + row, tl.maximum(following, 0).to(tl.int64), mask=there)
     tl.store(state + _NEXT * _STRIDE + row, position + 1, mask=there)
     tl.store(state + _POSITION * _STRIDE + row, position, mask=there)
@@ -625,17 +630,33 @@ def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torc
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias, summed in float32. x: [..., K]; weight: [N, K]; bias: [N]; returns [..., N] in x's dtype.
-
-    A row has the same bits alone and among others.
-    """
+    """x @ weight.T + bias, summed in float32. x: [..., K]; weight: [N, K]; bias: [N]; returns [..., N] in x's dtype."""
     return _product(x, weight, bias, len(weight), "")
 
 
-def multiply_chosen(x: torch.Tensor, stack: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Products of each row with some matrices of a stack. stack: [X, N, K]; chosen: int64 [T, used]; x: [T, K], each row for
-    all of its matrices, or [T used, K]. Returns [T used, N] in x's dtype."""
-    return _product(x, stack.view(-1, stack.shape[-1]), None, stack.shape[1], "", chosen.contiguous())
+def multiply_chosen(x: torch.Tensor, stack: torch.Tensor, chosen: torch.Tensor,
+                    groups: packed.Groups | None = None) -> torch.Tensor:
+    """Multiply each row with some matrices of a stack [X, N, K]. chosen: int64 [T, used]; x: [T, K], each row for all of its
+    matrices, or [T used, K]; groups: as in packed.multiply_chosen. Returns [T used, N] in x's dtype."""
+    N, weight = stack.shape[1], stack.view(-1, stack.shape[-1])
+    if groups and x.dtype == weight.dtype != torch.float32:
+        return _product_of_tiles(x, weight, None, N, "", groups, chosen.numel())
+    return _product(x, weight, None, N, "", chosen.contiguous())
+
+
+def experts(rows: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, gate_stack: Any, up_stack: Any, down_stack: Any,
+            activation: str, is_grouped: bool = False) -> torch.Tensor:
+    """Mix the MLPs of each row's experts. rows: [T, E]; chosen: int64 [T, used]; shares: float32 [T, used]; stacks: tensors
+    [X, N, K] or QuantizedStacks; is_grouped: read an expert once for 32 of its rows, in a prompt. Returns [T, E]."""
+    groups = packed.group_rows(chosen, gate_stack.shape[0]) if is_grouped else None
+
+    def multiply(x: torch.Tensor, stack: Any) -> torch.Tensor:
+        if isinstance(stack, torch.Tensor):
+            return multiply_chosen(x, stack, chosen, groups)
+        return packed.multiply_chosen(stack.matrix, x, chosen, stack.count, groups)
+
+    hidden = gate(torch.cat([multiply(rows, gate_stack), multiply(rows, up_stack)], dim=-1), activation)
+    return combine(multiply(hidden, down_stack), shares)
 
 
 def combine(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
@@ -670,26 +691,29 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N
     return out
 
 
-def _product_of_tiles(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int,
-                      activation: str) -> torch.Tensor:
-    """`_product` of numbers of 16 bits. Its order of sums depends on the matrix alone."""
-    (wide, K), x, weight = weight.shape, x.contiguous(), weight.contiguous()
-    M, columns = x.numel() // K, min(_TILE_COLUMNS, max(16, triton.next_power_of_2(K)))
-    tile = packed.tile(M)
+def _product_of_tiles(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, N: int, activation: str,
+                      groups: packed.Groups | None = None, products: int = 0) -> torch.Tensor:
+    """Multiply 16-bit numbers. The order of sums depends on the matrix alone. products: number of rows in `groups`."""
+    K, x, weight = weight.shape[1], x.contiguous(), weight.contiguous()
+    rows, wide, columns = x.numel() // K, 2 * N if activation else N, min(_TILE_COLUMNS, max(16, triton.next_power_of_2(K)))
+    M, shape = (products, (products,)) if groups else (rows, x.shape[:-1])
+    chosen, members = groups or (None, None)
+    tile = members.shape[1] if groups else packed.tile(M)
+    tiles = len(chosen) if groups else triton.cdiv(M, tile)
     blocks, steps = triton.cdiv(wide, _TILE_ROWS), triton.cdiv(K, columns)
-    part = triton.cdiv(steps, triton.cdiv(packed.PROGRAMS, blocks))
+    part = steps if groups else triton.cdiv(steps, triton.cdiv(packed.PROGRAMS, blocks))  # a prompt has enough programs
     parts = triton.cdiv(steps, part)
     sums = torch.empty((parts, M, wide), dtype=torch.float32, device=x.device)
-    packed.run(_multiply_tile, (triton.cdiv(M, tile) * blocks, parts), x, weight, sums, M, wide, K, tile, _TILE_ROWS, columns,
-               part * columns, num_warps=packed.WARPS, num_stages=4)
-    out = torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)
+    packed.run(_multiply_tile, (tiles * blocks, parts), x, weight, chosen, members, sums, M, tiles, wide, K, M // rows, tile,
+               _TILE_ROWS, columns, part * columns, num_warps=packed.WARPS, num_stages=4)
+    out = torch.empty((*shape, N), dtype=x.dtype, device=x.device)
     packed.run(_finish, (M, triton.cdiv(N, _BLOCK)), sums, bias, out, M, N, parts, activation, _BLOCK, num_warps=4)
     return out
 
 
 def adapt(state: torch.Tensor, product: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """product + (x @ a.T) @ b.T, by each row's adapter, the inner product in float32. product: [B, 1, N], contiguous, which
-    it changes; x: [B, 1, K]; a: [adapters, R, K], R a multiple of 8; b: [adapters, N, R]."""
+    """product + (x @ a.T) @ b.T by each row's adapter, x @ a.T in float32. product: [B, 1, N], overwritten; x: [B, 1, K];
+    a: [adapters, R, K], R a multiple of 8; b: [adapters, N, R]."""
     (_, R, K), (B, _, N) = a.shape, product.shape
     x, product = x.contiguous(), product.contiguous()
     inner = torch.empty((B, R), dtype=torch.float32, device=x.device)
@@ -713,10 +737,12 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
 def store_rotated(state: torch.Tensor, layer: int, heads: torch.Tensor, H: int, G: int, D: int,
                   rotates: bool = True, bits: int | None = None, half: int | None = None, offset: int = 0, query_offset: int = 0,
                   stride: int | None = None) -> torch.Tensor:
-    """Rotate queries and keys for each row's position, store keys and values there. heads: [B, .., (H + 2 G) D]: queries,
-    keys, values of one position; rotates: False to store them as they are; bits: of what is stored, as in
-    stored_dtype; half: pairs that are rotated, None for D / 2, by the angles from `offset` (queries: `query_offset`) on of a table's rows of
-    `stride`, None for `half`; returns the queries [B, H, 1, D]."""
+    """Rotate queries and keys for each row's position, and store keys and values. Returns the queries [B, H, 1, D].
+
+    heads: [B, .., (H + 2 G) D]: queries, keys, values of a position; rotates: False to store keys unrotated; bits: of the cache, as in
+    stored_dtype; half: pairs to rotate, None for D / 2, by the angles from `offset` (queries: `query_offset`) on of the tables'
+    rows of `stride` angles, None for `half`.
+    """
     B, half = len(heads), half or D // 2
     query = torch.empty((B, H, 1, D), dtype=heads.dtype, device=heads.device)
     table = torch.empty(0, dtype=torch.float32, device=heads.device)
@@ -728,32 +754,32 @@ def store_rotated(state: torch.Tensor, layer: int, heads: torch.Tensor, H: int, 
 
 
 def _stored(like: torch.Tensor, bits: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Tensors of the types in which a cache of `bits` holds keys and values, and their scales. like: of the activations."""
+    """Empty tensors of the types of a cache's keys and values, and of their scales. like: of the activations' type."""
     scales = torch.empty(0, dtype=torch.float16, device=like.device) if bits == 8 else None
     return torch.empty(0, dtype=stored_dtype(like.dtype, bits), device=like.device), scales
 
 
 def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window: int | None, scale: float,
            bits: int | None = None, cap: float | None = None) -> torch.Tensor:
-    """Attention of the token at each row's position to what the row holds up to it. query: [B, H, 1, D], for 8 bits D a
-    multiple of 4; bits: as in `store_rotated`; cap: softcap of the scores; returns [B, 1, H D]."""
+    """Attention of the token at each row's position to the row's keys up to there. query: [B, H, 1, D], for 8 bits D a
+    multiple of 4; bits: as in `store_rotated`; cap: softcap of the scores; returns [B, 1, H D]. Raises ValueError."""
     B, H, _, D = query.shape
     if bits == 8 and D % 4:
-        raise ValueError(f"heads of {D} numbers in 8 bits: must be a multiple of 4")
+        raise ValueError(f"heads of {D} numbers: 8-bit keys and values need a multiple of 4")
     pieces, keys, device = pieces_of(G), keys_at_a_time(D, query.itemsize), query.device
     sums, tops = torch.empty((2, B, H, pieces), dtype=torch.float32, device=device)
     parts = torch.empty((B, H, pieces, D), dtype=torch.float32, device=device)
     out = torch.empty((B, 1, H * D), dtype=query.dtype, device=device)
     stored, scales = _stored(query, bits)
-    # Powers of two, which the GPU computes, instead of e.
+    # The GPU computes powers of two, not of e.
     common = (sums, tops, parts, scale * _LOG2_E, window or 0, cap and cap * _LOG2_E)
-    rows = max(16, triton.next_power_of_2(H // G))  # the least that tl.dot takes
+    rows = max(16, triton.next_power_of_2(H // G))  # tl.dot's minimum
     width = max(16, triton.next_power_of_2(D))
     if scales is None:
         packed.run(_attend, (G, pieces, B), state, layer, query, stored, *common, G, H // G, D, rows, width, pieces, keys,
                    num_warps=4)
     else:
-        blocks = max(4, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)))  # four warps share a quarter of the numbers
+        blocks = max(4, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)))  # four warps split a quarter of the numbers
         packed.run(_attend_codes, (G, pieces, B), state, layer, query, stored, scales, *common, G, H // G, D, rows, blocks,
                    pieces, keys, CACHE_GROUP, num_warps=4)
     packed.run(_join, (H, B), state, sums, tops, parts, out, window or 0, H, D, width, pieces, keys, min(pieces, _JOINED),
@@ -762,12 +788,12 @@ def attend(state: torch.Tensor, layer: int, query: torch.Tensor, G: int, window:
 
 
 def pieces_of(G: int) -> int:
-    """Programs that share the positions of one of G key heads, so that those of one row fill a large GPU."""
+    """Number of programs for the positions of each of G key heads. A row's programs fill a large GPU."""
     return max(_PIECES, triton.next_power_of_2(triton.cdiv(_PROGRAMS, G)))
 
 
 def keys_at_a_time(D: int, itemsize: int) -> int:
-    """Positions of which a program of `attend` holds keys of D numbers: 64 for 128 of 16 bits, fewer for larger ones."""
+    """Positions per iteration of `_attend`: 64 for keys of 128 16-bit numbers, fewer for larger ones."""
     return min(64, max(16, _TILE // (triton.next_power_of_2(D) * itemsize)))
 
 
@@ -782,7 +808,7 @@ def gate(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
 
 
 def recent(state: torch.Tensor, B: int, window: int) -> torch.Tensor:
-    """The last `window` tokens of B rows up to their positions, int32 [B, window], -1 in front where there are fewer."""
+    """Last `window` tokens of B rows up to their positions, int32 [B, window], padded with -1 in front."""
     out = torch.empty((B, window), dtype=torch.int32, device=state.device)
     packed.run(_recent, (B,), state, out, out, window, triton.next_power_of_2(window), num_warps=4)
     return out
@@ -790,10 +816,10 @@ def recent(state: torch.Tensor, B: int, window: int) -> torch.Tensor:
 
 def add_noise(scores: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, words: torch.Tensor,
               first: int = 0) -> torch.Tensor:
-    """scores plus core.rng's Gumbel noise for the tokens at `positions`, in rows that are random.
+    """Add core.rng's Gumbel noise at `positions` to random rows.
 
-    scores: float32 [B, V]; table: its gumbel_table on the device; positions: int64 [B]; words: sampling's, lines of
-    MAX_ROWS; first: id of the first token. Returns float32 [B, V].
+    scores: float32 [B, V]; table: rng's gumbel_table on the device; positions: int64 [B]; words: sampling options, int64
+    [fields, MAX_ROWS]; first: id of the first token. Returns float32 [B, V].
     """
     (B, V), out = scores.shape, torch.empty_like(scores)
     packed.run(_add_noise, (triton.cdiv(V, _BLOCK), B), positions, words, scores, table, out, V, first, rng.PARITY, rng.TABLE_SHIFT,
@@ -802,18 +828,18 @@ def add_noise(scores: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
 
 
 def note(state: torch.Tensor, B: int) -> None:
-    """Note the tokens of B rows in their caches."""
+    """Store the tokens of B rows in their caches."""
     packed.run(_note, (B,), state, torch.empty(0, dtype=torch.int32, device=state.device), num_warps=1)
 
 
 def advance(state: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Make `tokens`, int32 [B, 1], the rows' tokens and the next positions theirs, and note them in the caches."""
+    """Make `tokens`, int32 [B, 1], the rows' tokens, at the next positions, and store them in the caches."""
     packed.run(_advance, (len(tokens),), state, tokens, tokens, num_warps=1)
 
 
 def read_keys(state: torch.Tensor, layer: int, B: int, G: int, D: int, dtype: torch.dtype,
               bits: int | None = None) -> torch.Tensor:
-    """A layer's keys at the rows' positions, of what is stored: [B, G, 1, D]."""
+    """A layer's stored keys at the rows' positions: [B, G, 1, D]."""
     out = torch.empty((B, G, 1, D), dtype=dtype, device=state.device)
     packed.run(_read_keys, (G, B), state, layer, *_stored(out, bits), out, G, D, triton.next_power_of_2(D), CACHE_GROUP,
                num_warps=1)

@@ -11,7 +11,7 @@ from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
 from .. import ops as plain
 from ..ops import Adapters, Matrix, Stack, add, embed, last_position, scale, softcap, split_heads  # noqa: F401, the same words
-from . import decode, packed
+from . import decode
 from .state import StateView
 
 
@@ -40,14 +40,7 @@ def experts(x: torch.Tensor, scores: torch.Tensor, gate: Stack, up: Stack, down:
             activation: str = "silu") -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), spec)
-
-    def multiply(x: torch.Tensor, stack: Stack) -> torch.Tensor:
-        if isinstance(stack, torch.Tensor):
-            return decode.multiply_chosen(x, stack, chosen)
-        return packed.multiply_chosen(stack.matrix, x, chosen, stack.count)
-
-    hidden = decode.gate(torch.cat([multiply(rows, gate), multiply(rows, up)], dim=-1), activation)
-    return decode.combine(multiply(hidden, down), shares).view(x.shape)
+    return decode.experts(rows, chosen, shares, gate, up, down, activation).view(x.shape)
 
 
 def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: StateView) -> torch.Tensor:

@@ -1,14 +1,13 @@
 """Triton kernels over the packed codes of a QuantizedMatrix. Importing it requires the package triton.
 
-`multiply` runs on tensor cores for one row of x as for 32, and is bound by memory bandwidth. A thread loads sixteen bytes of
-codes, which quantized.py lays out so that a shift and a mask make two of them an operand: codes in the mantissas of 16-bit
-numbers, exact, plus a constant. Products of a group are summed before they are scaled, so no weight is ever rounded:
+`multiply` runs on tensor cores for 1 to 32 rows of x, bound by memory bandwidth. A thread loads sixteen bytes of codes, which
+quantized.py lays out so that a shift and a mask make an operand of two codes: exact integers, plus a constant, in the mantissas
+of 16-bit numbers. A group's products are summed before they are scaled, so no weight is rounded:
 
     sum of w x  =  scale * (sum((code + base) x) - (base + offset) * sum(x))  +  bias * sum(x)        over a group
 
-The second product is one with a constant matrix. A matrix of few rows is split along K as well. Sums are added in an order that
-depends on the matrix alone, and an instruction's columns do not depend on each other: a row of x has the same bits in every run
-and in every company.
+sum(x) is a product with a constant matrix. A matrix of few rows is also split along K. The order of sums depends on the matrix
+alone, and an instruction's columns are independent: a row of x is bit-identical in every run, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,20 +26,21 @@ from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 
 from .state import MAX_ROWS  # noqa: F401
 
-MOST_ROWS = 32  # positions of a prompt for `multiply`; for more, a dense product with dequantised blocks is faster
+MOST_ROWS = 32  # maximum number of a prompt's positions for `multiply`; dequantising is faster for more
 
-# Rows of x of one program: the columns of an instruction of tensor cores, of which Triton before 3.3 takes two at least
-_LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3) else 16
+# Rows of x per program: the columns of a tensor-core instruction; Triton before 3.5 takes two instructions at least
+_LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5) else 16
 _MOST_TILE = 32
 IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-WARPS = 2  # of a program, with 16 rows of w each; four would run instructions of another order of sums on compute capability 9.0
-PROGRAMS = 1024  # split along K if there are fewer: large GPUs have some 130 multiprocessors, with room for 8 programs or more
-_COLUMNS = 4096  # of one program of `dequantize`: addresses cost as much as 20 weights
-_BLOCK = 1024  # elements of one program of `_add_parts`
+WARPS = 2  # per program, 16 rows of w each; on capability 9.0, four would take instructions with another order of sums
+PROGRAMS = 1024  # minimum number before K is split: some 130 multiprocessors have room for 8 programs each
+_UNITS = 16  # per iteration of `_dequantize`, four threads each
+_COLUMNS = 4096  # per program of `_dequantize`: addresses cost as much as 20 weights
+_BLOCK = 1024  # elements per program of `_add_parts`
 
 
 def _helper(function: Callable) -> Callable:
-    """Compile a function that kernels call. The interpreter takes it as it is, since it spends a millisecond on a compiled one."""
+    """Compile a function that kernels call; the interpreter would spend a millisecond on each call of a compiled function."""
     return function if IS_INTERPRETED.value else triton.jit(function)
 
 
@@ -55,7 +56,7 @@ def _scaling(values, supers, row, group, GROUPS: tl.constexpr, GROUP: tl.constex
 
 @_helper
 def _factor(values, row, group, i: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
-    """The scales or biases of groups `group` + i, float32 [rows]. values: EACH of them to a word of 32 bits, or to themselves."""
+    """Scales or biases of groups `group` + i, float32 [rows]. values: EACH to a 32-bit word; 1: as stored."""
     if EACH == 1:
         return tl.load(values + row * GROUPS + group + i).to(tl.float32)
     word = tl.load(values + row * (GROUPS // EACH) + group // EACH + i // EACH)
@@ -71,40 +72,47 @@ def _factor(values, row, group, i: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.
 
 @_helper
 def _take(values, i: tl.constexpr, COUNT: tl.constexpr):
-    """values[:, i] of values [R, COUNT, C], COUNT a power of two, without moving data between threads."""
-    for half in tl.static_range(COUNT.bit_length() - 1):
-        halves = tl.reshape(values, (values.shape[0], 2, COUNT >> (half + 1), values.shape[-1]))
-        first, second = tl.split(tl.permute(halves, (0, 2, 3, 1)))
-        if i // (COUNT >> (half + 1)) % 2:
-            values = second
-        else:
-            values = first
+    """values[:, i] of values [R, COUNT, C], COUNT a power of two up to 8, without moving data between threads."""
+    for half in tl.static_range(3):
+        if COUNT >> (half + 1):
+            halves = tl.reshape(values, (values.shape[0], 2, COUNT >> (half + 1), values.shape[-1]))
+            first, second = tl.split(tl.permute(halves, (0, 2, 3, 1)))
+            if i // (COUNT >> (half + 1)) % 2:
+                values = second
+            else:
+                values = first
     return tl.reshape(values, (values.shape[0], values.shape[-1]))
 
 
 @_helper
 def _operand(word, top, shift: tl.constexpr, above: tl.constexpr, magic, DTYPE: tl.constexpr, BITS: tl.constexpr,
              PLACE: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """16 codes of each row as numbers from two pairs of digits of its four words: [R, 4] -> [R, 16].
+    """Unpack 16 codes of each row, two digits of each half of four words: [R, 4] -> [R, 16].
 
-    BITS of each digit, from bit `shift` of a word's halves and LOW bits further on, come to bit PLACE of magic's halves,
-    and HIGH bits of top's, from bit `above`, above them.
+    BITS of each digit, from bits `shift` and `shift` + LOW of the halves, go to bit PLACE of magic's halves, and HIGH bits
+    of top, from bit `above`, above them.
     """
     MASK: tl.constexpr = ((1 << BITS) - 1) * 0x10001 << PLACE
     BY: tl.constexpr = shift - PLACE
     first = ((word >> BY if BY >= 0 else word << -BY) & MASK) | magic
     second = ((word >> BY + LOW if BY + LOW >= 0 else word << -BY - LOW) & MASK) | magic
-    if HIGH:  # with | the compiler would join the planes before the masks, at the cost of an instruction
+    if HIGH:  # not |, for which the compiler would join the planes before the masks and need another instruction
         ABOVE: tl.constexpr = ((1 << HIGH) - 1) * 0x10001 << PLACE + BITS
         UP: tl.constexpr = BITS + PLACE - above
         first ^= (top << UP if UP >= 0 else top >> -UP) & ABOVE
         second ^= (top << UP - HIGH if UP - HIGH >= 0 else top >> HIGH - UP) & ABOVE
+    return _join(first, second, DTYPE)
+
+
+@_helper
+def _join(first, second, DTYPE: tl.constexpr):
+    """Join the numbers in the halves of words [R, 4] and [R, 4] to [R, 16]. float32: the halves are integers."""
     pairs = tl.join(first, second)
     if DTYPE == tl.float32:
         numbers = tl.join(pairs << 16 >> 16, pairs >> 16).to(tl.float32)
     else:
         numbers = tl.join(pairs.to(tl.int16).to(DTYPE, bitcast=True), (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True))
-    return tl.reshape(numbers, (word.shape[0], 16))
+    return tl.reshape(numbers, (first.shape[0], 16))
 
 
 @_helper
@@ -126,43 +134,48 @@ def _load_high(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexp
     return tl.reshape(words, (16 * WARPS, WORDS, 4))
 
 
-@triton.jit(do_not_specialize=["M"])
-def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, out, M, N, rows, K: tl.constexpr,
+@triton.jit(do_not_specialize=["M", "tiles"])
+def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super_biases, out, M, tiles, N, rows, K: tl.constexpr,
               SHARED: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr,
               SUPER: tl.constexpr, DIGITS: tl.constexpr, STEPS: tl.constexpr, SAMPLES: tl.constexpr, TILE: tl.constexpr,
               WARPS: tl.constexpr, PART: tl.constexpr, PLACE: tl.constexpr, MAGIC: tl.constexpr, HIGHER: tl.constexpr,
               MINUS: tl.constexpr, FOLD: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr, BIASES: tl.constexpr):
     """out[part, m, n] = x[m] @ w[n] over PART steps of each row. x: [M, K]; out: [parts, M, N].
 
-    chosen: int64 [M], for x[m // SHARED] @ w[chosen[m] * N + n], with SAMPLES of 1; or None.
+    chosen: int64 [tiles], for x[m // SHARED] @ w[chosen[tile] * N + n], or None. Rows m of a tile: `members` int64
+    [tiles, TILE], -1 for none; or SAMPLES neighbours.
     """
     DTYPE: tl.constexpr = x.dtype.element_ty
     NUMBER: tl.constexpr = tl.float32 if IS_INTERPRETED else DTYPE  # the interpreter would multiply bfloat16's raw bits
     COLUMNS: tl.constexpr = 8 * DIGITS  # of half a step
     TILES: tl.constexpr = COLUMNS // 16  # of half a step
-    SPAN: tl.constexpr = min(GROUP, COLUMNS) // 16  # tiles that share a scale
+    SPAN: tl.constexpr = GROUP // 16 if GROUP < COLUMNS else TILES  # tiles that share a scale
     GROUPS: tl.constexpr = K // GROUP
-    WORDS: tl.constexpr = max(1, DIGITS * HIGH // 8)  # of the high plane, of each thread and row
-    tiles = tl.cdiv(M, SAMPLES)  # neighbouring programs read the same rows of w
+    WORDS: tl.constexpr = DIGITS * HIGH // 8 if HIGH else 1  # of the high plane, of each thread and row
+    tile = tl.program_id(0) % tiles  # neighbouring programs read the same rows of w
     column = tl.arange(0, TILE)
-    m = tl.program_id(0) % tiles * SAMPLES + column
-    sample = tl.minimum(m, M - 1) // SHARED  # columns beyond M are computed and not stored
+    part = tl.program_id(1)
+    start, stop = part * PART, tl.minimum(part * PART + PART, STEPS)
+    m = tile * SAMPLES + column
+    if members is not None:
+        m = tl.load(members + tile * TILE + column).to(tl.int32)
+        stop = tl.where(tl.load(members + tile * TILE) < 0, start, stop)  # of a tile without rows
+    sample = tl.maximum(tl.minimum(m, M - 1), 0) // SHARED  # columns without a row are not stored
     begin = tl.program_id(0) * 0
     if chosen is not None:
-        begin = tl.load(chosen + tl.program_id(0) % tiles).to(tl.int32) * N
+        begin = tl.load(chosen + tile).to(tl.int32) * N
     lane = tl.arange(0, 32 * WARPS)
     block = begin // 16 + tl.program_id(0) // tiles * WARPS
     row = block * 16 + tl.arange(0, 16 * WARPS)
     n = row - begin
     row = tl.minimum(row, rows - 1).to(tl.int64)
     block = tl.minimum(block + lane // 32, (rows - 1) // 16)
-    # Zeros that the compiler cannot fold: a constant in a register saves an instruction beside each mask.
+    # A zero that the compiler cannot fold: a mask with a constant in a register takes one instruction less.
     none = row.to(tl.int32)[:, None] >> 31
     magic = tl.broadcast_to(MAGIC | none, (16 * WARPS, 4))
-    minus = tl.broadcast_to(MINUS | none, (16 * WARPS, 4))
-    minus = _operand(minus, minus, 0, 0, minus, DTYPE, 0, 0, 0, 0).to(NUMBER)
-    part = tl.program_id(1)
-    start, stop = part * PART, tl.minimum(part * PART + PART, STEPS)
+    # Another zero: the compiler keeps one of an operand's equal registers and copies it for every product.
+    zero = tl.broadcast_to(rows - row.to(tl.int32)[:, None] >> 31, (16 * WARPS, 4))
+    minus = _join(MINUS | tl.broadcast_to(none, (16 * WARPS, 4)), MINUS | zero, DTYPE).to(NUMBER)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
     words = _load_low(low, block, lane, start, STEPS, WARPS)
     for step in range(start, stop):
@@ -224,12 +237,12 @@ def _multiply(x, chosen, low, high, scales, biases, super_scales, super_biases, 
                 total += (tl.load(super_biases + above).to(tl.float32) * FOLD)[:, None] * biased
         words = following
     target = out + (part * M + m)[None, :] * N + n[:, None]
-    tl.store(target, total.to(out.dtype.element_ty), mask=((column < SAMPLES) & (m < M))[None, :] & ((n >= 0) & (n < N))[:, None])
+    tl.store(target, total.to(out.dtype.element_ty), mask=((column < SAMPLES) & (m >= 0) & (m < M))[None, :] & ((n >= 0) & (n < N))[:, None])
 
 
 @triton.jit
 def _add_parts(parts, out, COUNT, SIZE, BLOCK: tl.constexpr):
-    """out[i] = the sum of parts[:, i], in order. parts: float32 [COUNT, SIZE]."""
+    """out[i] = parts[:, i].sum(), in order. parts: float32 [COUNT, SIZE]."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for part in range(COUNT):
@@ -237,44 +250,83 @@ def _add_parts(parts, out, COUNT, SIZE, BLOCK: tl.constexpr):
     tl.store(out + i, total.to(out.dtype.element_ty), mask=i < SIZE)
 
 
+@_helper
+def _place(word, shift: tl.constexpr, place: tl.constexpr, BITS: tl.constexpr):
+    """Move BITS of both halves of words from `shift` to `place`."""
+    BY: tl.constexpr = shift - place
+    return (word >> BY if BY >= 0 else word << -BY) & ((1 << BITS) - 1) * 0x10001 << place
+
+
+@_helper
+def _widen(code, half: tl.constexpr, scale, bias, SHIFT: tl.constexpr, OFFSET: tl.constexpr):
+    """Dequantise the codes from bit SHIFT on of a half of words; scale: divided by 2**SHIFT. The float 2**23 + i has the bits i."""
+    number = (code >> 16 * half & 0xffff | 0x4b000000).to(tl.float32, bitcast=True)
+    value = (number - (8388608 + (OFFSET << SHIFT))) * scale
+    return value if bias is None else value + bias
+
+
 @triton.jit
 def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out, start, K: tl.constexpr,
                 LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr,
-                DIGITS: tl.constexpr, STEPS: tl.constexpr, UNITS: tl.constexpr):
-    """out[i] = row rows[i] of w, or start + i without `rows`; UNITS units of one row. out: [n, K]."""
+                DIGITS: tl.constexpr, STEPS: tl.constexpr, PASSES: tl.constexpr, UNITS: tl.constexpr):
+    """out[i] = w[rows[i]], or w[start + i] without `rows`; PASSES times UNITS units per program. out: [n, K].
+
+    A thread's addresses differ by constants, which need no instructions.
+    """
+    SPAN: tl.constexpr = 4 * DIGITS  # columns of a unit
+    PLACE: tl.constexpr = LOW % 8  # of the second of two digits, which saves a shift and leaves room for high digits
+    EACH: tl.constexpr = LOW // HIGH if HIGH else 4  # units to a word of the high plane
+    WORDS: tl.constexpr = 4 // EACH
     i = tl.program_id(0).to(tl.int64)
     if rows is None:
         row = start + i
     else:
         row = tl.load(rows + i).to(tl.int64)
-    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)[:, None, None, None]
-    s, t = tl.arange(0, DIGITS // 4)[None, :, None, None], tl.arange(0, 4)[None, None, :, None]
-    q = tl.arange(0, 4)[None, None, None, :]  # of a thread's four columns
-    inside = unit < STEPS * 4
-    place = row // 16 * (STEPS * 256) + row % 8 * 16 + row % 16 // 8
-    word = tl.load(low + place + unit // 2 * 128 + t * 4 + unit % 2 * 2, mask=inside, other=0)
-    pair = 2 * s + q // 2
-    code = (word >> (pair * LOW + q % 2 * 16)) & ((1 << LOW) - 1)
+    unit, t = tl.program_id(1) * (UNITS * PASSES) + tl.arange(0, UNITS)[:, None], tl.arange(0, 4)[None, :]
+    column = unit * SPAN + 4 * t
+    low += row // 16 * (STEPS * 256) + row % 8 * 16 + row % 16 // 8 + unit // 2 * 128 + t * 4 + unit % 2 * 2
+    group = row * (K // GROUP) + column // GROUP
+    above = row * (K // SUPER) + column // SUPER
     if HIGH:
-        EACH: tl.constexpr = LOW // HIGH  # units to a word
-        WORDS: tl.constexpr = 4 // EACH
-        place = row // 16 * (STEPS * 64 * WORDS) + row % 8 * (8 * WORDS) + row % 16 // 8
-        place += unit // 4 * (64 * WORDS) + t * (2 * WORDS) + unit % 4 // EACH * 2
-        top = tl.load(high + place, mask=inside, other=0)
-        code |= ((top >> ((unit % EACH * (DIGITS // 2) + pair) * HIGH + q % 2 * 16)) & ((1 << HIGH) - 1)) << LOW
-    column = unit * (4 * DIGITS) + 16 * s
-    inside = column < K
-    group = tl.where(inside, column // GROUP, 0)
-    value = (code - OFFSET).to(tl.float32)
-    value *= _scaling(scales, super_scales, row, group, K // GROUP, GROUP, SUPER)
-    if biases is not None:
-        value += _scaling(biases, super_biases, row, group, K // GROUP, GROUP, SUPER)
-    tl.store(out + i * K + column + 4 * t + q, value.to(out.dtype.element_ty), mask=inside)
+        high += row // 16 * (STEPS * 64 * WORDS) + row % 8 * (8 * WORDS) + row % 16 // 8
+        high += unit // 4 * (64 * WORDS) + t * (2 * WORDS) + unit % 4 // EACH * 2
+    out += i * K + column[:, :, None] + tl.arange(0, 4)[None, None, :]
+    for p in tl.static_range(PASSES):
+        inside = column + p * (UNITS * SPAN) < K
+        word = tl.load(low + p * (UNITS * 64), mask=inside, other=0)
+        if HIGH:
+            top = tl.load(high + p * (UNITS * 16 * WORDS), mask=inside, other=0) >> unit % EACH * (DIGITS // 2 * HIGH)
+        if super_scales is not None:
+            super_scale = tl.load(super_scales + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0).to(tl.float32)
+            if biases is not None:
+                super_bias = tl.load(super_biases + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0).to(tl.float32)
+        for s in tl.static_range(DIGITS // 4):
+            inside = column + p * (UNITS * SPAN) + 16 * s < K
+            if 16 * s % GROUP == 0:
+                at = group + (p * (UNITS * SPAN) + 16 * s) // GROUP
+                scale = tl.load(scales + at, mask=inside, other=0).to(tl.float32)
+                bias = None
+                if super_scales is not None:
+                    scale *= super_scale
+                if biases is not None:
+                    bias = tl.load(biases + at, mask=inside, other=0).to(tl.float32)
+                    if super_scales is not None:
+                        bias *= super_bias
+            pair = _place(word, 2 * s * LOW, 0, LOW)
+            following = _place(word, 2 * s * LOW + LOW, PLACE, LOW)
+            if HIGH:
+                pair |= _place(top, 2 * s * HIGH, LOW, HIGH)
+                following |= _place(top, 2 * s * HIGH + HIGH, PLACE + LOW, HIGH)
+            lower = scale * (1 / (1 << PLACE))
+            even = tl.join(_widen(pair, 0, scale, bias, 0, OFFSET), _widen(following, 0, lower, bias, PLACE, OFFSET))
+            odd = tl.join(_widen(pair, 1, scale, bias, 0, OFFSET), _widen(following, 1, lower, bias, PLACE, OFFSET))
+            values = tl.reshape(tl.join(even, odd), (UNITS, 4, 4)).to(out.dtype.element_ty)
+            tl.store(out + p * (UNITS * SPAN) + 16 * s, values, mask=inside[:, :, None])
 
 
-def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, **given: object) -> None:
+def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
     """Launch a kernel."""
-    kernel[grid](*arguments, **given)
+    kernel[grid](*arguments, **options)
 
 
 def try_out(device: torch.device) -> None:
@@ -287,38 +339,68 @@ def try_out(device: torch.device) -> None:
 
 def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
     """x @ w.T from the packed codes, products and sums in float32. x: [M, K]; returns [M, N] in x's dtype."""
-    return _launch(matrix, x, None, len(x), matrix.shape[0])
+    return _launch(matrix, x, None, None, len(x), matrix.shape[0])
 
 
-def multiply_chosen(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor, count: int) -> torch.Tensor:
-    """Products of each row with some of a stack's `count` matrices [N, K], which are rows on rows in `matrix`.
+def multiply_chosen(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor, count: int,
+                    groups: Groups | None = None) -> torch.Tensor:
+    """Multiply each row with some of the `count` matrices [N, K] that `matrix` concatenates.
 
-    chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]. Returns [T used, N] in x's dtype.
+    chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]; groups: group_rows(chosen), to read a
+    matrix once for several rows. Returns [T used, N] in x's dtype.
     """
-    return _launch(matrix, x, chosen.contiguous(), chosen.numel(), matrix.shape[0] // count)
+    return _launch(matrix, x, chosen.contiguous(), groups, chosen.numel(), matrix.shape[0] // count)
+
+
+class Groups(NamedTuple):
+    """Products in tiles that share a matrix."""
+
+    chosen: torch.Tensor  # matrix of each tile, int64 [tiles]
+    members: torch.Tensor  # products of each tile, int64 [tiles, TILE], -1: none
+
+
+def group_rows(chosen: torch.Tensor, count: int) -> Groups:
+    """Group products by matrix, without waiting for the device. chosen: int64 [T, used], of `count` matrices."""
+    flat, width = chosen.reshape(-1), _MOST_TILE
+    order = torch.argsort(flat, stable=True)
+    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+    tiles = (sizes + width - 1) // width
+    ends = tiles.cumsum(0)
+    tile = torch.arange(len(flat) // width + min(len(flat), count), device=flat.device)  # some are empty
+    matrix = torch.searchsorted(ends, tile, right=True).clamp(max=count - 1)
+    place = ((tile - (ends - tiles)[matrix]) * width)[:, None] + torch.arange(width, device=flat.device)
+    rows = order[((sizes.cumsum(0) - sizes)[matrix][:, None] + place).clamp(max=len(flat) - 1)]
+    return Groups(matrix, torch.where(place < sizes[matrix][:, None], rows, -1))
 
 
 def tile(M: int) -> int:
-    """Rows of x that a program multiplies with the weights that it loads, for M of them."""
-    if IS_INTERPRETED.value:  # NumPy's order of sums depends on the width of a product, that of tensor cores does not
+    """Rows of x per program, for M rows in all."""
+    if IS_INTERPRETED.value:  # NumPy's order of sums depends on the width of a product, unlike that of tensor cores
         return _MOST_TILE
     return max(_LEAST_TILE, min(_MOST_TILE, triton.next_power_of_2(M)))
 
 
-def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | None, M: int, N: int) -> torch.Tensor:
+def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | None, groups: Groups | None, M: int,
+            N: int) -> torch.Tensor:
     (rows, K), steps = matrix.shape, matrix.low.shape[1] // 16
-    width = tile(M) if chosen is None else _LEAST_TILE
+    width, members = tile(M) if chosen is None else _LEAST_TILE, None
     if matrix.bits < 4:
-        width = min(width, 16)  # a step has 256 columns: the registers do not suffice for more rows of x
+        width = min(width, 16)  # a step has 256 columns: more rows of x would not fit in registers
     samples = width if chosen is None else 1
+    tiles = triton.cdiv(M, samples)
+    if groups:
+        chosen, members = groups
+        width = samples = min(members.shape[1], 16 if matrix.bits < 4 else _MOST_TILE)
+        chosen, members = chosen.repeat_interleave(members.shape[1] // width), members.view(-1, width)
+        tiles = len(chosen)
     blocks = triton.cdiv(N if chosen is None else N + 15, 16 * WARPS)  # an expert's rows begin anywhere in a block
-    part = triton.cdiv(steps, triton.cdiv(PROGRAMS, blocks))
+    part = steps if groups else triton.cdiv(steps, triton.cdiv(PROGRAMS, blocks))  # a prompt has enough programs
     parts = triton.cdiv(steps, part)
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
     each, scalings = _scalings(matrix, steps)
-    run(_multiply, (triton.cdiv(M, samples) * blocks, parts), x.contiguous(), chosen, matrix.low, matrix.high, *scalings,
-        matrix.super_scales, matrix.super_biases, sums, M, N, rows, K, M // len(x), *_constants(matrix), SAMPLES=samples,
+    run(_multiply, (tiles * blocks, parts), x.contiguous(), chosen, members, matrix.low, matrix.high, *scalings,
+        matrix.super_scales, matrix.super_biases, sums, M, tiles, N, rows, K, M // len(x), *_constants(matrix), SAMPLES=samples,
         TILE=width, WARPS=WARPS, PART=part, **number_constants(x.dtype, matrix.bits, matrix.offset), EACH=each,
         SCALES=_name(matrix.scales), BIASES=_name(matrix.biases), num_warps=WARPS, num_stages=1, enable_fp_fusion=True)
     if parts > 1:
@@ -327,7 +409,7 @@ def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | Non
 
 
 def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tensor | None]]:
-    """(scales to a word, scales and biases as words) where whole words of 32 bits are those of a step, else (1, as stored)."""
+    """(scales per word, scales and biases as int32) if each step has whole words of them, else (1, as stored)."""
     groups, each = matrix.scales.shape[1], 4 // matrix.scales.itemsize
     if groups % each or steps * (512 // PLANES[matrix.bits][0]) != groups * matrix.group_size or groups // steps < each:
         return 1, [matrix.scales, matrix.biases]
@@ -338,10 +420,9 @@ def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tens
 def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, object]:
     """Constants of `_multiply` for codes of `bits` bits as numbers of `dtype`.
 
-    BASE is added to a code by setting the bits from PLACE on of the number whose bits are a half of MAGIC: 64 is 2**6, and
-    its last 6 bits of mantissa are worth 1 to 32. 8 bits do not fit into bfloat16's 7: two numbers, the second 1024 + 16 high,
-    have four each. float32 takes integers. MINUS: -(BASE + offset), twice. FOLD: factor that makes sum(x) of the
-    second product, -(BASE + offset) * sum(x).
+    A half of MAGIC has the bits of BASE, and BASE + code is made by setting the bits from PLACE on: the last 6 bits of the
+    mantissa of 64 are worth 1 to 32. 8 bits exceed bfloat16's mantissa, so two numbers hold four bits each, the second
+    1024 + 16 * code. float32 takes integers. MINUS: -(BASE + offset), twice. FOLD: turns -(BASE + offset) * sum(x) into sum(x).
     """
     place, first, second = {
         torch.float16: (4, 64, 0) if bits < 8 else (0, 1024, 0),
@@ -350,7 +431,7 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
     }[dtype]
 
     def twice(number: int) -> int:
-        # Without torch, whose tensors a captured step must not make on the host. bfloat16 holds these numbers exactly.
+        # NumPy, since a captured step must not make host tensors. These numbers are exact in bfloat16.
         wide = int(np.float32(number).view(np.uint32))
         half = {torch.float32: number, torch.float16: int(np.float16(number).view(np.uint16)), torch.bfloat16: wide >> 16}[dtype]
         word = (half & 0xffff) * 0x10001
@@ -366,18 +447,19 @@ def _name(part: torch.Tensor | None) -> str:
 
 
 def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows as [n, K] in `dtype`, rounded as by torch's own operations. which: a slice of them, or int indices [n]."""
+    """Rows as [n, K] in `dtype`, rounded as by torch's operations. which: a slice, or int indices [n]."""
     rows, start = (None, which.start) if isinstance(which, slice) else (which.contiguous(), 0)
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
     units = triton.cdiv(K * PLANES[matrix.bits][0], 128)
-    each = min(_COLUMNS * PLANES[matrix.bits][0] // 128, triton.next_power_of_2(units))
-    run(_dequantize, (n, triton.cdiv(units, each)), rows, matrix.low, matrix.high, matrix.scales, matrix.biases,
-        matrix.super_scales, matrix.super_biases, out, start, K, *_constants(matrix), UNITS=each, enable_fp_fusion=False)
+    passes = triton.cdiv(min(units, _COLUMNS * PLANES[matrix.bits][0] // 128), _UNITS)
+    run(_dequantize, (n, triton.cdiv(units, _UNITS * passes)), rows, matrix.low, matrix.high, matrix.scales, matrix.biases,
+        matrix.super_scales, matrix.super_biases, out, start, K, *_constants(matrix), PASSES=passes, UNITS=_UNITS, num_warps=_UNITS // 8,
+        enable_fp_fusion=False)
     return out
 
 
 def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
-    """Constants of a kernel: LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
+    """LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
     low, high = PLANES[matrix.bits]
     return low, high, matrix.group_size, matrix.offset, SUPER_GROUP, 32 // low, matrix.low.shape[1] // 16

@@ -1,4 +1,4 @@
-"""The state of decoded tokens in the device's memory, by row, and the view of a cache's rows through it."""
+"""The state of decoded tokens in device memory, by row, and the view of a cache's rows through it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from .storage import Storage, stored_dtype
 
 MAX_ROWS = 32  # of one step
 
-# Fields of the state, each a line of MAX_ROWS int64: the token's position and the one after it, the token, positions that
-# the row's storage has room for, and addresses: of its tokens (0: a row that pads the batch), of its keys and values, of
-# their scales, and of the tables; the number of its adapter, 0 for none. The words of sampling follow.
+# Fields of the state, each int64 [MAX_ROWS]: the token's position, the next position, the token, allocated positions of the
+# row's storage; addresses of its tokens (0: a padding row), keys and values, their scales, and the tables; the number of
+# its adapter, 0 for none. The words of sampling follow.
 POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, ADAPTER, WORDS = range(11)
 
 
 def new_state(words: int = 0) -> np.ndarray:
-    """A state on the host, for `pack_row`. words: of sampling."""
+    """A state on the host, for `pack_row`. words: number of sampling's words."""
     return np.zeros((WORDS + words, MAX_ROWS), np.int64)
 
 
 def pack_row(state: np.ndarray, i: int, position: int, storage: Storage, tables: tuple[torch.Tensor, torch.Tensor],
              token: int = 0, allocated: int | None = None, adapter: int = 0) -> None:
-    """Make row i of a state on the host stand for `token` at `position` of a storage, by the adapter of this number.
+    """Set row i of a state on the host to `token` at `position` of a storage, and to an adapter.
 
-    allocated: positions of the storage; 0 for one that holds one head's numbers, which all writes of all heads share.
+    allocated: positions of the storage; 0 for scratch memory of a head's size, to which all heads write.
     """
     is_scratch = allocated == 0
     allocated = len(storage.tokens) - 1 if allocated is None else allocated
@@ -45,12 +45,10 @@ def pack_row(state: np.ndarray, i: int, position: int, storage: Storage, tables:
 
 
 class StateView(View):
-    """The view of decoded tokens, one per row, by kernels, which find positions, tokens and caches through `state`.
+    """The view of decoded tokens, one per row, whose positions, tokens and caches kernels read from `state`.
 
-    It holds nothing of a cache, so that a CUDA graph of what was done with it serves any rows of any cache. rows: of the
-    batch, padded ones included. kind: features of the sampling whose options follow the state. state: int64
-    [fields, MAX_ROWS], on the device. tokens: int64 [B, 1]; next_positions: int64 [B]; values: the rows' options; all of
-    them are views of the state. masks: int32 [B, ceil(V / 32)] of grammars, None without them. kernels: decode.py.
+    It has no reference to a cache, so a CUDA graph of its operations serves any rows of any cache. rows: of the batch, with
+    padding. kind: features of the sampling whose options follow the state. kernels: decode.py.
     """
 
     count = 1
@@ -60,18 +58,18 @@ class StateView(View):
         self.config, self.dtype, self.kernels, self.rows, self.bits, self.kind = config, dtype, kernels, rows, bits, kind
         self.state = torch.zeros((WORDS + count_words(kind), MAX_ROWS), dtype=torch.int64, device=device)
         self.table_width = config.table_width  # of a position's cosines
-        self.tokens = self.state[TOKEN, :rows].view(rows, 1)
-        self.next_positions = self.state[NEXT, :rows]
-        self.values = Values(self.state[WORDS:, :rows])
+        self.tokens = self.state[TOKEN, :rows].view(rows, 1)  # [B, 1], a view, as are the next two
+        self.next_positions = self.state[NEXT, :rows]  # [B]
+        self.values = Values(self.state[WORDS:, :rows])  # options of sampling
         numbers = torch.zeros(config.head_dim, dtype=stored_dtype(dtype, bits), device=device)
         scales = torch.zeros(-(-config.head_dim // CACHE_GROUP), dtype=torch.float16, device=device) if bits == 8 else None
         words = -(-config.vocab_size // 32)
-        self.masks = torch.full((rows, words), -1, dtype=torch.int32, device=device) if kind.has_masks else None
+        self.masks = torch.full((rows, words), -1, dtype=torch.int32, device=device) if kind.has_masks else None  # of grammars
         self._scratch = Storage(numbers, numbers, scales)  # of rows that pad the batch
 
     def point(self, cache: Cache, tokens: Sequence[Sequence[int]] | torch.Tensor, spans: Sequence[Span],
               sampling: SamplingBatch | None = None) -> None:
-        """Make `tokens` [B, 1], checked ids, the next to be decoded, at the spans' positions, and note them in the cache."""
+        """Set the next tokens to `tokens` [B, 1], checked ids, at the spans' positions, and store them in the cache."""
         on_device = isinstance(tokens, torch.Tensor)
         state = new_state(count_words(self.kind))
         for i, span in enumerate(spans):
@@ -91,20 +89,20 @@ class StateView(View):
         _upload(masks, self.masks[:len(masks)])
 
     def advance(self, tokens: torch.Tensor) -> None:
-        """Make `tokens`, int32 [B, 1], the next to be decoded, one position further, and note them in the cache."""
+        """Set the next tokens to `tokens`, int32 [B, 1], at the next positions, and store them in the cache."""
         self.kernels.advance(self.state, tokens)
 
     def recent(self, window: int) -> torch.Tensor:
-        """The last `window` tokens of each row, these included: int32 [B, window], -1 in front where there are fewer."""
+        """Last `window` tokens of each row, with the present: int32 [B, window], padded with -1 in front."""
         return self.kernels.recent(self.state, self.rows, window)
 
     def new_keys(self, layer: int) -> torch.Tensor:
-        """Keys that this call stored in a layer, [B, G, 1, D]."""
+        """A layer's new keys, [B, G, 1, D]."""
         spec = self.config.layers[layer]
         return self.kernels.read_keys(self.state, layer, self.rows, spec.key_value_heads, spec.head_dim, self.dtype, self.bits)
 
 
 def _upload(values: np.ndarray, into: torch.Tensor) -> None:
-    """Copy from the host; pinned for a GPU, where other copies wait for queued kernels."""
+    """Copy from the host; through pinned memory to a GPU, where other copies wait for queued kernels."""
     host = torch.from_numpy(values)
     into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Storage of one row of a cache: tokens, keys and values, as numbers or as codes of 8 bits."""
+"""Storage of a row of a cache: tokens, keys and values, as numbers or as 8-bit codes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ import torch
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
 
-LARGEST_SCALE = 515.0  # of codes of 8 bits: 127 times that is within float16, in which they are multiplied
+LARGEST_SCALE = 515.0  # of 8-bit codes: 127 times that is finite in float16, in which they are multiplied
 
 
 @dataclass(frozen=True)
 class Storage:
-    """One row's tokens, keys and values.
+    """A row's tokens, keys and values."""
 
-    tokens: int32 [allocated + 1]: the step at the last position stores the next token there. numbers: keys and values,
-    [layers, 2, G, allocated, D], of stored_dtype. scales: of the codes, float16
-    [layers, 2, G, allocated, groups]; None for numbers.
-    """
-
-    tokens: torch.Tensor
-    numbers: torch.Tensor
-    scales: torch.Tensor | None
+    tokens: torch.Tensor  # int32 [allocated + 1]: the step at the last position stores the next token there
+    numbers: torch.Tensor  # keys and values, [layers, 2, G, allocated, D], of stored_dtype
+    scales: torch.Tensor | None  # of 8-bit codes, float16 [layers, 2, G, allocated, groups]
 
     @classmethod
     def allocate(cls, config: LlamaConfig, allocated: int, dtype: torch.dtype, bits: int | None,
@@ -63,8 +58,7 @@ class Storage:
             self.numbers[target], self.scales[target] = quantize(new[0])
 
     def read(self, layers: int | slice, part: int, start: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-        """Keys (part 0) or values (1) of positions `start` .. `end` - 1: [..., G, end - start, D]; numbers of `dtype`: a
-        view of them."""
+        """Keys (part 0) or values (1) of positions `start` .. `end` - 1: [..., G, end - start, D]; a view of numbers of `dtype`."""
         source = (layers, part, slice(None), slice(start, end))
         if self.scales is None:
             return self.numbers[source].to(dtype)
@@ -72,8 +66,8 @@ class Storage:
 
 
 def stored_dtype(dtype: torch.dtype, bits: int | None) -> torch.dtype:
-    """Of the numbers of a cache. dtype: of the activations. bits: 8 for codes, 16 for numbers of two bytes, float16 for
-    float32 activations; None for `dtype`."""
+    """The dtype of a cache's numbers. dtype: of the activations. bits: 8 for codes, 16 for float16 in place of float32, None
+    for `dtype`."""
     return torch.int8 if bits == 8 else torch.float16 if bits == 16 and dtype == torch.float32 else dtype
 
 
@@ -93,6 +87,6 @@ def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values [..., D] in `dtype` of `quantize`'s codes and scales."""
+    """The inverse of `quantize`: values [..., D] in `dtype`."""
     wide = scales.float().repeat_interleave(CACHE_GROUP, dim=-1)[..., :codes.shape[-1]]
     return (codes.float() * wide).to(dtype)

@@ -242,8 +242,8 @@ class Ours(Program):
         return np.concatenate([self.to_numpy(model.forward(part, cache.length, cache, all_positions=True))[0]
                                for part in parts])
 
-    def logit_error(self, checkpoint: Checkpoint, dtype: str, judge: Checkpoint | None = None) -> tuple[float, bool]:
-        """(relative error of the logits, a second run gives the same bits).
+    def logit_error(self, checkpoint: Checkpoint, dtype: str, judge: Checkpoint | None = None) -> tuple[float, bool, float]:
+        """(relative error of the logits, True if a second run gives the same bits, the error that the dtype allows).
 
         The judge is the cpu backend at float32, of the checkpoint `judge` (None: the same).
         """
@@ -254,14 +254,14 @@ class Ours(Program):
         right = exact.forward(np.array([tokens], np.int32), 0, exact.make_cache(len(tokens)), all_positions=True)[0]
         model = self.backend.load(checkpoint, dtype)
         first, second = self.logits(model, tokens), self.logits(model, tokens)
-        return relative(first, right.astype(np.float64)), first.tobytes() == second.tobytes()
+        bound = LOGIT_BOUNDS[self.backend.runtime.dtype_name(model.dtype)]
+        return relative(first, right.astype(np.float64)), first.tobytes() == second.tobytes(), bound
 
     def op_check_logits(self, form: str) -> dict[str, Any]:
         """Check the tiny model at float32 and at its stored width."""
         checkpoint, checks = random_checkpoint("tiny", form), []
         for dtype in ("float32", "auto"):
-            error, same = self.logit_error(checkpoint, dtype)
-            bound = LOGIT_BOUNDS[checkpoint.dtype if dtype == "auto" else dtype]
+            error, same, bound = self.logit_error(checkpoint, dtype)
             checks += [bounded_check("logits", f"{form} {dtype}", error, bound),
                        {"what": "same bits", "name": f"{form} {dtype}", "ok": same}]
         return {"checks": checks}
@@ -282,7 +282,8 @@ class Ours(Program):
             return list(completion.tokens), cache.state()
 
         checkpoint, label, refused = random_checkpoint("tiny", form), f"{form} {dtype}", ""
-        (plain, state), (again, _) = (sample(self.backend.load(checkpoint, dtype, compile=False)) for _ in range(2))
+        models = [self.backend.load(checkpoint, dtype, compile=False) for _ in range(2)]
+        (plain, state), (again, _) = map(sample, models)
         checks = [{"what": "same tokens", "name": f"{label} twice", "ok": plain == again}]
         try:
             model = self.backend.load(checkpoint, dtype, compile=True)
@@ -296,7 +297,7 @@ class Ours(Program):
         exact.forward(state["tokens"][None], 0, cache)
         right = cache.state()
         error = max(relative(state[part], right[part]) for part in ("keys", "values"))
-        checks.append(bounded_check("steps", label, error, LOGIT_BOUNDS[checkpoint.dtype if dtype == "auto" else dtype]))
+        checks.append(bounded_check("steps", label, error, LOGIT_BOUNDS[self.backend.runtime.dtype_name(models[0].dtype)]))
         return {"checks": checks, "left_out": refused}
 
     def _uncaptured(self, model: Any) -> str:

@@ -178,7 +178,8 @@ def has_tools() -> bool:
 
 
 def disassemble(compiled) -> SimpleNamespace:
-    """Machine code: registers of a thread, bytes that it keeps in memory (stack, local) and instructions of the longest loop."""
+    """Machine code: registers of a thread, bytes that it keeps in memory (stack, local) and instructions of the longest
+    loop; length: instructions in all."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -194,5 +195,5 @@ def disassemble(compiled) -> SimpleNamespace:
             target = re.search(r"^BRA.*`\((\.L_\w+)\)", found[1])
             if target and target[1] in labels:
                 loops.append(instructions[labels[target[1]]:])
-    return SimpleNamespace(registers=registers, stack=stack, local=local, loop=max(loops, key=len),
-                           shared=compiled.metadata.shared)
+    return SimpleNamespace(registers=registers, stack=stack, local=local, loop=max(loops, key=len), shared=compiled.metadata.shared,
+                           length=sum(not line.startswith("NOP") for line in instructions))

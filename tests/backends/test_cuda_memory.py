@@ -92,6 +92,16 @@ def test_a_card_too_old_for_bfloat16(monkeypatch):
     assert runtime.pick_dtype("auto", "bfloat16", torch.device("cpu")) == torch.bfloat16
 
 
+@pytest.mark.parametrize("capability, expected, notices", [
+    ((8, 9), torch.bfloat16, ()), ((7, 5), torch.float16, ("a card has no bfloat16: computing in float16",))])
+def test_a_low_bit_gguf_model_computes_in_bfloat16_where_the_card_has_it(capability, expected, notices, guide_q8, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(runtime, "device_name", lambda device: "a card")
+    monkeypatch.setattr(runtime, "free_memory", lambda device: None)
+    made = weights.Weights(open_checkpoint(guide_q8), "auto", GPU)
+    assert (made.dtype, made.notices) == (expected, notices)
+
+
 MESSAGES = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"),
             RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried")]
 

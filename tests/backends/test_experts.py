@@ -278,3 +278,50 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
 def test_experts_by_tritons_kernels_are_torchs(path, call):  # noqa: F811
     for got, wanted in call(by_kernels, path()):
         assert relative_error(got, wanted) < 1e-5
+
+
+def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
+    """Experts of a prompt by grouped products, by kernels row by row, and by torch's own operations."""
+    import torch
+
+    from cuda_fallback.kernels import decode, packed
+
+    fewer_programs()
+    packed._LEAST_TILE = packed._MOST_TILE  # NumPy's sums depend on the width of a product
+    backend, results, experts, asked = select("cuda", None if DEVICE.type == "cuda" else "cpu"), [], decode.experts, []
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 40, 64), np.float32)).to(DEVICE, getattr(torch, dtype))
+    for by_kernels, is_grouped in ((True, True), (True, False), (False, False)):
+        with pytest.MonkeyPatch.context() as patch, computing(by_kernels):
+            patch.setattr(decode, "experts", lambda *arguments, **named: asked.append(named) or experts(
+                *arguments, is_grouped=is_grouped))
+            layer = backend.load(open_checkpoint(path), dtype, compile=False).decoder.blocks[1].mlp
+            with torch.inference_mode():
+                results.append(layer(x, None).float().cpu().numpy())
+    assert asked == [{"is_grouped": True}] * 2
+    return tuple(results)
+
+
+@pytest.mark.parametrize("path, dtype", [(low_bit, "float32"), (low_bit, "bfloat16"), (folder, "float16")])
+def test_a_prompts_experts_are_grouped(path, dtype, call):  # noqa: F811
+    prompt, rows, wanted = call(grouped, path(), dtype)
+    assert relative_error(prompt, wanted) < {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    if path is low_bit:  # a dense step takes another kernel
+        np.testing.assert_array_equal(prompt, rows)
+
+
+def rows_of_groups(chosen: np.ndarray, count: int) -> list[tuple[int, list[int]]]:
+    import torch
+
+    from cuda_fallback.kernels import packed
+
+    groups = packed.group_rows(torch.from_numpy(chosen), count)
+    return [(int(matrix), [row for row in rows.tolist() if row >= 0]) for matrix, rows in zip(*groups)]
+
+
+@pytest.mark.parametrize("T, used, count", [(1, 2, 6), (40, 2, 3), (33, 1, 1), (50, 4, 64)])
+def test_groups_have_each_row_once_with_its_expert(T, used, count, call):  # noqa: F811
+    chosen = np.random.default_rng(0).permuted(np.tile(np.arange(count), (T, 1)), axis=1)[:, :used]
+    tiles = call(rows_of_groups, chosen, count)
+    assert sorted(row for _, rows in tiles for row in rows) == list(range(T * used))
+    assert all(chosen.ravel()[row] == matrix for matrix, rows in tiles for row in rows)
+    assert sum(bool(rows) for _, rows in tiles) == sum(-(-n // 32) for n in np.bincount(chosen.ravel()))

@@ -95,6 +95,18 @@ def test_a_gpu_without_bfloat16_computes_in_float16(toy):
     assert [cuda.plan_weights([], "bfloat16", facts).dtype for facts in (old, new)] == ["float16", "bfloat16"]
 
 
+@pytest.mark.parametrize("name, has_bfloat16, exceeds_float16, expected", [
+    ("cuda", True, False, "bfloat16"), ("cuda", True, True, "bfloat16"), ("cuda", False, False, "float16"),
+    ("cuda", False, True, "float32"), ("mlx", True, False, "float16"), ("mlx", True, True, "bfloat16"), ("cpu", True, True, "float32")])
+def test_the_dtype_that_auto_takes_for_ggufs_low_bit_weights(name, has_bfloat16, exceeds_float16, expected, tmp_path):
+    make_gguf(tmp_path / "m.gguf", kinds="Q8_0", num_hidden_layers=1)
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    config = SimpleNamespace(exceeds_float16=exceeds_float16)
+    stored = type(checkpoint).dtype.fget(SimpleNamespace(tensors=checkpoint.tensors, config=config))
+    facts = BackendFacts(name, True, "", {}, True, has_bfloat16=has_bfloat16)
+    assert import_facts(name).plan_weights(checkpoint.tensors.values(), stored, facts, exceeds_float16).dtype == expected
+
+
 def test_torch_without_cuda_is_told_from_its_version_file(tmp_path, monkeypatch):
     assert cuda._torch_has_gpus() is (torch.version.cuda is not None or torch.version.hip is not None)
     fake = tmp_path / "torch"

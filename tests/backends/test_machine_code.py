@@ -13,14 +13,16 @@ torch = pytest.importorskip("torch")
 from backends.triton_process import compile_call  # noqa: E402, F401
 
 # bits, group size, two levels, biases; the most instructions per weight of a program of up to 8, 16 and 32 rows (2 and 3 bits: of 16)
-LOW_BIT = {"Q4_0": ((4, 32, False, False), (3.1, 3.6, 5.7)), "Q4_K": ((4, 32, True, True), (4.0, 5.2, 7.6)),
-           "Q5_K": ((5, 32, True, True), (5.4, 6.4, 8.7)), "Q6_K": ((6, 16, True, False), (4.8, 6.0, 8.6)),
-           "Q3_K": ((3, 16, True, False), (4.5, 5.6, 5.6)), "Q2_K": ((2, 16, True, True), (4.4, 6.4, 6.4)),
-           "Q8_0": ((8, 32, False, False), (3.8, 4.6, 5.9)), "mlx": ((4, 64, False, True), (3.2, 3.8, 5.6))}
+LOW_BIT = {"Q4_0": ((4, 32, False, False), (2.8, 3.4, 5.2)), "Q4_K": ((4, 32, True, True), (3.9, 5.0, 7.4)),
+           "Q5_K": ((5, 32, True, True), (5.0, 6.1, 8.5)), "Q6_K": ((6, 16, True, False), (4.6, 5.6, 7.9)),
+           "Q3_K": ((3, 16, True, False), (3.95, 5.1, 5.1)), "Q2_K": ((2, 16, True, True), (4.0, 5.5, 5.5)),
+           "Q8_0": ((8, 32, False, False), (3.5, 4.4, 5.8)), "mlx": ((4, 64, False, True), (3.0, 3.6, 5.3))}
+EIGHT_BITS_IN_BFLOAT16 = (4.8, 5.5, 7.0)  # two numbers to a code
 ROWS = (1, 16, 32)
-QUICK = [("Q4_K", 4096, 0, 90)]
-ALL = [(name, K, rows, capability) for name in LOW_BIT for K, rows, capability in
-       [(4096, 0, 80), (4096, 0, 89), *((4096, i, c) for i in (1, 2) for c in (80, 90)), *((K, 0, 90) for K in (2048, 4096, 14336))]]
+QUICK = [("Q4_K", 4096, 0, 90, torch.bfloat16)]
+ALL = [(name, K, rows, capability, dtype) for name in LOW_BIT for K, rows, capability, dtype in
+       [*((4096, i, c, torch.float16 if c == 80 else torch.bfloat16) for i in range(3) for c in (80, 89, 90)),
+        *((K, 0, 90, torch.float16) for K in (2048, 4096, 14336))]]
 
 
 def low_bit(name: str, N: int, K: int, dtype=torch.float16):
@@ -59,19 +61,20 @@ def count(code, name: str) -> int:
     return sum(line.startswith(name) for line in code.loop)
 
 
-def check_product(compile_call, name, K, i, capability):
-    found = compile_call(product, name, K, ROWS[i], capability)
+def check_product(compile_call, name, K, i, capability, dtype):
+    found = compile_call(product, name, K, ROWS[i], capability, dtype)
     if found is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
     code, tile = found
-    assert code.stack + code.local <= 8 and not count(code, "LDL") and not count(code, "STL"), code  # of Q4_0 on 8.9, before the loop
-    # The same instruction for any number of rows, each of 8 of them and 8 weights of a thread: half of them with codes.
+    assert code.stack == code.local == 0, code
+    # The same instruction for any number of rows, each of 8 of them and 8 weights of a thread: half (a third) of them with codes.
+    is_split = dtype == torch.bfloat16 and LOW_BIT[name][0][0] == 8
     assert count(code, "HMMA.16816.F32") == count(code, "HMMA") > 0 == count(code, "HGMMA")
-    weights = count(code, "HMMA") * 8 * 8 // tile // 2
+    weights, most = count(code, "HMMA") * 8 * 8 // tile // (2 + is_split), (EIGHT_BITS_IN_BFLOAT16 if is_split else LOW_BIT[name][1])[i]
     assert count(code, "LDG.E.128") >= weights * LOW_BIT[name][0][0] // 128  # of each thread's bytes, sixteen at a time
     per_weight = len(code.loop) / weights
-    print(f"{name} K={K} rows={ROWS[i]} {capability}: {code.registers} registers, {per_weight:.2f} per weight")
-    assert code.registers <= 200 and per_weight <= LOW_BIT[name][1][i], (code.registers, per_weight)
+    print(f"{name} K={K} rows={ROWS[i]} {capability} {dtype}: {code.registers} registers, {per_weight:.2f} per weight")
+    assert code.registers <= 200 and per_weight <= most, (code.registers, per_weight)
 
 
 def dense_product(rows: int, capability: int, dtype=torch.float16):
@@ -100,12 +103,37 @@ def test_dense_products_keep_to_their_budgets(rows, most, capability, compile_ca
     assert len(code.loop) / (count(code, "HMMA") * 8 * 8 // tile) <= most
 
 
-@pytest.mark.parametrize("name, K, i, capability", QUICK)
-def test_a_product_keeps_to_its_budget(name, K, i, capability, compile_call):
-    check_product(compile_call, name, K, i, capability)
+def dequantising(name: str, K: int, capability: int, dtype=torch.bfloat16):
+    """(machine code of `dequantize`, weights of a thread); None without NVIDIA's tools."""
+    from backends.launches import compile_launch, disassemble, has_tools, recorded
+    from cuda_fallback.kernels import packed
+    from cuda_fallback.quantized import PLANES
+
+    if not has_tools():
+        return None
+    with recorded() as launches:
+        packed.dequantize(low_bit(name, 4096, K), slice(0, 8), dtype)
+    (launch,) = launches
+    return disassemble(compile_launch(launch, capability)), launch["PASSES"] * 32 // PLANES[LOW_BIT[name][0][0]][0]
+
+
+@pytest.mark.parametrize("name, K, capability", [("Q6_K", 4096, 90), *(pytest.param(name, K, capability, marks=pytest.mark.slow) for
+                         name in LOW_BIT for K, capability in ((4096, 80), (14336, 89)))])
+def test_dequantising_takes_few_instructions(name, K, capability, compile_call):
+    found = compile_call(dequantising, name, K, capability)
+    if found is None:
+        pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
+    code, weights = found
+    print(f"{name} K={K} {capability}: {code.registers} registers, {code.length / weights:.2f} per weight")
+    assert code.stack == code.local == 0 and code.registers <= 40 and code.length / weights <= 12
+
+
+@pytest.mark.parametrize("name, K, i, capability, dtype", QUICK)
+def test_a_product_keeps_to_its_budget(name, K, i, capability, dtype, compile_call):
+    check_product(compile_call, name, K, i, capability, dtype)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, K, i, capability", [case for case in ALL if case not in QUICK])
-def test_products_keep_to_their_budgets(name, K, i, capability, compile_call):
-    check_product(compile_call, name, K, i, capability)
+@pytest.mark.parametrize("name, K, i, capability, dtype", [case for case in ALL if case not in QUICK])
+def test_products_keep_to_their_budgets(name, K, i, capability, dtype, compile_call):
+    check_product(compile_call, name, K, i, capability, dtype)

@@ -120,7 +120,8 @@ def test_at_its_own_dtype_a_gguf_model_rounds_but_its_results(kind, backend):
     seen = probes(model, backend.runtime.to_numpy, TOKENS)
     assert relative_error(seen["logits"], transformers_logits(kind, False)) < 0.1
     wanted = seen["norm"].astype(np.float64) @ judge["lm_head.weight"].T.astype(np.float64)
-    assert relative_error(seen["logits"], wanted) < 1e-3  # 3e-3 with sums in float16
+    bounds = {"float32": 1e-3, "float16": 1e-3, "bfloat16": 2**-8}  # 3e-3 with sums in float16
+    assert relative_error(seen["logits"], wanted) < bounds[backend.runtime.dtype_name(model.dtype)]
 
 
 # Checkpoints of mlx_lm.convert

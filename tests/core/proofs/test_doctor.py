@@ -144,7 +144,7 @@ def test_groups_of_a_gguf_file_are_those_of_its_reader(tmp_path):
         group: {name: count for name, (count, _) in formats.items()} for group, formats in expected.items()}
     assert {group["group"]: group["nbytes"] for group in diagnosis.groups} == {
         group: sum(size for _, size in formats.values()) for group, formats in expected.items()}
-    assert fit(diagnosis, "mlx").computes_in == fit(diagnosis, "cuda").computes_in == "float16"
+    assert (fit(diagnosis, "mlx").computes_in, fit(diagnosis, "cuda").computes_in) == ("float16", "bfloat16")
     assert fit(diagnosis, "cpu").computes_in == "float32"
 
 
