@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import os
 import re
@@ -22,10 +23,11 @@ from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions, resolve, validate
 from mlx_llama.core.generation.request import Request
+from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
 
 from .faults import Fault, Refusal, bad_field, client_gone, shorten
-from .fields import RULES
+from .fields import ENDLESS, RULES, Note
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
@@ -41,7 +43,8 @@ class Ask:
 
     prompt: a text to continue, messages for the template, or token ids. field: of the body that the prompt came from.
     options: by their names in the table; those that are missing come from the server, the checkpoint and the table. toolbox:
-    what the model may call. reuses, decode_seconds: see Request.
+    what the model may call. reuses, decode_seconds: see Request. ignores_eos: go on after end tokens.
+    note: tells what is passed over.
     """
 
     prompt: Any
@@ -50,6 +53,8 @@ class Ask:
     toolbox: Toolbox = Toolbox()
     reuses: bool = True
     decode_seconds: float | None = None
+    ignores_eos: bool = False
+    note: Note = lambda place: None  # noqa: E731
 
 
 class Failure(Exception):
@@ -249,7 +254,8 @@ class Desk:
     @property
     def names(self) -> list[str]:
         """Names of the model, the preferred one first."""
-        return list(dict.fromkeys(name for name in (self.settings.alias, self.keeper.name) if name)) or ["default"]
+        aliases = (self.settings.alias or "").split(",")
+        return list(dict.fromkeys(name for name in (*aliases, self.keeper.name) if name)) or ["default"]
 
     def choose_name(self, name: str | None) -> str:
         """The model's or the adapter's name as the answer gives it. Raises Refusal for another model's."""
@@ -258,13 +264,20 @@ class Desk:
         names = self.names
         if name is None or name == "default" or name in names:
             return name if name in names else names[0]
-        names = [*names, *self.keeper.adapters]
-        if name in names:
+        if name in self.keeper.adapters:
             return name
+        if not self.settings.is_strict and not self.keeper.adapters:
+            return names[0]
+        names = [*names, *self.keeper.adapters]
         refusal = bad_field("model", f"one of {', '.join([*names, 'default'])}",
                             f"model: there is no model {name!r:.100} here: this server has {', '.join(names)}", name)
         refusal.status, refusal.code = 404, "model_not_found"
         raise refusal
+
+    def is_name(self, name: str) -> bool:
+        """True for a name of the model or of an adapter, case and the ending .gguf aside."""
+        names = {_plain_name(known) for known in ("default", *self.names, *self.keeper.adapters)}
+        return _plain_name(name) in names
 
     async def find_faults(self, name: Any, given: Mapping[str, Any]) -> list[Fault]:
         """Faults that only the model shows: its name, and options, each alone. Values of a wrong type are skipped."""
@@ -324,12 +337,18 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     given = {"adapter": BASE} | merge_options(settings.options, ask.options, bool(ask.toolbox.forced))
     if ask.toolbox.forced:
         given["stop"] = ()  # a stop string would cut the call that must be made
+    if isinstance(schema := given.get("schema"), (dict, bool)):
+        given["schema"] = Schema.of(schema, is_lenient=not settings.is_strict)
+    if ask.ignores_eos:
+        given["logit_bias"] = {**dict.fromkeys(llm.engine.eos, -1e6), **given.get("logit_bias", {})}
+    if "max_new_tokens" not in (llm.checkpoint.generation_config or {}):
+        given.setdefault("max_tokens", ENDLESS)
     try:
         resolved = resolve(given, llm.checkpoint.generation_config, str(llm.checkpoint.path / "generation_config.json"))
     except OptionsError as error:
         raise refuse(error, ask.field, llm, given) from None
     is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
-    faults = check_options(llm, resolved.options, given, settings, starts_text=is_chat)
+    faults = check_options(llm, resolved.options, given, settings, starts_text=is_chat, note=ask.note)
     prompt = ToolPrompt([])
 
     def check_count(count: int) -> None:
@@ -339,8 +358,11 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     try:
         ask.toolbox.check(resolved.options)
         if is_chat:
-            prompt = encode_with_tools(llm.tokenizer, llm.require_template(), ask.prompt, ask.toolbox,
+            messages, beginning = _split_beginning(ask.prompt)
+            prompt = encode_with_tools(llm.tokenizer, llm.require_template(), messages, ask.toolbox,
                                        resolved.options.schema, check_count)
+            if beginning:
+                prompt = replace(prompt, tokens=[*prompt.tokens, *llm.tokenizer.encode(beginning, add_bos=False)])
         else:
             prompt = ToolPrompt(llm.encode(ask.prompt, check_count))
         if prompt.rule and not any(fault.field in RULES for fault in faults):  # it has the schema in it
@@ -359,6 +381,17 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
                    shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
 
 
+def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
+    """The conversation, and the beginning of the answer: the text of a last message of the assistant. Leading system
+    messages are joined, since many templates take one."""
+    systems = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    rest = list(messages[len(systems):])
+    if len(systems) > 1:
+        systems = [{"role": "system", "content": "\n\n".join(message["content"] for message in systems)}]
+    continues = len(rest) > 1 and rest[-1]["role"] == "assistant" and not rest[-1].get("tool_calls")
+    return [*systems, *(rest[:-1] if continues else rest)], rest[-1]["content"] if continues else ""
+
+
 def merge_options(ours: Mapping[str, Any], theirs: Mapping[str, Any], has_rule: bool = False) -> dict[str, Any]:
     """The server's options and a request's, which win: its rule replaces the server's, and a null lifts it.
 
@@ -370,17 +403,23 @@ def merge_options(ours: Mapping[str, Any], theirs: Mapping[str, Any], has_rule: 
 
 
 def check_options(llm: LLM, options: GenerationOptions, given: Mapping[str, Any], settings: Settings,
-                  starts_text: bool = True) -> list[Fault]:
-    """Faults of options that only the model shows. given: the values, for the faults."""
+                  starts_text: bool = True, note: Note = lambda place: None) -> list[Fault]:
+    """Faults of options that only the model shows. given: the values, for the faults. note: told of relaxed keywords."""
     errors: list[LlamaError] = []
     llm.engine.check_options(options, errors.append)
     try:
         if rule := Rule.of(options):
             # With a limit of time: later calls find it compiled.
-            llm.engine.grammars.compile(rule, starts_text=starts_text, seconds=settings.compile_seconds)
+            constraint = llm.engine.grammars.compile(rule, starts_text=starts_text, seconds=settings.compile_seconds)
+            if constraint.relaxed:
+                note(f"schema: {constraint.relaxed}")
     except LlamaError as error:
         errors.append(error)
     return [_describe(error, "", llm, given) for error in errors]
+
+
+def _plain_name(name: str) -> str:
+    return name.lower().removesuffix(".gguf")
 
 
 def _has_rule(ask: Ask) -> bool:

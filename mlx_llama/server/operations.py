@@ -18,22 +18,23 @@ router = APIRouter(tags=["operations"])
 POLL_SECONDS = 0.1
 
 
-@router.get("/health")
-@router.get("/v1/health", include_in_schema=False)
-async def health() -> Response:
+@router.get("/live")
+async def live() -> Response:
     """The process is alive."""
     return Json({"status": "ok"})
 
 
+@router.get("/health")
+@router.get("/v1/health", include_in_schema=False)
 @router.get("/ready")
-async def ready(request: Request) -> Response:
-    """The model answers: 200, else 503 with the reason."""
+async def health(request: Request) -> Response:
+    """The model answers: 200, else 503 with the reason, as llama-server and vLLM have it."""
     desk = desk_of(request)
     if desk.is_draining:
         raise Refusal(503, "shutting_down", message="the server is shutting down")
     if desk.keeper.state != "idle":  # an idle model is loaded by the next request
         desk.keeper.require()
-    return Json({"status": "ready", "state": desk.keeper.state})
+    return Json({"status": "ok", "state": desk.keeper.state})
 
 
 @router.get("/v1/loading/progress")

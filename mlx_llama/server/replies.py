@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import anyio
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
@@ -18,8 +19,9 @@ from mlx_llama import __version__
 from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.tool_use import Toolbox
 
-from .answers import Answers, Ask, Desk, Failure, until_gone
+from .answers import Answers, Ask, Desk, Failure, prepare, until_gone
 from .faults import Refusal, rename_fault, write_anthropic, write_openai
+from .fields import note
 
 Errors = Callable[[Refusal], dict[str, Any]]
 PING_SECONDS = 15
@@ -61,6 +63,7 @@ def errors_for(path: str) -> Errors:
 
 def reply_refusal(request: Request, refusal: Refusal) -> Response:
     """A refusal in the envelope of the path's API."""
+    request.scope["refusal"] = refusal  # for the log
     return Json(errors_for(request.url.path)(refusal), refusal.status, headers=refusal.headers)
 
 
@@ -68,6 +71,7 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; a client that leaves meanwhile cancels them. Raises Refusal."""
     if adapter := request.scope.get("adapter"):
         asks = [replace(ask, options={"adapter": adapter} | ask.options) for ask in asks]
+    asks = [replace(ask, note=lambda place: note(request, place)) for ask in asks]
     try:
         answers = await until_gone(request, desk_of(request).answer(asks))
     except Refusal as refusal:
@@ -155,9 +159,21 @@ def check_model(request: Request, name: str | None) -> str:
     """
     desk = desk_of(request)
     chosen = desk.choose_name(name)
+    if name and not desk.is_name(name):
+        note(request, "model")
     if chosen in desk.keeper.adapters and chosen not in desk.names:
         request.scope["adapter"] = chosen
     return chosen
+
+
+async def count_prompt(request: Request, ask: Ask) -> int:
+    """Tokens of a prompt, as the model sees it. Raises Refusal."""
+    desk = desk_of(request)
+    llm = await desk.keeper.enter()
+    try:
+        return await anyio.to_thread.run_sync(lambda: len(prepare(llm, ask, desk.settings, fits=False).prompt))
+    finally:
+        desk.keeper.leave()
 
 
 def write_usage(answers: Answers) -> dict[str, Any]:

@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import MAX_LOGPROBS
+from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .answers import Answers, Ask
-from .faults import Refusal, bad_field
-from .fields import RULES, Body, OptionFields, read_body
+from .faults import Refusal
+from .fields import ENDLESS, RULES, Body, Note, OptionFields, read_body
 from .guard import request_id
-from .openai import join_parts
-from .replies import check_model, event, reply_stream, reply_whole
+from .openai import adapt_allowed_tools, is_forced, is_rule, join_parts
+from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
 from .schemas import takes
 from .tooling import FunctionBody, Reader, are_complete, build_toolbox, check_rule, check_schema, list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
 
 
-class InputPart(BaseModel):
+class InputPart(Body):
     """A part of an item: text of a question, or of an earlier answer."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] = Field([], max_length=0)
     logprobs: list[Any] = Field([], description="has no effect: those of an earlier answer")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value):
-        return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
 
-
-class InputItem(BaseModel):
+class InputItem(Body):
     """A message, a call or its result among the input."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputPart] | None = None
     id: str = Field("", max_length=512)
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
-    call_id: str = Field("", max_length=256)
+    call_id: str = Field("", max_length=4096)
     name: str = Field("", max_length=64)
     arguments: str | None = None
     output: str | list[InputPart] | None = None
@@ -78,11 +71,6 @@ class InputItem(BaseModel):
             raise ValueError(f"{self.type} has no {', '.join(sorted(given - set(needed)))}")
         return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value):
-        return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
-
 
 class TextFormat(Body):
     """Any text, JSON, or JSON of a schema."""
@@ -103,7 +91,10 @@ class TextFormat(Body):
 
     def options(self) -> dict[str, Any]:
         """The option that enforces the format."""
-        return {} if self.type == "text" else {"schema": {"type": "object"} if self.schema_ is None else self.schema_}
+        if self.type == "text":
+            return {}
+        schema = {"type": "object"} if self.schema_ is None else self.schema_
+        return {"schema": Schema.of(schema) if self.strict else schema}  # strict: nothing is relaxed
 
 
 class TextConfig(Body):
@@ -141,27 +132,15 @@ class ResponsesChoice(Body):
 class ResponsesRequest(OptionFields):
     """POST /v1/responses."""
 
-    renamed: ClassVar = {"max_output_tokens": "max_tokens"}
+    renamed: ClassVar = OptionFields.renamed | {"max_output_tokens": "max_tokens", "json_schema": "schema"}
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("text.format.schema",)}
-    unsupported: ClassVar[Mapping[str, str]] = {
-        "previous_response_id": "answers are not kept: send the conversation as input",
-        "conversation": "answers are not kept: send the conversation as input",
-        **dict.fromkeys(
-            (
-                "prompt",
-                "max_tool_calls",
-                "background_options",
-                "stream_options",
-                "moderation",
-                "context_management",
-                "prompt_cache_retention",
-                "prompt_cache_options",
-                "access_programs",
-                "image",
-            ),
-            "",
-        ),
-    }
+    noted: ClassVar = frozenset({
+        "reasoning", "store", "truncation", "include", "service_tier", "metadata", "user", "safety_identifier",
+        "prompt_cache_key", "text.verbosity", "parallel_tool_calls", "top_logprobs", "input.content.annotations", "input.content.logprobs",
+        "input.status", "input.id", "tools.strict"})
+    refused: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("previous_response_id", "conversation"), "answers are not kept: send the conversation as input"),
+        "prompt": "prompts are not kept: send instructions and input"}
 
     input: str | list[InputItem] = Field(min_length=1)
     instructions: str = ""
@@ -183,6 +162,25 @@ class ResponsesRequest(OptionFields):
     user: str | None = Field(None, max_length=512, description="has no effect")
     safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
     prompt_cache_key: str | None = Field(None, max_length=512, description="has no effect: every prefix is known")
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        adapt_allowed_tools(values)
+        if isinstance(tools := values.get("tools"), list):
+            values["tools"] = _adapt_tools(tools, values.get("tool_choice"), note)
+        if values.get("tool_choice") == "none" and not values.get("tools"):
+            del values["tool_choice"]
+        text = values.get("text")
+        if is_forced(values.get("tool_choice")) and isinstance(text, dict) and is_rule(text.get("format")):
+            values["text"] = {name: value for name, value in text.items() if name != "format"}
+            note("text.format")
+        if "message.output_text.logprobs" not in (values.get("include") or ()) and values.pop("top_logprobs", None):
+            note("top_logprobs")
+        if isinstance(items := values.get("input"), list):
+            values["input"] = [item for item in map(_adapt_item, items) if item is not None]
+            if len(values["input"]) < len(items):
+                note("input[]")
 
     @model_validator(mode="after")
     def _check_options(self):
@@ -211,8 +209,6 @@ class ResponsesRequest(OptionFields):
             else:
                 role = "system" if item.role == "developer" else item.role
                 items.append({"role": role, "content": join_parts(item.content)})
-        if not any(item["role"] == "user" for item in items):
-            raise bad_field("input", "a message of the user", "input: has no message of the user")
         return [*([{"role": "system", "content": self.instructions}] if self.instructions else []), *items]
 
     def given_options(self) -> dict[str, Any]:
@@ -225,6 +221,40 @@ class ResponsesRequest(OptionFields):
         """The tools. Raises Refusal."""
         choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.name
         return build_toolbox([tool.described() for tool in self.tools], choice, self.parallel_tool_calls)
+
+
+def _adapt_tools(tools: list[Any], choice: Any, note: Note) -> list[Any]:
+    """The functions among tools, those of namespaces included. Tools that the API's own servers run are left out, unless
+    one of them must be called."""
+    found: list[Any] = []
+    for tool in tools:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind == "namespace" and isinstance(tool.get("tools"), list):
+            found += _adapt_tools(tool["tools"], choice, note)
+        elif kind == "function" and isinstance(tool.get("function"), dict):  # as chat completions write it
+            found.append({"type": "function", **tool["function"]})
+        elif kind in (None, "function") or isinstance(choice, dict) and choice.get("type") == kind:
+            found.append(tool)
+        else:
+            note(f"tools[].{str(kind):.40}")
+    return found
+
+
+def _adapt_item(item: Any) -> Any:
+    """An item of the input; None for thoughts and for calls that the API's own servers made."""
+    if not isinstance(item, dict):
+        return item
+    item = {name: value for name, value in item.items() if value is not None}
+    kind = item.get("type", "message")
+    if kind == "reasoning" or kind.endswith("_call") and kind != "function_call":
+        return None
+    if kind == "function_call" and isinstance(item.get("arguments"), dict):
+        item["arguments"] = json.dumps(item["arguments"], ensure_ascii=False)
+    for name in ("content", "output"):
+        if isinstance(parts := item.get(name), list):
+            item[name] = [{**part, "type": "input_text", "text": part.get("text", part.get("refusal"))}
+                          if isinstance(part, dict) and part.get("type") in ("text", "refusal") else part for part in parts]
+    return item
 
 
 @router.post("/v1/responses", **takes(ResponsesRequest))
@@ -252,7 +282,7 @@ async def respond(request: Request) -> Response:
             "error": None,
             "incomplete_details": reason,
             "instructions": body.instructions or None,
-            "max_output_tokens": options.get("max_tokens"),
+            "max_output_tokens": None if options.get("max_tokens") == ENDLESS else options.get("max_tokens"),
             "model": name,
             "output": output,
             "parallel_tool_calls": box.many,
@@ -303,6 +333,19 @@ async def respond(request: Request) -> Response:
     if body.stream:
         return await reply_stream(request, asks, events, fail)
     return await reply_whole(request, asks, whole)
+
+
+class InputTokensRequest(ResponsesRequest):
+    """POST /v1/responses/input_tokens."""
+
+
+@router.post("/v1/responses/input_tokens", **takes(InputTokensRequest))
+async def count_input(request: Request) -> Response:
+    """The tokens of an input, as the model sees it."""
+    body = await read_body(request, InputTokensRequest)
+    check_model(request, body.model)
+    counted = await count_prompt(request, Ask(body.plain(), "input", {}, body.toolbox()))
+    return Json({"object": "response.input_tokens", "input_tokens": counted})
 
 
 Event = tuple[str, dict[str, Any]]  # its kind and fields

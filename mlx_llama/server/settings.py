@@ -45,3 +45,4 @@ class Settings:
     serves_metrics: bool = True
     serves_page: bool = True
     logs_prompts: bool = False
+    is_strict: bool = False  # refuse what would be passed over

@@ -17,7 +17,7 @@ from mlx_llama.core.text.tools import ToolCall, ToolDelta, ToolFormat, ToolParse
 from .faults import bad_field
 from .fields import Body
 
-Choice = Literal["none", "auto", "required"]
+TOOL_NAME = r"^[\w.:/@-]{1,128}$"
 
 
 def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: bool) -> Toolbox:
@@ -33,7 +33,7 @@ def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: boo
         raise bad_field(
             "tool_choice", f"one of {', '.join(names)}", f"tool_choice: there is no tool {choice!r:.100}", choice
         )
-    return Toolbox(tools, choice, many)
+    return Toolbox(tools, choice, many and choice not in names)
 
 
 def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
@@ -106,8 +106,8 @@ def finish_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str
 class FunctionBody(Body):
     """A function that the model may call."""
 
-    name: str = Field(pattern=r"^[\w.-]{1,64}$")
-    description: str = Field("", max_length=1 << 16)
+    name: str = Field(pattern=TOOL_NAME)
+    description: str = Field("", max_length=1 << 18)
     parameters: dict[str, Any] = Field({"type": "object", "properties": {}}, description="JSON schema of an object")
     strict: bool | None = Field(None, description="has no effect: a required call always fits its schema")
 
@@ -140,14 +140,14 @@ class NamedChoice(Body):
 class CallFunction(Body):
     """Name and arguments of a call."""
 
-    name: str = Field(max_length=64)
+    name: str = Field(max_length=128)
     arguments: str
 
 
 class Call(Body):
     """A call that an assistant made."""
 
-    id: str = Field(max_length=256)
+    id: str = Field(max_length=4096)
     index: int = Field(0, ge=0, description="has no effect: calls are in their order")
     type: Literal["function"] = "function"
     function: CallFunction
@@ -190,7 +190,8 @@ class ResponseFormat(Body):
         if self.type == "text":
             return {}
         if self.json_schema is not None:
-            return {"schema": self.json_schema.schema_}
+            form = self.json_schema
+            return {"schema": Schema.of(form.schema_) if form.strict else form.schema_}  # strict: nothing is relaxed
         return {"schema": {"type": "object"} if self.schema_ is None else self.schema_}
 
 

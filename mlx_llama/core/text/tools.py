@@ -23,14 +23,14 @@ from mlx_llama.core.models.config import show
 from .template import check_messages
 from .tokenizer import Tokenizer
 
-MAX_TOOLS = 128  # as OpenAI's API
+MAX_TOOLS = 1024  # as OpenAI's API
 MAX_CHARACTERS = 1 << 16  # of all tools as JSON
 # Of llguidance: JSON as json.dumps writes it. They replace a schema's own "x-guidance", which could switch checks off.
 JSON_OPTIONS = {
     "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "whitespace_pattern": None,
     "lenient": False, "coerce_one_of": False, "json_allowed_escapes": None, "json_allow_general_unicode_escapes": False,
 }  # fmt: skip
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[\w.:/@-]{1,128}", re.ASCII)
 
 
 # Descriptions
@@ -70,7 +70,7 @@ class Tool:
         name, description = inner.get("name"), inner.get("description") or ""
         parameters = inner.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise OptionsError(f"tools: name is {show(name)}, expected 1 to 64 letters, digits, '_', '-' and '.'")
+            raise OptionsError(f"tools: name is {show(name)}, expected 1 to 128 letters, digits and characters of _-.:/@")
         if not isinstance(description, str) or not isinstance(parameters, Mapping):
             raise OptionsError(f"tools: {name} has a description that is no text, or parameters that are no JSON schema")
         if parameters.get("type", "object") != "object":
