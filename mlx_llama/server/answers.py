@@ -337,14 +337,12 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     given = {"adapter": BASE} | merge_options(settings.options, ask.options, bool(ask.toolbox.forced))
     if ask.toolbox.forced:
         given["stop"] = ()  # a stop string would cut the call that must be made
-    if isinstance(schema := given.get("schema"), (dict, bool)):
-        given["schema"] = Schema.of(schema, is_lenient=not settings.is_strict)
     if ask.ignores_eos:
         given["logit_bias"] = {**dict.fromkeys(llm.engine.eos, -1e6), **given.get("logit_bias", {})}
     if "max_new_tokens" not in (llm.checkpoint.generation_config or {}):
         given.setdefault("max_tokens", ENDLESS)
     try:
-        resolved = resolve(given, llm.checkpoint.generation_config, str(llm.checkpoint.path / "generation_config.json"))
+        resolved = resolve(_build_schema(given, settings), llm.checkpoint.generation_config, str(llm.checkpoint.path / "generation_config.json"))
     except OptionsError as error:
         raise refuse(error, ask.field, llm, given) from None
     is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
@@ -379,6 +377,12 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         raise Refusal(400, "invalid_value", faults)
     return Request(prompt.tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
                    shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
+
+
+def _build_schema(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    schema = options.get("schema")
+    built = {"schema": Schema.of(schema, is_lenient=not settings.is_strict)} if isinstance(schema, (dict, bool)) else {}
+    return {**options, **built}
 
 
 def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:

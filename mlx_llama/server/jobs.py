@@ -35,8 +35,6 @@ _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "cont
 class JobRequest(OptionFields):
     """POST /v1/jobs: a prompt or messages, and options."""
 
-    unsupported: ClassVar[Mapping[str, str]] = {}
-
     prompt: str | TokenIds | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     model: str | None = Field(None, max_length=512)

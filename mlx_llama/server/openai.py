@@ -344,9 +344,20 @@ def _adapt_call(call: Any, identity: str) -> Any:
     if not isinstance(call, dict):
         return call
     function = call.get("function")
-    if isinstance(function, dict) and isinstance(function.get("arguments", {}), dict):
-        function = {**function, "arguments": json.dumps(function.get("arguments", {}), ensure_ascii=False)}
-    return {"id": call.get("id") or identity, **{k: v for k, v in call.items() if k != "id"}, "function": function}
+    if isinstance(function, dict):
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str) and not _is_object(arguments):
+            arguments = {"raw": arguments}  # a call that was cut: templates need an object
+        if isinstance(arguments, dict):
+            function = {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {**call, "id": call.get("id") or identity, "function": function}
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _adapt_part(part: Any) -> Any:

@@ -26,15 +26,21 @@ async def live() -> Response:
 
 @router.get("/health")
 @router.get("/v1/health", include_in_schema=False)
-@router.get("/ready")
 async def health(request: Request) -> Response:
     """The model answers: 200, else 503 with the reason, as llama-server and vLLM have it."""
+    await ready(request)
+    return Json({"status": "ok"})
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """The same, with the state of the model: ready, or idle until the next request loads it."""
     desk = desk_of(request)
     if desk.is_draining:
         raise Refusal(503, "shutting_down", message="the server is shutting down")
     if desk.keeper.state != "idle":  # an idle model is loaded by the next request
         desk.keeper.require()
-    return Json({"status": "ok", "state": desk.keeper.state})
+    return Json({"status": "ready", "state": desk.keeper.state})
 
 
 @router.get("/v1/loading/progress")
