@@ -15,7 +15,7 @@ from starlette.responses import Response
 from mlx_llama import __version__
 from mlx_llama.core.generation.llm import LLM
 
-from . import anthropic, docs, jobs, llama_cpp, openai, operations, page, responses
+from . import anthropic, docs, jobs, llama_cpp, ollama, openai, operations, page, responses
 from .answers import Desk
 from .faults import Refusal
 from .guard import Guard
@@ -52,7 +52,7 @@ def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[
 
     app = FastAPI(title="mlx_llama", version=__version__, description=ABOUT, lifespan=live, redoc_url=None, docs_url=None)
     app.state.settings = settings
-    for part in (openai, responses, anthropic, llama_cpp, jobs, operations, docs, page):
+    for part in (openai, responses, anthropic, llama_cpp, ollama, jobs, operations, docs, page):
         app.include_router(part.router)
     app.openapi = lambda: write_openapi(app)  # type: ignore[method-assign]
 

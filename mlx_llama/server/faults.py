@@ -80,6 +80,11 @@ def write_anthropic(refusal: Refusal) -> dict[str, Any]:
             "errors": [asdict(fault) for fault in refusal.faults]}
 
 
+def write_ollama(refusal: Refusal) -> dict[str, Any]:
+    """The body of an error as Ollama's clients read it."""
+    return {"error": refusal.message, "errors": [asdict(fault) for fault in refusal.faults]}
+
+
 # pydantic's errors -> faults
 
 _BOUNDS = {"greater_than_equal": (">=", "ge"), "greater_than": (">", "gt"), "less_than_equal": ("<=", "le"),

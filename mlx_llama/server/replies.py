@@ -20,7 +20,7 @@ from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.tool_use import Toolbox
 
 from .answers import Answers, Ask, Desk, Failure, prepare, until_gone
-from .faults import Refusal, rename_fault, write_anthropic, write_openai
+from .faults import Refusal, rename_fault, write_anthropic, write_ollama, write_openai
 from .fields import note
 
 Errors = Callable[[Refusal], dict[str, Any]]
@@ -58,6 +58,8 @@ def desk_of(request: Request) -> Desk:
 
 def errors_for(path: str) -> Errors:
     """The way in which the API of this path writes errors."""
+    if path.startswith("/api/"):
+        return write_ollama
     return write_anthropic if path.startswith("/v1/messages") else write_openai
 
 
@@ -97,24 +99,25 @@ async def reply_whole(request: Request, asks: Sequence[Ask], write: Callable[[An
 
 
 async def reply_stream(request: Request, asks: Sequence[Ask], write: Callable[[Answers], AsyncIterator[bytes]],
-                       write_failure: Callable[[Refusal], bytes], ping: int = PING_SECONDS) -> Response:
+                       write_failure: Callable[[Refusal], bytes], ping: int = PING_SECONDS,
+                       media_type: str = "text/event-stream") -> Response:
     """Stream the events of `write`, which reads `answers.batches()`. Raises Refusal before the first.
 
     ping: seconds of silence before a comment; 0 or less: none.
     """
     answers = await submit(request, asks)
-    return Stream(request, answers, write(answers), write_failure, ping)
+    return Stream(request, answers, write(answers), write_failure, ping, media_type)
 
 
 class Stream(EventSourceResponse):
     """Events of answers that end with the connection, however that ends."""
 
     def __init__(self, request: Request, answers: Answers, events: AsyncIterator[bytes],
-                 write_failure: Callable[[Refusal], bytes], ping: int):
+                 write_failure: Callable[[Refusal], bytes], ping: int, media_type: str):
         settings = desk_of(request).settings
         self._answers, self._events, self._write_failure = answers, events, write_failure
         self._outcome = "gone"
-        super().__init__(self._run(), ping=ping if ping > 0 else NEVER, sep="\n", send_timeout=settings.send_timeout,
+        super().__init__(self._run(), media_type=media_type, ping=ping if ping > 0 else NEVER, sep="\n", send_timeout=settings.send_timeout,
                          ping_message_factory=lambda: ServerSentEvent(comment="waiting", sep="\n"))
 
     async def _run(self) -> AsyncIterator[bytes]:
