@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import math
 import os
@@ -25,6 +26,7 @@ from mlx_llama.core.generation.options import FIELDS, GenerationOptions, resolve
 from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
+from mlx_llama.core.text.thoughts import find_thoughts
 
 from .faults import Fault, Refusal, bad_field, client_gone, shorten
 from .fields import ENDLESS, RULES, Note
@@ -44,7 +46,7 @@ class Ask:
     prompt: a text to continue, messages for the template, or token ids. field: of the body that the prompt came from.
     options: by their names in the table; those that are missing come from the server, the checkpoint and the table. toolbox:
     what the model may call. reuses, decode_seconds: see Request. ignores_eos: go on after end tokens.
-    note: tells what is passed over.
+    note: tells what is passed over. variables: of the chat template, such as enable_thinking.
     """
 
     prompt: Any
@@ -55,6 +57,7 @@ class Ask:
     decode_seconds: float | None = None
     ignores_eos: bool = False
     note: Note = lambda place: None  # noqa: E731
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Failure(Exception):
@@ -357,8 +360,15 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         ask.toolbox.check(resolved.options)
         if is_chat:
             messages, beginning = _split_beginning(ask.prompt)
-            prompt = encode_with_tools(llm.tokenizer, llm.require_template(), messages, ask.toolbox,
-                                       resolved.options.schema, check_count)
+            template = llm.require_template()
+            prompt = encode_with_tools(llm.tokenizer, template, messages, ask.toolbox, resolved.options.schema, check_count,
+                                       _pick_variables(template.source, ask, settings))
+            if thoughts := find_thoughts(template.source):
+                prompt = replace(prompt, shown=prompt.shown | thoughts.special_ids(llm.tokenizer))
+                has_rule = prompt.rule or Rule.of(resolved.options)
+                if has_rule and thoughts.is_open(llm.tokenizer, prompt.tokens):  # the rule is the answer's
+                    closed = llm.tokenizer.encode(f"\n{thoughts.end}\n\n", add_bos=False)
+                    prompt = replace(prompt, tokens=[*prompt.tokens, *closed])
             if beginning:
                 prompt = replace(prompt, tokens=[*prompt.tokens, *llm.tokenizer.encode(beginning, add_bos=False)])
         else:
@@ -377,6 +387,22 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         raise Refusal(400, "invalid_value", faults)
     return Request(prompt.tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
                    shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
+
+
+_RENDERING = ("messages", "tools", "documents", "add_generation_prompt", "check_count", "tokenizer", "template", "bos_token",
+              "eos_token")
+
+
+def _pick_variables(source: str, ask: Ask, settings: Settings) -> dict[str, Any]:
+    """Variables of a request that the template's source mentions; others are told."""
+    wanted = {**({"enable_thinking": False} if settings.reasoning == "off" else {}), **ask.variables}
+    if "enable_thinking" in wanted:  # Granite's and DeepSeek's word
+        wanted.setdefault("thinking", wanted["enable_thinking"])
+    known = {name: value for name, value in wanted.items() if name in source and name not in _RENDERING}
+    for name in ask.variables:
+        if name not in known and not (name == "enable_thinking" and "thinking" in known):
+            ask.note(f"chat_template_kwargs.{name}")
+    return known
 
 
 def _build_schema(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.tool_use import Toolbox
-from mlx_llama.core.text.tools import ToolCall
+from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .answers import Answers, Ask
 from .faults import Fault, Refusal, shorten, write_anthropic
 from .fields import RULES, Body, Note, OptionFields, read_body
 from .guard import request_id
-from .openai import join_parts
+from .openai import adapt_thinking, join_parts
 from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
 from .schemas import takes
 from .tooling import TOOL_NAME, Reader, are_complete, build_toolbox, check_rule, check_schema, read_answer
@@ -144,6 +145,7 @@ class Conversation(Body):
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
+        adapt_thinking(values)
         if "thread" in values:  # clients with threads read this and send the messages
             raise Refusal(400, "unsupported", [Fault("thread", "unsupported", "thread: conversations are not kept: send the messages")],
                           details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]})
@@ -170,6 +172,7 @@ class Conversation(Body):
     output_config: OutputConfig = OutputConfig()
     cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
     speed: Literal["standard"] = "standard"
+    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template, such as enable_thinking")
 
     def toolbox(self) -> Toolbox:
         """The tools. Raises Refusal."""
@@ -245,20 +248,21 @@ async def messages(request: Request) -> Response:
     name = check_model(request, body.model)
     box, options = body.toolbox(), body.given_options()
     check_rule(box, options, "output_config.format" if body.output_config.format else "")
-    asks = [Ask(body.plain(), "messages", options, box)]
+    asks = [Ask(body.plain(), "messages", options, box, variables=body.chat_template_kwargs)]
     made = {"id": f"msg_{request_id(request)}", "type": "message", "role": "assistant", "model": name}
 
     def whole(answers: Answers) -> dict[str, Any]:
         completion = answers.completions[0]
-        text, calls = read_answer(answers.llm, box, completion)
-        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
+        text, calls, thought, _ = read_answer(answers, 0, box)
+        content: list[dict[str, Any]] = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+        content += [{"type": "text", "text": text}] if text or not calls else []
         content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": read_values(call)} for call in calls]
         return {**made, "content": content, "stop_reason": stop_reason(completion, calls),
                 "stop_sequence": stop_sequence(completion), "usage": write_usage(completion)}
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         completion = answers.completions[0]
-        reader, begun = Reader(answers.llm, box), False
+        reader, begun = Reader(answers, 0, box), False
         index, kind = -1, ""  # the open block
         async for batch in answers.batches():
             if not begun:  # by now the reused tokens are known
@@ -270,7 +274,11 @@ async def messages(request: Request) -> Response:
             pieces = [piece for token in batch.tokens for piece in reader.push(token.text)]
             for piece in pieces + (reader.push("", is_last=True) if batch.is_last else []):
                 block: dict[str, Any] | None = None
-                if isinstance(piece, str):
+                if isinstance(piece, Thought):
+                    change = {"type": "thinking_delta", "thinking": piece.text}
+                    if kind != "thinking":
+                        block = {"type": "thinking", "thinking": "", "signature": ""}
+                elif isinstance(piece, str):
                     change = {"type": "text_delta", "text": piece}
                     if kind != "text":
                         block = {"type": "text", "text": ""}
@@ -283,7 +291,7 @@ async def messages(request: Request) -> Response:
                         yield named({"type": "content_block_stop", "index": index})
                     index, kind = index + 1, block["type"]
                     yield named({"type": "content_block_start", "index": index, "content_block": block})
-                if isinstance(piece, str) or piece.arguments:
+                if not isinstance(piece, ToolDelta) or piece.arguments:
                     yield named({"type": "content_block_delta", "index": index, "delta": change})
         if not kind:  # an answer without text is an empty block
             index = 0
@@ -345,4 +353,5 @@ async def count_tokens(request: Request) -> Response:
     """The tokens of a prompt, as the model sees it."""
     body = await read_body(request, CountRequest)
     check_model(request, body.model)
-    return Json({"input_tokens": await count_prompt(request, Ask(body.plain(), "messages", {}, body.toolbox()))})
+    return Json({"input_tokens": await count_prompt(request, Ask(
+        body.plain(), "messages", {}, body.toolbox(), variables=body.chat_template_kwargs))})

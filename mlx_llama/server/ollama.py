@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from mlx_llama import __version__
 from mlx_llama.core.generation.tool_use import Toolbox
+from mlx_llama.core.text.thoughts import Thought
 
 from .answers import Answers, Ask
 from .faults import Refusal
@@ -41,6 +42,7 @@ class OllamaFields(OptionFields):
 
     model: str | None = Field(None, max_length=512)
     stream: bool = True
+    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template; think sets enable_thinking")
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -55,6 +57,8 @@ class OllamaFields(OptionFields):
             values["schema"] = {"type": "object"} if form == "json" else form
         if not values.get("images", True):
             del values["images"]
+        if (think := values.pop("think", None)) is not None:  # true, false or an effort
+            values["chat_template_kwargs"] = {"enable_thinking": bool(think)}
         super().adapt(values, note)
 
 
@@ -113,26 +117,28 @@ async def _reply(request: Request, body: OllamaFields, asks: Sequence[Ask], box:
     """Answer whole or line by line. field: "message" or "response", where the text goes."""
     name = check_model(request, body.model)
 
-    def line(text: str, calls: Sequence[Any] = (), **more: Any) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
+    def line(text: str, calls: Sequence[Any] = (), thought: str = "", **more: Any) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, **({"thinking": thought} if thought else {})}
         if calls:
             message["tool_calls"] = [{"function": {"name": call.name, "arguments": call.values()}} for call in calls]
-        return {"model": name, "created_at": _now(), field: message if field == "message" else text, "done": False, **more}
+        return {"model": name, "created_at": _now(), field: message if field == "message" else text,
+                **({"thinking": thought} if thought and field != "message" else {}), "done": False, **more}
 
     def whole(answers: Answers) -> dict[str, Any]:
-        text, calls = read_answer(answers.llm, box, answers.completions[0])
-        return line(text, [call for call in calls if call.is_complete], **_write_end(answers))
+        text, calls, thought, _ = read_answer(answers, 0, box)
+        return line(text, [call for call in calls if call.is_complete], thought, **_write_end(answers))
 
     async def lines(answers: Answers) -> AsyncIterator[bytes]:
-        reader, told = Reader(answers.llm, box), 0
+        reader, told = Reader(answers, 0, box), 0
         async for batch in answers.batches():
             pieces = [piece for token in batch.tokens for piece in reader.push(token.text)]
-            text = "".join(piece for piece in pieces + (reader.push("", is_last=True) if batch.is_last else [])
-                           if isinstance(piece, str))
+            pieces += reader.push("", is_last=True) if batch.is_last else []
+            text = "".join(piece for piece in pieces if isinstance(piece, str))
+            thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
             calls = [call for call in reader.calls[told:] if call.is_complete]
             told += len(calls)
-            if text or calls:
-                yield dump(line(text, calls)) + b"\n"
+            if text or calls or thought:
+                yield dump(line(text, calls, thought)) + b"\n"
         yield dump(line("", **_write_end(answers))) + b"\n"
 
     if not asks:  # Ollama's way to load a model
@@ -148,7 +154,8 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, OllamaChat)
     box, options = build_toolbox([tool.function.described() for tool in body.tools], "auto", True), body.given_options()
     check_rule(box, options, "format")
-    asks = [Ask([message.plain() for message in body.messages], "messages", options, box)] if body.messages else []
+    asks = [Ask([message.plain() for message in body.messages], "messages", options, box,
+                variables=body.chat_template_kwargs)] if body.messages else []
     return await _reply(request, body, asks, box, "message")
 
 
@@ -158,7 +165,7 @@ async def generate(request: Request) -> Response:
     body = await read_body(request, OllamaGenerate)
     system = [{"role": "system", "content": body.system}] if body.system else []
     prompt = body.prompt if body.raw else [*system, {"role": "user", "content": body.prompt}]
-    ask = Ask(prompt, "prompt", body.given_options())
+    ask = Ask(prompt, "prompt", body.given_options(), variables=body.chat_template_kwargs)
     keeper = desk_of(request).keeper
     if not body.raw and keeper.llm and keeper.llm.template is None:  # a base model
         ask = replace(ask, prompt="\n".join(filter(None, (body.system, body.prompt))))

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.options import MAX_LOGPROBS
 from mlx_llama.core.generation.tool_use import Toolbox
-from mlx_llama.core.text.tools import ToolDelta
+from mlx_llama.core.text.thoughts import Thought
 
 from .answers import Answers, Ask
 from .faults import Fault, Refusal, shorten
@@ -44,6 +44,7 @@ from .tooling import (
     Call,
     FunctionTool,
     NamedChoice,
+    Piece,
     Reader,
     ResponseFormat,
     build_toolbox,
@@ -162,6 +163,7 @@ class ChatRequest(CommonFields):
     tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
         "auto", description="a call that is required does not end at stop strings")
     parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template, such as enable_thinking")
     modalities: list[Literal["text"]] = ["text"]
     store: Literal[False] = Field(False, description="answers are not kept")
     service_tier: Literal["auto", "default"] = "auto"
@@ -172,6 +174,7 @@ class ChatRequest(CommonFields):
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
+        adapt_thinking(values)
         if (functions := values.pop("functions", None)) and isinstance(functions, list):
             values.setdefault("tools", [{"type": "function", "function": function} for function in functions])
         if (choice := values.pop("function_call", None)) is not None:
@@ -230,15 +233,19 @@ async def chat(request: Request) -> Response:
     messages = [message.plain() for message in body.messages]
     box, options = body.toolbox(), body.given_options()
     check_rule(box, options, "response_format" if body.response_format.options() else "")
-    asks = [body.apply(ask) for ask in choices_of(options, [messages], "messages", body.n, box)]
+    asks = [replace(body.apply(ask), variables=body.chat_template_kwargs)
+            for ask in choices_of(options, [messages], "messages", body.n, box)]
     made = {"id": f"chatcmpl-{request_id(request)}", "created": int(time.time()), "model": name,
             "system_fingerprint": FINGERPRINT}
 
     def whole(answers: Answers) -> dict[str, Any]:
-        choices = []
+        choices, thought_tokens = [], 0
         for i, completion in enumerate(answers.completions):
-            text, calls = read_answer(answers.llm, box, completion)
+            text, calls, thought, count = read_answer(answers, i, box)
+            thought_tokens += count
             message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+            if thought:
+                message["reasoning_content"] = thought
             if calls:
                 message["tool_calls"] = [call.as_dict() for call in calls]
             choices.append(
@@ -249,7 +256,7 @@ async def chat(request: Request) -> Response:
                     "finish_reason": finish_reason(completion, calls),
                 }
             )
-        return {**made, "object": "chat.completion", "choices": choices, "usage": write_usage(answers),
+        return {**made, "object": "chat.completion", "choices": choices, "usage": write_usage(answers, thought_tokens),
                 "timings": write_timings(answers.completions[0])}
 
     def delta(i: int, content: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
@@ -260,7 +267,7 @@ async def chat(request: Request) -> Response:
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(body.n):
             yield delta(i, {"role": "assistant", "content": ""})
-        readers = [Reader(answers.llm, box) for _ in asks]
+        readers = [Reader(answers, i, box) for i in range(len(asks))]
         async for batch in answers.batches():
             i = batch.index
             for token in batch.tokens:
@@ -276,7 +283,8 @@ async def chat(request: Request) -> Response:
                     yield delta(i, write_piece(piece))
                 yield delta(i, {}, finish_reason(answers.completions[i], readers[i].calls))
         if body.stream_options.include_usage:
-            yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": write_usage(answers),
+            usage = write_usage(answers, sum(reader.thought_tokens for reader in readers))
+            yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": usage,
                          "timings": write_timings(answers.completions[0])})
         yield DONE
 
@@ -293,6 +301,24 @@ def is_forced(choice: Any) -> bool:
 def is_rule(form: Any) -> bool:
     """True for a format that demands more than text."""
     return isinstance(form, dict) and form.get("type") != "text"
+
+
+def adapt_thinking(values: dict[str, Any]) -> None:
+    """Variables of the template in place of the fields by which APIs turn thoughts on and off."""
+    variables = values.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        return
+    found: dict[str, Any] = {}
+    reasoning, thinking = values.pop("reasoning", None), values.pop("thinking", None)
+    effort = values.pop("reasoning_effort", reasoning.get("effort") if isinstance(reasoning, dict) else None)
+    if effort is not None:
+        found = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+    if isinstance(thinking, dict):
+        found["enable_thinking"] = thinking.get("type") != "disabled"
+    if (wanted := values.pop("enable_thinking", None)) is not None:
+        found["enable_thinking"] = wanted
+    if found or variables:
+        values["chat_template_kwargs"] = found | variables
 
 
 def adapt_allowed_tools(values: dict[str, Any]) -> None:
@@ -368,8 +394,10 @@ def _adapt_part(part: Any) -> Any:
     return {**part, "type": "text", "text": part.get("text", part.get("refusal"))} if is_text else part
 
 
-def write_piece(piece: str | ToolDelta) -> dict[str, Any]:
-    """The delta of a piece of text, or of news of a call."""
+def write_piece(piece: Piece) -> dict[str, Any]:
+    """The delta of a piece of text or of a thought, or of news of a call."""
+    if isinstance(piece, Thought):
+        return {"reasoning_content": piece.text}
     if isinstance(piece, str):
         return {"content": piece}
     begun = {"id": piece.id, "type": "function"} if piece.id else {}

@@ -179,7 +179,7 @@ async def count_prompt(request: Request, ask: Ask) -> int:
         desk.keeper.leave()
 
 
-def write_usage(answers: Answers) -> dict[str, Any]:
+def write_usage(answers: Answers, thought_tokens: int = 0) -> dict[str, Any]:
     """OpenAI's usage of all answers; choices of one prompt count it once."""
     completions = answers.completions
     prompts: dict[tuple[int, ...], Completion] = {}
@@ -188,7 +188,8 @@ def write_usage(answers: Answers) -> dict[str, Any]:
     read = sum(completion.prompt_tokens for completion in prompts.values())
     written = sum(len(completion.tokens) for completion in completions)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written,
-            "prompt_tokens_details": {"cached_tokens": sum(one.reused_tokens for one in prompts.values())}}
+            "prompt_tokens_details": {"cached_tokens": sum(one.reused_tokens for one in prompts.values())},
+            "completion_tokens_details": {"reasoning_tokens": thought_tokens}}
 
 
 def write_timings(completion: Completion) -> dict[str, Any]:

@@ -13,20 +13,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import MAX_LOGPROBS
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
-from mlx_llama.core.text.tools import ToolCall, ToolDelta
+from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.tools import ToolCall
 
 from .answers import Answers, Ask
 from .faults import Refusal
 from .fields import ENDLESS, RULES, Body, Note, OptionFields, read_body
 from .guard import request_id
-from .openai import adapt_allowed_tools, is_forced, is_rule, join_parts
+from .openai import adapt_allowed_tools, adapt_thinking, is_forced, is_rule, join_parts
 from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import FunctionBody, Reader, are_complete, build_toolbox, check_rule, check_schema, list_logprobs
+from .tooling import FunctionBody, Piece, Reader, are_complete, build_toolbox, check_rule, check_schema, list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -153,6 +153,7 @@ class ResponsesRequest(OptionFields):
     parallel_tool_calls: bool = True
     background: Literal[False] = False
     reasoning: Reasoning = Reasoning()
+    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template, such as enable_thinking")
     store: Literal[False] = Field(False, description="answers are not kept")
     truncation: Literal["disabled"] = "disabled"
     include: list[Literal["message.output_text.logprobs"]] = []
@@ -166,6 +167,7 @@ class ResponsesRequest(OptionFields):
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
+        adapt_thinking(values)
         adapt_allowed_tools(values)
         if isinstance(tools := values.get("tools"), list):
             values["tools"] = _adapt_tools(tools, values.get("tool_choice"), note)
@@ -265,10 +267,10 @@ async def respond(request: Request) -> Response:
     name = check_model(request, body.model)
     box, options = body.toolbox(), body.given_options()
     check_rule(box, options, "text.format" if body.text.format.options() else "")
-    asks = [Ask(body.plain(), "input", options, box)]
+    asks = [Ask(body.plain(), "input", options, box, variables=body.chat_template_kwargs)]
     identity, created = request_id(request), int(time.time())
 
-    def response(answers: Answers, status: str, output: list[Any]) -> dict[str, Any]:
+    def response(answers: Answers, status: str, output: list[Any], thought_tokens: int = 0) -> dict[str, Any]:
         completion = answers.completions[0]
         options = completion.options
         is_over = status not in ("in_progress", "queued")
@@ -298,19 +300,19 @@ async def respond(request: Request) -> Response:
             "truncation": "disabled",
             "user": body.user,
             "metadata": body.metadata,
-            "usage": write_usage(completion) if is_over else None,
+            "usage": write_usage(completion, thought_tokens) if is_over else None,
         }
 
     def whole(answers: Answers) -> dict[str, Any]:
         completion = answers.completions[0]
-        writer = OutputWriter(answers.llm, box, identity)
+        writer = OutputWriter(answers, box, identity)
         for _ in [*writer.push(completion.tokens), *writer.finish(completion)]:
             pass
-        return response(answers, status_of(completion, writer.calls), writer.output)
+        return response(answers, status_of(completion, writer.calls), writer.output, writer.thought_tokens)
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         number = -1
-        writer = OutputWriter(answers.llm, box, identity)
+        writer = OutputWriter(answers, box, identity)
 
         def told(kind: str, **fields: Any) -> bytes:
             nonlocal number
@@ -328,7 +330,7 @@ async def respond(request: Request) -> Response:
         for kind, fields in writer.finish(completion):
             yield told(kind, **fields)
         status = status_of(completion, writer.calls)
-        yield told(f"response.{status}", response=response(answers, status, writer.output))
+        yield told(f"response.{status}", response=response(answers, status, writer.output, writer.thought_tokens))
 
     if body.stream:
         return await reply_stream(request, asks, events, fail)
@@ -344,7 +346,8 @@ async def count_input(request: Request) -> Response:
     """The tokens of an input, as the model sees it."""
     body = await read_body(request, InputTokensRequest)
     check_model(request, body.model)
-    counted = await count_prompt(request, Ask(body.plain(), "input", {}, body.toolbox()))
+    counted = await count_prompt(request, Ask(
+        body.plain(), "input", {}, body.toolbox(), variables=body.chat_template_kwargs))
     return Json({"object": "response.input_tokens", "input_tokens": counted})
 
 
@@ -352,16 +355,18 @@ Event = tuple[str, dict[str, Any]]  # its kind and fields
 
 
 class OutputWriter:
-    """Items of an answer from its tokens: messages and calls. output: those that have ended.
+    """Items of an answer from its tokens: thoughts, messages and calls. output: those that have ended.
 
     Each method returns the events of a stream.
     """
 
-    def __init__(self, llm: LLM, toolbox: Toolbox, identity: str):
+    def __init__(self, answers: Answers, toolbox: Toolbox, identity: str):
         self.output: list[dict[str, Any]] = []
-        self._llm, self._identity = llm, identity
-        self._reader = Reader(llm, toolbox)
-        self._may_call = bool(toolbox.offered)
+        self._llm, self._identity = answers.llm, identity
+        self._reader = Reader(answers, 0, toolbox)
+        # An answer that begins with its text has the message at once.
+        self._opens_late = bool(toolbox.offered) or self._reader.may_think
+        self._thought: str | None = None  # of the open item
         self._text: str | None = None  # of the open message
         self._logprobs: list[dict[str, Any]] = []  # of the open message
         self._waiting: list[tuple[str, list[dict[str, Any]]]] = []  # texts of tokens since the last piece, their logprobs
@@ -372,9 +377,14 @@ class OutputWriter:
         """Calls so far."""
         return self._reader.calls
 
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens of thoughts so far."""
+        return self._reader.thought_tokens
+
     def begin(self) -> Iterator[Event]:
-        """Open the message that an answer without tools is."""
-        if not self._may_call:
+        """Open the message that an answer without thoughts and tools is."""
+        if not self._opens_late:
             yield from self._open_text()
 
     def push(self, tokens: Sequence[Token]) -> Iterator[Event]:
@@ -388,13 +398,21 @@ class OutputWriter:
         """End the answer."""
         for piece in self._reader.push("", is_last=True):
             yield from self._take(piece)
-        if self._text is None and self._call is None and not self.output:
+        if self._text is None and self._call is None and self._thought is None and not self.output:
             yield from self._open_text()
         if self._text is not None:
             self._logprobs += [one for _, logprobs in self._waiting for one in logprobs]
         yield from self._end(status_of(completion, self.calls))
 
-    def _take(self, piece: str | ToolDelta) -> Iterator[Event]:
+    def _take(self, piece: Piece) -> Iterator[Event]:
+        if isinstance(piece, Thought):
+            self._waiting = []
+            if self._thought is None:
+                self._thought = ""
+                yield "response.output_item.added", {"output_index": len(self.output), "item": self._write_thought("in_progress")}
+            self._thought += piece.text
+            yield "response.reasoning_text.delta", {**self._place_thought(), "delta": piece.text}
+            return
         if isinstance(piece, str):
             if self._text is None:
                 yield from self._end("completed")
@@ -431,6 +449,11 @@ class OutputWriter:
 
     def _end(self, status: str) -> Iterator[Event]:
         """End the open item."""
+        if self._thought is not None:
+            yield "response.reasoning_text.done", {**self._place_thought(), "text": self._thought}
+            done = self._write_thought(status)
+            self._thought = None
+            yield from self._close(done)
         if self._text is not None:
             part = _write_part(self._text, self._logprobs)
             yield "response.output_text.done", {**self._place(), "text": self._text, "logprobs": self._logprobs}
@@ -447,6 +470,14 @@ class OutputWriter:
     def _close(self, item: dict[str, Any]) -> Iterator[Event]:
         yield "response.output_item.done", {"output_index": len(self.output), "item": item}
         self.output.append(item)
+
+    def _place_thought(self) -> dict[str, Any]:
+        return {"item_id": f"rs_{self._identity}_{len(self.output)}", "output_index": len(self.output), "content_index": 0}
+
+    def _write_thought(self, status: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": self._thought}] if self._thought else []
+        return {"type": "reasoning", "id": f"rs_{self._identity}_{len(self.output)}", "summary": [], "content": content,
+                "status": status}
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._message_id, "output_index": len(self.output), "content_index": 0}
@@ -480,9 +511,9 @@ def status_of(completion: Completion, calls: Sequence[ToolCall]) -> str:
     return "incomplete" if is_cut else "completed"
 
 
-def write_usage(completion: Completion) -> dict[str, Any]:
+def write_usage(completion: Completion, thought_tokens: int) -> dict[str, Any]:
     """The usage of a response."""
     read, written = completion.prompt_tokens, len(completion.tokens)
     return {"input_tokens": read, "input_tokens_details": {"cached_tokens": completion.reused_tokens,
                                                            "cache_write_tokens": 0},
-            "output_tokens": written, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": read + written}
+            "output_tokens": written, "output_tokens_details": {"reasoning_tokens": thought_tokens}, "total_tokens": read + written}
