@@ -145,7 +145,7 @@ class Conversation(Body):
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
-        adapt_thinking(values)
+        adapt_thinking(values, note)
         if "thread" in values:  # clients with threads read this and send the messages
             raise Refusal(400, "unsupported", [Fault("thread", "unsupported", "thread: conversations are not kept: send the messages")],
                           details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]})

@@ -143,6 +143,10 @@ class OptionFields(Dialect, _TableFields):
         return {name: getattr(self, name) for name in FIELDS if name in self.model_fields_set}
 
 
+# Fields by which APIs turn thoughts on and off
+_SWITCHES = ("reasoning_effort", "reasoning", "thinking", "enable_thinking", "think")
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -163,6 +167,8 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     settings, desk = request.app.state.settings, request.app.state.desk
     values = parse_object(raw)
     names = request.scope["names"] = name_options(values, kind)
+    if switch := next((name for name in _SWITCHES if values.get(name) is not None), None):
+        names |= dict.fromkeys(("chat_template_kwargs.enable_thinking", "chat_template_kwargs.reasoning_effort"), switch)
     try:
         return check_values(values, kind, settings, lambda place: note(request, place))
     except Refusal as refusal:

@@ -174,7 +174,7 @@ class ChatRequest(CommonFields):
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
-        adapt_thinking(values)
+        adapt_thinking(values, note)
         if (functions := values.pop("functions", None)) and isinstance(functions, list):
             values.setdefault("tools", [{"type": "function", "function": function} for function in functions])
         if (choice := values.pop("function_call", None)) is not None:
@@ -303,18 +303,27 @@ def is_rule(form: Any) -> bool:
     return isinstance(form, dict) and form.get("type") != "text"
 
 
-def adapt_thinking(values: dict[str, Any]) -> None:
+def adapt_thinking(values: dict[str, Any], note: Note) -> None:
     """Variables of the template in place of the fields by which APIs turn thoughts on and off."""
     variables = values.get("chat_template_kwargs", {})
     if not isinstance(variables, dict):
         return
     found: dict[str, Any] = {}
-    reasoning, thinking = values.pop("reasoning", None), values.pop("thinking", None)
-    effort = values.pop("reasoning_effort", reasoning.get("effort") if isinstance(reasoning, dict) else None)
-    if effort is not None:
+    if (reasoning := values.pop("reasoning", None)) is not None:
+        parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
+        values.setdefault("reasoning_effort", parts.get("effort"))
+        for name in parts.keys() - {"effort"}:
+            note(f"reasoning.{name}")
+    if isinstance(effort := values.pop("reasoning_effort", None), str):
         found = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
-    if isinstance(thinking, dict):
-        found["enable_thinking"] = thinking.get("type") != "disabled"
+    elif effort is not None:
+        note("reasoning_effort")
+    if (thinking := values.pop("thinking", None)) is not None:
+        parts = thinking if isinstance(thinking, dict) else {"": thinking}
+        if parts.get("type") in ("enabled", "adaptive", "disabled"):
+            found["enable_thinking"] = parts["type"] != "disabled"
+        for name in parts.keys() - ({"type"} if "enable_thinking" in found else set()):
+            note(f"thinking.{name}")
     if (wanted := values.pop("enable_thinking", None)) is not None:
         found["enable_thinking"] = wanted
     if found or variables:

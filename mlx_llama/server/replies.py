@@ -73,7 +73,7 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; a client that leaves meanwhile cancels them. Raises Refusal."""
     if adapter := request.scope.get("adapter"):
         asks = [replace(ask, options={"adapter": adapter} | ask.options) for ask in asks]
-    asks = [replace(ask, note=lambda place: note(request, place)) for ask in asks]
+    asks = [_with_notes(request, ask) for ask in asks]
     try:
         answers = await until_gone(request, desk_of(request).answer(asks))
     except Refusal as refusal:
@@ -81,6 +81,11 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
         raise
     request.scope["answers"] = answers  # for the log
     return answers
+
+
+def _with_notes(request: Request, ask: Ask) -> Ask:
+    names = request.scope.get("names", {})
+    return replace(ask, note=lambda place: note(request, names.get(place, place)))
 
 
 async def reply_whole(request: Request, asks: Sequence[Ask], write: Callable[[Answers], Any]) -> Response:
@@ -171,7 +176,7 @@ def check_model(request: Request, name: str | None) -> str:
 
 async def count_prompt(request: Request, ask: Ask) -> int:
     """Tokens of a prompt, as the model sees it. Raises Refusal."""
-    desk = desk_of(request)
+    desk, ask = desk_of(request), _with_notes(request, ask)
     llm = await desk.keeper.enter()
     try:
         return await anyio.to_thread.run_sync(lambda: len(prepare(llm, ask, desk.settings, fits=False).prompt))

@@ -167,7 +167,7 @@ class ResponsesRequest(OptionFields):
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
-        adapt_thinking(values)
+        adapt_thinking(values, note)
         adapt_allowed_tools(values)
         if isinstance(tools := values.get("tools"), list):
             values["tools"] = _adapt_tools(tools, values.get("tool_choice"), note)

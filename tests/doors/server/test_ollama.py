@@ -39,7 +39,7 @@ def test_formats_and_options(client, lenient):
                         options={"num_predict": 2, "num_ctx": 4096, "mirostat": 0})
     assert done.json()["eval_count"] == 2 and done.json()["model"] == "guide"
     noted = set(done.headers["x-mlx-llama-noted"].split(", "))
-    assert noted == {"keep_alive", "chat_template_kwargs.enable_thinking", "options.num_ctx", "options.mirostat", "model"}
+    assert noted == {"keep_alive", "think", "options.num_ctx", "options.mirostat", "model"}
 
 
 def test_the_model(client, lenient):
