@@ -20,6 +20,7 @@ from .answers import Desk
 from .faults import Refusal
 from .guard import Guard
 from .keeper import Keeper
+from .kept import KeptResponses
 from .metrics import Metrics
 from .replies import reply_refusal
 from .schemas import write_openapi
@@ -44,6 +45,7 @@ def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[
                                   lambda llm: llama_cpp.describe_model(llm, settings))
         app.state.desk = Desk(settings, app.state.keeper, metrics)
         app.state.jobs = jobs.Jobs(settings)
+        app.state.kept_responses = KeptResponses()
         metrics.watch(app.state.desk)
         app.state.keeper.start()
         yield

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: text in, text out, nothing kept."""
+"""OpenAI's Responses: text in, text out."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from .answers import Answers, Ask
 from .faults import Refusal
 from .fields import ENDLESS, RULES, Body, Note, OptionFields, read_body
 from .guard import request_id
+from .kept import KeptResponses
 from .openai import adapt_allowed_tools, adapt_thinking, is_forced, is_rule, join_parts
 from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
 from .schemas import takes
@@ -43,7 +44,7 @@ class InputPart(Body):
 class InputItem(Body):
     """A message, a call or its result among the input."""
 
-    type: Literal["message", "function_call", "function_call_output"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "item_reference"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputPart] | None = None
     id: str = Field("", max_length=512)
@@ -56,7 +57,7 @@ class InputItem(Body):
     @model_validator(mode="after")
     def _check_type(self):
         needed = {"message": ("role", "content"), "function_call": ("call_id", "name", "arguments"),
-                  "function_call_output": ("call_id", "output")}[self.type]
+                  "function_call_output": ("call_id", "output"), "item_reference": ()}[self.type]
         missing = [
             name
             for name in needed
@@ -139,7 +140,7 @@ class ResponsesRequest(OptionFields):
         "prompt_cache_key", "text.verbosity", "parallel_tool_calls", "top_logprobs", "input.content.annotations", "input.content.logprobs",
         "input.status", "input.id", "tools.strict"})
     refused: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("previous_response_id", "conversation"), "answers are not kept: send the conversation as input"),
+        "conversation": "use previous_response_id, or send the conversation as input",
         "prompt": "prompts are not kept: send instructions and input"}
 
     input: str | list[InputItem] = Field(min_length=1)
@@ -154,7 +155,9 @@ class ResponsesRequest(OptionFields):
     background: Literal[False] = False
     reasoning: Reasoning = Reasoning()
     chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template, such as enable_thinking")
-    store: Literal[False] = Field(False, description="answers are not kept")
+    previous_response_id: str | None = Field(None, max_length=512, description="go on from this response, which is kept in memory "
+                                             "for an hour; instructions are not taken over")
+    store: bool = Field(True, description="keep the response for previous_response_id")
     truncation: Literal["disabled"] = "disabled"
     include: list[Literal["message.output_text.logprobs"]] = []
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position")
@@ -192,14 +195,17 @@ class ResponsesRequest(OptionFields):
             raise ValueError('top_logprobs: only with include: ["message.output_text.logprobs"]')
         return self
 
-    def plain(self) -> list[dict[str, Any]]:
-        """The conversation as templates take it. Raises Refusal."""
+    def items(self, kept: KeptResponses) -> list[InputItem]:
+        """The conversation: what is kept of it, and the input. Raises Refusal."""
+        earlier = kept.get(self.previous_response_id, "previous_response_id").items if self.previous_response_id else ()
+        told = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        return [*map(InputItem.model_validate, earlier),
+                *(InputItem.model_validate(kept.find_item(item.id)) if item.type == "item_reference" else item for item in told)]
+
+    def plain(self, conversation: Sequence[InputItem]) -> list[dict[str, Any]]:
+        """The conversation as templates take it."""
         items: list[dict[str, Any]] = []
-        for item in (
-            [InputItem.model_validate({"role": "user", "content": self.input})]
-            if isinstance(self.input, str)
-            else self.input
-        ):
+        for item in conversation:
             if item.type == "function_call":
                 call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
                 if items and items[-1]["role"] == "assistant":  # one message of the assistant has text and calls
@@ -267,7 +273,9 @@ async def respond(request: Request) -> Response:
     name = check_model(request, body.model)
     box, options = body.toolbox(), body.given_options()
     check_rule(box, options, "text.format" if body.text.format.options() else "")
-    asks = [Ask(body.plain(), "input", options, box, variables=body.chat_template_kwargs)]
+    kept: KeptResponses = request.app.state.kept_responses
+    conversation = body.items(kept)
+    asks = [Ask(body.plain(conversation), "input", options, box, variables=body.chat_template_kwargs)]
     identity, created = request_id(request), int(time.time())
 
     def response(answers: Answers, status: str, output: list[Any], thought_tokens: int = 0) -> dict[str, Any]:
@@ -288,9 +296,9 @@ async def respond(request: Request) -> Response:
             "model": name,
             "output": output,
             "parallel_tool_calls": box.many,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
-            "store": False,
+            "store": body.store,
             "temperature": options.get("temperature"),
             "text": body.text.as_dict(),
             "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
@@ -308,7 +316,12 @@ async def respond(request: Request) -> Response:
         writer = OutputWriter(answers, box, identity)
         for _ in [*writer.push(completion.tokens), *writer.finish(completion)]:
             pass
-        return response(answers, status_of(completion, writer.calls), writer.output, writer.thought_tokens)
+        return keep(response(answers, status_of(completion, writer.calls), writer.output, writer.thought_tokens))
+
+    def keep(made: dict[str, Any]) -> dict[str, Any]:
+        if body.store:
+            kept.put(made, [item.model_dump(exclude_none=True, exclude_unset=True) for item in conversation])
+        return made
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         number = -1
@@ -330,11 +343,25 @@ async def respond(request: Request) -> Response:
         for kind, fields in writer.finish(completion):
             yield told(kind, **fields)
         status = status_of(completion, writer.calls)
-        yield told(f"response.{status}", response=response(answers, status, writer.output, writer.thought_tokens))
+        yield told(f"response.{status}", response=keep(response(answers, status, writer.output, writer.thought_tokens)))
 
     if body.stream:
         return await reply_stream(request, asks, events, fail)
     return await reply_whole(request, asks, whole)
+
+
+@router.get("/v1/responses/{response_id}")
+async def retrieve(request: Request, response_id: str) -> Response:
+    """A response that is kept."""
+    return Json(request.app.state.kept_responses.get(response_id, "response_id").response)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def forget(request: Request, response_id: str) -> Response:
+    """Forget a response."""
+    request.app.state.kept_responses.get(response_id, "response_id")
+    request.app.state.kept_responses.drop(response_id)
+    return Json({"id": response_id, "object": "response", "deleted": True})
 
 
 class InputTokensRequest(ResponsesRequest):
@@ -347,7 +374,7 @@ async def count_input(request: Request) -> Response:
     body = await read_body(request, InputTokensRequest)
     check_model(request, body.model)
     counted = await count_prompt(request, Ask(
-        body.plain(), "input", {}, body.toolbox(), variables=body.chat_template_kwargs))
+        body.plain(body.items(request.app.state.kept_responses)), "input", {}, body.toolbox(), variables=body.chat_template_kwargs))
     return Json({"object": "response.input_tokens", "input_tokens": counted})
 
 
