@@ -371,6 +371,9 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
                     prompt = replace(prompt, tokens=[*prompt.tokens, *closed])
             if beginning:
                 prompt = replace(prompt, tokens=[*prompt.tokens, *llm.tokenizer.encode(beginning, add_bos=False)])
+        elif isinstance(ask.prompt, str):
+            check_count(llm.tokenizer.count_at_least(ask.prompt))
+            prompt = ToolPrompt(_encode_text(llm, ask.prompt))
         else:
             prompt = ToolPrompt(llm.encode(ask.prompt, check_count))
         if prompt.rule and not any(fault.field in RULES for fault in faults):  # it has the schema in it
@@ -387,6 +390,12 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         raise Refusal(400, "invalid_value", faults)
     return Request(prompt.tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
                    shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
+
+
+def _encode_text(llm: LLM, text: str) -> list[int]:
+    """Token ids of a text to continue, special tokens read as such and one BOS, so that a rendered template is its chat."""
+    tokens = llm.tokenizer.encode(text, add_bos=True, parse_special=True)
+    return tokens[1:] if tokens[:2] == [llm.tokenizer.bos_id] * 2 else tokens
 
 
 _RENDERING = ("messages", "tools", "documents", "add_generation_prompt", "check_count", "tokenizer", "template", "bos_token",

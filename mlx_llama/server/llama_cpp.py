@@ -199,7 +199,7 @@ def join_mixed(llm: LLM, prompt: Any) -> Any:
         return prompt
     ids: list[int] = []
     for one in prompt:
-        ids += llm.tokenizer.encode(one, add_bos=not ids) if isinstance(one, str) else [one]
+        ids += llm.tokenizer.encode(one, add_bos=not ids, parse_special=True) if isinstance(one, str) else [one]
     return ids
 
 

@@ -77,3 +77,12 @@ def test_answers_have_no_limit_but_the_context(smollm2, tmp_path):
         assert done["choices"][0]["finish_reason"] == "length" and done["usage"]["total_tokens"] >= 511
     finally:
         server.close()
+
+
+def test_a_rendered_template_is_its_chat(server):
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    text = server.post("/apply-template", messages=messages).json()["prompt"]
+    raw = server.post("/completion", prompt=text, temperature=0, n_predict=8).json()
+    chat = server.post("/v1/chat/completions", messages=messages, temperature=0, max_tokens=8).json()
+    assert raw["content"] == chat["choices"][0]["message"]["content"]
+    assert raw["tokens_evaluated"] == chat["usage"]["prompt_tokens"]
