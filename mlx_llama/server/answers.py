@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request as HttpRequest
 
-from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TemplateError, spell_parameters
+from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, spell_parameters
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
@@ -26,6 +26,7 @@ from mlx_llama.core.generation.options import FIELDS, GenerationOptions, resolve
 from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
+from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 
 from .faults import Fault, Refusal, bad_field, client_gone, shorten
@@ -342,13 +343,15 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         given["stop"] = ()  # a stop string would cut the call that must be made
     if ask.ignores_eos:
         given["logit_bias"] = {**dict.fromkeys(llm.engine.eos, -1e6), **given.get("logit_bias", {})}
+    if llm.template is None and _is_chat(ask.prompt):
+        given["stop"] = (*given.get("stop", ()), "<|im_end|>")
     if "max_new_tokens" not in (llm.checkpoint.generation_config or {}):
         given.setdefault("max_tokens", ENDLESS)
     try:
         resolved = resolve(_build_schema(given, settings), llm.checkpoint.generation_config, str(llm.checkpoint.path / "generation_config.json"))
     except OptionsError as error:
         raise refuse(error, ask.field, llm, given) from None
-    is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
+    is_chat = _is_chat(ask.prompt)
     faults = check_options(llm, resolved.options, given, settings, starts_text=is_chat, note=ask.note)
     prompt = ToolPrompt([])
 
@@ -360,7 +363,9 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         ask.toolbox.check(resolved.options)
         if is_chat:
             messages, beginning = _split_beginning(ask.prompt)
-            template = llm.require_template()
+            template = find_template(llm)
+            if llm.template is None:
+                ask.note("chat_template: chatml")
             prompt = encode_with_tools(llm.tokenizer, template, messages, ask.toolbox, resolved.options.schema, check_count,
                                        _pick_variables(template.source, ask, settings))
             if thoughts := find_thoughts(template.source):
@@ -390,6 +395,15 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         raise Refusal(400, "invalid_value", faults)
     return Request(prompt.tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
                    shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
+
+
+def find_template(llm: LLM) -> ChatTemplate:
+    """The model's chat template, or ChatML for a model without one, as llama-server has it."""
+    return llm.template or load_builtin_template("chatml", llm.tokenizer)
+
+
+def _is_chat(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
 
 
 def _encode_text(llm: LLM, text: str) -> list[int]:
@@ -490,8 +504,6 @@ def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str
     found = re.match(r"(?:option )?(\w+): ", text)
     if isinstance(error, OptionsError) and found and (found[1] in FIELDS or found[1] in _CONSTRAINTS):
         field, text = found[1], f"{found[1]}: {text[found.end():]}"
-    elif isinstance(error, TemplateError) and llm and llm.template is None:
-        text = f"{field}: this model has no chat template: send a text to /v1/completions"
     elif field != "messages":
         text = re.sub(r"^messages\[\d+\]", field, text)
     constraint = _CONSTRAINTS.get(field) or _KINDS.get(type(error).__name__, "a valid value")

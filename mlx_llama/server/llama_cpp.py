@@ -23,7 +23,7 @@ from mlx_llama.core.generation.options import FIELDS, resolve
 from mlx_llama.core.generation.request import Sequence
 from mlx_llama.core.text.tools import add_tools
 
-from .answers import Answers, refuse
+from .answers import Answers, find_template, refuse
 from .faults import Fault, Refusal, bad_field
 from .fields import ENDLESS, Body, OptionFields, read_body
 from .openai import Message, fail, split_prompts
@@ -418,7 +418,7 @@ async def apply_template(request: Request) -> Response:
 
     def work(llm: LLM) -> str:
         if not box.tools:
-            return llm.require_template().render(messages, body.add_generation_prompt)
+            return find_template(llm).render(messages, body.add_generation_prompt)
         told, extras = add_tools(tool_format(llm), messages, box.tools)
         return llm.require_template().render(told, body.add_generation_prompt, **extras)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
@@ -166,9 +165,6 @@ async def generate(request: Request) -> Response:
     system = [{"role": "system", "content": body.system}] if body.system else []
     prompt = body.prompt if body.raw else [*system, {"role": "user", "content": body.prompt}]
     ask = Ask(prompt, "prompt", body.given_options(), variables=body.chat_template_kwargs)
-    keeper = desk_of(request).keeper
-    if not body.raw and keeper.llm and keeper.llm.template is None:  # a base model
-        ask = replace(ask, prompt="\n".join(filter(None, (body.system, body.prompt))))
     return await _reply(request, body, [ask] if body.prompt else [], Toolbox(), "response")
 
 

@@ -176,7 +176,7 @@ def test_paths_of_the_machine_are_not_told(serve, tmp_path):
     (tmp_path / "bare" / "tokenizer_config.json").unlink()
     server = serve("--model", tmp_path / "bare")
     done = server.post("/v1/chat/completions", **QUESTION)
-    assert done.status_code == 400 and "no chat template" in done.text and str(tmp_path) not in done.text
+    assert done.status_code == 200 and done.headers["x-mlx-llama-noted"] == "chat_template: chatml"
     (tmp_path / "refuses.jinja").write_text("{{ raise_exception('no such talk') }}")
     server = serve("--template", tmp_path / "refuses.jinja")
     done = server.post("/v1/chat/completions", **QUESTION)
