@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
 import math
 import os
 import re
@@ -15,17 +17,20 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request as HttpRequest
 
-from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TemplateError, spell_parameters
+from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, spell_parameters
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions, resolve, validate
 from mlx_llama.core.generation.request import Request
+from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
+from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
+from mlx_llama.core.text.thoughts import find_thoughts
 
 from .faults import Fault, Refusal, bad_field, client_gone, shorten
-from .fields import RULES
+from .fields import ENDLESS, RULES, Note
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
@@ -41,7 +46,8 @@ class Ask:
 
     prompt: a text to continue, messages for the template, or token ids. field: of the body that the prompt came from.
     options: by their names in the table; those that are missing come from the server, the checkpoint and the table. toolbox:
-    what the model may call. reuses, decode_seconds: see Request.
+    what the model may call. reuses, decode_seconds: see Request. ignores_eos: go on after end tokens.
+    note: tells what is passed over. variables: of the chat template, such as enable_thinking.
     """
 
     prompt: Any
@@ -50,6 +56,9 @@ class Ask:
     toolbox: Toolbox = Toolbox()
     reuses: bool = True
     decode_seconds: float | None = None
+    ignores_eos: bool = False
+    note: Note = lambda place: None  # noqa: E731
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Failure(Exception):
@@ -249,7 +258,8 @@ class Desk:
     @property
     def names(self) -> list[str]:
         """Names of the model, the preferred one first."""
-        return list(dict.fromkeys(name for name in (self.settings.alias, self.keeper.name) if name)) or ["default"]
+        aliases = (self.settings.alias or "").split(",")
+        return list(dict.fromkeys(name for name in (*aliases, self.keeper.name) if name)) or ["default"]
 
     def choose_name(self, name: str | None) -> str:
         """The model's or the adapter's name as the answer gives it. Raises Refusal for another model's."""
@@ -258,13 +268,20 @@ class Desk:
         names = self.names
         if name is None or name == "default" or name in names:
             return name if name in names else names[0]
-        names = [*names, *self.keeper.adapters]
-        if name in names:
+        if name in self.keeper.adapters:
             return name
+        if not self.settings.is_strict and not self.keeper.adapters:
+            return names[0]
+        names = [*names, *self.keeper.adapters]
         refusal = bad_field("model", f"one of {', '.join([*names, 'default'])}",
                             f"model: there is no model {name!r:.100} here: this server has {', '.join(names)}", name)
         refusal.status, refusal.code = 404, "model_not_found"
         raise refusal
+
+    def is_name(self, name: str) -> bool:
+        """True for a name of the model or of an adapter, case and the ending .gguf aside."""
+        names = {_plain_name(known) for known in ("default", *self.names, *self.keeper.adapters)}
+        return _plain_name(name) in names
 
     async def find_faults(self, name: Any, given: Mapping[str, Any]) -> list[Fault]:
         """Faults that only the model shows: its name, and options, each alone. Values of a wrong type are skipped."""
@@ -324,12 +341,18 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     given = {"adapter": BASE} | merge_options(settings.options, ask.options, bool(ask.toolbox.forced))
     if ask.toolbox.forced:
         given["stop"] = ()  # a stop string would cut the call that must be made
+    if ask.ignores_eos:
+        given["logit_bias"] = {**dict.fromkeys(llm.engine.eos, -1e6), **given.get("logit_bias", {})}
+    if llm.template is None and _is_chat(ask.prompt):
+        given["stop"] = (*given.get("stop", ()), "<|im_end|>")
+    if "max_new_tokens" not in (llm.checkpoint.generation_config or {}):
+        given.setdefault("max_tokens", ENDLESS)
     try:
-        resolved = resolve(given, llm.checkpoint.generation_config, str(llm.checkpoint.path / "generation_config.json"))
+        resolved = resolve(_build_schema(given, settings), llm.checkpoint.generation_config, str(llm.checkpoint.path / "generation_config.json"))
     except OptionsError as error:
         raise refuse(error, ask.field, llm, given) from None
-    is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)
-    faults = check_options(llm, resolved.options, given, settings, starts_text=is_chat)
+    is_chat = _is_chat(ask.prompt)
+    faults = check_options(llm, resolved.options, given, settings, starts_text=is_chat, note=ask.note)
     prompt = ToolPrompt([])
 
     def check_count(count: int) -> None:
@@ -339,8 +362,23 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     try:
         ask.toolbox.check(resolved.options)
         if is_chat:
-            prompt = encode_with_tools(llm.tokenizer, llm.require_template(), ask.prompt, ask.toolbox,
-                                       resolved.options.schema, check_count)
+            messages, beginning = _split_beginning(ask.prompt)
+            template = find_template(llm)
+            if llm.template is None:
+                ask.note("chat_template: chatml")
+            prompt = encode_with_tools(llm.tokenizer, template, messages, ask.toolbox, resolved.options.schema, check_count,
+                                       _pick_variables(template.source, ask, settings))
+            if thoughts := find_thoughts(template.source):
+                prompt = replace(prompt, shown=prompt.shown | thoughts.special_ids(llm.tokenizer))
+                has_rule = prompt.rule or Rule.of(resolved.options)
+                if has_rule and thoughts.is_open(llm.tokenizer, prompt.tokens):  # the rule is the answer's
+                    closed = llm.tokenizer.encode(f"\n{thoughts.end}\n\n", add_bos=False)
+                    prompt = replace(prompt, tokens=[*prompt.tokens, *closed])
+            if beginning:
+                prompt = replace(prompt, tokens=[*prompt.tokens, *llm.tokenizer.encode(beginning, add_bos=False)])
+        elif isinstance(ask.prompt, str):
+            check_count(llm.tokenizer.count_at_least(ask.prompt))
+            prompt = ToolPrompt(_encode_text(llm, ask.prompt))
         else:
             prompt = ToolPrompt(llm.encode(ask.prompt, check_count))
         if prompt.rule and not any(fault.field in RULES for fault in faults):  # it has the schema in it
@@ -359,6 +397,54 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
                    shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
 
 
+def find_template(llm: LLM) -> ChatTemplate:
+    """The model's chat template, or ChatML for a model without one, as llama-server has it."""
+    return llm.template or load_builtin_template("chatml", llm.tokenizer)
+
+
+def _is_chat(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+
+
+def _encode_text(llm: LLM, text: str) -> list[int]:
+    """Token ids of a text to continue, special tokens read as such and one BOS, so that a rendered template is its chat."""
+    tokens = llm.tokenizer.encode(text, add_bos=True, parse_special=True)
+    return tokens[1:] if tokens[:2] == [llm.tokenizer.bos_id] * 2 else tokens
+
+
+_RENDERING = ("messages", "tools", "documents", "add_generation_prompt", "check_count", "tokenizer", "template", "bos_token",
+              "eos_token")
+
+
+def _pick_variables(source: str, ask: Ask, settings: Settings) -> dict[str, Any]:
+    """Variables of a request that the template's source mentions; others are told."""
+    wanted = {**({"enable_thinking": False} if settings.reasoning == "off" else {}), **ask.variables}
+    if "enable_thinking" in wanted:  # Granite's and DeepSeek's word
+        wanted.setdefault("thinking", wanted["enable_thinking"])
+    known = {name: value for name, value in wanted.items() if name in source and name not in _RENDERING}
+    for name in ask.variables:
+        if name not in known and not (name == "enable_thinking" and "thinking" in known):
+            ask.note(f"chat_template_kwargs.{name}")
+    return known
+
+
+def _build_schema(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    schema = options.get("schema")
+    built = {"schema": Schema.of(schema, is_lenient=not settings.is_strict)} if isinstance(schema, (dict, bool)) else {}
+    return {**options, **built}
+
+
+def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
+    """The conversation, and the beginning of the answer: the text of a last message of the assistant. Leading system
+    messages are joined, since many templates take one."""
+    systems = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    rest = list(messages[len(systems):])
+    if len(systems) > 1:
+        systems = [{"role": "system", "content": "\n\n".join(message["content"] for message in systems)}]
+    continues = len(rest) > 1 and rest[-1]["role"] == "assistant" and not rest[-1].get("tool_calls")
+    return [*systems, *(rest[:-1] if continues else rest)], rest[-1]["content"] if continues else ""
+
+
 def merge_options(ours: Mapping[str, Any], theirs: Mapping[str, Any], has_rule: bool = False) -> dict[str, Any]:
     """The server's options and a request's, which win: its rule replaces the server's, and a null lifts it.
 
@@ -370,17 +456,23 @@ def merge_options(ours: Mapping[str, Any], theirs: Mapping[str, Any], has_rule: 
 
 
 def check_options(llm: LLM, options: GenerationOptions, given: Mapping[str, Any], settings: Settings,
-                  starts_text: bool = True) -> list[Fault]:
-    """Faults of options that only the model shows. given: the values, for the faults."""
+                  starts_text: bool = True, note: Note = lambda place: None) -> list[Fault]:
+    """Faults of options that only the model shows. given: the values, for the faults. note: told of relaxed keywords."""
     errors: list[LlamaError] = []
     llm.engine.check_options(options, errors.append)
     try:
         if rule := Rule.of(options):
             # With a limit of time: later calls find it compiled.
-            llm.engine.grammars.compile(rule, starts_text=starts_text, seconds=settings.compile_seconds)
+            constraint = llm.engine.grammars.compile(rule, starts_text=starts_text, seconds=settings.compile_seconds)
+            if constraint.relaxed:
+                note(f"schema: {constraint.relaxed}")
     except LlamaError as error:
         errors.append(error)
     return [_describe(error, "", llm, given) for error in errors]
+
+
+def _plain_name(name: str) -> str:
+    return name.lower().removesuffix(".gguf")
 
 
 def _has_rule(ask: Ask) -> bool:
@@ -412,8 +504,6 @@ def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str
     found = re.match(r"(?:option )?(\w+): ", text)
     if isinstance(error, OptionsError) and found and (found[1] in FIELDS or found[1] in _CONSTRAINTS):
         field, text = found[1], f"{found[1]}: {text[found.end():]}"
-    elif isinstance(error, TemplateError) and llm and llm.template is None:
-        text = f"{field}: this model has no chat template: send a text to /v1/completions"
     elif field != "messages":
         text = re.sub(r"^messages\[\d+\]", field, text)
     constraint = _CONSTRAINTS.get(field) or _KINDS.get(type(error).__name__, "a valid value")

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import anyio
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.tool_use import Toolbox
-from mlx_llama.core.text.tools import ToolCall
+from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
-from .answers import Answers, Ask, prepare
-from .faults import Fault, Refusal, bad_field, shorten, write_anthropic
-from .fields import RULES, Body, OptionFields, read_body
+from .answers import Answers, Ask
+from .faults import Fault, Refusal, shorten, write_anthropic
+from .fields import RULES, Body, Note, OptionFields, read_body
 from .guard import request_id
-from .openai import join_parts
-from .replies import Json, check_model, desk_of, event, reply_stream, reply_whole
+from .openai import adapt_thinking, join_parts
+from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import Reader, are_complete, build_toolbox, check_rule, check_schema, read_answer
+from .tooling import TOOL_NAME, Reader, are_complete, build_toolbox, check_rule, check_schema, read_answer
 
 router = APIRouter(tags=["Anthropic"])
 
@@ -35,18 +35,13 @@ class TextBlock(Body):
     cache_control: dict[str, Any] = Field({}, description="has no effect: every prefix is known")
     citations: list[Any] = Field([], max_length=0)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value):
-        return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
-
 
 class ToolUse(Body):
     """A call that the assistant made."""
 
     type: Literal["tool_use"]
-    id: str = Field(max_length=256)
-    name: str = Field(max_length=64)
+    id: str = Field(max_length=4096)
+    name: str = Field(max_length=128)
     input: dict[str, Any]
     cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
     caller: dict[str, Any] | None = Field(None, description="has no effect")
@@ -56,25 +51,23 @@ class ToolResult(Body):
     """The result of a call."""
 
     type: Literal["tool_result"]
-    tool_use_id: str = Field(max_length=256)
+    tool_use_id: str = Field(max_length=4096)
     content: str | list[TextBlock] = ""
     is_error: bool | None = Field(None, description="has no effect: the content says it")
     cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
 
 
-class AnthropicMessage(BaseModel):
+class AnthropicMessage(Body):
     """A message of a conversation."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Annotated[TextBlock | ToolUse | ToolResult, Field(discriminator="type")]]
 
     @model_validator(mode="after")
     def _check_blocks(self):
-        foreign = "tool_result" if self.role == "assistant" else "tool_use"
-        if not isinstance(self.content, str) and any(block.type == foreign for block in self.content):
-            raise ValueError(f"a message of the {self.role} has no {foreign}")
+        foreign = {"assistant": ("tool_result",), "user": ("tool_use",), "system": ("tool_use", "tool_result")}[self.role]
+        if not isinstance(self.content, str) and any(block.type in foreign for block in self.content):
+            raise ValueError(f"a message of the {self.role} has no {' and no '.join(foreign)}")
         return self
 
     def plain(self) -> list[dict[str, Any]]:
@@ -95,8 +88,8 @@ class AnthropicTool(Body):
     """A tool that the model may call."""
 
     type: Literal["custom"] = "custom"
-    name: str = Field(pattern=r"^[\w.-]{1,64}$")
-    description: str = Field("", max_length=1 << 16)
+    name: str = Field(pattern=TOOL_NAME)
+    description: str = Field("", max_length=1 << 18)
     input_schema: dict[str, Any]
     cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
     strict: bool | None = Field(None, description="has no effect: a required call always fits its schema")
@@ -143,11 +136,33 @@ class OutputConfig(Body):
 class Conversation(Body):
     """Fields that both routes take."""
 
-    unsupported: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("container", "context_management", "mcp_servers", "inference_geo", "diagnostics", "user_profile_id",
-                         "workspace_id"), "")}
+    noted: ClassVar = frozenset({
+        "thinking", "metadata", "service_tier", "speed", "cache_control", "system.citations", "system.cache_control",
+        "messages.content.cache_control", "messages.content.citations", "messages.content.caller", "messages.content.is_error",
+        "messages.content.content.cache_control", "messages.content.content.citations", "tools.cache_control", "tools.strict"})
+    refused: ClassVar[Mapping[str, str]] = {"thread": "conversations are not kept: send the messages"}
 
-    model: str = Field(max_length=512)
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        adapt_thinking(values, note)
+        if "thread" in values:  # clients with threads read this and send the messages
+            raise Refusal(400, "unsupported", [Fault("thread", "unsupported", "thread: conversations are not kept: send the messages")],
+                          details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]})
+        config = values.get("output_config", {})
+        if (form := values.pop("output_format", None)) is not None and isinstance(config, dict):
+            values["output_config"] = {"format": form, **config}
+        tools, choice = values.get("tools"), values.get("tool_choice")
+        named = choice.get("name") if isinstance(choice, dict) else None
+        if isinstance(tools, list):
+            is_ours = [not isinstance(tool, dict) or tool.get("type") in (None, "custom") or tool.get("name") == named for tool in tools]
+            values["tools"] = [tool for tool, kept in zip(tools, is_ours, strict=True) if kept]
+            for kind in {str(tool["type"])[:40] for tool, kept in zip(tools, is_ours, strict=True) if not kept}:
+                note(f"tools[].{kind}")  # run by the API's own servers
+        if isinstance(messages := values.get("messages"), list):
+            values["messages"] = [_adapt_message(message, note) for message in messages]
+
+    model: str | None = Field(None, max_length=512)
     messages: list[AnthropicMessage] = Field(min_length=1)
     system: str | list[TextBlock] = ""
     thinking: Thinking | None = None
@@ -157,6 +172,7 @@ class Conversation(Body):
     output_config: OutputConfig = OutputConfig()
     cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
     speed: Literal["standard"] = "standard"
+    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template, such as enable_thinking")
 
     def toolbox(self) -> Toolbox:
         """The tools. Raises Refusal."""
@@ -167,14 +183,6 @@ class Conversation(Body):
 
     def plain(self) -> list[dict[str, Any]]:
         """The conversation as templates take it. Raises Refusal."""
-        if self.messages[-1].role == "assistant":
-            at = f"messages[{len(self.messages) - 1}].role"
-            raise bad_field(
-                at,
-                "user",
-                f"{at}: the last message must be the user's: the beginning of an answer is not taken",
-                "assistant",
-            )
         system = join_parts(self.system)
         return [*([{"role": "system", "content": system}] if system else []),
                 *(one for message in self.messages for one in message.plain())]
@@ -184,10 +192,9 @@ class MessagesRequest(OptionFields, Conversation):
     """POST /v1/messages."""
 
     model_config = Body.model_config
-    renamed: ClassVar = {"stop_sequences": "stop"}
+    renamed: ClassVar = OptionFields.renamed | {"stop_sequences": "stop", "json_schema": "schema"}
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
 
-    max_tokens: int = Field(ge=0, le=2**31)
     stream: bool = False
     metadata: Mapping[str, Any] = Field({}, description="has no effect")
     service_tier: Literal["auto", "standard_only"] = "auto"
@@ -216,6 +223,24 @@ class MessagesRequest(OptionFields, Conversation):
         return value
 
 
+def _adapt_message(message: Any, note: Note) -> Any:
+    """A message without earlier thoughts and what the API's own servers did, documents of text as text."""
+    if not isinstance(message, dict) or not isinstance(blocks := message.get("content"), list):
+        return message
+    kept = []
+    for block in blocks:
+        kind = block.get("type") if isinstance(block, dict) else None
+        source = block.get("source") if kind == "document" else None
+        if isinstance(source, dict) and source.get("type") == "text":
+            title = f"{block['title']}\n" if block.get("title") else ""
+            kept.append({"type": "text", "text": f"{title}{source.get('data', '')}\n"})
+        elif kind in ("thinking", "redacted_thinking") or str(kind).endswith("_tool_result") or kind == "server_tool_use":
+            note(f"messages[].content[].{kind:.40}")
+        else:
+            kept.append(block)
+    return {**message, "content": kept}
+
+
 @router.post("/v1/messages", **takes(MessagesRequest))
 async def messages(request: Request) -> Response:
     """Answer a conversation."""
@@ -223,20 +248,21 @@ async def messages(request: Request) -> Response:
     name = check_model(request, body.model)
     box, options = body.toolbox(), body.given_options()
     check_rule(box, options, "output_config.format" if body.output_config.format else "")
-    asks = [Ask(body.plain(), "messages", options, box)]
+    asks = [Ask(body.plain(), "messages", options, box, variables=body.chat_template_kwargs)]
     made = {"id": f"msg_{request_id(request)}", "type": "message", "role": "assistant", "model": name}
 
     def whole(answers: Answers) -> dict[str, Any]:
         completion = answers.completions[0]
-        text, calls = read_answer(answers.llm, box, completion)
-        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
+        text, calls, thought, _ = read_answer(answers, 0, box)
+        content: list[dict[str, Any]] = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+        content += [{"type": "text", "text": text}] if text or not calls else []
         content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": read_values(call)} for call in calls]
         return {**made, "content": content, "stop_reason": stop_reason(completion, calls),
                 "stop_sequence": stop_sequence(completion), "usage": write_usage(completion)}
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         completion = answers.completions[0]
-        reader, begun = Reader(answers.llm, box), False
+        reader, begun = Reader(answers, 0, box), False
         index, kind = -1, ""  # the open block
         async for batch in answers.batches():
             if not begun:  # by now the reused tokens are known
@@ -248,7 +274,11 @@ async def messages(request: Request) -> Response:
             pieces = [piece for token in batch.tokens for piece in reader.push(token.text)]
             for piece in pieces + (reader.push("", is_last=True) if batch.is_last else []):
                 block: dict[str, Any] | None = None
-                if isinstance(piece, str):
+                if isinstance(piece, Thought):
+                    change = {"type": "thinking_delta", "thinking": piece.text}
+                    if kind != "thinking":
+                        block = {"type": "thinking", "thinking": "", "signature": ""}
+                elif isinstance(piece, str):
                     change = {"type": "text_delta", "text": piece}
                     if kind != "text":
                         block = {"type": "text", "text": ""}
@@ -261,7 +291,7 @@ async def messages(request: Request) -> Response:
                         yield named({"type": "content_block_stop", "index": index})
                     index, kind = index + 1, block["type"]
                     yield named({"type": "content_block_start", "index": index, "content_block": block})
-                if isinstance(piece, str) or piece.arguments:
+                if not isinstance(piece, ToolDelta) or piece.arguments:
                     yield named({"type": "content_block_delta", "index": index, "delta": change})
         if not kind:  # an answer without text is an empty block
             index = 0
@@ -323,11 +353,5 @@ async def count_tokens(request: Request) -> Response:
     """The tokens of a prompt, as the model sees it."""
     body = await read_body(request, CountRequest)
     check_model(request, body.model)
-    ask = Ask(body.plain(), "messages", {}, body.toolbox())
-    desk = desk_of(request)
-    llm = await desk.keeper.enter()
-    try:
-        counted = await anyio.to_thread.run_sync(lambda: len(prepare(llm, ask, desk.settings, fits=False).prompt))
-    finally:
-        desk.keeper.leave()
-    return Json({"input_tokens": counted})
+    return Json({"input_tokens": await count_prompt(request, Ask(
+        body.plain(), "messages", {}, body.toolbox(), variables=body.chat_template_kwargs))})

@@ -15,11 +15,12 @@ from starlette.responses import Response
 from mlx_llama import __version__
 from mlx_llama.core.generation.llm import LLM
 
-from . import anthropic, docs, jobs, llama_cpp, openai, operations, page, responses
+from . import anthropic, docs, jobs, llama_cpp, ollama, openai, operations, page, responses
 from .answers import Desk
 from .faults import Refusal
 from .guard import Guard
 from .keeper import Keeper
+from .kept import KeptResponses
 from .metrics import Metrics
 from .replies import reply_refusal
 from .schemas import write_openapi
@@ -44,6 +45,7 @@ def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[
                                   lambda llm: llama_cpp.describe_model(llm, settings))
         app.state.desk = Desk(settings, app.state.keeper, metrics)
         app.state.jobs = jobs.Jobs(settings)
+        app.state.kept_responses = KeptResponses()
         metrics.watch(app.state.desk)
         app.state.keeper.start()
         yield
@@ -52,7 +54,7 @@ def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[
 
     app = FastAPI(title="mlx_llama", version=__version__, description=ABOUT, lifespan=live, redoc_url=None, docs_url=None)
     app.state.settings = settings
-    for part in (openai, responses, anthropic, llama_cpp, jobs, operations, docs, page):
+    for part in (openai, responses, anthropic, llama_cpp, ollama, jobs, operations, docs, page):
         app.include_router(part.router)
     app.openapi = lambda: write_openapi(app)  # type: ignore[method-assign]
 

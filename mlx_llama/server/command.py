@@ -68,6 +68,10 @@ def parser() -> options.Parser:
     group.add_argument("--page", "--webui", action=argparse.BooleanOptionalAction, default=True,
                        help="serve the web page at / (default: yes)")
     group.add_argument("--log-prompts", action="store_true", help="write prompts into the log, and show them in GET /slots")
+    group.add_argument("--reasoning", choices=("auto", "off", "raw"), default="auto", help="thoughts of reasoning models: split off "
+                       "the answer's text (auto), not asked for where the template has a switch (off), or left in the text (raw)")
+    group.add_argument("--strict", action="store_true", help="refuse unknown fields and model names, which are passed over and told "
+                       "in the header x-mlx-llama-noted otherwise")
     group.add_argument("--quiet", action="store_true", help="log nothing but warnings")
     group.add_argument("--debug", action="store_true", help="show tracebacks")
     options.add_load_flags(result)
@@ -139,6 +143,8 @@ def make_settings(given: argparse.Namespace) -> Settings:
         serves_metrics=given.metrics,
         serves_page=given.page,
         logs_prompts=given.log_prompts,
+        is_strict=given.strict,
+        reasoning=given.reasoning,
     )
 
 

@@ -80,6 +80,11 @@ def write_anthropic(refusal: Refusal) -> dict[str, Any]:
             "errors": [asdict(fault) for fault in refusal.faults]}
 
 
+def write_ollama(refusal: Refusal) -> dict[str, Any]:
+    """The body of an error as Ollama's clients read it."""
+    return {"error": refusal.message, "errors": [asdict(fault) for fault in refusal.faults]}
+
+
 # pydantic's errors -> faults
 
 _BOUNDS = {"greater_than_equal": (">=", "ge"), "greater_than": (">", "gt"), "less_than_equal": ("<=", "le"),
@@ -92,11 +97,11 @@ _JSON_WORDS = {"True": "true", "False": "false", "None": "null"}
 MOST_LOOKED_AT = 1000  # errors, for those of a union's branches
 
 
-def collect_faults(errors: Iterable[Mapping[str, Any]], known: Iterable[str], unsupported: Mapping[str, str]) -> list[Fault]:
+def collect_faults(errors: Iterable[Mapping[str, Any]], known: Iterable[str], refused: Mapping[str, str]) -> list[Fault]:
     """One fault per field from pydantic's errors, MOST_FAULTS at most and one that counts the rest.
 
-    known: names of the fields, for "did you mean". unsupported: fields that the API defines and this server does not do,
-    with the reason ("" for none).
+    known: names of the fields, for "did you mean". refused: fields that the API defines and this server does not do, with the
+    reason ("" for none).
     """
     found = [(_path(error["loc"]), error) for error in errors]
     # A union's branch of another type is no fault where a deeper one shows which branch was meant.
@@ -107,7 +112,7 @@ def collect_faults(errors: Iterable[Mapping[str, Any]], known: Iterable[str], un
         if field not in faults and len(faults) == MOST_FAULTS:
             rest.add(field)
         elif error["type"] == "extra_forbidden" and "." not in field and "[" not in field:
-            faults[field] = _describe_foreign(field, error["input"], known, unsupported)
+            faults[field] = _describe_foreign(field, error["input"], known, refused)
         elif error["type"].endswith("_type") and field in within:
             continue
         elif field not in faults:
@@ -134,9 +139,9 @@ def rename_fault(fault: Fault, names: Mapping[str, str]) -> Fault:
     return replace(fault, field=names[head] + fault.field[len(head):], message=fault.message.replace(head, names[head], 1))
 
 
-def _describe_foreign(field: str, value: Any, known: Iterable[str], unsupported: Mapping[str, str]) -> Fault:
-    if field in unsupported:
-        reason = unsupported[field]
+def _describe_foreign(field: str, value: Any, known: Iterable[str], refused: Mapping[str, str]) -> Fault:
+    if field in refused:
+        reason = refused[field]
         return Fault(field, "unsupported", f"{field}: is not supported by this server" + (f": {reason}" if reason else ""),
                      shorten(value))
     near = difflib.get_close_matches(field, known, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
@@ -20,27 +20,41 @@ from .settings import Settings
 MOST_BIASES = 4096  # entries of logit_bias
 MOST_VALUES = 1 << 15  # of a body, token ids apart: each may be a fault, which takes some microseconds to find
 RULES = ("schema", "regex", "grammar")  # options of which an answer has one
+ENDLESS = 2**31  # tokens: more than any context holds
+Note = Callable[[str], None]  # tells a place in the body that was passed over
 TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: the first fault is enough
 
 
-class Body(BaseModel):
-    """A JSON object of a request. A field that is null counts as left out; one that is not listed is refused. A null of
-    RULES lifts the server's own rule.
+class Dialect:
+    """How an API's requests are read. A field that is null counts as left out, but a null of RULES lifts the server's rule.
 
-    unsupported: fields that the API defines and this server does not do, with a reason or "".
-    renamed: names of the API -> names of the options table; both are taken.
-    places: names of the options table -> places in the body that may set them too.
+    Fields that no class lists, and values of `noted` fields that do not fit, cannot change what a client reads as the
+    answer: they are passed over and told, or refused with --strict.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True)
-    unsupported: ClassVar[Mapping[str, str]] = {}
+    # Names of the API -> names of the options table; both are taken, and the API's wins.
     renamed: ClassVar[Mapping[str, str]] = {}
+    # Names of the options table -> places in the body that may set them too
     places: ClassVar[Mapping[str, Sequence[str]]] = {}
+    # Places (a.b, items of lists included) whose values may be passed over
+    noted: ClassVar[frozenset[str]] = frozenset()
+    # Fields that no class lists and without which the answer would be wrong -> the reason, or ""
+    refused: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
-    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
-        """Faults of fields that contradict each other. given: fields that are not null; their types may be wrong."""
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        """Rewrite other spellings of what this server does, in place. values: not null, their types may be wrong."""
+
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        """Faults of fields that contradict each other. values: not null, their types may be wrong."""
         return []
+
+
+class Body(Dialect, BaseModel):
+    """A JSON object of a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -58,16 +72,36 @@ with warnings.catch_warnings():
             None, description=FIELDS["schema"].description, json_schema_extra=FIELDS["schema"].json_schema_extra)
 
 
-class OptionFields(_TableFields):
+class OptionFields(Dialect, _TableFields):
     """The options table as fields of a request. JSON's types are kept apart: no "0.5" for 0.5, no true for 1."""
 
     model_config = Body.model_config
-    places: ClassVar[Mapping[str, Sequence[str]]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {
+        "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_context_size",
+        "guided_json": "schema", "guided_regex": "regex", "guided_grammar": "grammar"}
 
     @classmethod
-    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
-        """Faults of fields that contradict each other. given: fields that are not null; their types may be wrong."""
-        return []
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        """Values by which peers switch an option off."""
+        super().adapt(values, note)
+        for name, off in (("max_tokens", ENDLESS), ("top_k", 0), ("repetition_context_size", 65536), ("seed", None)):
+            if _is_number(value := values.get(name)) and value == -1:
+                values[name] = off
+        if _is_number(values.get("top_p")) and values["top_p"] == 0:
+            values["top_p"] = 1e-6  # the likeliest token
+        if _is_number(heat := values.get("temperature")) and 0 < heat < 1e-4:
+            values["temperature"] = 0
+        if isinstance(seed := values.get("seed"), int) and not isinstance(seed, bool) and not 0 <= seed < 2**64:
+            note("seed")
+            values["seed"] = seed % 2**64
+        if isinstance(stop := values.get("stop"), list):
+            values["stop"] = [text for text in stop if text != ""]
+        elif stop == "":
+            del values["stop"]
+        if isinstance(bias := values.get("logit_bias"), list) and not bias:
+            del values["logit_bias"]
+        if values.get("seed", 0) is None:
+            del values["seed"]
 
     @field_validator("schema", mode="before")
     @classmethod
@@ -109,13 +143,22 @@ class OptionFields(_TableFields):
         return {name: getattr(self, name) for name in FIELDS if name in self.model_fields_set}
 
 
+# Fields by which APIs turn thoughts on and off
+_SWITCHES = ("reasoning_effort", "reasoning", "thinking", "enable_thinking", "think")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     """Read and check a request's body. Raises Refusal with every fault.
 
-    Leaves `names` in the request's scope: of options -> of the places in this body that set them.
+    Leaves in the request's scope `names`, of options -> of the places in this body that set them, and `noted`, places
+    that were passed over.
     """
     try:
         raw = await request.body()
@@ -124,8 +167,10 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     settings, desk = request.app.state.settings, request.app.state.desk
     values = parse_object(raw)
     names = request.scope["names"] = name_options(values, kind)
+    if switch := next((name for name in _SWITCHES if values.get(name) is not None), None):
+        names |= dict.fromkeys(("chat_template_kwargs.enable_thinking", "chat_template_kwargs.reasoning_effort"), switch)
     try:
-        return check_values(values, kind, settings)
+        return check_values(values, kind, settings, lambda place: note(request, place))
     except Refusal as refusal:
         # Checks that need the model: of the fields that have no fault so far.
         faulty = {re.split(r"[.\[]", fault.field)[0] for fault in refusal.faults}
@@ -135,10 +180,15 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
         raise
 
 
+def note(request: Request, place: str) -> None:
+    """Tell in the answer and in the log that a place of the request was passed over."""
+    request.scope.setdefault("noted", {})[place] = None
+
+
 def parse_object(raw: bytes) -> dict[str, Any]:
     """A JSON object. Raises Refusal."""
     try:
-        values = pydantic_core.from_json(raw, allow_inf_nan=False)
+        values = pydantic_core.from_json(raw.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
     except ValueError as error:
         message = f"the body is not JSON: {error}"
         if "recursion" in message:
@@ -182,36 +232,78 @@ def _look_up(values: Any, place: str) -> Any:
     return values
 
 
-def check_values(values: dict[str, Any], kind: type[Parsed], settings: Settings) -> Parsed:
-    """Check a JSON object. Raises Refusal with every fault."""
+def check_values(values: dict[str, Any], kind: type[Parsed], settings: Settings, note: Note = lambda place: None) -> Parsed:
+    """Check a JSON object, which is changed. Raises Refusal with every fault."""
     faults: list[Fault] = []
     body: Any = None
+    renamed: Mapping[str, str] = getattr(kind, "renamed", {})
     given = {name: value for name, value in values.items() if value is not None or name in RULES and name in kind.model_fields}
-    for theirs, ours in getattr(kind, "renamed", {}).items():
+    for theirs, ours in renamed.items():
         if theirs in values and ours in RULES:
             given.setdefault(ours, None)
         if values.get(theirs) is not None:
             value = given.pop(theirs)
-            if given.get(ours) is None:
-                given[ours] = value
-            elif given[ours] != value:
+            if settings.is_strict and given.get(ours) not in (None, value):
                 faults.append(Fault(theirs, "one value", f"{theirs}: contradicts {ours}; give one of them", shorten(value)))
-    try:
-        body = kind.model_validate(given)
-    except ValidationError as error:
-        found = collect_faults(error.errors(include_url=False), [*kind.model_fields, *getattr(kind, "renamed", {})],
-                               getattr(kind, "unsupported", {}))
-        # Name the field as the request does.
-        back = {ours: theirs for theirs, ours in getattr(kind, "renamed", {}).items() if values.get(theirs) is not None}
-        faults += [rename_fault(fault, back) for fault in found]
+            elif given.get(ours) not in (None, value):
+                note(ours)
+            given[ours] = value
+    if issubclass(kind, Dialect) and not settings.is_strict:
+        kind.adapt(given, note)
+    while True:
+        try:
+            body = kind.model_validate(given)
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+            if not settings.is_strict and (places := _pass_over(given, errors, kind)):
+                for place in places:
+                    note(place)
+                continue
+            known = [*kind.model_fields, *renamed]
+            # Name the field as the request does.
+            back = {ours: theirs for theirs, ours in renamed.items() if values.get(theirs) is not None}
+            faults += [rename_fault(fault, back) for fault in collect_faults(errors, known, getattr(kind, "refused", {}))]
+        break
     faults += _check_limits(given, settings)
-    known = {fault.field for fault in faults}
-    if issubclass(kind, (Body, OptionFields)):
+    if issubclass(kind, Dialect):
+        known = {fault.field for fault in faults}
         together = kind.check_together({name: value for name, value in given.items() if value is not None})
         faults += [fault for fault in together if fault.field not in known]
     if faults:
         raise Refusal(400, _code(faults), faults)
     return body
+
+
+def _pass_over(given: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind: type[BaseModel]) -> list[str]:
+    """Remove unknown fields and faulty values of `noted` ones from a body. Returns their places, as a[].b."""
+    refused, noted = getattr(kind, "refused", {}), getattr(kind, "noted", ())
+    paths: dict[tuple[str | int, ...], None] = {}
+    for error in errors:
+        path = _find_path(given, error["loc"])
+        if path and error["type"] == "extra_forbidden" and path[0] not in refused:
+            paths[tuple(path)] = None
+        elif path is not None or error["type"] == "missing":
+            path = path or _find_path(given, error["loc"][:-1]) or []
+            lengths = (n for n in range(len(path), 0, -1) if ".".join(p for p in path[:n] if isinstance(p, str)) in noted)
+            if length := next(lengths, 0):
+                paths[tuple(path[:length])] = None
+    for path in sorted(paths, key=lambda path: [str(part).zfill(6) for part in path], reverse=True):
+        owner: Any = given
+        for part in path[:-1]:
+            owner = owner[part]
+        del owner[path[-1]]
+    return ["".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") for path in paths]
+
+
+def _find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | None:
+    """The keys and indices of pydantic's location, without the names of a union's branches; None: there is no such place."""
+    if not location:
+        return []
+    head, rest = location[0], location[1:]
+    is_here = isinstance(value, dict) and head in value or isinstance(value, list) and isinstance(head, int) and head < len(value)
+    if is_here and (path := _find_path(value[head], rest)) is not None:
+        return [head, *path]
+    return _find_path(value, rest) if rest and isinstance(head, str) else None
 
 
 def _code(faults: list[Fault]) -> str:

@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,7 +26,7 @@ from .settings import Settings
 
 log = logging.getLogger("mlx_llama.server")
 
-PUBLIC = {"/", "/health", "/v1/health", "/ready", "/favicon.ico"}  # without a key: they tell nothing of the model
+PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico"}  # without a key: they tell nothing of the model
 PUBLIC_FOLDERS = ("/page/",)
 
 
@@ -51,7 +52,9 @@ class Guard:
                 marked = MutableHeaders(scope=message)
                 marked["X-Request-Id"] = marked["Request-Id"] = identity  # OpenAI's name and Anthropic's
                 marked["X-Content-Type-Options"] = "nosniff"
-                for name, value in self._cors(headers).items():
+                if places := scope.get("noted"):
+                    marked["X-Mlx-Llama-Noted"] = _join_places(places)
+                for name, value in self._cors(headers, "origin_refused" in scope).items():
                     marked[name] = value
             await send(message)
 
@@ -59,7 +62,7 @@ class Guard:
             self._check_room(scope)
             self._check_host(headers)
             self._check_origin(scope, headers)
-            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            if scope["method"] == "OPTIONS":
                 await Response(status_code=204, headers=_answer_preflight(headers))(scope, receive, send_marked)
                 return
             self._check_key(scope, headers)
@@ -70,6 +73,7 @@ class Guard:
             await self.app(inner, self._limit(headers, receive), send_marked)
         except Refusal as refusal:
             if status == 0:
+                scope["refusal"] = refusal
                 body = errors_for(scope["path"])(refusal)
                 await Json(body, refusal.status, headers=refusal.headers)(scope, receive, send_marked)
         except Exception:
@@ -93,8 +97,8 @@ class Guard:
     def _check_host(self, headers: Headers) -> None:
         """Refuse names that are not ours: a foreign page may point its own name at this address (DNS rebinding)."""
         host = _host_name(headers.get("host", ""))
-        allowed = {"localhost", self.settings.host.lower(), *(name.lower() for name in self.settings.allowed_hosts)}
-        if host in allowed or _is_address(host):
+        allowed = {"localhost", "host.docker.internal", self.settings.host.lower(), *(name.lower() for name in self.settings.allowed_hosts)}
+        if host in allowed or host.endswith(".local") or _is_address(host):
             return
         raise Refusal(403, "host_not_allowed", message=f"this server does not answer to the host {host!r:.100}: use "
                       "localhost or its address, or start it with --allowed-host")
@@ -110,15 +114,25 @@ class Guard:
             return
         if urlsplit(origin).netloc.lower() == headers.get("host", "").lower():
             return
+        if self._is_local_app(origin):
+            return
+        scope["origin_refused"] = True
         raise Refusal(403, "origin_not_allowed", message=f"this server answers no page of {origin!r:.100}: start it with "
-                      "--cors-origin to allow that")
+                      "--cors-origin ORIGIN, or with --api-key where the page is a program of this machine")
 
-    def _cors(self, headers: Headers) -> dict[str, str]:
+    def _is_local_app(self, origin: str) -> bool:
+        """True for programs of this machine that are written as pages. A key keeps pages of strangers out."""
+        parts = urlsplit(origin)
+        return bool(self._keys) and (parts.scheme in _APP_SCHEMES or parts.hostname in ("localhost", "127.0.0.1", "::1"))
+
+    def _cors(self, headers: Headers, is_refused: bool) -> dict[str, str]:
         origin = headers.get("origin")
-        if origin is None or not (origin in self.settings.cors_origins or "*" in self.settings.cors_origins):
+        is_listed = origin in self.settings.cors_origins or "*" in self.settings.cors_origins
+        # A refusal tells any page the remedy in the browser's console, and nothing else.
+        if origin is None or not (is_listed or is_refused or self._is_local_app(origin)):
             return {}
         return {"Access-Control-Allow-Origin": origin, "Vary": "Origin",
-                "Access-Control-Expose-Headers": "X-Request-Id, Retry-After"}
+                "Access-Control-Expose-Headers": "X-Request-Id, X-Mlx-Llama-Noted, Retry-After"}
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         path, is_read = scope["path"], scope["method"] in ("GET", "HEAD")
@@ -169,7 +183,17 @@ class Guard:
         answers = scope.pop("answers", None)  # an idle connection keeps its scope, and would keep the model
         receipt = write_receipt(answers, self.settings) if answers else ""
         path = scope["path"].encode("unicode_escape").decode()[:200]
+        if refusal := scope.pop("refusal", None):
+            fields = ",".join(dict.fromkeys(fault.field for fault in refusal.faults if fault.field))
+            receipt += f" {refusal.code} {fields}".rstrip().encode("unicode_escape").decode()
+        if places := scope.pop("noted", None):
+            receipt += f" noted={_join_places(places)}"
         log.info("%s %s %s %d %.0fms%s", identity, scope["method"], path, status, seconds * 1e3, receipt)
+
+
+def _join_places(places: Iterable[str]) -> str:
+    """Places of a body as a header's value."""
+    return ", ".join(places)[:1024].encode("ascii", "backslashreplace").decode().replace("\r", "").replace("\n", "")
 
 
 def write_receipt(answers: Answers, settings: Settings) -> str:
@@ -190,6 +214,7 @@ def _answer_preflight(headers: Headers) -> dict[str, str]:
             "Access-Control-Allow-Headers": asked if re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII) else _USUAL_HEADERS}
 
 
+_APP_SCHEMES = ("app", "tauri", "vscode-webview", "file", "chrome-extension", "moz-extension", "safari-web-extension")
 _JSON_TYPES = {"", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"}
 _USUAL_HEADERS = "Authorization, Content-Type, X-Api-Key, Last-Event-Id"
 

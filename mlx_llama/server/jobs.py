@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -34,8 +34,6 @@ _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "cont
 
 class JobRequest(OptionFields):
     """POST /v1/jobs: a prompt or messages, and options."""
-
-    unsupported: ClassVar[Mapping[str, str]] = {}
 
     prompt: str | TokenIds | None = None
     messages: list[Message] | None = Field(None, min_length=1)

@@ -22,9 +22,9 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, resolve
 from mlx_llama.core.generation.request import Sequence
 
-from .answers import Answers, refuse
+from .answers import Answers, find_template, refuse
 from .faults import Fault, Refusal, bad_field
-from .fields import Body, OptionFields, read_body
+from .fields import ENDLESS, Body, OptionFields, read_body
 from .openai import Message, fail, split_prompts
 from .replies import (
     FINGERPRINT,
@@ -46,7 +46,6 @@ from .tooling import FunctionTool, build_toolbox, tool_format, write_token
 router = APIRouter(tags=["llama-server"])
 Result = TypeVar("Result")
 
-ENDLESS = 2**31  # tokens: more than any context holds
 MOST_BIAS = 1e6
 _STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limit"}
 
@@ -66,14 +65,19 @@ _SAMPLERS = (["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
 class LlamaCompletionRequest(OptionFields):
     """POST /completion. Without a value an option has the server's default, which is not llama-server's."""
 
-    renamed: ClassVar = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
-                         "repeat_last_n": "repetition_context_size", "json_schema": "schema", "n_probs": "logprobs",
-                         "n": "n_cmpl"}
-    unsupported: ClassVar[Mapping[str, str]] = dict.fromkeys(("multimodal_data", "nodes"), "")
+    renamed: ClassVar = OptionFields.renamed | {"json_schema": "schema", "n_probs": "logprobs", "n": "n_cmpl"}
+    # Samplers that do not exist here, and hints
+    noted: ClassVar = frozenset({
+        "min_keep", "n_indent", "n_discard", "n_cache_reuse", "n_keep", "post_sampling_probs", "grammar_lazy", "grammar_triggers",
+        "preserved_tokens", "reasoning_format", "top_n_sigma", "adaptive_target", "adaptive_decay", "dynatemp_range",
+        "dynatemp_exponent", "typical_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length",
+        "dry_penalty_last_n", "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta", "samplers", "id_slot"})
+    refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes"), "")
 
     prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
         description="a text, token ids, both mixed, or a list of these")
-    max_tokens: int = Field(256, ge=-1, le=2**31, description="most tokens to generate; -1: as many as the context holds")
+    max_tokens: int = Field(-1, ge=-1, le=2**31,
+                            description="maximum number of tokens to generate; -1: as many as the context holds")
     seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: drawn anew")
     repetition_context_size: int = Field(
         20, ge=-1, le=65536, description="recent tokens that the three penalties look at; -1: as many as the context holds")
@@ -194,7 +198,7 @@ def join_mixed(llm: LLM, prompt: Any) -> Any:
         return prompt
     ids: list[int] = []
     for one in prompt:
-        ids += llm.tokenizer.encode(one, add_bos=not ids) if isinstance(one, str) else [one]
+        ids += llm.tokenizer.encode(one, add_bos=not ids, parse_special=True) if isinstance(one, str) else [one]
     return ids
 
 
@@ -228,8 +232,6 @@ def _settle(llm: LLM, body: LlamaCompletionRequest, prompts: list[Any], options:
         options["repetition_context_size"] = min(llm.engine.context, 65536)
     if biases := options.get("logit_bias"):
         options["logit_bias"] = bias_tokens(llm, biases)
-    if body.ignore_eos:
-        options["logit_bias"] = {**dict.fromkeys(llm.engine.eos, -MOST_BIAS), **options.get("logit_bias", {})}
     return [join_mixed(llm, prompt) for prompt in prompts]
 
 
@@ -246,7 +248,7 @@ async def completion(request: Request) -> Response:
     options = _read_options(body)
     prompts = await with_model(request, lambda llm: _settle(llm, body, prompts, options), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
-    asks = [replace(ask, reuses=body.cache_prompt, decode_seconds=seconds)
+    asks = [replace(ask, reuses=body.cache_prompt, decode_seconds=seconds, ignores_eos=body.ignore_eos)
             for ask in choices_of(options, prompts, "prompt", body.n_cmpl)]
 
     def last(answers: Answers, i: int, content: str | None = None) -> dict[str, Any]:
@@ -351,6 +353,8 @@ def write_settings(options: Mapping[str, Any], body: LlamaCompletionRequest | No
 class TokenizeRequest(Body):
     """POST /tokenize."""
 
+    renamed: ClassVar = {"prompt": "content"}  # vLLM's name
+
     content: str
     add_special: bool = Field(False, description="put the model's first token before the text")
     parse_special: bool = Field(True, description="read special tokens in the text as such")
@@ -399,8 +403,6 @@ async def detokenize(request: Request) -> Response:
 class TemplateRequest(Body):
     """POST /apply-template."""
 
-    unsupported: ClassVar[Mapping[str, str]] = {"chat_template_kwargs": ""}
-
     messages: list[Message] = Field(min_length=1)
     tools: list[FunctionTool] = []
     add_generation_prompt: bool = True
@@ -415,7 +417,7 @@ async def apply_template(request: Request) -> Response:
 
     def work(llm: LLM) -> str:
         if not box.tools:
-            return llm.require_template().render(messages, body.add_generation_prompt)
+            return find_template(llm).render(messages, body.add_generation_prompt)
         told, extras = tool_format(llm).offer(messages, box.tools)
         return llm.require_template().render(told, body.add_generation_prompt, **extras)
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.options import MAX_LOGPROBS
 from mlx_llama.core.generation.tool_use import Toolbox
-from mlx_llama.core.text.tools import ToolDelta
+from mlx_llama.core.text.thoughts import Thought
 
-from .answers import Answers
+from .answers import Answers, Ask
 from .faults import Fault, Refusal, shorten
-from .fields import RULES, Body, OptionFields, TokenIds, read_body
+from .fields import RULES, Body, Note, OptionFields, TokenIds, read_body
 from .guard import request_id
 from .replies import (
     DONE,
@@ -42,6 +44,7 @@ from .tooling import (
     Call,
     FunctionTool,
     NamedChoice,
+    Piece,
     Reader,
     ResponseFormat,
     build_toolbox,
@@ -62,24 +65,17 @@ class TextPart(Body):
     text: str
 
 
-class Message(BaseModel):
+class Message(Body):
     """A message of a conversation."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str = Field("", max_length=256, description="for templates that show it")
     reasoning_content: str = Field("", description="of an assistant's message, for templates that show it")
     tool_calls: list[Call] = Field([], max_length=128)
-    tool_call_id: str = Field("", max_length=256)
+    tool_call_id: str = Field("", max_length=4096)
     refusal: Literal[""] = ""  # assistants' messages come back with these, empty
     annotations: list[Any] = Field([], max_length=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value):
-        return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _check_role(self):
@@ -119,11 +115,29 @@ class StreamOptions(Body):
 class CommonFields(OptionFields):
     """Fields of both kinds of completion."""
 
+    noted: ClassVar = frozenset({"user", "stream_options", "best_of", "store", "service_tier", "metadata", "safety_identifier",
+                                 "prompt_cache_key", "parallel_tool_calls", "messages.refusal", "messages.annotations",
+                                 "messages.name", "messages.reasoning_content", "messages.tool_calls.type",
+                                 "tools.function.strict"})
+
     model: str | None = Field(None, max_length=512)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(1, ge=1, le=16, description="answers to each prompt; with a seed, answer i draws with seed + i")
     user: str | None = Field(None, max_length=512, description="has no effect")
+
+    ignore_eos: bool = Field(False, description="go on after end tokens")
+    cache_prompt: bool = Field(True, description="use known prefixes; false: compute the whole prompt")
+
+    def apply(self, ask: Ask) -> Ask:
+        """The ask as these fields have it."""
+        return replace(ask, reuses=self.cache_prompt, ignores_eos=self.ignore_eos)
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        if values.get("stream", False) is False and values.pop("stream_options", None):
+            note("stream_options")
 
     @classmethod
     def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
@@ -136,14 +150,10 @@ class CommonFields(OptionFields):
 class ChatRequest(CommonFields):
     """POST /v1/chat/completions."""
 
-    renamed: ClassVar = {"max_completion_tokens": "max_tokens"}
+    renamed: ClassVar = OptionFields.renamed | {"max_completion_tokens": "max_tokens", "n_probs": "top_logprobs"}
     places: ClassVar[Mapping[str, Sequence[str]]] = {
         "schema": ("response_format.json_schema.schema", "response_format.schema"), "logprobs": ("top_logprobs",)}
-    unsupported: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("audio", "prediction", "web_search_options", "reasoning_effort", "verbosity", "moderation",
-                         "prompt_cache_retention", "prompt_cache_options"), ""),
-        "functions": "use tools", "function_call": "use tool_choice",
-    }
+    refused: ClassVar = {"audio": ""}
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = Field(False, description="tell the log-probability of each token")  # type: ignore[assignment]
@@ -153,12 +163,38 @@ class ChatRequest(CommonFields):
     tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
         "auto", description="a call that is required does not end at stop strings")
     parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template, such as enable_thinking")
     modalities: list[Literal["text"]] = ["text"]
     store: Literal[False] = Field(False, description="answers are not kept")
     service_tier: Literal["auto", "default"] = "auto"
     metadata: dict[str, str] = Field({}, max_length=16, description="has no effect without store")
     safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
     prompt_cache_key: str | None = Field(None, max_length=512, description="has no effect: every prefix is known")
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        adapt_thinking(values, note)
+        if (functions := values.pop("functions", None)) and isinstance(functions, list):
+            values.setdefault("tools", [{"type": "function", "function": function} for function in functions])
+        if (choice := values.pop("function_call", None)) is not None:
+            values.setdefault("tool_choice", {"type": "function", "function": choice} if isinstance(choice, dict) else choice)
+        if values.get("tool_choice") == "any":  # Mistral's word
+            values["tool_choice"] = "required"
+        adapt_allowed_tools(values)
+        if values.get("tool_choice") == "none" and not values.get("tools"):
+            del values["tool_choice"]
+        if is_forced(values.get("tool_choice")) and is_rule(values.get("response_format")):
+            del values["response_format"]
+            note("response_format")
+        if values.get("top_logprobs") is not None and values.get("logprobs", False) is False:
+            if "logprobs" in values or not values["top_logprobs"]:
+                del values["top_logprobs"]
+                note("top_logprobs")
+            else:
+                values["logprobs"] = True
+        if isinstance(messages := values.get("messages"), list):
+            values["messages"] = adapt_messages(messages)
 
     @classmethod
     def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
@@ -197,15 +233,19 @@ async def chat(request: Request) -> Response:
     messages = [message.plain() for message in body.messages]
     box, options = body.toolbox(), body.given_options()
     check_rule(box, options, "response_format" if body.response_format.options() else "")
-    asks = choices_of(options, [messages], "messages", body.n, box)
+    asks = [replace(body.apply(ask), variables=body.chat_template_kwargs)
+            for ask in choices_of(options, [messages], "messages", body.n, box)]
     made = {"id": f"chatcmpl-{request_id(request)}", "created": int(time.time()), "model": name,
             "system_fingerprint": FINGERPRINT}
 
     def whole(answers: Answers) -> dict[str, Any]:
-        choices = []
+        choices, thought_tokens = [], 0
         for i, completion in enumerate(answers.completions):
-            text, calls = read_answer(answers.llm, box, completion)
+            text, calls, thought, count = read_answer(answers, i, box)
+            thought_tokens += count
             message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+            if thought:
+                message["reasoning_content"] = thought
             if calls:
                 message["tool_calls"] = [call.as_dict() for call in calls]
             choices.append(
@@ -216,7 +256,7 @@ async def chat(request: Request) -> Response:
                     "finish_reason": finish_reason(completion, calls),
                 }
             )
-        return {**made, "object": "chat.completion", "choices": choices, "usage": write_usage(answers),
+        return {**made, "object": "chat.completion", "choices": choices, "usage": write_usage(answers, thought_tokens),
                 "timings": write_timings(answers.completions[0])}
 
     def delta(i: int, content: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
@@ -227,7 +267,7 @@ async def chat(request: Request) -> Response:
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(body.n):
             yield delta(i, {"role": "assistant", "content": ""})
-        readers = [Reader(answers.llm, box) for _ in asks]
+        readers = [Reader(answers, i, box) for i in range(len(asks))]
         async for batch in answers.batches():
             i = batch.index
             for token in batch.tokens:
@@ -243,7 +283,8 @@ async def chat(request: Request) -> Response:
                     yield delta(i, write_piece(piece))
                 yield delta(i, {}, finish_reason(answers.completions[i], readers[i].calls))
         if body.stream_options.include_usage:
-            yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": write_usage(answers),
+            usage = write_usage(answers, sum(reader.thought_tokens for reader in readers))
+            yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": usage,
                          "timings": write_timings(answers.completions[0])})
         yield DONE
 
@@ -252,8 +293,120 @@ async def chat(request: Request) -> Response:
     return await reply_whole(request, asks, whole)
 
 
-def write_piece(piece: str | ToolDelta) -> dict[str, Any]:
-    """The delta of a piece of text, or of news of a call."""
+def is_forced(choice: Any) -> bool:
+    """True for a tool_choice that demands a call."""
+    return choice == "required" or isinstance(choice, dict)
+
+
+def is_rule(form: Any) -> bool:
+    """True for a format that demands more than text."""
+    return isinstance(form, dict) and form.get("type") != "text"
+
+
+def adapt_thinking(values: dict[str, Any], note: Note) -> None:
+    """Variables of the template in place of the fields by which APIs turn thoughts on and off."""
+    variables = values.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        return
+    found: dict[str, Any] = {}
+    if (reasoning := values.pop("reasoning", None)) is not None:
+        parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
+        values.setdefault("reasoning_effort", parts.get("effort"))
+        for name in parts.keys() - {"effort"}:
+            note(f"reasoning.{name}")
+    if isinstance(effort := values.pop("reasoning_effort", None), str):
+        found = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+    elif effort is not None:
+        note("reasoning_effort")
+    if (thinking := values.pop("thinking", None)) is not None:
+        parts = thinking if isinstance(thinking, dict) else {"": thinking}
+        if parts.get("type") in ("enabled", "adaptive", "disabled"):
+            found["enable_thinking"] = parts["type"] != "disabled"
+        for name in parts.keys() - ({"type"} if "enable_thinking" in found else set()):
+            note(f"thinking.{name}")
+    if (wanted := values.pop("enable_thinking", None)) is not None:
+        found["enable_thinking"] = wanted
+    if found or variables:
+        values["chat_template_kwargs"] = found | variables
+
+
+def adapt_allowed_tools(values: dict[str, Any]) -> None:
+    """Offer the tools alone that a tool_choice of the type allowed_tools lists."""
+    choice, tools = values.get("tool_choice"), values.get("tools")
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools" or not isinstance(tools, list):
+        return
+    allowed = choice.get("allowed_tools", choice)
+    if isinstance(allowed, dict) and isinstance(allowed.get("tools"), list):
+        names = [_tool_name(tool) for tool in allowed["tools"]]
+        values["tools"] = [tool for tool in tools if _tool_name(tool) in names]
+        values["tool_choice"] = allowed.get("mode", "auto")
+
+
+def _tool_name(tool: Any) -> Any:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def adapt_messages(messages: list[Any]) -> list[Any]:
+    """Messages with what older and other clients leave out or spell in another way: ids of calls, arguments as objects,
+    the role function, contents that are null."""
+    adapted: list[Any] = []
+    waiting: list[str] = []  # ids of calls without a result
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            adapted.append(message)
+            continue
+        message = {name: value for name, value in message.items() if value is not None}
+        if isinstance(call := message.pop("function_call", None), dict):
+            message.setdefault("tool_calls", [{"type": "function", "function": call}])
+        if isinstance(calls := message.get("tool_calls"), list):
+            message["tool_calls"] = [_adapt_call(call, f"call_{number}_{i}") for i, call in enumerate(calls)]
+            waiting = [call["id"] for call in message["tool_calls"] if isinstance(call, dict)]
+        if message.get("role") == "function":
+            message["role"] = "tool"
+        if message.get("role") == "tool":
+            identity = message.setdefault("tool_call_id", waiting[0] if waiting else f"call_{number}")
+            waiting = [other for other in waiting if other != identity]
+        if message.get("role") in ("user", "assistant", "tool", "system", "developer"):
+            message.setdefault("content", "")
+        if isinstance(parts := message["content"] if "content" in message else None, list):
+            message["content"] = [_adapt_part(part) for part in parts]
+        adapted.append(message)
+    return adapted
+
+
+def _adapt_call(call: Any, identity: str) -> Any:
+    if not isinstance(call, dict):
+        return call
+    function = call.get("function")
+    if isinstance(function, dict):
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str) and not _is_object(arguments):
+            arguments = {"raw": arguments}  # a call that was cut: templates need an object
+        if isinstance(arguments, dict):
+            function = {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {**call, "id": call.get("id") or identity, "function": function}
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _adapt_part(part: Any) -> Any:
+    """A part of text, whichever API it comes from."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    is_text = isinstance(part, dict) and part.get("type") in ("input_text", "output_text", "refusal")
+    return {**part, "type": "text", "text": part.get("text", part.get("refusal"))} if is_text else part
+
+
+def write_piece(piece: Piece) -> dict[str, Any]:
+    """The delta of a piece of text or of a thought, or of news of a call."""
+    if isinstance(piece, Thought):
+        return {"reasoning_content": piece.text}
     if isinstance(piece, str):
         return {"content": piece}
     begun = {"id": piece.id, "type": "function"} if piece.id else {}
@@ -269,11 +422,17 @@ def fail(refusal: Refusal) -> bytes:
 class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
-    unsupported: ClassVar[Mapping[str, str]] = {"suffix": ""}
+    renamed: ClassVar = OptionFields.renamed | {"n_probs": "logprobs", "json_schema": "schema"}
+    refused: ClassVar = {"suffix": "the model continues a text: POST /infill fills a gap"}
 
     prompt: str | list[str] | TokenIds | list[TokenIds]
     echo: bool = Field(False, description="put the prompt before the answer")
-    best_of: Literal[1] = 1
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        if values.get("suffix") == "":
+            del values["suffix"]
 
     @model_validator(mode="after")
     def _check_echo(self):
@@ -322,7 +481,7 @@ async def complete(request: Request) -> Response:
                 )
             ],
         )
-    asks = choices_of(body.given_options(), prompts, "prompt", body.n)
+    asks = [body.apply(ask) for ask in choices_of(body.given_options(), prompts, "prompt", body.n)]
     made = {"id": f"cmpl-{request_id(request)}", "object": "text_completion", "created": int(time.time()), "model": name,
             "system_fingerprint": FINGERPRINT}
 
@@ -392,6 +551,9 @@ async def models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> Response:
     """One model by its name."""
+    if not desk_of(request).is_name(name):
+        raise Refusal(404, "model_not_found", message=f"there is no model {name!r:.100} here: this server has "
+                      f"{', '.join((*served_names(request), *served_adapters(request)))}")
     return Json(_model(request, check_model(request, name)))
 
 

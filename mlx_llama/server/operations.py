@@ -18,16 +18,23 @@ router = APIRouter(tags=["operations"])
 POLL_SECONDS = 0.1
 
 
+@router.get("/live")
+async def live() -> Response:
+    """The process is alive."""
+    return Json({"status": "ok"})
+
+
 @router.get("/health")
 @router.get("/v1/health", include_in_schema=False)
-async def health() -> Response:
-    """The process is alive."""
+async def health(request: Request) -> Response:
+    """The model answers: 200, else 503 with the reason, as llama-server and vLLM have it."""
+    await ready(request)
     return Json({"status": "ok"})
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """The model answers: 200, else 503 with the reason."""
+    """The same, with the state of the model: ready, or idle until the next request loads it."""
     desk = desk_of(request)
     if desk.is_draining:
         raise Refusal(503, "shutting_down", message="the server is shutting down")

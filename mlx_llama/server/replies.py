@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import anyio
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
@@ -18,8 +19,9 @@ from mlx_llama import __version__
 from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.tool_use import Toolbox
 
-from .answers import Answers, Ask, Desk, Failure, until_gone
-from .faults import Refusal, rename_fault, write_anthropic, write_openai
+from .answers import Answers, Ask, Desk, Failure, prepare, until_gone
+from .faults import Refusal, rename_fault, write_anthropic, write_ollama, write_openai
+from .fields import note
 
 Errors = Callable[[Refusal], dict[str, Any]]
 PING_SECONDS = 15
@@ -56,11 +58,14 @@ def desk_of(request: Request) -> Desk:
 
 def errors_for(path: str) -> Errors:
     """The way in which the API of this path writes errors."""
+    if path.startswith("/api/"):
+        return write_ollama
     return write_anthropic if path.startswith("/v1/messages") else write_openai
 
 
 def reply_refusal(request: Request, refusal: Refusal) -> Response:
     """A refusal in the envelope of the path's API."""
+    request.scope["refusal"] = refusal  # for the log
     return Json(errors_for(request.url.path)(refusal), refusal.status, headers=refusal.headers)
 
 
@@ -68,6 +73,7 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     """Queue the asks; a client that leaves meanwhile cancels them. Raises Refusal."""
     if adapter := request.scope.get("adapter"):
         asks = [replace(ask, options={"adapter": adapter} | ask.options) for ask in asks]
+    asks = [_with_notes(request, ask) for ask in asks]
     try:
         answers = await until_gone(request, desk_of(request).answer(asks))
     except Refusal as refusal:
@@ -75,6 +81,11 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
         raise
     request.scope["answers"] = answers  # for the log
     return answers
+
+
+def _with_notes(request: Request, ask: Ask) -> Ask:
+    names = request.scope.get("names", {})
+    return replace(ask, note=lambda place: note(request, names.get(place, place)))
 
 
 async def reply_whole(request: Request, asks: Sequence[Ask], write: Callable[[Answers], Any]) -> Response:
@@ -93,24 +104,25 @@ async def reply_whole(request: Request, asks: Sequence[Ask], write: Callable[[An
 
 
 async def reply_stream(request: Request, asks: Sequence[Ask], write: Callable[[Answers], AsyncIterator[bytes]],
-                       write_failure: Callable[[Refusal], bytes], ping: int = PING_SECONDS) -> Response:
+                       write_failure: Callable[[Refusal], bytes], ping: int = PING_SECONDS,
+                       media_type: str = "text/event-stream") -> Response:
     """Stream the events of `write`, which reads `answers.batches()`. Raises Refusal before the first.
 
     ping: seconds of silence before a comment; 0 or less: none.
     """
     answers = await submit(request, asks)
-    return Stream(request, answers, write(answers), write_failure, ping)
+    return Stream(request, answers, write(answers), write_failure, ping, media_type)
 
 
 class Stream(EventSourceResponse):
     """Events of answers that end with the connection, however that ends."""
 
     def __init__(self, request: Request, answers: Answers, events: AsyncIterator[bytes],
-                 write_failure: Callable[[Refusal], bytes], ping: int):
+                 write_failure: Callable[[Refusal], bytes], ping: int, media_type: str):
         settings = desk_of(request).settings
         self._answers, self._events, self._write_failure = answers, events, write_failure
         self._outcome = "gone"
-        super().__init__(self._run(), ping=ping if ping > 0 else NEVER, sep="\n", send_timeout=settings.send_timeout,
+        super().__init__(self._run(), media_type=media_type, ping=ping if ping > 0 else NEVER, sep="\n", send_timeout=settings.send_timeout,
                          ping_message_factory=lambda: ServerSentEvent(comment="waiting", sep="\n"))
 
     async def _run(self) -> AsyncIterator[bytes]:
@@ -155,12 +167,24 @@ def check_model(request: Request, name: str | None) -> str:
     """
     desk = desk_of(request)
     chosen = desk.choose_name(name)
+    if name and not desk.is_name(name):
+        note(request, "model")
     if chosen in desk.keeper.adapters and chosen not in desk.names:
         request.scope["adapter"] = chosen
     return chosen
 
 
-def write_usage(answers: Answers) -> dict[str, Any]:
+async def count_prompt(request: Request, ask: Ask) -> int:
+    """Tokens of a prompt, as the model sees it. Raises Refusal."""
+    desk, ask = desk_of(request), _with_notes(request, ask)
+    llm = await desk.keeper.enter()
+    try:
+        return await anyio.to_thread.run_sync(lambda: len(prepare(llm, ask, desk.settings, fits=False).prompt))
+    finally:
+        desk.keeper.leave()
+
+
+def write_usage(answers: Answers, thought_tokens: int = 0) -> dict[str, Any]:
     """OpenAI's usage of all answers; choices of one prompt count it once."""
     completions = answers.completions
     prompts: dict[tuple[int, ...], Completion] = {}
@@ -169,7 +193,8 @@ def write_usage(answers: Answers) -> dict[str, Any]:
     read = sum(completion.prompt_tokens for completion in prompts.values())
     written = sum(len(completion.tokens) for completion in completions)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written,
-            "prompt_tokens_details": {"cached_tokens": sum(one.reused_tokens for one in prompts.values())}}
+            "prompt_tokens_details": {"cached_tokens": sum(one.reused_tokens for one in prompts.values())},
+            "completion_tokens_details": {"reasoning_tokens": thought_tokens}}
 
 
 def write_timings(completion: Completion) -> dict[str, Any]:

@@ -1,61 +1,55 @@
-"""OpenAI's Responses: text in, text out, nothing kept."""
+"""OpenAI's Responses: text in, text out."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import MAX_LOGPROBS
+from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
-from mlx_llama.core.text.tools import ToolCall, ToolDelta
+from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.tools import ToolCall
 
 from .answers import Answers, Ask
-from .faults import Refusal, bad_field
-from .fields import RULES, Body, OptionFields, read_body
+from .faults import Refusal
+from .fields import ENDLESS, RULES, Body, Note, OptionFields, read_body
 from .guard import request_id
-from .openai import join_parts
-from .replies import check_model, event, reply_stream, reply_whole
+from .kept import KeptResponses
+from .openai import adapt_allowed_tools, adapt_thinking, is_forced, is_rule, join_parts
+from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import FunctionBody, Reader, are_complete, build_toolbox, check_rule, check_schema, list_logprobs
+from .tooling import FunctionBody, Piece, Reader, are_complete, build_toolbox, check_rule, check_schema, list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
 
 
-class InputPart(BaseModel):
+class InputPart(Body):
     """A part of an item: text of a question, or of an earlier answer."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] = Field([], max_length=0)
     logprobs: list[Any] = Field([], description="has no effect: those of an earlier answer")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value):
-        return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
 
-
-class InputItem(BaseModel):
+class InputItem(Body):
     """A message, a call or its result among the input."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    type: Literal["message", "function_call", "function_call_output"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "item_reference"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputPart] | None = None
     id: str = Field("", max_length=512)
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
-    call_id: str = Field("", max_length=256)
+    call_id: str = Field("", max_length=4096)
     name: str = Field("", max_length=64)
     arguments: str | None = None
     output: str | list[InputPart] | None = None
@@ -63,7 +57,7 @@ class InputItem(BaseModel):
     @model_validator(mode="after")
     def _check_type(self):
         needed = {"message": ("role", "content"), "function_call": ("call_id", "name", "arguments"),
-                  "function_call_output": ("call_id", "output")}[self.type]
+                  "function_call_output": ("call_id", "output"), "item_reference": ()}[self.type]
         missing = [
             name
             for name in needed
@@ -77,11 +71,6 @@ class InputItem(BaseModel):
         if given - set(needed):
             raise ValueError(f"{self.type} has no {', '.join(sorted(given - set(needed)))}")
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value):
-        return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
 
 
 class TextFormat(Body):
@@ -103,7 +92,10 @@ class TextFormat(Body):
 
     def options(self) -> dict[str, Any]:
         """The option that enforces the format."""
-        return {} if self.type == "text" else {"schema": {"type": "object"} if self.schema_ is None else self.schema_}
+        if self.type == "text":
+            return {}
+        schema = {"type": "object"} if self.schema_ is None else self.schema_
+        return {"schema": Schema.of(schema) if self.strict else schema}  # strict: nothing is relaxed
 
 
 class TextConfig(Body):
@@ -141,27 +133,15 @@ class ResponsesChoice(Body):
 class ResponsesRequest(OptionFields):
     """POST /v1/responses."""
 
-    renamed: ClassVar = {"max_output_tokens": "max_tokens"}
+    renamed: ClassVar = OptionFields.renamed | {"max_output_tokens": "max_tokens", "json_schema": "schema"}
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("text.format.schema",)}
-    unsupported: ClassVar[Mapping[str, str]] = {
-        "previous_response_id": "answers are not kept: send the conversation as input",
-        "conversation": "answers are not kept: send the conversation as input",
-        **dict.fromkeys(
-            (
-                "prompt",
-                "max_tool_calls",
-                "background_options",
-                "stream_options",
-                "moderation",
-                "context_management",
-                "prompt_cache_retention",
-                "prompt_cache_options",
-                "access_programs",
-                "image",
-            ),
-            "",
-        ),
-    }
+    noted: ClassVar = frozenset({
+        "reasoning", "store", "truncation", "include", "service_tier", "metadata", "user", "safety_identifier",
+        "prompt_cache_key", "text.verbosity", "parallel_tool_calls", "top_logprobs", "input.content.annotations", "input.content.logprobs",
+        "input.status", "input.id", "tools.strict"})
+    refused: ClassVar[Mapping[str, str]] = {
+        "conversation": "use previous_response_id, or send the conversation as input",
+        "prompt": "prompts are not kept: send instructions and input"}
 
     input: str | list[InputItem] = Field(min_length=1)
     instructions: str = ""
@@ -174,7 +154,10 @@ class ResponsesRequest(OptionFields):
     parallel_tool_calls: bool = True
     background: Literal[False] = False
     reasoning: Reasoning = Reasoning()
-    store: Literal[False] = Field(False, description="answers are not kept")
+    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template, such as enable_thinking")
+    previous_response_id: str | None = Field(None, max_length=512, description="go on from this response, which is kept in memory "
+                                             "for an hour; instructions are not taken over")
+    store: bool = Field(True, description="keep the response for previous_response_id")
     truncation: Literal["disabled"] = "disabled"
     include: list[Literal["message.output_text.logprobs"]] = []
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position")
@@ -184,6 +167,26 @@ class ResponsesRequest(OptionFields):
     safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
     prompt_cache_key: str | None = Field(None, max_length=512, description="has no effect: every prefix is known")
 
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        adapt_thinking(values, note)
+        adapt_allowed_tools(values)
+        if isinstance(tools := values.get("tools"), list):
+            values["tools"] = _adapt_tools(tools, values.get("tool_choice"), note)
+        if values.get("tool_choice") == "none" and not values.get("tools"):
+            del values["tool_choice"]
+        text = values.get("text")
+        if is_forced(values.get("tool_choice")) and isinstance(text, dict) and is_rule(text.get("format")):
+            values["text"] = {name: value for name, value in text.items() if name != "format"}
+            note("text.format")
+        if "message.output_text.logprobs" not in (values.get("include") or ()) and values.pop("top_logprobs", None):
+            note("top_logprobs")
+        if isinstance(items := values.get("input"), list):
+            values["input"] = [item for item in map(_adapt_item, items) if item is not None]
+            if len(values["input"]) < len(items):
+                note("input[]")
+
     @model_validator(mode="after")
     def _check_options(self):
         if self.text.format.options() and any(getattr(self, name) is not None for name in ("schema", "regex", "grammar")):
@@ -192,14 +195,17 @@ class ResponsesRequest(OptionFields):
             raise ValueError('top_logprobs: only with include: ["message.output_text.logprobs"]')
         return self
 
-    def plain(self) -> list[dict[str, Any]]:
-        """The conversation as templates take it. Raises Refusal."""
+    def items(self, kept: KeptResponses) -> list[InputItem]:
+        """The conversation: what is kept of it, and the input. Raises Refusal."""
+        earlier = kept.get(self.previous_response_id, "previous_response_id").items if self.previous_response_id else ()
+        told = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        return [*map(InputItem.model_validate, earlier),
+                *(InputItem.model_validate(kept.find_item(item.id)) if item.type == "item_reference" else item for item in told)]
+
+    def plain(self, conversation: Sequence[InputItem]) -> list[dict[str, Any]]:
+        """The conversation as templates take it."""
         items: list[dict[str, Any]] = []
-        for item in (
-            [InputItem.model_validate({"role": "user", "content": self.input})]
-            if isinstance(self.input, str)
-            else self.input
-        ):
+        for item in conversation:
             if item.type == "function_call":
                 call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
                 if items and items[-1]["role"] == "assistant":  # one message of the assistant has text and calls
@@ -211,8 +217,6 @@ class ResponsesRequest(OptionFields):
             else:
                 role = "system" if item.role == "developer" else item.role
                 items.append({"role": role, "content": join_parts(item.content)})
-        if not any(item["role"] == "user" for item in items):
-            raise bad_field("input", "a message of the user", "input: has no message of the user")
         return [*([{"role": "system", "content": self.instructions}] if self.instructions else []), *items]
 
     def given_options(self) -> dict[str, Any]:
@@ -227,6 +231,40 @@ class ResponsesRequest(OptionFields):
         return build_toolbox([tool.described() for tool in self.tools], choice, self.parallel_tool_calls)
 
 
+def _adapt_tools(tools: list[Any], choice: Any, note: Note) -> list[Any]:
+    """The functions among tools, those of namespaces included. Tools that the API's own servers run are left out, unless
+    one of them must be called."""
+    found: list[Any] = []
+    for tool in tools:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind == "namespace" and isinstance(tool.get("tools"), list):
+            found += _adapt_tools(tool["tools"], choice, note)
+        elif kind == "function" and isinstance(tool.get("function"), dict):  # as chat completions write it
+            found.append({"type": "function", **tool["function"]})
+        elif kind in (None, "function") or isinstance(choice, dict) and choice.get("type") == kind:
+            found.append(tool)
+        else:
+            note(f"tools[].{str(kind):.40}")
+    return found
+
+
+def _adapt_item(item: Any) -> Any:
+    """An item of the input; None for thoughts and for calls that the API's own servers made."""
+    if not isinstance(item, dict):
+        return item
+    item = {name: value for name, value in item.items() if value is not None}
+    kind = item.get("type", "message")
+    if kind == "reasoning" or kind.endswith("_call") and kind != "function_call":
+        return None
+    if kind == "function_call" and isinstance(item.get("arguments"), dict):
+        item["arguments"] = json.dumps(item["arguments"], ensure_ascii=False)
+    for name in ("content", "output"):
+        if isinstance(parts := item.get(name), list):
+            item[name] = [{**part, "type": "input_text", "text": part.get("text", part.get("refusal"))}
+                          if isinstance(part, dict) and part.get("type") in ("text", "refusal") else part for part in parts]
+    return item
+
+
 @router.post("/v1/responses", **takes(ResponsesRequest))
 @router.post("/responses", include_in_schema=False)
 async def respond(request: Request) -> Response:
@@ -235,10 +273,12 @@ async def respond(request: Request) -> Response:
     name = check_model(request, body.model)
     box, options = body.toolbox(), body.given_options()
     check_rule(box, options, "text.format" if body.text.format.options() else "")
-    asks = [Ask(body.plain(), "input", options, box)]
+    kept: KeptResponses = request.app.state.kept_responses
+    conversation = body.items(kept)
+    asks = [Ask(body.plain(conversation), "input", options, box, variables=body.chat_template_kwargs)]
     identity, created = request_id(request), int(time.time())
 
-    def response(answers: Answers, status: str, output: list[Any]) -> dict[str, Any]:
+    def response(answers: Answers, status: str, output: list[Any], thought_tokens: int = 0) -> dict[str, Any]:
         completion = answers.completions[0]
         options = completion.options
         is_over = status not in ("in_progress", "queued")
@@ -252,13 +292,13 @@ async def respond(request: Request) -> Response:
             "error": None,
             "incomplete_details": reason,
             "instructions": body.instructions or None,
-            "max_output_tokens": options.get("max_tokens"),
+            "max_output_tokens": None if options.get("max_tokens") == ENDLESS else options.get("max_tokens"),
             "model": name,
             "output": output,
             "parallel_tool_calls": box.many,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
-            "store": False,
+            "store": body.store,
             "temperature": options.get("temperature"),
             "text": body.text.as_dict(),
             "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
@@ -268,19 +308,24 @@ async def respond(request: Request) -> Response:
             "truncation": "disabled",
             "user": body.user,
             "metadata": body.metadata,
-            "usage": write_usage(completion) if is_over else None,
+            "usage": write_usage(completion, thought_tokens) if is_over else None,
         }
 
     def whole(answers: Answers) -> dict[str, Any]:
         completion = answers.completions[0]
-        writer = OutputWriter(answers.llm, box, identity)
+        writer = OutputWriter(answers, box, identity)
         for _ in [*writer.push(completion.tokens), *writer.finish(completion)]:
             pass
-        return response(answers, status_of(completion, writer.calls), writer.output)
+        return keep(response(answers, status_of(completion, writer.calls), writer.output, writer.thought_tokens))
+
+    def keep(made: dict[str, Any]) -> dict[str, Any]:
+        if body.store:
+            kept.put(made, [item.model_dump(exclude_none=True, exclude_unset=True) for item in conversation])
+        return made
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         number = -1
-        writer = OutputWriter(answers.llm, box, identity)
+        writer = OutputWriter(answers, box, identity)
 
         def told(kind: str, **fields: Any) -> bytes:
             nonlocal number
@@ -298,27 +343,57 @@ async def respond(request: Request) -> Response:
         for kind, fields in writer.finish(completion):
             yield told(kind, **fields)
         status = status_of(completion, writer.calls)
-        yield told(f"response.{status}", response=response(answers, status, writer.output))
+        yield told(f"response.{status}", response=keep(response(answers, status, writer.output, writer.thought_tokens)))
 
     if body.stream:
         return await reply_stream(request, asks, events, fail)
     return await reply_whole(request, asks, whole)
 
 
+@router.get("/v1/responses/{response_id}")
+async def retrieve(request: Request, response_id: str) -> Response:
+    """A response that is kept."""
+    return Json(request.app.state.kept_responses.get(response_id, "response_id").response)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def forget(request: Request, response_id: str) -> Response:
+    """Forget a response."""
+    request.app.state.kept_responses.get(response_id, "response_id")
+    request.app.state.kept_responses.drop(response_id)
+    return Json({"id": response_id, "object": "response", "deleted": True})
+
+
+class InputTokensRequest(ResponsesRequest):
+    """POST /v1/responses/input_tokens."""
+
+
+@router.post("/v1/responses/input_tokens", **takes(InputTokensRequest))
+async def count_input(request: Request) -> Response:
+    """The tokens of an input, as the model sees it."""
+    body = await read_body(request, InputTokensRequest)
+    check_model(request, body.model)
+    counted = await count_prompt(request, Ask(
+        body.plain(body.items(request.app.state.kept_responses)), "input", {}, body.toolbox(), variables=body.chat_template_kwargs))
+    return Json({"object": "response.input_tokens", "input_tokens": counted})
+
+
 Event = tuple[str, dict[str, Any]]  # its kind and fields
 
 
 class OutputWriter:
-    """Items of an answer from its tokens: messages and calls. output: those that have ended.
+    """Items of an answer from its tokens: thoughts, messages and calls. output: those that have ended.
 
     Each method returns the events of a stream.
     """
 
-    def __init__(self, llm: LLM, toolbox: Toolbox, identity: str):
+    def __init__(self, answers: Answers, toolbox: Toolbox, identity: str):
         self.output: list[dict[str, Any]] = []
-        self._llm, self._identity = llm, identity
-        self._reader = Reader(llm, toolbox)
-        self._may_call = bool(toolbox.offered)
+        self._llm, self._identity = answers.llm, identity
+        self._reader = Reader(answers, 0, toolbox)
+        # An answer that begins with its text has the message at once.
+        self._opens_late = bool(toolbox.offered) or self._reader.may_think
+        self._thought: str | None = None  # of the open item
         self._text: str | None = None  # of the open message
         self._logprobs: list[dict[str, Any]] = []  # of the open message
         self._waiting: list[tuple[str, list[dict[str, Any]]]] = []  # texts of tokens since the last piece, their logprobs
@@ -329,9 +404,14 @@ class OutputWriter:
         """Calls so far."""
         return self._reader.calls
 
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens of thoughts so far."""
+        return self._reader.thought_tokens
+
     def begin(self) -> Iterator[Event]:
-        """Open the message that an answer without tools is."""
-        if not self._may_call:
+        """Open the message that an answer without thoughts and tools is."""
+        if not self._opens_late:
             yield from self._open_text()
 
     def push(self, tokens: Sequence[Token]) -> Iterator[Event]:
@@ -345,13 +425,21 @@ class OutputWriter:
         """End the answer."""
         for piece in self._reader.push("", is_last=True):
             yield from self._take(piece)
-        if self._text is None and self._call is None and not self.output:
+        if self._text is None and self._call is None and self._thought is None and not self.output:
             yield from self._open_text()
         if self._text is not None:
             self._logprobs += [one for _, logprobs in self._waiting for one in logprobs]
         yield from self._end(status_of(completion, self.calls))
 
-    def _take(self, piece: str | ToolDelta) -> Iterator[Event]:
+    def _take(self, piece: Piece) -> Iterator[Event]:
+        if isinstance(piece, Thought):
+            self._waiting = []
+            if self._thought is None:
+                self._thought = ""
+                yield "response.output_item.added", {"output_index": len(self.output), "item": self._write_thought("in_progress")}
+            self._thought += piece.text
+            yield "response.reasoning_text.delta", {**self._place_thought(), "delta": piece.text}
+            return
         if isinstance(piece, str):
             if self._text is None:
                 yield from self._end("completed")
@@ -388,6 +476,11 @@ class OutputWriter:
 
     def _end(self, status: str) -> Iterator[Event]:
         """End the open item."""
+        if self._thought is not None:
+            yield "response.reasoning_text.done", {**self._place_thought(), "text": self._thought}
+            done = self._write_thought(status)
+            self._thought = None
+            yield from self._close(done)
         if self._text is not None:
             part = _write_part(self._text, self._logprobs)
             yield "response.output_text.done", {**self._place(), "text": self._text, "logprobs": self._logprobs}
@@ -404,6 +497,14 @@ class OutputWriter:
     def _close(self, item: dict[str, Any]) -> Iterator[Event]:
         yield "response.output_item.done", {"output_index": len(self.output), "item": item}
         self.output.append(item)
+
+    def _place_thought(self) -> dict[str, Any]:
+        return {"item_id": f"rs_{self._identity}_{len(self.output)}", "output_index": len(self.output), "content_index": 0}
+
+    def _write_thought(self, status: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": self._thought}] if self._thought else []
+        return {"type": "reasoning", "id": f"rs_{self._identity}_{len(self.output)}", "summary": [], "content": content,
+                "status": status}
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._message_id, "output_index": len(self.output), "content_index": 0}
@@ -437,9 +538,9 @@ def status_of(completion: Completion, calls: Sequence[ToolCall]) -> str:
     return "incomplete" if is_cut else "completed"
 
 
-def write_usage(completion: Completion) -> dict[str, Any]:
+def write_usage(completion: Completion, thought_tokens: int) -> dict[str, Any]:
     """The usage of a response."""
     read, written = completion.prompt_tokens, len(completion.tokens)
     return {"input_tokens": read, "input_tokens_details": {"cached_tokens": completion.reused_tokens,
                                                            "cache_write_tokens": 0},
-            "output_tokens": written, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": read + written}
+            "output_tokens": written, "output_tokens_details": {"reasoning_tokens": thought_tokens}, "total_tokens": read + written}

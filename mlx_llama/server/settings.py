@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -45,3 +45,5 @@ class Settings:
     serves_metrics: bool = True
     serves_page: bool = True
     logs_prompts: bool = False
+    reasoning: Literal["auto", "off", "raw"] = "auto"  # thoughts: split off; not asked for; left in the text
+    is_strict: bool = False  # refuse what would be passed over

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -12,12 +12,14 @@ from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
+from mlx_llama.core.text.thoughts import Thought, ThoughtParser, find_thoughts
 from mlx_llama.core.text.tools import ToolCall, ToolDelta, ToolFormat, ToolParser, find_format, read_tools
 
+from .answers import Answers
 from .faults import bad_field
 from .fields import Body
 
-Choice = Literal["none", "auto", "required"]
+TOOL_NAME = r"^[\w.:/@-]{1,128}$"
 
 
 def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: bool) -> Toolbox:
@@ -33,7 +35,7 @@ def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: boo
         raise bad_field(
             "tool_choice", f"one of {', '.join(names)}", f"tool_choice: there is no tool {choice!r:.100}", choice
         )
-    return Toolbox(tools, choice, many)
+    return Toolbox(tools, choice, many and choice not in names)
 
 
 def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
@@ -48,30 +50,54 @@ def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
                         "it out, or choose tool_choice auto")
 
 
-class Reader:
-    """Takes the streamed text of one answer apart.
+Piece = str | Thought | ToolDelta
 
-    An answer that must be a call has no text: the beginning of a call that was cut is dropped.
+
+class Reader:
+    """Takes the streamed text of one answer apart: thoughts, text, calls.
+
+    An answer that must be a call has no text: the beginning of a call that was cut is dropped. thought_tokens: tokens that
+    were thoughts.
     """
 
-    def __init__(self, llm: LLM, toolbox: Toolbox):
+    def __init__(self, answers: Answers, index: int, toolbox: Toolbox):
+        llm = answers.llm
         self.parser: ToolParser | None = None
+        self.thought_tokens = 0
+        self._thoughts = self._find_thoughts(answers, index)
         self._is_forced = bool(toolbox.forced)
         if toolbox.offered:
             form = tool_format(llm)
             self.parser = ToolParser(form, [tool.name for tool in toolbox.offered])
+
+    @staticmethod
+    def _find_thoughts(answers: Answers, index: int) -> ThoughtParser | None:
+        llm = answers.llm
+        form = find_thoughts(llm.template.source) if llm.template and answers.settings.reasoning != "raw" else None
+        return ThoughtParser(form, form.is_open(llm.tokenizer, answers.prompts[index])) if form else None
+
+    @property
+    def may_think(self) -> bool:
+        """True if the answer may begin with a thought."""
+        return self._thoughts is not None
 
     @property
     def calls(self) -> list[ToolCall]:
         """Calls so far."""
         return self.parser.calls if self.parser else []
 
-    def push(self, text: str, is_last: bool = False) -> list[str | ToolDelta]:
-        """Read a piece; returns texts that are not empty, and news of calls."""
+    def push(self, text: str, is_last: bool = False) -> list[Piece]:
+        """Read a token's text; returns thoughts and texts that are not empty, and news of calls."""
+        pieces: list[Piece] = []
+        if self._thoughts is not None:
+            self.thought_tokens += self._thoughts.is_thinking and not is_last
+            parts = self._thoughts.push(text, is_last)
+            pieces += [part for part in parts if isinstance(part, Thought)]
+            text = "".join(part for part in parts if isinstance(part, str))
         if self.parser is None:
-            return [text] if text else []
+            return [*pieces, text] if text else pieces
         found = self.parser.push(text) + (self.parser.finish() if is_last else [])
-        return [piece for piece in found if not isinstance(piece, str)] if self._is_forced else found
+        return pieces + ([piece for piece in found if not isinstance(piece, str)] if self._is_forced else found)
 
 
 def tool_format(llm: LLM) -> ToolFormat:
@@ -79,13 +105,21 @@ def tool_format(llm: LLM) -> ToolFormat:
     return find_format(llm.require_template().source, llm.tokenizer)
 
 
-def read_answer(llm: LLM, toolbox: Toolbox, completion: Completion) -> tuple[str, list[ToolCall]]:
-    """The text of a whole answer, and its calls."""
-    reader = Reader(llm, toolbox)
-    if reader.parser is None:
-        return completion.text, []
-    found = reader.push(completion.text, is_last=True)
-    return "".join(piece for piece in found if isinstance(piece, str)), reader.parser.calls
+class Parts(NamedTuple):
+    """A whole answer, taken apart."""
+
+    text: str
+    calls: list[ToolCall]
+    thought: str
+    thought_tokens: int
+
+
+def read_answer(answers: Answers, index: int, toolbox: Toolbox) -> Parts:
+    """Thoughts, text and calls of a whole answer."""
+    reader, completion = Reader(answers, index, toolbox), answers.completions[index]
+    pieces = [piece for token in completion.tokens for piece in reader.push(token.text)] + reader.push("", is_last=True)
+    return Parts("".join(piece for piece in pieces if isinstance(piece, str)), reader.calls,
+                 "".join(piece.text for piece in pieces if isinstance(piece, Thought)), reader.thought_tokens)
 
 
 def are_complete(calls: Sequence[ToolCall]) -> bool:
@@ -106,8 +140,8 @@ def finish_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str
 class FunctionBody(Body):
     """A function that the model may call."""
 
-    name: str = Field(pattern=r"^[\w.-]{1,64}$")
-    description: str = Field("", max_length=1 << 16)
+    name: str = Field(pattern=TOOL_NAME)
+    description: str = Field("", max_length=1 << 18)
     parameters: dict[str, Any] = Field({"type": "object", "properties": {}}, description="JSON schema of an object")
     strict: bool | None = Field(None, description="has no effect: a required call always fits its schema")
 
@@ -140,14 +174,14 @@ class NamedChoice(Body):
 class CallFunction(Body):
     """Name and arguments of a call."""
 
-    name: str = Field(max_length=64)
+    name: str = Field(max_length=128)
     arguments: str
 
 
 class Call(Body):
     """A call that an assistant made."""
 
-    id: str = Field(max_length=256)
+    id: str = Field(max_length=4096)
     index: int = Field(0, ge=0, description="has no effect: calls are in their order")
     type: Literal["function"] = "function"
     function: CallFunction
@@ -190,7 +224,8 @@ class ResponseFormat(Body):
         if self.type == "text":
             return {}
         if self.json_schema is not None:
-            return {"schema": self.json_schema.schema_}
+            form = self.json_schema
+            return {"schema": Schema.of(form.schema_) if form.strict else form.schema_}  # strict: nothing is relaxed
         return {"schema": {"type": "object"} if self.schema_ is None else self.schema_}
 
 

@@ -43,12 +43,13 @@ class Rule:
 
     option: Literal["schema", "regex", "grammar", "tools"]
     text: str  # JSON, a regular expression in Rust's syntax, Lark as llguidance reads it, or GBNF; of tools: Lark
+    is_lenient: bool = False  # see Schema
 
     @classmethod
     def of(cls, options: GenerationOptions) -> Rule | None:
         """The rule that options ask for; None: any text."""
         if options.schema is not None:
-            return cls("schema", options.schema.text)
+            return cls("schema", options.schema.text, options.schema.is_lenient)
         if options.regex is not None:
             return cls("regex", options.regex)
         return None if options.grammar is None else cls("grammar", options.grammar)
@@ -65,11 +66,12 @@ class Constraint:
     """The state of one constrained answer: masks before each token, advanced by `accept`.
 
     keeps_space: the answer's text may begin with a space, so it must be decoded without dropping one (as a text that
-    continues another).
+    continues another). relaxed: keywords of a lenient schema that are not enforced.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, rule: Rule, size: int, keeps_space: bool, not_first: Collection[int]):
-        self.rule, self.keeps_space = rule, keeps_space
+    def __init__(self, matcher: llguidance.LLMatcher, rule: Rule, size: int, keeps_space: bool, not_first: Collection[int],
+                 relaxed: str = ""):
+        self.rule, self.keeps_space, self.relaxed = rule, keeps_space, relaxed
         self._matcher, self._size, self._not_first = matcher, size, not_first
         self._accepted = 0
 
@@ -131,7 +133,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
         self._library: llguidance.LLTokenizer
-        self._compiled: OrderedDict[tuple[Rule, bool], tuple[llguidance.LLMatcher, bool]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Rule, bool], tuple[llguidance.LLMatcher, bool, str]] = OrderedDict()
 
     def prepare(self) -> None:
         """Hand the vocabulary to llguidance, which the first `compile` would do."""
@@ -141,7 +143,7 @@ class Grammars:
         """Compile a rule for one answer.
 
         starts_text: the answer is a text of its own, whose first space the decoder drops. seconds: refuse a rule that takes
-        longer to compile; None: wait for it.
+        longer to compile; None: wait for it. A lenient rule loses what llguidance cannot enforce (`Constraint.relaxed`).
 
         Raises OptionsError for a rule that llguidance does not take, with its reason, or that is above a limit.
         """
@@ -150,18 +152,27 @@ class Grammars:
         with self._lock:
             found = self._compiled.get((rule, drops))
         if found is None:
-            body = _describe(rule)
+            body, relaxed = _describe(rule), ""
             if seconds is not None:
                 _check_time(rule, body, seconds)
-            found = self._build(rule, body, drops, vocabulary)
+            try:
+                matcher, keeps_space = self._build(rule, body, drops, vocabulary)
+            except OptionsError:
+                keywords: set[str] = set()
+                body = {"json_schema": _relax(body["json_schema"], keywords)} if rule.is_lenient else body
+                if not keywords:
+                    raise
+                matcher, keeps_space = self._build(rule, body, drops, vocabulary)
+                relaxed = ", ".join(sorted(keywords))
+            found = matcher, keeps_space, relaxed
         with self._lock:
             self._compiled[rule, drops] = found
             self._compiled.move_to_end((rule, drops))
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
-        matcher, keeps_space = found
+        matcher, keeps_space, relaxed = found
         not_first = vocabulary.space_bytes if drops and not keeps_space else ()
-        return Constraint(matcher.deep_copy(), rule, self.vocab_size, keeps_space, not_first)
+        return Constraint(matcher.deep_copy(), rule, self.vocab_size, keeps_space, not_first, relaxed)
 
     def _load(self) -> _Vocabulary:
         with self._lock:
@@ -264,6 +275,30 @@ def _describe(rule: Rule) -> dict[str, Any]:
         return {"lark_grammar": any_to_lark(rule.text)}  # converts GBNF
     except Exception as e:  # the converter raises bare Exception, RecursionError, IndexError
         raise _refusal(rule, str(e) or type(e).__name__) from None
+
+
+_FORMATS = {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # that llguidance knows
+_VALUES = ("const", "enum", "default", "examples", "x-guidance")
+
+
+def _relax(schema: Any, keywords: set[str]) -> Any:
+    """The schema without keywords that are annotations (unknown formats) or that llguidance cannot enforce: uniqueItems,
+    look-around in patterns, the exclusion of oneOf. Adds their names to `keywords`."""
+    if isinstance(schema, list):
+        return [_relax(inner, keywords) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    relaxed: dict[str, Any] = {}
+    for name, value in schema.items():
+        is_lost = (name == "uniqueItems" and value is True or name == "format" and isinstance(value, str) and value not in _FORMATS
+                   or name == "pattern" and isinstance(value, str) and re.search(r"\(\?<?[=!]", value))
+        if is_lost or name == "oneOf":
+            keywords.add(name)
+        if name in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):
+            relaxed[name] = {key: _relax(inner, keywords) for key, inner in value.items()}
+        elif not is_lost:
+            relaxed["anyOf" if name == "oneOf" else name] = value if name in _VALUES else _relax(value, keywords)
+    return relaxed
 
 
 def _refusal(rule: Rule, reason: str) -> OptionsError:

@@ -15,14 +15,15 @@ class Schema:
     """A JSON schema and the Python type it was made from, if any. Of a type, objects have no keys but the declared ones, unless
     it keeps others (extra="allow").
 
-    text: the schema as JSON, keys in the given order. kind: the type, or None.
+    text: the schema as JSON, keys in the given order. kind: the type, or None. is_lenient: keywords that cannot be enforced
+    are left out and told, not refused; so for a type, which checks the answer when it is parsed.
     """
 
-    def __init__(self, text: str, kind: Any = None):
-        self.text, self.kind = text, kind
+    def __init__(self, text: str, kind: Any = None, is_lenient: bool = False):
+        self.text, self.kind, self.is_lenient = text, kind, is_lenient
 
     @classmethod
-    def of(cls, value: Any) -> Schema:
+    def of(cls, value: Any, is_lenient: bool = False) -> Schema:
         """Build from a dict, a boolean, JSON text, a Schema, or a type: a pydantic model, dataclass, TypedDict, list[int].
 
         Raises ValueError with a clause that completes "it must be".
@@ -36,10 +37,10 @@ class Schema:
                 raise ValueError("a schema that some value satisfies; false allows none")
             value = {}
         if isinstance(value, Mapping):
-            return cls(_dump(value))
+            return cls(_dump(value), is_lenient=is_lenient)
         if isinstance(value, (list, tuple, int, float)) or value is None:
             raise ValueError("a JSON schema (an object), or a type such as a pydantic model")
-        return cls(_dump(_schema_of(value)), value)
+        return cls(_dump(_schema_of(value)), value, is_lenient=True)
 
     def parse(self, text: str) -> Any:
         """Parse an answer: an instance of `kind` if there is one, else the JSON value.
@@ -54,7 +55,8 @@ class Schema:
         return schema
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schema) and (self.text, self.kind) == (other.text, other.kind)
+        return isinstance(other, Schema) and (self.text, self.kind, self.is_lenient) == (
+            other.text, other.kind, other.is_lenient)
 
     def __hash__(self) -> int:
         return hash(self.text)

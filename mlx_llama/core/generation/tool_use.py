@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from mlx_llama.core.errors import OptionsError, SessionError, show
@@ -83,8 +84,10 @@ class ToolPrompt:
 
 
 def encode_with_tools(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], box: Toolbox,
-                      schema: Schema | None = None, check_count: Callable[[int], None] | None = None) -> ToolPrompt:
+                      schema: Schema | None = None, check_count: Callable[[int], None] | None = None,
+                      variables: Mapping[str, Any] = MappingProxyType({})) -> ToolPrompt:
     """Encode a conversation that may offer tools, and have calls and results. check_count: as for `encode_messages`.
+    variables: of the template, beside tools.
 
     schema: of an answer without calls, where tools are offered; without tools the options enforce it.
 
@@ -92,10 +95,10 @@ def encode_with_tools(tokenizer: Tokenizer, template: ChatTemplate, messages: Se
     `encode_messages`.
     """
     if not box.offered and not mentions_tools(messages):
-        return ToolPrompt(encode_messages(tokenizer, template, messages, check_count=check_count))
+        return ToolPrompt(encode_messages(tokenizer, template, messages, check_count=check_count, **variables))
     form = find_format(template.source, tokenizer)
     prompt, extras = form.offer(messages, box.offered)
-    tokens = encode_messages(tokenizer, template, prompt, check_count=check_count, **extras)
+    tokens = encode_messages(tokenizer, template, prompt, check_count=check_count, **{**variables, **extras})
     if not box.offered:
         return ToolPrompt(tokens)
     many = box.many and not form.calls_once

@@ -68,7 +68,16 @@ class Live:
 
 @pytest.fixture(scope="session")
 def guide(tmp_path_factory):
-    """A server of the guide model, for tests that leave it as it was."""
+    """A strict server of the guide model, for tests that leave it as it was."""
+    server = Live(tmp_path_factory.mktemp("server") / "log", "--max-body", "1MB", "--queue", "100", "--strict")
+    yield server
+    server.close()
+    assert "Traceback" not in server.text(), server.text()
+
+
+@pytest.fixture(scope="session")
+def lenient(tmp_path_factory):
+    """The same, started as users start it."""
     server = Live(tmp_path_factory.mktemp("server") / "log", "--max-body", "1MB", "--queue", "100")
     yield server
     server.close()
@@ -136,7 +145,7 @@ class Inside:
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}, daemon=True)
         self.thread.start()
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
-        self.wait(lambda: self.http.get("/health").status_code == 200)
+        self.wait(lambda: self.http.get("/live").status_code == 200)
         self.desk, self.keeper = self.app.state.desk, self.app.state.keeper
 
     def wait(self, condition, seconds: float = 30):

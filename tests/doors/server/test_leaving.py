@@ -64,7 +64,7 @@ def test_a_full_queue_tells_when_to_come_again(inside, narrow):
         done = server.post("/v1/completions", prompt="x")
         assert done.status_code == 503 and int(done.headers["retry-after"]) >= 1
         assert done.json()["error"]["code"] == "queue_full"
-        assert server.http.get("/health").status_code == 200
+        assert server.http.get("/live").status_code == 200
     for thread in threads:
         thread.join()
     server.wait(server.is_idle)

@@ -222,7 +222,6 @@ def test_numbers_of_a_stream_of_responses_count_up(guide):
     ("/v1/chat/completions", "audio", {"voice": "x"}), ("/v1/chat/completions", "modalities", ["text", "audio"]),
     ("/v1/chat/completions", "store", True), ("/v1/chat/completions", "service_tier", "flex"),
     ("/v1/chat/completions", "functions", []), ("/v1/completions", "suffix", "x"), ("/v1/completions", "best_of", 2),
-    ("/v1/responses", "previous_response_id", "resp_1"), ("/v1/responses", "store", True),
     ("/v1/responses", "background", True), ("/v1/responses", "truncation", "auto"),
 ])
 def test_a_field_that_is_not_done_is_refused_by_name(path, field, value, guide):
@@ -230,3 +229,23 @@ def test_a_field_that_is_not_done_is_refused_by_name(path, field, value, guide):
     done = guide.post(path, **body, **{field: value})
     assert done.status_code == 400 and done.json()["error"]["param"].startswith(field), done.text
     assert field in done.json()["error"]["message"]
+
+
+def test_responses_go_on_from_kept_ones(client, guide, llm):
+    first = client.responses.create(model="guide", input="Who are you?", temperature=0)
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    second = client.responses.create(model="guide", input="Are you fast?", previous_response_id=first.id, temperature=0)
+    talk = [*QUESTION, {"role": "assistant", "content": first.output_text}, {"role": "user", "content": "Are you fast?"}]
+    assert second.output_text == llm.generate(talk, temperature=0).text and second.previous_response_id == first.id
+    reference = {"type": "item_reference", "id": first.output[0].id}
+    talked = client.responses.create(model="guide", temperature=0, store=False, input=[
+        *QUESTION, reference, {"role": "user", "content": "Are you fast?"}])
+    assert talked.output_text == second.output_text
+    assert "deleted" in guide.http.delete(f"/v1/responses/{first.id}").text
+    for made in (lambda: client.responses.retrieve(talked.id), lambda: client.responses.retrieve(first.id)):
+        with pytest.raises(openai.NotFoundError):
+            made()
+    with pytest.raises(openai.BadRequestError, match="is not kept here"):
+        client.responses.create(model="guide", input="x", previous_response_id=first.id)
+    with pytest.raises(openai.BadRequestError, match="is not kept here"):
+        client.responses.create(model="guide", input=[{"type": "item_reference", "id": "msg_1"}])

@@ -33,8 +33,8 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
         return load(toy, backend="cpu")
 
     server = inside(slowly)
-    assert server.http.get("/health").json() == {"status": "ok"}
-    for path, method in (("/ready", "GET"), ("/v1/chat/completions", "POST"), ("/props", "GET")):
+    assert server.http.get("/live").json() == {"status": "ok"}
+    for path, method in (("/ready", "GET"), ("/health", "GET"), ("/v1/chat/completions", "POST"), ("/props", "GET")):
         done = server.http.request(method, path, json=QUESTION | {"model": "toy"} if method == "POST" else None)
         assert (
             done.status_code == 503

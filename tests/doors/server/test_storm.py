@@ -50,7 +50,7 @@ def storm(url: str, clients: int, requests: int, seed: int, most_tokens: int) ->
 
     def one(http: httpx.Client, draw: random.Random, i: int) -> str:
         if i % 23 == 0:
-            assert http.get("/health").status_code == 200
+            assert http.get("/live").status_code == 200
         if i % 19 == 0:
             done = http.post("/v1/completions", content=draw.choice(HOSTILE))
             assert done.status_code == 400, done.text

@@ -11,9 +11,9 @@ from typing import Any
 
 from mlx_llama.core.errors import OptionsError, show
 
-MAX_TOOLS = 128  # as OpenAI's API
-MAX_CHARACTERS = 1 << 16  # of all tools as JSON
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+MAX_TOOLS = 1024
+MAX_CHARACTERS = 1 << 19  # of all tools as JSON
+_NAME = re.compile(r"[\w.:/@-]{1,128}", re.ASCII)
 
 
 class ArgumentsError(ValueError):
@@ -46,7 +46,7 @@ class Tool:
         name, description = inner.get("name"), inner.get("description") or ""
         parameters = inner.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise OptionsError(f"tools: name is {show(name)}, expected 1 to 64 letters, digits, '_', '-' and '.'")
+            raise OptionsError(f"tools: name is {show(name)}, expected 1 to 128 letters, digits and characters of _-.:/@")
         if not isinstance(description, str) or not isinstance(parameters, Mapping):
             raise OptionsError(f"tools: {name} has a description that is not text, or parameters that are not a JSON schema")
         if parameters.get("type", "object") != "object":

@@ -1,0 +1,80 @@
+"""Responses that are kept for `previous_response_id` and item references: in memory, bounded in number, size and time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .faults import bad_field
+
+MOST_RESPONSES, MOST_CHARACTERS, SECONDS = 256, 16 << 20, 3600.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A response, and the items of its conversation as an input may have them, its own output last."""
+
+    response: dict[str, Any]
+    items: Sequence[dict[str, Any]]
+    ends: float
+    characters: int
+
+
+class KeptResponses:
+    """The newest responses by id."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+
+    def put(self, response: dict[str, Any], items: Sequence[dict[str, Any]]) -> None:
+        """Keep a response; items: of the input before it."""
+        items = [*items, *filter(None, map(_as_input, response["output"]))]
+        characters = len(json.dumps([response, items]))
+        self._kept[response["id"]] = Kept(response, items, time.monotonic() + SECONDS, characters)
+        self._clean()
+
+    def get(self, name: str, field: str) -> Kept:
+        """A response. Raises Refusal for one that is not kept, or no longer."""
+        self._clean()
+        if name not in self._kept:
+            refusal = bad_field(field, "a response that is kept", f"{field}: {name!r:.100} is not kept here: the newest "
+                                f"{MOST_RESPONSES} are, for an hour; send the conversation as input", name)
+            refusal.status, refusal.code = (404 if field == "response_id" else 400), "previous_response_not_found"
+            raise refusal
+        return self._kept[name]
+
+    def find_item(self, name: str) -> dict[str, Any]:
+        """An item of a kept response. Raises Refusal."""
+        self._clean()
+        for kept in reversed(self._kept.values()):
+            for item in kept.items:
+                if item.get("id") == name:
+                    return item
+        raise bad_field("input", "an item that is kept", f"input: the item {name!r:.100} is not kept here: send it whole", name)
+
+    def drop(self, name: str) -> None:
+        """Forget a response."""
+        self._kept.pop(name, None)
+
+    def _clean(self) -> None:
+        now = time.monotonic()
+        while self._kept and (
+            len(self._kept) > MOST_RESPONSES
+            or next(iter(self._kept.values())).ends < now
+            or sum(kept.characters for kept in self._kept.values()) > MOST_CHARACTERS
+        ):
+            self._kept.popitem(last=False)
+
+
+def _as_input(item: dict[str, Any]) -> dict[str, Any] | None:
+    """An item of an output as an input has it; None for thoughts."""
+    if item["type"] == "message":
+        return {"type": "message", "role": "assistant", "id": item["id"], "content": [
+            {"type": "output_text", "text": part["text"]} for part in item["content"]]}
+    if item["type"] == "function_call":
+        return {name: item[name] for name in ("type", "id", "call_id", "name", "arguments")}
+    return None

@@ -1,0 +1,231 @@
+"""Ollama's API (docs/api.md of its repository): one JSON object a line, times in nanoseconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlx_llama import __version__
+from mlx_llama.core.generation.tool_use import Toolbox
+from mlx_llama.core.text.thoughts import Thought
+
+from .answers import Answers, Ask
+from .faults import Refusal
+from .fields import Body, Note, OptionFields, read_body
+from .llama_cpp import describe_model
+from .openai import Message, adapt_messages
+from .replies import Json, check_model, desk_of, dump, reply_stream, reply_whole, served_adapters, served_names, write_ollama
+from .schemas import takes
+from .tooling import FunctionTool, Reader, build_toolbox, check_rule, read_answer
+
+router = APIRouter(prefix="/api", tags=["Ollama"])
+
+# Names in `options` that differ from the options table's
+_OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_context_size"}
+_IMAGES = "models here read text only"
+
+
+class OllamaFields(OptionFields):
+    """Fields of both ways to generate; those of `options` stand beside the others."""
+
+    noted: ClassVar = frozenset({"messages.thinking", "messages.tool_calls.function.index", "tools.function.strict"})
+    refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
+
+    model: str | None = Field(None, max_length=512)
+    stream: bool = True
+    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template; think sets enable_thinking")
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        if isinstance(options := values.pop("options", {}), dict):
+            for name, value in options.items():
+                ours = _OPTIONS.get(name, name)
+                if ours not in cls.model_fields:
+                    note(f"options.{name}")
+                elif value is not None:
+                    values[ours] = -1 if ours == "max_tokens" and value == -2 else value  # both: as the context holds
+        if (form := values.pop("format", None)) not in (None, ""):
+            values["schema"] = {"type": "object"} if form == "json" else form
+        if not values.get("images", True):
+            del values["images"]
+        if (think := values.pop("think", None)) is not None:  # true, false or an effort
+            values["chat_template_kwargs"] = {"enable_thinking": bool(think)}
+        super().adapt(values, note)
+
+
+class OllamaChat(OllamaFields):
+    """POST /api/chat."""
+
+    messages: list[Message] = []
+    tools: list[FunctionTool] = []
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        if isinstance(messages := values.get("messages"), list):
+            for i, message in enumerate(messages):
+                if isinstance(message, dict) and "tool_name" in message:
+                    message.setdefault("name", message.pop("tool_name"))
+                if isinstance(message, dict) and message.pop("images", None):
+                    raise Refusal(400, "unsupported", message=f"messages[{i}].images: {_IMAGES}")
+            values["messages"] = adapt_messages(messages)
+
+
+class OllamaGenerate(OllamaFields):
+    """POST /api/generate."""
+
+    refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES, "suffix": "the model continues a text"}
+
+    prompt: str = ""
+    system: str = ""
+    raw: bool = Field(False, description="continue the prompt as a text, without the chat template")
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _tag(name: str) -> str:
+    return name if ":" in name else f"{name}:latest"
+
+
+def _write_end(answers: Answers) -> dict[str, Any]:
+    """The receipt in the last line of an answer."""
+    completion = answers.completions[0]
+    reason = "length" if completion.finish_reason in ("length", "context") else "stop"
+    return {"done": True, "done_reason": reason, "total_duration": int((time.monotonic() - answers.began) * 1e9),
+            "load_duration": 0, "prompt_eval_count": completion.prompt_tokens,
+            "prompt_eval_duration": int(completion.prefill_seconds * 1e9), "eval_count": len(completion.tokens),
+            "eval_duration": int(completion.decode_seconds * 1e9)}
+
+
+def fail(refusal: Refusal) -> bytes:
+    """An error within a stream."""
+    return dump(write_ollama(refusal)) + b"\n"
+
+
+async def _reply(request: Request, body: OllamaFields, asks: Sequence[Ask], box: Toolbox, field: str) -> Response:
+    """Answer whole or line by line. field: "message" or "response", where the text goes."""
+    name = check_model(request, body.model)
+
+    def line(text: str, calls: Sequence[Any] = (), thought: str = "", **more: Any) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, **({"thinking": thought} if thought else {})}
+        if calls:
+            message["tool_calls"] = [{"function": {"name": call.name, "arguments": call.values()}} for call in calls]
+        return {"model": name, "created_at": _now(), field: message if field == "message" else text,
+                **({"thinking": thought} if thought and field != "message" else {}), "done": False, **more}
+
+    def whole(answers: Answers) -> dict[str, Any]:
+        text, calls, thought, _ = read_answer(answers, 0, box)
+        return line(text, [call for call in calls if call.is_complete], thought, **_write_end(answers))
+
+    async def lines(answers: Answers) -> AsyncIterator[bytes]:
+        reader, told = Reader(answers, 0, box), 0
+        async for batch in answers.batches():
+            pieces = [piece for token in batch.tokens for piece in reader.push(token.text)]
+            pieces += reader.push("", is_last=True) if batch.is_last else []
+            text = "".join(piece for piece in pieces if isinstance(piece, str))
+            thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
+            calls = [call for call in reader.calls[told:] if call.is_complete]
+            told += len(calls)
+            if text or calls or thought:
+                yield dump(line(text, calls, thought)) + b"\n"
+        yield dump(line("", **_write_end(answers))) + b"\n"
+
+    if not asks:  # Ollama's way to load a model
+        return Json(line("", done=True, done_reason="load"))
+    if body.stream:
+        return await reply_stream(request, asks, lines, fail, 0, "application/x-ndjson")
+    return await reply_whole(request, asks, whole)
+
+
+@router.post("/chat", **takes(OllamaChat))
+async def chat(request: Request) -> Response:
+    """Answer a conversation."""
+    body = await read_body(request, OllamaChat)
+    box, options = build_toolbox([tool.function.described() for tool in body.tools], "auto", True), body.given_options()
+    check_rule(box, options, "format")
+    asks = [Ask([message.plain() for message in body.messages], "messages", options, box,
+                variables=body.chat_template_kwargs)] if body.messages else []
+    return await _reply(request, body, asks, box, "message")
+
+
+@router.post("/generate", **takes(OllamaGenerate))
+async def generate(request: Request) -> Response:
+    """Answer a question, or continue a text with raw."""
+    body = await read_body(request, OllamaGenerate)
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    prompt = body.prompt if body.raw else [*system, {"role": "user", "content": body.prompt}]
+    ask = Ask(prompt, "prompt", body.given_options(), variables=body.chat_template_kwargs)
+    return await _reply(request, body, [ask] if body.prompt else [], Toolbox(), "response")
+
+
+# The model
+
+
+def _facts(request: Request) -> dict[str, Any]:
+    desk = desk_of(request)
+    return describe_model(desk.keeper.llm, desk.settings) if desk.keeper.llm else desk.keeper.facts
+
+
+def _describe(request: Request) -> dict[str, Any]:
+    llm, path = desk_of(request).keeper.llm, str(_facts(request).get("model_path", ""))
+    family = llm.model.config.architecture.removesuffix("ForCausalLM").lower() if llm else ""
+    return {"format": "gguf" if path.endswith(".gguf") else "safetensors", "family": family, "families": [family],
+            "parameter_size": "", "quantization_level": "", "parent_model": ""}
+
+
+@router.get("/tags")
+@router.get("/ps", include_in_schema=False)
+async def tags(request: Request) -> Response:
+    """The model of this server, and its adapters."""
+    started = datetime.fromtimestamp(request.app.state.started, timezone.utc).isoformat()
+    details = _describe(request)
+    path = Path(str(_facts(request).get("model_path", "")))
+    size = path.stat().st_size if path.is_file() else 0
+    models = [{"name": _tag(name), "model": _tag(name), "modified_at": started, "expires_at": "2318-01-01T00:00:00Z",
+               "size": size, "size_vram": 0, "digest": "", "details": details}
+              for name in (*served_names(request), *served_adapters(request))]
+    return Json({"models": models})
+
+
+class ShowRequest(Body):
+    """POST /api/show."""
+
+    renamed: ClassVar = {"name": "model"}
+
+    model: str | None = Field(None, max_length=512)
+
+
+@router.post("/show", **takes(ShowRequest))
+async def show(request: Request) -> Response:
+    """What the model is, and what it can do."""
+    body = await read_body(request, ShowRequest)
+    check_model(request, body.model)
+    facts = _facts(request)
+    template, details = str(facts.get("chat_template", "")), _describe(request)
+    info = {"general.architecture": details["family"], f"{details['family']}.context_length": facts.get("n_ctx_train")}
+    return Json({"modelfile": "", "parameters": "", "template": template, "details": details, "model_info": info,
+                 "capabilities": ["completion", *(["tools"] if "tools" in template else [])]})
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The version of this server."""
+    return Json({"version": __version__})
+
+
+@router.post("/{route}", include_in_schema=False)
+async def missing(route: str) -> Response:
+    """Routes that would change which models there are, and those for embeddings."""
+    reason = "this server computes no embeddings" if route.startswith("embed") else (
+        "this server has the one model that it was started with: start it again with --model")
+    return Json({"error": reason}, 501 if route.startswith("embed") else 400)
