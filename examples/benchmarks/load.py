@@ -129,8 +129,8 @@ class InProcess:
         self.llm.scheduler.start()
 
     def run(self, prompts: Sequence[str], tokens: int) -> list[Answer]:
+        from mlx_llama.core.engine.request import Request
         from mlx_llama.core.generation.options import resolve
-        from mlx_llama.core.generation.request import Request
 
         options = resolve({"max_tokens": tokens, "temperature": 0, "logit_bias": dict.fromkeys(self.llm.engine.eos, -1e6)})
         began = time.perf_counter()

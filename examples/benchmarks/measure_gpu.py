@@ -342,9 +342,9 @@ class Ours(Program):
 
     def _run(self, model: Any, tokens: list[int], count: int, **asked: Any) -> tuple[Any, Any, Clocked]:
         """(completion of `count` tokens, cache, clocks)."""
+        from mlx_llama.core.engine.request import Request
+        from mlx_llama.core.engine.scheduler import Scheduler
         from mlx_llama.core.generation import options
-        from mlx_llama.core.generation.request import Request
-        from mlx_llama.core.generation.scheduler import Scheduler
 
         clocked = Clocked(self.backend, model)
         scheduler = Scheduler(clocked.backend, clocked, None, frozenset(), len(tokens) + count, max_rows=1)
@@ -453,10 +453,10 @@ def serve_processes(folder: str, name: str, device: str, count: str) -> None:
     if follow_leader():
         return
     from mlx_llama.core.backends.selection import select
+    from mlx_llama.core.engine.request import Request
+    from mlx_llama.core.engine.scheduler import Scheduler
     from mlx_llama.core.files.checkpoint import open_checkpoint
     from mlx_llama.core.generation.options import resolve
-    from mlx_llama.core.generation.request import Request
-    from mlx_llama.core.generation.scheduler import Scheduler
 
     backend, checkpoint, answer = select(name, device), open_checkpoint(folder), {}
     options = resolve({"temperature": 0.0, "max_tokens": int(count), "seed": 0})

@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 
 from mlx_llama import load
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 
 def main() -> None:

@@ -19,10 +19,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from mlx_llama.core.backends.positions import CallView, Positions
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 STOPS = ("\n\nQuestion:", "###", "</answer>")
 PROMPT = 8

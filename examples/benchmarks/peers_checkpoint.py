@@ -71,7 +71,7 @@ class Engined(Decoding):
     """A model of mlx_llama behind the scheduler of all doors."""
 
     def __init__(self, backend: Any, model: Any, capacity: int):
-        from mlx_llama.core.generation.scheduler import Scheduler
+        from mlx_llama.core.engine.scheduler import Scheduler
 
         self.model, self.vocabulary = model, model.config.vocab_size
         # No end tokens: every run is full. Prompts start cold, decoding from a prefix that a row of the other one holds.
@@ -80,8 +80,8 @@ class Engined(Decoding):
 
     def _run(self, scheduler: Any, tokens: list[int], count: int, ahead: int = 0) -> Any:
         """The completion after `count` tokens of an answer limited to `count` + `ahead`."""
+        from mlx_llama.core.engine.request import Request
         from mlx_llama.core.generation import options
-        from mlx_llama.core.generation.request import Request
 
         resolved = options.resolve({"max_tokens": count + ahead, "temperature": 0.0, "prefill_step_size": CHUNK})
         handle = scheduler.submit(Request(tokens, resolved, wants_text=False))

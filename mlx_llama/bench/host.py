@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.interface import Model
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 from .measure import Loaded, random_tokens
 

@@ -16,11 +16,11 @@ import numpy as np
 from mlx_llama import cli
 from mlx_llama.core.backends.interface import ITEMSIZE, Cache, Model
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 from .loop import decode, prefill
 

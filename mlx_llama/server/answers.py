@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request as HttpRequest
 
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TemplateError, spell_parameters
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions, resolve, validate
-from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
 
 from .faults import Fault, Refusal, bad_field, client_gone, shorten

@@ -15,12 +15,12 @@ from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlx_llama.core.engine.request import Sequence
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.cache_file import read_cache, write_cache
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, resolve
-from mlx_llama.core.generation.request import Sequence
 from mlx_llama.core.text.tools import add_tools
 
 from .answers import Answers, refuse

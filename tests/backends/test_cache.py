@@ -8,11 +8,11 @@ from making import make_checkpoint
 
 from backends.conftest import relative_error
 from mlx_llama import load as load_llm
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module")

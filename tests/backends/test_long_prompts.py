@@ -22,8 +22,8 @@ from mlx_llama.core.generation import options
 from mlx_llama.core.system import machine
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 
 folder, name, device, length = *sys.argv[1:4], int(sys.argv[4])
 backend = select(name, device)

@@ -11,9 +11,9 @@ from making import encode_tensor, make_checkpoint, random_tensors, write_safeten
 
 from backends.evaluations import counted
 from mlx_llama import load
+from mlx_llama.core.engine.request import Sequence
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
 from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.generation.request import Sequence
 
 REPETITIVE = [5, 6, 7, 8] * 10
 PROMPTS = [[1, 50, 60, 70], [1], [7, 7, 7], REPETITIVE, list(range(3, 60)), [1] + [60] * 30,

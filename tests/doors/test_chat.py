@@ -24,9 +24,9 @@ from rich.console import Console
 from mlx_llama import load
 from mlx_llama.chat import commands as chat_commands, dialogue, repl, terminal as chat_terminal, view as chat_view
 from mlx_llama.chat.markdown import Blocks, MarkdownView, Rendered
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.completion import Completion, Writer
-from mlx_llama.core.generation.scheduler import Scheduler
 from mlx_llama.core.generation.session import Stream
 from mlx_llama.core.text.controls import show_controls
 
@@ -832,7 +832,7 @@ PARROT = """
 import os, sys, time
 from mlx_llama import cli
 from mlx_llama.chat import repl
-from mlx_llama.core.generation.request import Handle
+from mlx_llama.core.engine.request import Handle
 
 def read(self):
     self.pieces = getattr(self, "pieces", None) or iter(os.environ["ANSWER"])

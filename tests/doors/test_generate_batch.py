@@ -6,13 +6,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from core.generation.toy import VOCABULARY, ToyBackend, ToyModel, ToyTokenizer
+from core.engine.toy import VOCABULARY, ToyBackend, ToyModel, ToyTokenizer
 
 from mlx_llama import generate, load
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import llm as loading, options
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 
 class ToyLLM:

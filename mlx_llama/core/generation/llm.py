@@ -15,6 +15,10 @@ from typing_extensions import Unpack
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
+from mlx_llama.core.engine.home import Home
+from mlx_llama.core.engine.request import Handle, Request
+from mlx_llama.core.engine.scheduler import Scheduler
+from mlx_llama.core.engine.speculate import compare_vocabularies
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.models import rope
@@ -25,13 +29,9 @@ from mlx_llama.core.text.tools import ToolParser, read_tools
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
-from .home import Home
 from .hooks import split_hooks
 from .options import MAX_ROWS, Options, parse_memory, parse_rows, resolve
-from .request import Handle, Request
-from .scheduler import Scheduler
 from .session import Session, Stream
-from .speculate import compare_vocabularies
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
 # A text, messages or token ids.

@@ -11,6 +11,8 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from mlx_llama.core.engine.request import Handle, Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -21,8 +23,6 @@ from .completion import Completion
 from .engine import Engine
 from .hooks import Hooks, split_hooks
 from .options import GenerationOptions, Options, Resolved, resolve, validate
-from .request import Handle, Request
-from .scheduler import Scheduler
 from .session_file import expand_path, read_session, write_session
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolPrompt, ToolStream, encode_with_tools
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import OptionsError, SessionError
 from mlx_llama.core.models.config import show
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
@@ -29,7 +30,6 @@ from mlx_llama.core.text.tools import (
 from .completion import Completion
 from .grammar import Rule
 from .options import GenerationOptions
-from .request import Handle
 from .schema import Schema
 
 ROUNDS = 8  # answers to one question, before the loop of calls ends

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.interface import Cache
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 from .differences import measure_difference
 from .parity import run_logits

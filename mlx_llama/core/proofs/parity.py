@@ -16,11 +16,11 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Cache, Model, Probe
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 from mlx_llama.core.models.config import LlamaConfig
 
 from .differences import Agreement, Difference, is_tie, margin, measure_agreement, measure_difference

@@ -13,14 +13,13 @@ import regex
 import torch
 from pydantic import BaseModel
 
+from core.engine.toy import EOS, LETTERS, VOCABULARY, alone, check_rows, letter, make, make_prompts, request
 from mlx_llama import load
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import grammar
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.request import Request
-
-from .toy import EOS, LETTERS, VOCABULARY, alone, check_rows, letter, make, make_prompts, request
 
 PATTERNS = ["(once|twice)uponatime", "[a-f]{3}forced(x|y)z", "a+b", "startofalongforcedstretchwithoutchoices", "[A-W]{1,4}(end|fin)",
             "(abc){2,3}", "q"]

@@ -7,12 +7,11 @@ import difflib
 import numpy as np
 import pytest
 
+from core.engine.toy import alone, check_rows, make, request
 from mlx_llama import load
 from mlx_llama.core.errors import NumericalError, OptionsError
 from mlx_llama.core.generation.hooks import NAMES, Hooks, split_hooks
 from mlx_llama.core.generation.options import FIELDS
-
-from .toy import alone, check_rows, make, request
 
 PROMPT = "Once upon a time"
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -14,10 +14,10 @@ from scripting import Script, make_scripted_checkpoint, tool_formats
 
 from core.text.cases import TEMPLATES
 from mlx_llama import LLM, load
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 from mlx_llama.core.text.template import encode_messages
 
 

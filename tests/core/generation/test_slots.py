@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from core.engine.toy import make, make_prompts, request
 from mlx_llama.core.generation.slots import Slots
-
-from .toy import make, make_prompts, request
 
 ONE, TWO, THREE = [1] * 20, [2] * 20, [3] * 20
 

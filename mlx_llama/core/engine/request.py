@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import NumericalError, SessionError
+from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.generation.grammar import Constraint, Rule
+from mlx_llama.core.generation.hooks import Hooks
+from mlx_llama.core.generation.options import GenerationOptions, Resolved
 
-from .completion import Completion, Writer
-from .grammar import Constraint, Rule
-from .hooks import Hooks
-from .options import GenerationOptions, Resolved
 from .speculate import Speculation
 
 NO_ROW = NO_SLOT = -1

@@ -9,9 +9,7 @@ from hypothesis import given, strategies as st
 from making import make_checkpoint
 
 from mlx_llama import cli, generate, load
-from mlx_llama.core.errors import OptionsError, SessionError
-from mlx_llama.core.generation.completion import Completion, Writer
-from mlx_llama.core.generation.speculate import (
+from mlx_llama.core.engine.speculate import (
     MAX_LOOKUP_DRAFTS,
     MIN_ACCEPTANCE,
     RATED_DRAFTS,
@@ -19,6 +17,8 @@ from mlx_llama.core.generation.speculate import (
     PromptLookup,
     Speculation,
 )
+from mlx_llama.core.errors import OptionsError, SessionError
+from mlx_llama.core.generation.completion import Completion, Writer
 
 texts = st.lists(st.integers(0, 3), max_size=40)
 

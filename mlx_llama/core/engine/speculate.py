@@ -21,8 +21,8 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Cache, Model, SamplingBatch
 from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.generation.completion import Writer
 
-from .completion import Writer
 from .device import Device
 from .prefixes import common_prefix
 

@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 from machine import device_of
 
 from mlx_llama import load
+from mlx_llama.core.engine import scheduler as scheduling
 from mlx_llama.core.errors import ContextError, OptionsError
-from mlx_llama.core.generation import scheduler as scheduling
 
 from .toy import (
     EOS,

@@ -8,8 +8,7 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Masks, Model, SamplingBatch
 from mlx_llama.core.backends.selection import Backend
-
-from .completion import Writer
+from mlx_llama.core.generation.completion import Writer
 
 
 class Device:

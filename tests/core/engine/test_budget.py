@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_llama.core.generation.budget import default_budget
+from mlx_llama.core.engine.budget import default_budget
 
 
 def test_a_tenth_or_256_mib_stay_free():

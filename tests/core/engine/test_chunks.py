@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_llama.core.generation.chunks import STEPS, TILE, Chunks
+from mlx_llama.core.engine.chunks import STEPS, TILE, Chunks
 
 from .test_scheduler import serve
 from .toy import alone, make

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from mlx_llama.core.engine.rows import MIN_COPY, Rows
 from mlx_llama.core.errors import ContextError
-from mlx_llama.core.generation.rows import MIN_COPY, Rows
 
 from .toy import POSITION_NBYTES, ToyBackend, ToyModel, make_prompts
 
@@ -111,7 +111,7 @@ def test_a_saved_row_needs_room():
 
 
 def test_prefixes_of_long_texts():
-    from mlx_llama.core.generation.prefixes import common_prefix
+    from mlx_llama.core.engine.prefixes import common_prefix
 
     for one in make_prompts(5, longest=400):
         for at in (0, 1, 63, 64, 65, 128, len(one)):

@@ -24,18 +24,18 @@ from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
 from mlx_llama.core.backends.logprobs import TokenLogprobs, unpack
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, SessionError
+from mlx_llama.core.generation.engine import Engine
+from mlx_llama.core.generation.options import MAX_ROWS
+from mlx_llama.core.generation.slots import Slots
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 from .budget import default_budget
 from .chunks import Chunks
 from .device import Device
-from .engine import Engine
 from .home import Home
-from .options import MAX_ROWS
 from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
-from .slots import Slots
 from .speculate import ModelDrafts
 
 KEPT_ROWS = 8  # finished rows that stay as prefixes

@@ -14,11 +14,11 @@ import numpy as np
 
 from mlx_llama.core.backends.logprobs import count_logprobs, pack
 from mlx_llama.core.backends.positions import CallView, Positions, checked_tokens
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 VOCABULARY = 50
 POSITION_NBYTES = 1000
