@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Callable, Iterator, Sequence as Several
 from dataclasses import dataclass, field
@@ -52,32 +53,36 @@ class Request:
     begun: int = 0
 
 
+class Status(enum.Enum):
+    """The stage of a request. Only ticks change it, in queues.py."""
+
+    WAITING = enum.auto()  # for a row: new, or set aside while memory is short
+    PREFILLING = enum.auto()  # its prompt is computed chunk by chunk
+    RUNNING = enum.auto()  # its first step was launched
+    ENDED = enum.auto()
+
+
 @dataclass(eq=False)
 class Sequence:
-    """A request being served. Only ticks change it, but for the flags at the end.
-
-    text: the tokens known on the host, prompt and answer. limit: most tokens of the answer. number: order of submission.
-    row: of the cache, NO_ROW while it waits. slot: see Slots, NO_SLOT until it runs.
-    """
+    """A request being served. Only ticks change it, but for the fields at the end."""
 
     request: Request
-    text: list[int]
-    limit: int
+    tokens: list[int]  # prompt and answer as far as the host knows them; the one list, which others read and never copy
+    limit: int  # maximum number of tokens of the answer
     writer: Writer
     speculation: Speculation
-    constraint: Constraint | None = None  # its state is that after `text`
+    constraint: Constraint | None = None  # its state is that after `tokens`
     sampling: Any = None  # SamplingBatch of this sequence alone
-    number: int = 0
+    number: int = 0  # order of submission
     adapter: int = 0  # number of the adapter that computes it, 0 for none
     processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
     told: int = 0  # `processed` as the caller knows it
-    row: int = NO_ROW
-    slot: int = NO_SLOT
-    is_over: bool = False
+    status: Status = Status.WAITING
+    row: int = NO_ROW  # of the cache
+    slot: int = NO_SLOT  # see Slots; from its first row on
     error: Exception | None = None
-    is_cancelled: bool = False  # set by any thread
-    is_awaited: bool = False  # a consumer waits for `news`
-    news: threading.Event = field(default_factory=threading.Event)
+    is_cancelled: bool = False  # set by any thread; the next tick ends the request
+    news: threading.Event | None = None  # of a consumer on another thread that waits
     lock: threading.Lock = field(default_factory=threading.Lock)  # a cancelled sequence takes no more tokens
 
     @property
@@ -95,12 +100,12 @@ class Sequence:
 
     def process(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Logits float32 [1, V] of the next token as the caller's functions leave them. Raises what they raise."""
-        return self.request.hooks.process(self.text, logits)
+        return self.request.hooks.process(self.tokens, logits)
 
     @property
     def left(self) -> int:
         """Tokens that may still be generated."""
-        return self.limit - (len(self.text) - len(self.request.prompt))
+        return self.limit + len(self.request.prompt) - len(self.tokens)
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
         """Append a generated token; False if the answer ends here. now: busy seconds (see Clock).
@@ -114,7 +119,7 @@ class Sequence:
                 return False
             if self.constraint:
                 self.constraint.accept(token)
-            self.text.append(token)
+            self.tokens.append(token)
             is_late = self.request.decode_seconds is not None and self.writer.is_late(now, self.request.decode_seconds)
             self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs, is_late)
         return not self.writer.is_finished
@@ -123,7 +128,7 @@ class Sequence:
         cause = "a weight is NaN or infinite, or the activations overflow their width"
         if self.needs_logits:
             cause += ", or the function logits_processor forbade every token"
-        return (f"the model's logits are not finite after {len(self.text)} tokens: {cause}; fetch the model again, or try "
+        return (f"the model's logits are not finite after {len(self.tokens)} tokens: {cause}; fetch the model again, or try "
                 "--dtype float32")
 
     def tell(self) -> None:
@@ -132,14 +137,26 @@ class Sequence:
         if on_progress and self.told != self.processed:
             self.told = self.processed
             on_progress(self.processed, self.prompt_length)
-        if self.is_awaited:
-            self.news.set()
+        news = self.news
+        if news:
+            news.set()
         if self.request.notify:
             self.request.notify()
 
+    def finish(self, error: Exception | None = None) -> None:
+        """End the answer, by an error or as the writer or the consumer ended it, and wake the consumer."""
+        if error is not None:
+            self.error = error
+            self.writer.fail(error)
+        self.status = Status.ENDED
+        try:
+            self.tell()
+        except Exception as raised:
+            self.error = self.error or raised
 
-class Loop(Protocol):
-    """The part of the scheduler that a handle calls."""
+
+class Ticker(Protocol):
+    """The part of the loop that a handle calls."""
 
     def enqueue(self, sequence: Sequence) -> None: ...
     def advance(self, sequence: Sequence, has_news: Callable[[], bool]) -> None: ...  # runs or awaits a tick
@@ -153,7 +170,7 @@ class Handle:
     error, and SessionError in a thread that reads while another one does.
     """
 
-    def __init__(self, sequence: Sequence, loop: Loop):
+    def __init__(self, sequence: Sequence, loop: Ticker):
         self._sequence = sequence
         self._loop = loop
         self._shown = 0  # tokens whose text was handed out
@@ -209,7 +226,7 @@ class Handle:
     @property
     def done(self) -> bool:
         """True once the answer is complete, cancelled or failed."""
-        return self._sequence.is_over or self._sequence.is_cancelled
+        return self._sequence.status is Status.ENDED or self._sequence.is_cancelled
 
     @property
     def slot(self) -> int:
@@ -226,7 +243,9 @@ class Handle:
         sequence = self._sequence
         with sequence.lock:
             sequence.is_cancelled = True
-        sequence.news.set()
+        news = sequence.news
+        if news:
+            news.set()
         if self.is_begun:
             self._loop.sweep()
 

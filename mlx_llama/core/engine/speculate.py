@@ -37,12 +37,11 @@ COMPARED_PIECES = 4096  # pieces of two vocabularies that are compared
 
 
 class Drafter(Protocol):
-    """A source of guesses. `push` tells it every token of the text, the prompt's too."""
+    """A source of guesses. It reads the request's list of tokens, prompt and answer, which grows."""
 
     kind: str  # as the option speculate names it
     max_drafts: int  # per verification
 
-    def push(self, token: int) -> None: ...
     def may_draft_next(self) -> bool: ...  # False: no drafts after the next token, whichever it is
     def draft(self, count: int, device: Device, writer: Writer) -> list[int]: ...  # 0 to `count` guesses of the next tokens
 
@@ -53,25 +52,27 @@ class PromptLookup:
     kind, max_drafts = "prompt", MAX_LOOKUP_DRAFTS
 
     def __init__(self, tokens: Sequence[int]):
-        self.tokens: list[int] = []
+        self.tokens = tokens
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its latest occurrence
-        for token in tokens:
-            self.push(token)
+        self._indexed = 0  # tokens whose n-grams are in `_after`
+        self._index()
 
-    def push(self, token: int) -> None:
-        """Append `token` to the text."""
-        at = len(self.tokens)
-        for n in range(MIN_NGRAM - 1, min(MAX_NGRAM, at) + 1):
-            self._after[tuple(self.tokens[at - n:])] = at
-        self.tokens.append(token)
+    def _index(self) -> None:
+        tokens = self.tokens
+        for at in range(self._indexed, len(tokens)):
+            for n in range(MIN_NGRAM - 1, min(MAX_NGRAM, at) + 1):
+                self._after[tuple(tokens[at - n:at])] = at
+        self._indexed = len(tokens)
 
     def may_draft_next(self) -> bool:
         """False where no token can complete a known n-gram, since nothing followed the tokens before it."""
+        self._index()
         return tuple(self.tokens[1 - MIN_NGRAM:]) in self._after
 
     def draft(self, count: int, device: Device | None = None, writer: Writer | None = None) -> list[int]:
         """Up to `count` tokens. At the text's end the source continues with the draft, so a repeated phrase is drafted
         again and again."""
+        self._index()
         text = list(self.tokens[-MAX_NGRAM:])
         start = next((self._after[gram] for n in range(min(MAX_NGRAM, len(text)), MIN_NGRAM - 1, -1)
                       if (gram := tuple(text[-n:])) in self._after), None)
@@ -97,8 +98,9 @@ class ModelDrafts:
         self.model = model
         self.cache = cache
         self.row = row
-        self.tokens: list[int] = []  # the text; the row holds its beginning, then `_guesses`
+        self.tokens: Sequence[int] = ()  # the row holds their beginning, then `_guesses`
         self._guesses: list[int] = []
+        self._start = 0  # position of the first guess
         self._sampling: SamplingBatch | None = None
         self._chunk = 1
 
@@ -109,25 +111,15 @@ class ModelDrafts:
 
     def begin(self, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> None:
         """Replace the text; the row keeps the common prefix. chunk: tokens per evaluation."""
+        self.trim_guesses()
         self._trim(common_prefix(self.tokens, tokens))
-        self.tokens, self._guesses = list(tokens), []
-        self._sampling, self._chunk = sampling, chunk
+        self.tokens, self._sampling, self._chunk = tokens, sampling, chunk
 
     def prefill(self, end: int, device: Device) -> None:
         """Take in the text up to position `end`, but for the last token."""
         for start in range(self.length, min(end, len(self.tokens) - 1, self.cache.capacity), self._chunk):
             stop = min(start + self._chunk, end, len(self.tokens) - 1, self.cache.capacity)
             device.prefill(self.model, self.tokens[start:stop], self.cache, self.row)
-
-    def push(self, token: int) -> None:
-        """Append `token` to the text; after a correct guess the row keeps its position."""
-        position = len(self.tokens)
-        if self._guesses[:1] == [token]:
-            del self._guesses[0]
-        else:
-            self._guesses = []
-            self._trim(position)
-        self.tokens.append(token)
 
     def may_draft_next(self) -> bool:
         """True until the draft model's context is full."""
@@ -138,17 +130,40 @@ class ModelDrafts:
         count = min(count, self.cache.capacity - len(self.tokens) + 1)
         if count < 1 or self._sampling is None:
             return []
-        self._trim(len(self.tokens) - 1)  # an interrupt may have left guesses behind
+        self.trim_guesses()
         self.prefill(self.length + (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk, device)
         feed = np.array([self.tokens[self.length:]], np.int32)
         drafts = [device.step(self.model, feed, self.cache, [self.row], self._sampling, [writer])]
         while len(drafts) < count:
             drafts.append(device.step(self.model, drafts[-1], self.cache, [self.row], self._sampling, [writer]))
-        self._guesses = device.read_all(drafts, writer)
-        return list(self._guesses)
+        self._start, self._guesses = len(self.tokens), device.read_all(drafts, writer)
+        return self._guesses
+
+    def trim_guesses(self) -> None:
+        """Keep the guesses that became part of the text, but not the last token, which is the next step's input."""
+        end = len(self.tokens) - 1
+        if self._guesses:
+            end = min(end, self._start + common_prefix(self._guesses, self.tokens[self._start:]))
+            self._guesses = []
+        self._trim(max(0, end))
 
     def _trim(self, length: int) -> None:
         self.cache.trim(min(self.length, length), self.row)
+
+
+class DraftModel:
+    """A smaller model and its drafts by row of its cache."""
+
+    def __init__(self, model: Model, cache: Cache):
+        self.model = model
+        self.cache = cache
+        self.by_row: dict[int, ModelDrafts] = {}
+
+    def begin(self, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> ModelDrafts:
+        """Drafts of a request that enters a row. See ModelDrafts.begin."""
+        drafts = self.by_row.setdefault(row, ModelDrafts(self.model, self.cache, row))
+        drafts.begin(tokens, sampling, chunk)
+        return drafts
 
 
 class Pace:
@@ -188,14 +203,19 @@ class Speculation:
         self.pace = Pace(min(most, width - 1))
 
     @property
-    def is_drafting(self) -> bool:
-        """True until drafting is given up."""
-        return self.drafter is not None
+    def wants_model(self) -> bool:
+        """True if drafts of a model are asked for and not given up."""
+        return self.kind == "model" and self.writer.completion.speculation_ended is None
 
-    @property
-    def is_on(self) -> bool:
-        """True if drafts are asked for and not given up."""
-        return self.kind != "none" and self.writer.completion.speculation_ended is None
+    def leave_row(self) -> None:
+        """Part with a drafter that belongs to a row."""
+        if self.kind == "model":
+            self.drafter = None
+
+    def prefill(self, end: int, device: Device) -> None:
+        """Compute the draft model's part of a prompt, up to position `end`."""
+        if isinstance(self.drafter, ModelDrafts):
+            self.drafter.prefill(end, device)
 
     def may_draft_next(self) -> bool:
         """False: no drafts after the next token, whichever it is."""
@@ -218,18 +238,14 @@ class Speculation:
         sampled: the token after the text and after each of `drafts`. The first is part of the text; each next one is if
         the draft before it equals the token sampled in its place.
         """
-        if not drafts and self.drafter is None:
+        if not drafts:
             return sampled
         correct = common_prefix(drafts, sampled)
         tokens = self._cut_after_eos(sampled[:correct + 1])
-        if self.drafter:
-            for token in tokens:
-                self.drafter.push(token)
-        if drafts:
-            self.writer.count_drafts(len(drafts), correct)
-            if reason := self.pace.update(len(drafts), correct):
-                self.writer.end_speculation(reason, len(self.writer.completion.tokens) + len(tokens))
-                self.drafter = None
+        self.writer.count_drafts(len(drafts), correct)
+        if reason := self.pace.update(len(drafts), correct):
+            self.writer.end_speculation(reason, len(self.writer.completion.tokens) + len(tokens))
+            self.drafter = None
         return tokens
 
     def _cut_after_eos(self, tokens: list[int]) -> list[int]:

@@ -62,9 +62,10 @@ class Engine:
         writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
         if request.begun and writer.decoder:
             writer.resume(_find_begun(request))
-        lookup = PromptLookup(request.prompt) if kind == "prompt" else None
+        tokens = list(request.prompt)  # the answer is appended
+        lookup = PromptLookup(tokens) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        return Sequence(request, list(request.prompt), limit, writer, speculation, constraint,
+        return Sequence(request, tokens, limit, writer, speculation, constraint,
                         adapter=self.find_adapter(options))
 
     def _constrain(self, request: Request) -> Constraint | None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Cache, Model, Probe
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
-from mlx_llama.core.engine.scheduler import Scheduler
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.llm import LLM
@@ -89,14 +89,14 @@ def collect(backend: Backend, model: Model, tokens: Several[int], decoded: int) 
 
 def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:
     """`count` greedy tokens after `prompt`, by the scheduler, past end tokens and from an empty cache."""
-    scheduler = Scheduler(llm.backend, llm.model, None, frozenset(), llm.engine.context)
+    loop = Loop(llm.backend, llm.model, None, frozenset(), llm.engine.context)
     resolved = options.resolve({"temperature": 0.0, "max_tokens": count, "seed": 0})
-    return [int(token) for token in scheduler.submit(Request(prompt, resolved, wants_text=False)).tokens()]
+    return [int(token) for token in loop.submit(Request(prompt, resolved, wants_text=False)).tokens()]
 
 
 def free(llm: LLM) -> None:
     """Release a model before the next one is loaded."""
-    llm.model = llm.scheduler = None
+    llm.model = llm.loop = None
     gc.collect()
 
 

@@ -1,25 +1,29 @@
-"""Ctrl-C put off while a call must not be left half done."""
+"""Ctrl-C put off while work must not be left half done."""
 
 from __future__ import annotations
 
+import _signal  # signal.signal and getsignal look their results up in enums, which takes longer than a short tick
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import FrameType, TracebackType
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put Ctrl-C off to the end of the block, in the main thread: others do not see it."""
-    former = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(former):
-        yield
-        return
-    received: list[tuple] = []
-    signal.signal(signal.SIGINT, lambda *given: received.append(given))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
-    if received:
-        former(*received[0])
+class uninterrupted:  # noqa: N801
+    """Put Ctrl-C off to the end of the block, in the main thread; others do not receive it."""
+
+    def __enter__(self) -> None:
+        self._received = False
+        self._handler = None
+        if threading.current_thread() is threading.main_thread():
+            self._handler = _signal.getsignal(signal.SIGINT)  # None: it was not set by Python
+            if self._handler is not None:
+                _signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._handler is not None:
+            _signal.signal(signal.SIGINT, self._handler)
+            if self._received:
+                signal.raise_signal(signal.SIGINT)

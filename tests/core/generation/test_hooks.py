@@ -119,16 +119,16 @@ def turn(tokens, logits):
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_row_with_a_processor_delays_itself_alone(runs_ahead):
     """The others' tokens, launches and reads are as without it."""
-    backend, scheduler = make(runs_ahead, eos=())
-    others = [scheduler.submit(request([7 + i, 8], max_tokens=30, temperature=0.5)) for i in range(3)]
-    odd = scheduler.submit(request(TEXT, max_tokens=12, hooks=Hooks((turn,))))
+    backend, loop = make(runs_ahead, eos=())
+    others = [loop.submit(request([7 + i, 8], max_tokens=30, temperature=0.5)) for i in range(3)]
+    odd = loop.submit(request(TEXT, max_tokens=12, hooks=Hooks((turn,))))
     found = [one.finish() for one in (*others, odd)]
     for i, one in enumerate(found[:3]):
         assert one.tokens == alone([7 + i, 8], eos=(), max_tokens=30, temperature=0.5).tokens and one.waits == 30
     assert found[3].tokens == alone(TEXT, eos=(), max_tokens=12, hooks=Hooks((turn,))).tokens
     assert found[3].tokens != alone(TEXT, eos=(), max_tokens=12).tokens
     assert (found[3].waits, found[3].launches) == (24, 12) and backend.events.count("logits") == 12
-    check_rows(scheduler)
+    check_rows(loop)
 
 
 def test_speculation_is_off_beside_a_processor():

@@ -1,0 +1,68 @@
+"""Requests that wait and requests that have a row: the one place where a request's status and row change."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from mlx_llama.core.backends.interface import Model
+
+from .request import NO_ROW, Sequence, Status
+from .rows import Rows
+
+
+class Queues:
+    """All requests that have not ended."""
+
+    def __init__(self, model: Model, rows: Rows):
+        self.model = model
+        self.rows = rows
+        self.waiting: deque[Sequence] = deque()
+        self.admitted: list[Sequence] = []  # in the order of admission; only the last can be prefilling
+        self.set_asides = 0  # requests whose row was freed while memory was short, to be computed again
+
+    @property
+    def prefilling(self) -> Sequence | None:
+        """The admitted request whose prompt is not computed yet."""
+        return self.admitted[-1] if self.admitted and self.admitted[-1].status is Status.PREFILLING else None
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Requests that take part in steps, in the order of admission."""
+        return self.admitted[:-1] if self.prefilling else self.admitted[:]
+
+    def admit(self, sequence: Sequence, row: int) -> None:
+        """Give the first waiting request a row."""
+        self.waiting.remove(sequence)
+        self.admitted.append(sequence)
+        sequence.row, sequence.status = row, Status.PREFILLING
+
+    def run(self, sequence: Sequence) -> None:
+        """The first step of an admitted request is launched."""
+        sequence.processed, sequence.status = sequence.prompt_length, Status.RUNNING
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
+        self.set_asides += 1
+        self.admitted.remove(sequence)
+        self.waiting.appendleft(sequence)
+        row, sequence.row, sequence.status = sequence.row, NO_ROW, Status.WAITING
+        sequence.speculation.leave_row()
+        self.rows.release(row)
+
+    def end(self, sequence: Sequence, error: Exception | None = None) -> None:
+        """End a request. Its row stays as a prefix, or is freed after an error. Later calls change nothing."""
+        if sequence.status is Status.ENDED:
+            return
+        (self.waiting if sequence.status is Status.WAITING else self.admitted).remove(sequence)
+        row, sequence.row = sequence.row, NO_ROW
+        try:
+            if row != NO_ROW:
+                (self.rows.keep if error is None else self.rows.release)(row)
+        finally:
+            sequence.writer.add_notices(self.model.notices)  # compiling or capturing a step may have added some
+            sequence.finish(error)
+
+    def sweep(self) -> None:
+        """End the requests that were cancelled."""
+        for sequence in [sequence for sequence in (*self.waiting, *self.admitted) if sequence.is_cancelled]:
+            self.end(sequence)
