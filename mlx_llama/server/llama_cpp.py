@@ -469,7 +469,7 @@ async def slots(request: Request) -> Response:
         raise Refusal(404, "not_found", message="slots are off: start the server with --slots")
     llm = desk.keeper.require()
     scheduler = llm.loop.scheduler
-    running = {sequence.slot: sequence for sequence in list(scheduler.queues.admitted)}
+    running = {sequence.slot: sequence for sequence in scheduler.queues.admitted}
     if request.query_params.get("fail_on_no_slot") and len(running) >= scheduler.max_rows:
         raise Refusal(503, "no_slot", [Fault("fail_on_no_slot", "a free slot", "all slots are taken")])
     shown = llm.tokenizer.decode if desk.settings.logs_prompts else None

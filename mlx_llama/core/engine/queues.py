@@ -11,39 +11,36 @@ from .rows import Rows
 
 
 class Queues:
-    """All requests that have not ended."""
+    """All requests that have not ended, by status."""
 
     def __init__(self, model: Model, rows: Rows):
         self.model = model
         self.rows = rows
         self.waiting: deque[Sequence] = deque()
-        self.admitted: list[Sequence] = []  # in the order of admission; only the last can be prefilling
+        self.prefilling: Sequence | None = None
+        self.running: list[Sequence] = []  # in the order of admission
         self.set_asides = 0  # requests whose row was freed while memory was short, to be computed again
 
     @property
-    def prefilling(self) -> Sequence | None:
-        """The admitted request whose prompt is not computed yet."""
-        return self.admitted[-1] if self.admitted and self.admitted[-1].status is Status.PREFILLING else None
-
-    @property
-    def running(self) -> list[Sequence]:
-        """Requests that take part in steps, in the order of admission."""
-        return self.admitted[:-1] if self.prefilling else self.admitted[:]
+    def admitted(self) -> list[Sequence]:
+        """Requests that have a row."""
+        return [*self.running, self.prefilling] if self.prefilling else [*self.running]
 
     def admit(self, sequence: Sequence, row: int) -> None:
-        """Give the first waiting request a row."""
-        self.waiting.remove(sequence)
-        self.admitted.append(sequence)
-        sequence.row, sequence.status = row, Status.PREFILLING
+        """Give a waiting request a row."""
+        self._remove(sequence)
+        sequence.row, sequence.status, self.prefilling = row, Status.PREFILLING, sequence
 
     def run(self, sequence: Sequence) -> None:
         """The first step of an admitted request is launched."""
+        self._remove(sequence)
         sequence.processed, sequence.status = sequence.prompt_length, Status.RUNNING
+        self.running.append(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:
         """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
         self.set_asides += 1
-        self.admitted.remove(sequence)
+        self._remove(sequence)
         self.waiting.appendleft(sequence)
         row, sequence.row, sequence.status = sequence.row, NO_ROW, Status.WAITING
         sequence.speculation.leave_row()
@@ -53,7 +50,7 @@ class Queues:
         """End a request. Its row stays as a prefix, or is freed after an error. Later calls change nothing."""
         if sequence.status is Status.ENDED:
             return
-        (self.waiting if sequence.status is Status.WAITING else self.admitted).remove(sequence)
+        self._remove(sequence)
         row, sequence.row = sequence.row, NO_ROW
         try:
             if row != NO_ROW:
@@ -66,3 +63,11 @@ class Queues:
         """End the requests that were cancelled."""
         for sequence in [sequence for sequence in (*self.waiting, *self.admitted) if sequence.is_cancelled]:
             self.end(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence is self.prefilling:
+            self.prefilling = None
+        else:
+            self.running.remove(sequence)

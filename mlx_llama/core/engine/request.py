@@ -124,6 +124,10 @@ class Sequence:
             self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs, is_late)
         return not self.writer.is_finished
 
+    def take_all(self, tokens: Several[int], now: float) -> bool:
+        """Append tokens in order; False if the answer ends with one of them."""
+        return all(self.take(token, now) for token in tokens)
+
     def _describe_numbers(self) -> str:
         cause = "a weight is NaN or infinite, or the activations overflow their width"
         if self.needs_logits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from mlx_llama.core.backends.logprobs import TokenLogprobs, unpack
+from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.errors import ContextError, SessionError
 from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.slots import Slots
@@ -72,7 +72,7 @@ class Scheduler:
             return self._tick()
         except BaseException as error:  # a defect: it must not end the loop
             self.steps.forget()
-            for sequence in self.queues.admitted[:]:
+            for sequence in self.queues.admitted:
                 self.queues.end(sequence, error if isinstance(error, Exception) else SessionError("the loop was interrupted"))
             if not isinstance(error, Exception):
                 raise
@@ -83,10 +83,11 @@ class Scheduler:
     def _tick(self) -> bool:
         self.queues.sweep()
         self._admit()
-        if not self.queues.admitted:
+        queues = self.queues
+        if not queues.running and not queues.prefilling:
             self.steps.launched = []
-            return bool(self.queues.waiting)
-        started, is_stepping = time.perf_counter(), self.queues.admitted[0].status is Status.RUNNING
+            return bool(queues.waiting)
+        started, is_stepping = time.perf_counter(), bool(queues.running)
         prompt_tokens = self._prefill()
         self._launch()
         launched, self.steps.launched = self.steps.launched, []
@@ -112,13 +113,13 @@ class Scheduler:
     def _admit(self) -> None:
         """Give the next request a row, if there is one and memory for its prompt and a first portion."""
         queues, rows = self.queues, self.rows
-        if queues.prefilling or not queues.waiting or len(queues.admitted) >= self.max_rows:
+        if queues.prefilling or not queues.waiting or len(queues.running) >= self.max_rows:
             return
         sequence = queues.waiting[0]
         tokens, length, reuses = sequence.tokens, len(sequence.tokens), sequence.request.reuses
         try:
             claimed = rows.claim(tokens, length + min(PORTION, sequence.left), reuses, sequence.adapter)
-            if claimed is None and not queues.admitted:
+            if claimed is None and not queues.running:
                 claimed = rows.claim(tokens, length, reuses, sequence.adapter)
                 if claimed is None:
                     self._refuse(sequence)
@@ -196,7 +197,7 @@ class Scheduler:
             # Each chunk would be rotated for another length; an answer that is resumed was decoded token by token.
             return sequence.prompt_length if start < sequence.prompt_length else 1
         chunk = min(sequence.options.prefill_step_size, self.model.prefill_width)
-        if len(self.queues.admitted) == 1:
+        if not self.queues.running:
             return chunk
         return min(chunk, self._chunks.choose() if self.model.is_batch_invariant else SHARED_CHUNK)
 
@@ -205,12 +206,15 @@ class Scheduler:
     def _launch(self, may_wait: bool = True) -> None:
         """Launch a step for every running sequence that has none. may_wait: also for those that wait for their logits."""
         self.memory.is_short = False
-        idle = [sequence for sequence in self.queues.running
-                if not self.steps.has_launched(sequence) and (may_wait or not sequence.needs_logits)]
-        for sequences in group(idle, self.backend.runs_ahead) if idle else ():
+        busy = {id(sequence) for step in self.steps.launched for sequence in step.sequences}
+        idle = [sequence for sequence in self.queues.running if id(sequence) not in busy]
+        if not may_wait:
+            idle = [sequence for sequence in idle if not sequence.needs_logits]
+        for sequences in group(idle, self.backend.runs_ahead):
             batch = [sequence for sequence in sequences if not self._launch_alone(sequence)]
-            batch = self.memory.make_room([sequence for sequence in batch if sequence.status is Status.RUNNING], 1)
-            if batch:
+            if len(batch) < len(sequences):
+                batch = [sequence for sequence in batch if sequence.status is Status.RUNNING]
+            if batch := self.memory.make_room(batch, 1):
                 try:
                     self.steps.launch(batch)
                 except Exception as error:
@@ -220,9 +224,9 @@ class Scheduler:
         """Launch a step of several positions for a row that drafts or whose grammar forced tokens. False: it needs none."""
         if sequence.status is not Status.RUNNING:  # set aside for one before
             return True
-        if sequence.speculation.drafter:
-            return self._launch_drafts(sequence)
-        return sequence.constraint is not None and self._launch_forced(sequence)
+        if sequence.constraint:
+            return self._launch_forced(sequence)
+        return sequence.speculation.drafter is not None and self._launch_drafts(sequence)
 
     def _launch_drafts(self, sequence: Sequence) -> bool:
         """Launch the verification of drafts; False if there are none."""
@@ -234,7 +238,7 @@ class Scheduler:
         except Exception as error:
             self._end_drafts(sequence, error)
             self._rewind(sequence)
-            return False
+            return sequence.status is Status.ENDED
         return True
 
     def _launch_forced(self, sequence: Sequence) -> bool:
@@ -264,13 +268,13 @@ class Scheduler:
                     or sequence.speculation.may_draft_next()
                     for sequence in step.sequences):
                 continue
-            before = {sequence.row: self.cache.lengths[sequence.row] for sequence in step.sequences}
+            ends = {sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences}
             try:
-                if self.rows.reserve({row: length + 1 for row, length in before.items()}):
+                if self.rows.reserve(ends):
                     self.steps.launch(step.sequences, step.tokens)
             except Exception:  # launch it again once the tokens are read
                 for sequence in step.sequences:
-                    self._trim(sequence, before[sequence.row])
+                    self._trim(sequence, ends[sequence.row] - 1)
 
     # Read
 
@@ -280,40 +284,36 @@ class Scheduler:
             sampled = self.steps.read(step)
         except Exception as error:
             self.steps.forget()
-            for sequence in self.queues.admitted[:]:
+            for sequence in self.queues.admitted:
                 self._rewind(sequence)  # rows go on from the tokens known on the host
             self._retry(step.sequences, error)
             return False
-        now = self.clock.now()
-        if step.drafts:
-            self._take(step.sequences[0], step.drafts, sampled, now)
-        else:
-            width = len(sampled) // len(step.sequences)  # more than one with log-probabilities
-            for row, sequence in enumerate(step.sequences):
-                self._take_row(sequence, sampled[row * width:(row + 1) * width], now)
+        self._take(step, sampled)
         return True
 
-    def _take_row(self, sequence: Sequence, columns: list[int], now: float) -> None:
-        """Append a token, which may have log-probabilities beside it."""
-        self._take(sequence, [], columns[:1], now, unpack(columns, sequence.options.logprobs))
-
-    def _take(self, sequence: Sequence, drafts: list[int], sampled: list[int], now: float,
-              logprobs: TokenLogprobs | None = None) -> None:
+    def _take(self, step: Step, sampled: list[int]) -> None:
         """Append the tokens that a step gave, and those that a grammar forces after them."""
-        if sequence.status is not Status.RUNNING:  # it ended while the step ran
-            return
-        try:
-            tokens = sequence.speculation.accept(drafts, sampled)
-            goes_on = all(sequence.take(token, now, logprobs) for token in tokens)
-            goes_on = goes_on and all(sequence.take(token, now) for token in self._find_forced(sequence))
-            if drafts:  # a rejected draft may lie where the last token belongs
-                self._rewind(sequence)
-            if goes_on:
-                sequence.tell()
-            else:
-                self.queues.end(sequence)
-        except Exception as error:
-            self.queues.end(sequence, error)
+        now, width = self.clock.now(), len(sampled) // len(step.sequences)
+        for row, sequence in enumerate(step.sequences):
+            if sequence.status is not Status.RUNNING:  # it ended while the step ran
+                continue
+            try:
+                if step.drafts:
+                    goes_on = sequence.take_all(sequence.speculation.accept(step.drafts, sampled), now)
+                    self._rewind(sequence)  # a rejected draft may lie where the last token belongs
+                elif width == 1:
+                    goes_on = sequence.take(sampled[row], now)
+                else:
+                    columns = sampled[row * width:(row + 1) * width]
+                    goes_on = sequence.take(columns[0], now, unpack(columns, sequence.options.logprobs))
+                if goes_on and sequence.constraint:
+                    goes_on = sequence.take_all(self._find_forced(sequence), now)
+                if goes_on:
+                    sequence.tell()
+                else:
+                    self.queues.end(sequence)
+            except Exception as error:
+                self.queues.end(sequence, error)
 
     def _find_forced(self, sequence: Sequence) -> list[int]:
         """Tokens that a grammar makes certain; the next step computes all of them at once."""
@@ -337,11 +337,9 @@ class Scheduler:
             others, self.steps.launched = self.steps.launched, []
             try:
                 self.steps.launch_rest(sequence)
-                sampled = self.steps.read(self.steps.launched[0])
+                self._take(self.steps.launched[0], self.steps.read(self.steps.launched[0]))
             except Exception as again:
                 self.queues.end(sequence, again)
-            else:
-                self._take_row(sequence, sampled, self.clock.now())
             self.steps.launched = others
 
     def _rewind(self, sequence: Sequence) -> None:

@@ -98,7 +98,7 @@ class Steps:
     def _sampling(self, sequences: list[Sequence]) -> SamplingBatch:
         if len(sequences) == 1:
             return sequences[0].sampling
-        if self._batch is None or self._batch[0] != sequences:
+        if not self._batch or self._batch[0] != sequences:
             self._batch = sequences, self.backend.sampling_batch([sequence.options for sequence in sequences])
         return self._batch[1]
 
@@ -110,6 +110,8 @@ def group(sequences: list[Sequence], runs_ahead: bool) -> list[list[Sequence]]:
     and the host computes their masks while the device works for the others. A sequence that waits for its logits is
     alone and comes last.
     """
+    if len(sequences) < 2:
+        return [sequences] if sequences else []
     waiting = [[sequence] for sequence in sequences if sequence.needs_logits]
     if waiting:
         sequences = [sequence for sequence in sequences if not sequence.needs_logits]
