@@ -134,7 +134,7 @@ FAULTS = [
           "sequence.is_cancelled or sequence.constraint or sequence", "sequence.is_cancelled or sequence",
           "a step with a grammar runs ahead of the token that decides its mask"),
     Fault("scheduler", "mlx_llama/core/engine/scheduler.py",
-          "if drafts:  # a rejected", "if drafts and len(tokens) > 1:  # a rejected",
+          "self._rewind(sequence)  # a rejected", "sampled[0] == step.drafts[0] and self._rewind(sequence)  # a rejected",
           "where no draft was right, the wrong ones stay in the cache"),
     Fault("scheduler", "mlx_llama/core/generation/slots.py",
           "else 0, -self._used[slot]", "else 0, self._used[slot]",

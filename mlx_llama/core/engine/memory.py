@@ -46,16 +46,29 @@ class Memory:
             if self.steps.has_launched(youngest):
                 self.is_short = True  # read it first
                 return []
-            self._remove(youngest)
+            if len(self.queues.admitted) > 1:
+                self.queues.set_aside(youngest)
+            else:
+                self._end_answer(youngest)
             sequences = [sequence for sequence in sequences if sequence is not youngest]
         return []
 
-    def _remove(self, sequence: Sequence) -> None:
-        if len(self.queues.admitted) == 1:
-            sequence.writer.end("context", self.describe_shortage(len(sequence.tokens)))
-            self.queues.end(sequence)
-        else:
-            self.queues.set_aside(sequence)
+    def refuse(self, sequence: Sequence) -> None:
+        """End a request that waits and does not fit although no other runs. Raises ContextError if it never ran."""
+        length = len(sequence.tokens)
+        if length > sequence.prompt_length:
+            self._end_answer(sequence)
+            return
+        self.rows.cache.check_memory({self.rows.free[-1]: length})
+        self.check(length)
+        raise ContextError("memory has no room for the prompt's keys and values: shorten the prompt, or close other programs")
+
+    def _end_answer(self, sequence: Sequence) -> None:
+        length = len(sequence.tokens)
+        sequence.writer.end("context", "the answer ends because memory has no room for more keys and values: those of "
+                            f"{length} tokens take {self.rows.nbytes_for(length) / 1e6:.1f} MB; raise cache_memory or close "
+                            "other programs")
+        self.queues.end(sequence)
 
     def free(self, error: Exception) -> bool:
         """Free memory after an error of a step. False if it is another error, or there is nothing to free."""
@@ -70,8 +83,3 @@ class Memory:
             return False
         self.queues.set_aside(max(idle, key=lambda sequence: sequence.number))
         return True
-
-    def describe_shortage(self, length: int) -> str:
-        """Why an answer of `length` tokens, prompt included, ends."""
-        return (f"the answer ends because memory has no room for more keys and values: those of {length} tokens take "
-                f"{self.rows.nbytes_for(length) / 1e6:.1f} MB; raise cache_memory or close other programs")

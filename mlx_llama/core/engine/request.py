@@ -54,7 +54,7 @@ class Request:
 
 
 class Status(enum.Enum):
-    """The stage of a request. Only ticks change it, in queues.py."""
+    """The stage of a request. Only the loop changes it, in queues.py and `Sequence.finish`."""
 
     WAITING = enum.auto()  # for a row: new, or set aside while memory is short
     PREFILLING = enum.auto()  # its prompt is computed chunk by chunk

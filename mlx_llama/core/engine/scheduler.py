@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from mlx_llama.core.backends.logprobs import unpack
-from mlx_llama.core.errors import ContextError, SessionError
+from mlx_llama.core.errors import SessionError
 from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.slots import Slots
 from mlx_llama.core.models import rope
@@ -18,7 +18,7 @@ from .budget import default_budget
 from .chunks import Chunks
 from .memory import Memory
 from .queues import Queues
-from .request import Sequence, Status
+from .request import NO_ROW, Sequence, Status
 from .rows import Rows
 from .speculate import DraftModel
 from .steps import Step, Steps, group
@@ -122,48 +122,26 @@ class Scheduler:
             if claimed is None and not queues.running:
                 claimed = rows.claim(tokens, length, reuses, sequence.adapter)
                 if claimed is None:
-                    self._refuse(sequence)
+                    self.memory.refuse(sequence)
             if claimed is None:
                 return
             queues.admit(sequence, claimed[0])
             sequence.slot = self.slots.enter(tokens, {other.slot for other in queues.running})
             sequence.writer.start(self.clock.now(), min(claimed[1], sequence.prompt_length))
             sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
-            self._begin_drafts(sequence)
+            if self.drafts and sequence.speculation.wants_model:
+                sequence.speculation.begin(self.drafts, sequence.row, tokens, sequence.sampling,
+                                           sequence.options.prefill_step_size)
             if self._has_one_length(length):
                 sequence.writer.add_notices(["no prefix is reused: this model's dynamic rope rotates keys of a text beyond "
                                              f"{self.model.config.max_position_embeddings} tokens by angles of its length"])
         except Exception as error:
             queues.end(sequence, error)
 
-    def _refuse(self, sequence: Sequence) -> None:
-        """End a request that does not fit although nothing else runs. Raises ContextError for one that never ran."""
-        length = len(sequence.tokens)
-        if length > sequence.prompt_length:
-            sequence.writer.end("context", self.memory.describe_shortage(length))
-            self.queues.end(sequence)
-            return
-        self.cache.check_memory({self.rows.free[-1]: length})
-        self.memory.check(length)
-        raise ContextError("memory has no room for the prompt's keys and values: shorten the prompt, or close other programs")
-
     def _has_one_length(self, length: int) -> bool:
         """True if keys of a text of `length` tokens are rotated for that length, so that no other text can use them."""
         config = self.model.config
         return rope.length_dependent(config) and length > config.max_position_embeddings
-
-    def _begin_drafts(self, sequence: Sequence) -> None:
-        speculation = sequence.speculation
-        if self.drafts and speculation.wants_model:
-            try:
-                speculation.drafter = self.drafts.begin(sequence.row, sequence.tokens, sequence.sampling,
-                                                        sequence.options.prefill_step_size)
-            except Exception as error:
-                self._end_drafts(sequence, error)
-
-    def _end_drafts(self, sequence: Sequence, error: Exception) -> None:
-        """Go on without drafts, which do not change the text."""
-        sequence.speculation.end(f"speculation was switched off: {error}")
 
     # Prefill
 
@@ -236,7 +214,7 @@ class Scheduler:
                 return False
             self.steps.verify(sequence, drafts)
         except Exception as error:
-            self._end_drafts(sequence, error)
+            sequence.speculation.end(error)
             self._rewind(sequence)
             return sequence.status is Status.ENDED
         return True
@@ -274,7 +252,7 @@ class Scheduler:
                     self.steps.launch(step.sequences, step.tokens)
             except Exception:  # launch it again once the tokens are read
                 for sequence in step.sequences:
-                    self._trim(sequence, ends[sequence.row] - 1)
+                    self._rewind(sequence, ends[sequence.row] - 1)
 
     # Read
 
@@ -342,13 +320,12 @@ class Scheduler:
                 self.queues.end(sequence, again)
             self.steps.launched = others
 
-    def _rewind(self, sequence: Sequence) -> None:
-        """Keep the positions before the last known token, which is the next step's input."""
-        if sequence.status in (Status.PREFILLING, Status.RUNNING):
-            self._trim(sequence, min(self.cache.lengths[sequence.row], len(sequence.tokens) - 1))
-
-    def _trim(self, sequence: Sequence, length: int) -> None:
+    def _rewind(self, sequence: Sequence, length: int | None = None) -> None:
+        """Trim a row to `length` positions; None: those before the last known token, which is the next step's input."""
+        row = sequence.row
+        if row == NO_ROW:
+            return
         try:
-            self.cache.trim(length, sequence.row)
+            self.cache.trim(min(self.cache.lengths[row], len(sequence.tokens) - 1) if length is None else length, row)
         except Exception as error:
             self.queues.end(sequence, error)

@@ -227,9 +227,16 @@ class Speculation:
             return []
         return self._cut_after_eos(self.drafter.draft(min(self.pace.next, room), device, self.writer))
 
-    def end(self, reason: str) -> None:
-        """Draft no more."""
-        self.writer.end_speculation(reason, len(self.writer.completion.tokens))
+    def begin(self, model: DraftModel, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> None:
+        """Draft with the smaller model in this row. See ModelDrafts.begin."""
+        try:
+            self.drafter = model.begin(row, tokens, sampling, chunk)
+        except Exception as error:
+            self.end(error)
+
+    def end(self, error: Exception) -> None:
+        """Go on without drafts, which do not change the text."""
+        self.writer.end_speculation(f"speculation was switched off: {error}", len(self.writer.completion.tokens))
         self.drafter = None
 
     def accept(self, drafts: list[int], sampled: list[int]) -> list[int]:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import signal
-import sys
-import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -614,43 +609,6 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
     check_rows(loop)
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead):
-    """Ctrl-C between any two lines of the engine: rows, queues and the others' tokens are right."""
-    prompts = [[1, 2, 3] * 4, *make_prompts(3, longest=30)]
-    given = [{"speculate": "prompt"}, {"regex": "[a-f]{3}forced(x|y)[a-c]{2}z"}, {}, {"regex": "(once|twice)uponatime"}]
-    wanted = [alone(prompt, max_tokens=6, **options).tokens for prompt, options in zip(prompts, given)]
-    for line in itertools.count(3, 7):
-        backend, loop = make(runs_ahead, kept_rows=1)
-        handles = [loop.submit(request(prompt, max_tokens=6, **options)) for prompt, options in zip(prompts, given)]
-        count = 0
-
-        def trace(frame, event, arg):
-            nonlocal count
-            if Path(frame.f_code.co_filename).parent.name != "engine" or not frame.f_globals["__name__"].startswith("mlx_llama"):
-                return None
-            if event == "line":
-                count += 1
-                if count == line:
-                    signal.raise_signal(signal.SIGINT)
-            return trace
-
-        sys.settrace(trace)
-        try:
-            handles[1].finish()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
-        assert [handles[i].finish().tokens for i in (0, 2, 3)] == [wanted[0], *wanted[2:]], line
-        assert handles[1].completion.tokens == wanted[1][:len(handles[1].completion.tokens)]
-        loop.tick()
-        check_rows(loop)
-        if count < line:
-            break
-    assert line > 500
-
-
 def test_a_defect_of_the_loop_ends_the_running_requests_and_not_the_loop(monkeypatch):
     backend, loop = make()
     handle = loop.submit(request(PROMPT, max_tokens=9))
@@ -744,60 +702,6 @@ def test_bad_requests_are_refused_at_once_and_others_go_on(prompt, options, erro
     assert running.finish().tokens == alone(PROMPT, max_tokens=9).tokens
     with pytest.raises(OptionsError, match="no tokenizer"):
         make(text=False)[1].submit(request([1]))
-
-
-# On a thread of its own
-
-
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_a_thread_serves_consumers_on_many_threads(runs_ahead):
-    backend, loop = make(runs_ahead, memory=6 * 512 * POSITION_NBYTES)
-    loop.start()
-    loop.start()  # no second one
-    prompts, found = make_prompts(24, longest=100), {}
-
-    def consume(i):
-        handle = loop.submit(request(prompts[i], max_tokens=30))
-        if i % 5 == 4:
-            next(handle)
-            handle.cancel()
-        found[i] = (handle.finish(), "".join(handle))
-
-    threads = [threading.Thread(target=consume, args=(i,)) for i in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    loop.close()
-    for i, prompt in enumerate(prompts):
-        done, wanted = found[i][0], alone(prompt, max_tokens=30)
-        assert done.tokens == wanted.tokens if i % 5 < 4 else done.tokens == wanted.tokens[:len(done.tokens)]
-    assert not loop.scheduler.queues.running and loop.scheduler.cache.nbytes == 0
-    assert loop.submit(request(PROMPT, max_tokens=4)).finish().tokens == alone(PROMPT, max_tokens=4).tokens  # inline again
-
-
-def test_closing_ends_requests_that_someone_waits_for():
-    backend, loop = make()
-    backend.step_seconds = 0.01
-    loop.start()
-    handle = loop.submit(request(PROMPT, max_tokens=900))
-    next(handle)
-    threading.Timer(0.1, loop.close).start()
-    assert handle.finish().finish_reason == "interrupted" and handle.done
-
-
-def test_consumers_on_many_threads_tick_inline():
-    backend, loop = make()
-    backend.step_seconds = 0.002  # so that the requests meet
-    prompts, found = make_prompts(12, longest=100), {}
-    threads = [threading.Thread(target=lambda i=i: found.update({i: loop.submit(
-        request(prompts[i], max_tokens=30)).finish().tokens})) for i in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert [found[i] for i in range(12)] == [alone(prompt, max_tokens=30).tokens for prompt in prompts]
-    assert any(batch > 1 for batch, _ in backend.calls)
 
 
 # Real models
