@@ -122,7 +122,7 @@ FAULTS = [
           "self._last.sequences == sequences and", "len(self._last.sequences) == len(sequences) and",
           "a step takes its input from the last step of as many rows, though they are others"),
     Fault("scheduler", "mlx_llama/core/engine/scheduler.py",
-          "constraint is None or sequence.options.logprobs is not None or rope", "constraint is None or rope",
+          "sequence.constraint and sequence.options.logprobs is None and not", "sequence.constraint and not",
           "tokens that a grammar forces come without the log-probabilities that were asked for"),
     Fault("scheduler", "mlx_llama/core/engine/queues.py",
           "(*self.waiting, *self.admitted) if sequence.is_cancelled", "(*self.waiting, *self.running) if sequence.is_cancelled",

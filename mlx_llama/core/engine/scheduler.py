@@ -64,6 +64,7 @@ class Scheduler:
         self.slots = Slots(max_rows)
         self.clock = Clock()
         self._chunks = Chunks(SHARED_CHUNK)
+        self._has_dynamic_rope = rope.length_dependent(model.config)
 
     def tick(self) -> bool:
         """Admit, prefill, step, read. False: there was nothing to do."""
@@ -140,8 +141,7 @@ class Scheduler:
 
     def _has_one_length(self, length: int) -> bool:
         """True if keys of a text of `length` tokens are rotated for that length, so that no other text can use them."""
-        config = self.model.config
-        return rope.length_dependent(config) and length > config.max_position_embeddings
+        return self._has_dynamic_rope and length > self.model.config.max_position_embeddings
 
     # Prefill
 
@@ -284,21 +284,15 @@ class Scheduler:
                 else:
                     columns = sampled[row * width:(row + 1) * width]
                     goes_on = sequence.take(columns[0], now, unpack(columns, sequence.options.logprobs))
-                if goes_on and sequence.constraint:
-                    goes_on = sequence.take_all(self._find_forced(sequence), now)
+                # Log-probabilities come one a step; dynamic rope rotates several positions of one call alike.
+                if goes_on and sequence.constraint and sequence.options.logprobs is None and not self._has_dynamic_rope:
+                    goes_on = sequence.take_all(sequence.constraint.forced(), now)  # the next step computes all of them
                 if goes_on:
                     sequence.tell()
                 else:
                     self.queues.end(sequence)
             except Exception as error:
                 self.queues.end(sequence, error)
-
-    def _find_forced(self, sequence: Sequence) -> list[int]:
-        """Tokens that a grammar makes certain; the next step computes all of them at once."""
-        # Log-probabilities come one a step; dynamic rope rotates several positions of one call alike.
-        if sequence.constraint is None or sequence.options.logprobs is not None or rope.length_dependent(self.model.config):
-            return []
-        return sequence.constraint.forced()
 
     # Failures
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import _signal  # signal.signal and getsignal look their results up in enums, which takes longer than a short tick
+import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from types import FrameType, TracebackType
 
 
-class uninterrupted:  # noqa: N801
+# _signal's functions are signal's without a search in enums, which takes longer than the rest of a short tick.
+class uninterrupted:
     """Put Ctrl-C off to the end of the block, in the main thread; others do not receive it."""
 
     def __enter__(self) -> None:
