@@ -62,7 +62,7 @@ class Loop:
         self._is_closing = False
 
     def _check_process(self) -> None:
-        """Start over in a forked process, which lacks the threads of the first. Raises BackendError where it cannot compute."""
+        """Start over in a forked process, which lacks the threads. Raises BackendError where it cannot compute."""
         if self._process != os.getpid():
             self.engine.backend.check_process()
             self._start_over()

@@ -1,4 +1,4 @@
-"""Memory of keys and values: room for the next positions, and the request that makes room for others."""
+"""Memory of keys and values: the default budget, room for the next positions, and the request that makes room for others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from mlx_llama.core.errors import ContextError
 from .queues import Queues
 from .request import Sequence, Status
 from .steps import Steps
+
+LEAST_RESERVE = 256 << 20  # bytes left to activations, growing storage and other programs
+
+
+def default_budget(free: int) -> int:
+    """Bytes for all keys and values. free: bytes of memory beside the weights, of which a tenth stays free."""
+    return max(0, free - max(free // 10, LEAST_RESERVE))
 
 
 class Memory:
@@ -25,8 +32,9 @@ class Memory:
         """Raise ContextError for a prompt of `length` tokens that never fits."""
         needed, budget = self.rows.nbytes_for(length + 1), self.rows.budget
         if budget is not None and needed > budget:
-            raise ContextError(f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, and the cache may "
-                               f"take {budget / 1e6:.1f} MB: shorten the prompt, raise --cache-memory, or close other programs")
+            raise ContextError(
+                f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, and the cache may take "
+                f"{budget / 1e6:.1f} MB: shorten the prompt, raise --cache-memory, or close other programs")
 
     def make_room(self, sequences: list[Sequence], count: int) -> list[Sequence]:
         """Those of `sequences` that can grow by `count` positions."""
@@ -61,7 +69,8 @@ class Memory:
             return
         self.rows.cache.check_memory({self.rows.free[-1]: length})
         self.check(length)
-        raise ContextError("memory has no room for the prompt's keys and values: shorten the prompt, or close other programs")
+        raise ContextError("memory has no room for the prompt's keys and values: shorten the prompt, or close other "
+                           "programs")
 
     def _end_answer(self, sequence: Sequence) -> None:
         length = len(sequence.tokens)

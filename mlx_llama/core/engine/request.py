@@ -25,32 +25,24 @@ NO_ROW = NO_SLOT = -1
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and the conditions of its answer.
-
-    starts_text: the answer is a text of its own, so the space that sentencepiece puts before a text is dropped; False
-    where it continues one, and " a time" keeps its space. eos: end tokens, None for the model's. wants_text: False where
-    token ids suffice. notices: of its completion, None for those of the options and the speculation. notify: called
-    after each chunk of the prompt and each new token and at the end, in the thread that computes; its exceptions end the request. rule: what the answer
-    must match, None for what the options say. compile_seconds: most time to compile it, None for a request that is trusted.
-    shown: special tokens that appear in the text, such as those that open a tool call. reuses: known prefixes of the prompt.
-    decode_seconds: of the answer, which then ends after its next token if it has a line break; None for any. hooks: of the
-    caller. begun: tokens at the prompt's end that begin the answer, which goes on from them.
-    """
+    """A prompt and the conditions of its answer."""
 
     prompt: Several[int]
     options: Resolved
-    starts_text: bool = True
-    eos: frozenset[int] | None = None
-    wants_text: bool = True
-    notices: Several[str] | None = None
+    starts_text: bool = True  # drop the space that sentencepiece puts before a text; False where the answer continues one
+    eos: frozenset[int] | None = None  # end tokens, None for the model's
+    wants_text: bool = True  # False where token ids suffice
+    notices: Several[str] | None = None  # of its completion, None for those of the options and the speculation
+    # Called in the thread that computes, after each chunk of the prompt, each token and at the end. Its exceptions end the
+    # request.
     notify: Callable[[], None] | None = None
-    rule: Rule | None = None
-    compile_seconds: float | None = None
-    shown: frozenset[int] = frozenset()
-    reuses: bool = True
-    decode_seconds: float | None = None
+    rule: Rule | None = None  # that the answer must match, None for the options'
+    compile_seconds: float | None = None  # maximum time to compile the rule, None for a request that is trusted
+    shown: frozenset[int] = frozenset()  # special tokens that appear in the text, such as those that open a tool call
+    reuses: bool = True  # known prefixes of the prompt
+    decode_seconds: float | None = None  # after which the answer ends with its next token, if it has a line break
     hooks: Hooks = Hooks()
-    begun: int = 0
+    begun: int = 0  # tokens at the prompt's end that begin the answer, which goes on from them
 
 
 class Status(enum.Enum):

@@ -182,8 +182,8 @@ class Rows:
             self._drop_oldest()
 
     def export(self, tokens: Sequence[int] | None, adapter: int) -> dict[str, Any]:
-        """State of the row with the longest prefix of `tokens` by this adapter; tokens None: of the row kept last; {}: there is
-        none. See Cache.state."""
+        """State of the longest prefix of `tokens` by this adapter; tokens None: of the row kept last; {}: there is none.
+        See Cache.state."""
         if tokens is None:
             row = next((row for row in reversed(self.kept) if self.cache.adapters[row] == adapter), -1)
             length = 0 if row < 0 else self.cache.lengths[row]
@@ -192,14 +192,16 @@ class Rows:
         if not length:
             return {}
         state = self.cache.state(row)
-        return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length], "values": state["values"][:, :, :length]}
+        return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length],
+                "values": state["values"][:, :, :length]}
 
     def install(self, state: Mapping[str, Any], adapter: int = 0) -> None:
         """Restore a state that this adapter computed to a free row, and keep it. Raises ContextError without room."""
         tokens = np.asarray(state["tokens"]).tolist()
         if not self._make_free(len(tokens)):
-            raise ContextError(f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and "
-                               "running requests have the cache's memory: load it before them, or raise --cache-memory")
+            raise ContextError(
+                f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and running "
+                "requests have the cache's memory: load it before them, or raise --cache-memory")
         row = self.free.pop()
         self.kept[row] = tokens
         self.cache.adapters[row] = adapter

@@ -14,9 +14,9 @@ from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.slots import Slots
 from mlx_llama.core.models import rope
 
-from .budget import default_budget
 from .chunks import Chunks
-from .memory import Memory
+from .device import Device
+from .memory import Memory, default_budget
 from .queues import Queues
 from .request import NO_ROW, Sequence, Status
 from .rows import Rows
@@ -56,7 +56,7 @@ class Scheduler:
         self.cache = model.make_cache(engine.context, count)
         # Beyond its trained positions a draft model guesses badly, and dynamic rope would forbid trimming.
         drafts = draft.make_cache(min(engine.context, draft.config.max_position_embeddings), count) if draft else None
-        self.drafts = DraftModel(draft, drafts) if draft and drafts else None
+        self.drafts = DraftModel(Device(backend, draft, drafts)) if draft and drafts else None
         self.rows = Rows(model.config, self.cache, drafts, cache_memory, kept_rows, runtime.is_out_of_memory)
         self.queues = Queues(model, self.rows)
         self.steps = Steps(backend, model, self.cache)
@@ -72,10 +72,11 @@ class Scheduler:
         try:
             return self._tick()
         except BaseException as error:  # a defect: it must not end the loop
+            failure = error if isinstance(error, Exception) else SessionError("the loop was interrupted")
             self.steps.forget()
             for sequence in self.queues.admitted:
-                self.queues.end(sequence, error if isinstance(error, Exception) else SessionError("the loop was interrupted"))
-            if not isinstance(error, Exception):
+                self.queues.end(sequence, failure)
+            if failure is not error:
                 raise
             return True
         finally:
@@ -153,7 +154,7 @@ class Scheduler:
         start, tokens = self.cache.lengths[sequence.row], sequence.tokens
         end = min(start + self._choose_chunk(sequence, start), len(tokens))
         try:
-            sequence.speculation.prefill(end, self.steps.device)
+            sequence.speculation.prefill(end)
             if end == len(tokens):
                 self.steps.launch_rest(sequence)  # samples too, which saves one pass over the weights
                 self.queues.run(sequence)
@@ -209,7 +210,7 @@ class Scheduler:
     def _launch_drafts(self, sequence: Sequence) -> bool:
         """Launch the verification of drafts; False if there are none."""
         try:
-            drafts = sequence.speculation.draft(sequence.left - 1, self.steps.device)
+            drafts = sequence.speculation.draft(sequence.left - 1)
             if not drafts or not self.rows.reserve({sequence.row: len(sequence.tokens) + len(drafts)}):
                 return False
             self.steps.verify(sequence, drafts)

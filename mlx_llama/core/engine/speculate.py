@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import Cache, Model, SamplingBatch
+from mlx_llama.core.backends.interface import SamplingBatch
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.generation.completion import Writer
 
@@ -43,7 +43,7 @@ class Drafter(Protocol):
     max_drafts: int  # per verification
 
     def may_draft_next(self) -> bool: ...  # False: no drafts after the next token, whichever it is
-    def draft(self, count: int, device: Device, writer: Writer) -> list[int]: ...  # 0 to `count` guesses of the next tokens
+    def draft(self, count: int, writer: Writer) -> list[int]: ...  # 0 to `count` guesses of the next tokens
 
 
 class PromptLookup:
@@ -69,7 +69,7 @@ class PromptLookup:
         self._index()
         return tuple(self.tokens[1 - MIN_NGRAM:]) in self._after
 
-    def draft(self, count: int, device: Device | None = None, writer: Writer | None = None) -> list[int]:
+    def draft(self, count: int, writer: Writer | None = None) -> list[int]:
         """Up to `count` tokens. At the text's end the source continues with the draft, so a repeated phrase is drafted
         again and again."""
         self._index()
@@ -94,9 +94,9 @@ class ModelDrafts:
 
     kind, max_drafts = "model", MAX_MODEL_DRAFTS
 
-    def __init__(self, model: Model, cache: Cache, row: int):
-        self.model = model
-        self.cache = cache
+    def __init__(self, device: Device, row: int):
+        self.device = device
+        self.cache = device.cache
         self.row = row
         self.tokens: Sequence[int] = ()  # the row holds their beginning, then `_guesses`
         self._guesses: list[int] = []
@@ -115,28 +115,28 @@ class ModelDrafts:
         self._trim(common_prefix(self.tokens, tokens))
         self.tokens, self._sampling, self._chunk = tokens, sampling, chunk
 
-    def prefill(self, end: int, device: Device) -> None:
+    def prefill(self, end: int) -> None:
         """Take in the text up to position `end`, but for the last token."""
         for start in range(self.length, min(end, len(self.tokens) - 1, self.cache.capacity), self._chunk):
             stop = min(start + self._chunk, end, len(self.tokens) - 1, self.cache.capacity)
-            device.prefill(self.model, self.tokens[start:stop], self.cache, self.row)
+            self.device.prefill(self.tokens[start:stop], self.row)
 
     def may_draft_next(self) -> bool:
         """True until the draft model's context is full."""
         return len(self.tokens) < self.cache.capacity
 
-    def draft(self, count: int, device: Device, writer: Writer) -> list[int]:
+    def draft(self, count: int, writer: Writer) -> list[int]:
         """Up to `count` tokens: one step of the draft model each, one read for all."""
         count = min(count, self.cache.capacity - len(self.tokens) + 1)
         if count < 1 or self._sampling is None:
             return []
         self.trim_guesses()
-        self.prefill(self.length + (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk, device)
+        self.prefill(self.length + (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk)
         feed = np.array([self.tokens[self.length:]], np.int32)
-        drafts = [device.step(self.model, feed, self.cache, [self.row], self._sampling, [writer])]
+        drafts = [self.device.step(feed, [self.row], self._sampling, [writer])]
         while len(drafts) < count:
-            drafts.append(device.step(self.model, drafts[-1], self.cache, [self.row], self._sampling, [writer]))
-        self._start, self._guesses = len(self.tokens), device.read_all(drafts, writer)
+            drafts.append(self.device.step(drafts[-1], [self.row], self._sampling, [writer]))
+        self._start, self._guesses = len(self.tokens), self.device.read_all(drafts, writer)
         return self._guesses
 
     def trim_guesses(self) -> None:
@@ -154,14 +154,13 @@ class ModelDrafts:
 class DraftModel:
     """A smaller model and its drafts by row of its cache."""
 
-    def __init__(self, model: Model, cache: Cache):
-        self.model = model
-        self.cache = cache
+    def __init__(self, device: Device):
+        self.device = device
         self.by_row: dict[int, ModelDrafts] = {}
 
     def begin(self, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> ModelDrafts:
         """Drafts of a request that enters a row. See ModelDrafts.begin."""
-        drafts = self.by_row.setdefault(row, ModelDrafts(self.model, self.cache, row))
+        drafts = self.by_row.setdefault(row, ModelDrafts(self.device, row))
         drafts.begin(tokens, sampling, chunk)
         return drafts
 
@@ -212,20 +211,20 @@ class Speculation:
         if self.kind == "model":
             self.drafter = None
 
-    def prefill(self, end: int, device: Device) -> None:
+    def prefill(self, end: int) -> None:
         """Compute the draft model's part of a prompt, up to position `end`."""
         if isinstance(self.drafter, ModelDrafts):
-            self.drafter.prefill(end, device)
+            self.drafter.prefill(end)
 
     def may_draft_next(self) -> bool:
         """False: no drafts after the next token, whichever it is."""
         return self.drafter is not None and self.drafter.may_draft_next()
 
-    def draft(self, room: int, device: Device) -> list[int]:
+    def draft(self, room: int) -> list[int]:
         """At most `room` guesses of the next tokens; a verification gives one token more than its drafts."""
         if self.drafter is None or room < 1:
             return []
-        return self._cut_after_eos(self.drafter.draft(min(self.pace.next, room), device, self.writer))
+        return self._cut_after_eos(self.drafter.draft(min(self.pace.next, room), self.writer))
 
     def begin(self, model: DraftModel, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> None:
         """Draft with the smaller model in this row. See ModelDrafts.begin."""

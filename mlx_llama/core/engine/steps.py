@@ -35,7 +35,7 @@ class Steps:
         self.backend = backend
         self.model = model
         self.cache = cache
-        self.device = Device(backend)
+        self.device = Device(backend, model, cache)
         self.launched: list[Step] = []  # and not read
         self._last: Step | None = None  # read; its tokens on the device are the input of the same rows' next step
         self._batch: tuple[list[Sequence], SamplingBatch] | None = None  # options of the last rows that shared a step
@@ -46,7 +46,7 @@ class Steps:
 
     def prefill(self, sequence: Sequence, tokens: Several[int]) -> None:
         """Launch a chunk of a prompt that is not its last."""
-        self.device.prefill(self.model, tokens, self.cache, sequence.row)
+        self.device.prefill(tokens, sequence.row)
 
     def launch(self, sequences: list[Sequence], tokens: Array | None = None) -> None:
         """Launch the next token of each sequence. tokens: int32 [B, T], None for the last one of each."""
@@ -63,8 +63,8 @@ class Steps:
 
     def verify(self, sequence: Sequence, drafts: list[int]) -> None:
         """Launch a step over the last token and drafts of the next ones."""
-        sampled = self.device.verify(self.model, [sequence.tokens[-1], *drafts], self.cache, sequence.row,
-                                     sequence.sampling, sequence.writer)
+        tokens = [sequence.tokens[-1], *drafts]
+        sampled = self.device.verify(tokens, sequence.row, sequence.sampling, sequence.writer)
         self.launched.append(Step([sequence], sampled, drafts))
 
     def read(self, step: Step) -> list[int]:
@@ -78,17 +78,17 @@ class Steps:
         self.launched, self._last = [], None
 
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
-        first, cache = sequences[0], self.cache
+        first = sequences[0]
         masks = (lambda: self._compute_masks(sequences)) if any(sequence.constraint for sequence in sequences) else None
         if first.needs_logits:  # it is alone
-            return Step(sequences, self.device.step_processed(self.model, tokens, cache, first.row, first.sampling,
-                                                              first.writer, first.process, masks))
-        return Step(sequences, self.device.step(
-            self.model, tokens, cache, [sequence.row for sequence in sequences], self._sampling(sequences),
-            [sequence.writer for sequence in sequences], masks))
+            return Step(sequences, self.device.step_processed(tokens, first.row, first.sampling, first.writer, first.process,
+                                                              masks))
+        rows = [sequence.row for sequence in sequences]
+        writers = [sequence.writer for sequence in sequences]
+        return Step(sequences, self.device.step(tokens, rows, self._sampling(sequences), writers, masks))
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
-        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for a grammar that grew too complex."""
+        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for too complex a grammar."""
         masks = np.full((len(sequences), -(-self.model.config.vocab_size // 32)), -1, np.int32)
         for row, sequence in enumerate(sequences):
             if sequence.constraint:

@@ -62,7 +62,7 @@ class Fixed:
     def may_draft_next(self):
         return True
 
-    def draft(self, most, device, writer):
+    def draft(self, most, writer):
         return self.drafts[:most]
 
 
@@ -85,8 +85,8 @@ def test_accepted_tokens_depend_on_the_text_alone(drafts, data):
 
 def test_drafts_keep_to_the_room_and_end_with_an_end_token():
     speculation = Speculation(Fixed([5, 6, 2, 7, 8, 9, 10, 11]), Writer(Completion(), eos=frozenset({2})))
-    assert [speculation.draft(room, None) for room in (-1, 0, 1, 2, 3, 9)] == [[], [], [5], [5, 6], [5, 6, 2], [5, 6, 2]]
-    assert Speculation(None, Writer(Completion())).draft(9, None) == []
+    assert [speculation.draft(room) for room in (-1, 0, 1, 2, 3, 9)] == [[], [], [5], [5, 6], [5, 6, 2], [5, 6, 2]]
+    assert Speculation(None, Writer(Completion())).draft(9) == []
 
 
 def test_the_pace_quickens_and_slackens():
@@ -118,7 +118,7 @@ def test_only_the_last_drafts_are_looked_back_at():
     speculation = Speculation(Fixed(), Writer(completion))
     for _ in range(6):
         speculation.accept([5, 5, 5, 5], [4, 0, 0, 0, 0])
-    assert speculation.drafter is None and not speculation.may_draft_next() and speculation.draft(9, None) == []
+    assert speculation.drafter is None and not speculation.may_draft_next() and speculation.draft(9) == []
     assert completion.notices == ["speculation was switched off: 0 of the last 24 drafted tokens were right"]
     assert (completion.drafted, completion.accepted, completion.speculation_ended) == (24, 0, 4)
 
