@@ -1,7 +1,7 @@
 """The loop: who ticks, on which thread, and what happens to it in a forked process.
 
 Ticks run inline, in the thread that waits for a token, or on a thread of the loop (`start`). Ctrl-C is put off to the end of
-a tick or of another change of the rows, so that it never leaves one half done.
+a tick, or of another change of the rows, so that it leaves nothing half done; only the computation of a prompt ends at once.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 
 from mlx_llama.core.backends.logprobs import unpack
-from mlx_llama.core.errors import SessionError
 from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.slots import Slots
 from mlx_llama.core.models import rope
+from mlx_llama.core.system.interrupts import interruptible
 
 from .chunks import Chunks
 from .device import Device
@@ -71,14 +71,14 @@ class Scheduler:
         self.clock.start()
         try:
             return self._tick()
-        except BaseException as error:  # a defect: it must not end the loop
-            failure = error if isinstance(error, Exception) else SessionError("the loop was interrupted")
+        except Exception as error:  # a defect: it must not end the loop
             self.steps.forget()
             for sequence in self.queues.admitted:
-                self.queues.end(sequence, failure)
-            if failure is not error:
-                raise
+                self.queues.end(sequence, error)
             return True
+        except BaseException:  # Ctrl-C in a prompt: the consumer cancels its request
+            self._forget_steps()
+            raise
         finally:
             self.clock.stop()
 
@@ -154,12 +154,15 @@ class Scheduler:
         start, tokens = self.cache.lengths[sequence.row], sequence.tokens
         end = min(start + self._choose_chunk(sequence, start), len(tokens))
         try:
-            sequence.speculation.prefill(end)
+            with interruptible():  # a chunk may take long
+                sequence.speculation.prefill(end)
+                if end == len(tokens):
+                    self.steps.launch_rest(sequence)  # samples too, which saves one pass over the weights
+                else:
+                    self.steps.prefill(sequence, tokens[start:end])
             if end == len(tokens):
-                self.steps.launch_rest(sequence)  # samples too, which saves one pass over the weights
                 self.queues.run(sequence)
             else:
-                self.steps.prefill(sequence, tokens[start:end])
                 sequence.processed = min(end, sequence.prompt_length)
                 sequence.writer.tell_prefill(self.clock.now())
                 sequence.tell()
@@ -262,9 +265,7 @@ class Scheduler:
         try:
             sampled = self.steps.read(step)
         except Exception as error:
-            self.steps.forget()
-            for sequence in self.queues.admitted:
-                self._rewind(sequence)  # rows go on from the tokens known on the host
+            self._forget_steps()
             self._retry(step.sequences, error)
             return False
         self._take(step, sampled)
@@ -314,6 +315,12 @@ class Scheduler:
             except Exception as again:
                 self.queues.end(sequence, again)
             self.steps.launched = others
+
+    def _forget_steps(self) -> None:
+        """Drop all launched steps; rows go on from the tokens known on the host."""
+        self.steps.forget()
+        for sequence in self.queues.admitted:
+            self._rewind(sequence)
 
     def _rewind(self, sequence: Sequence, length: int | None = None) -> None:
         """Trim a row to `length` positions; None: those before the last known token, which is the next step's input."""

@@ -6,6 +6,7 @@ import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from types import FrameType, TracebackType
+from typing import Any
 
 
 # _signal's functions are signal's without a search in enums, which takes longer than the rest of a short tick.
@@ -13,18 +14,41 @@ class uninterrupted:
     """Put Ctrl-C off to the end of the block, in the main thread; others do not receive it."""
 
     def __enter__(self) -> None:
-        self._received = False
-        self._handler = None
+        self.is_pending = False
+        self.handler = None
         if threading.current_thread() is threading.main_thread():
-            self._handler = _signal.getsignal(signal.SIGINT)  # None: it was not set by Python
-            if self._handler is not None:
-                _signal.signal(signal.SIGINT, self._note)
+            self.handler = _signal.getsignal(signal.SIGINT)  # None: it was not set by Python
+            if self.handler is not None:
+                _signal.signal(signal.SIGINT, self.note)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._received = True
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        self.is_pending = True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._handler is not None:
-            _signal.signal(signal.SIGINT, self._handler)
-            if self._received:
+        if self.handler is not None:
+            _signal.signal(signal.SIGINT, self.handler)
+            if self.is_pending:
                 signal.raise_signal(signal.SIGINT)
+
+
+class interruptible:
+    """Let Ctrl-C through within `uninterrupted`, for the length of a block that may be left at any line."""
+
+    def __enter__(self) -> None:
+        self._outer: Any = None
+        if threading.current_thread() is threading.main_thread():
+            outer = getattr(_signal.getsignal(signal.SIGINT), "__self__", None)
+            if isinstance(outer, uninterrupted):
+                self._outer, is_pending, outer.is_pending = outer, outer.is_pending, False
+                try:
+                    _signal.signal(signal.SIGINT, outer.handler)
+                    if is_pending:
+                        signal.raise_signal(signal.SIGINT)
+                except BaseException:
+                    self.__exit__()
+                    raise
+
+    def __exit__(self, *error: object) -> None:
+        if self._outer:
+            _signal.signal(signal.SIGINT, self._outer.note)

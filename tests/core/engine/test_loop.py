@@ -52,6 +52,28 @@ def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead):
     assert line > 500
 
 
+@pytest.mark.parametrize("width", [1, 10])
+def test_ctrl_c_ends_a_chunk_of_a_prompt_at_once_and_waits_for_a_step(width):
+    backend, loop = make(eos=())
+    other = loop.submit(request([7, 8], max_tokens=9))
+    next(other)
+    handle, computed = loop.submit(request([1] * 50, max_tokens=5, prefill_step_size=10)), []
+
+    def fault(model, tokens, view):
+        if tokens.shape[1] == width:
+            signal.raise_signal(signal.SIGINT)
+            computed.append(width)
+
+    backend.fault = fault
+    with pytest.raises(KeyboardInterrupt):
+        handle.finish()
+    backend.fault = None
+    assert computed == ([1] if width == 1 else []) and handle.done and not handle.completion.tokens
+    assert other.finish().tokens == alone([7, 8], max_tokens=9, eos=()).tokens
+    loop.tick()
+    check_rows(loop)
+
+
 # On a thread of its own
 
 

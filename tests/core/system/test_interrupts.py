@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from mlx_llama.core.system.interrupts import uninterrupted
+from mlx_llama.core.system.interrupts import interruptible, uninterrupted
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,28 @@ def test_ignored_and_own_handlers_get_the_signal_afterwards():
     with uninterrupted():
         signal.raise_signal(signal.SIGINT)
     assert signal.signal(signal.SIGINT, signal.default_int_handler) is signal.SIG_IGN
+
+
+def test_a_window_lets_ctrl_c_through_at_once():
+    done = []
+    with uninterrupted():
+        for pending in (False, True):
+            with pytest.raises(KeyboardInterrupt):
+                if pending:
+                    signal.raise_signal(signal.SIGINT)
+                with interruptible():
+                    done.append("inside")
+                    signal.raise_signal(signal.SIGINT)
+                    done.append("after")
+    assert done == ["inside"]
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        with interruptible():
+            done.append("quiet")
+        signal.raise_signal(signal.SIGINT)
+        done.append("put off again")
+    assert done == ["inside", "quiet", "put off again"]
+    with interruptible():
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_other_threads_leave_the_handler_alone():
