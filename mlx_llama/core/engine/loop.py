@@ -10,8 +10,7 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence as Several
+from collections import abc, deque
 from typing import Any
 
 from mlx_llama.core.backends.interface import Model
@@ -114,7 +113,7 @@ class Loop:
         """Compute one token of each running request. False: there was nothing to do."""
         return self._between_ticks(self._tick)
 
-    def _between_ticks(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _between_ticks(self, function: abc.Callable[..., Any], *arguments: Any) -> Any:
         self._check_process()
         with self._ticking:
             return self.call(function, *arguments)
@@ -131,7 +130,7 @@ class Loop:
         while self._arrived:
             self.scheduler.queues.waiting.append(self._arrived.popleft())
 
-    def advance(self, sequence: Sequence, has_news: Callable[[], bool]) -> None:
+    def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None:
         """Wait for news of a request: run a tick, or await one where another thread ticks."""
         if self._ticker == threading.get_ident():
             raise SessionError("a callback cannot wait for an answer: it runs inside the loop that computes it")
@@ -199,15 +198,15 @@ class Loop:
 
     # Prefixes
 
-    def count_known(self, tokens: Several[int], adapter: int = 0) -> int:
+    def count_known(self, tokens: abc.Sequence[int], adapter: int = 0) -> int:
         """Tokens at the beginning of `tokens` that some row holds, computed by this adapter."""
         return self._between_ticks(lambda: self.scheduler.rows.find_prefix([*tokens, -1], adapter)[1])
 
-    def export(self, tokens: Several[int] | None = None, adapter: int = 0) -> dict[str, Any]:
+    def export(self, tokens: abc.Sequence[int] | None = None, adapter: int = 0) -> dict[str, Any]:
         """State of the longest prefix of `tokens` that some row holds. See Rows.export."""
         return self._between_ticks(lambda: self.scheduler.rows.export(tokens, adapter))
 
-    def erase(self, tokens: Several[int]) -> int:
+    def erase(self, tokens: abc.Sequence[int]) -> int:
         """Drop the kept rows that hold a prefix of `tokens` and nothing else; returns the longest one's length."""
         return self._between_ticks(lambda: self.scheduler.rows.drop_prefixes(tokens))
 
@@ -216,6 +215,6 @@ class Loop:
         self._between_ticks(lambda: self.scheduler.rows.install(state, adapter))
 
 
-def _call_here(function: Callable[..., Any], *arguments: Any) -> Any:
+def _call_here(function: abc.Callable[..., Any], *arguments: Any) -> Any:
     with uninterrupted():
         return function(*arguments)

@@ -1,4 +1,4 @@
-"""Requests that wait and requests that have a row: the one place where a request's status and row change."""
+"""Requests that wait and requests that have a row. Their status and row change here only."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable, Iterator, Sequence as Several
+from collections import abc
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,15 +27,15 @@ NO_ROW = NO_SLOT = -1
 class Request:
     """A prompt and the conditions of its answer."""
 
-    prompt: Several[int]
+    prompt: abc.Sequence[int]
     options: Resolved
     starts_text: bool = True  # drop the space that sentencepiece puts before a text; False where the answer continues one
     eos: frozenset[int] | None = None  # end tokens, None for the model's
     wants_text: bool = True  # False where token ids suffice
-    notices: Several[str] | None = None  # of its completion, None for those of the options and the speculation
+    notices: abc.Sequence[str] | None = None  # of its completion, None for those of the options and the speculation
     # Called in the thread that computes, after each chunk of the prompt, each token and at the end. Its exceptions end the
     # request.
-    notify: Callable[[], None] | None = None
+    notify: abc.Callable[[], None] | None = None
     rule: Rule | None = None  # that the answer must match, None for the options'
     compile_seconds: float | None = None  # maximum time to compile the rule, None for a request that is trusted
     shown: frozenset[int] = frozenset()  # special tokens that appear in the text, such as those that open a tool call
@@ -59,7 +59,7 @@ class Sequence:
     """A request being served. Only ticks change it, but for the fields at the end."""
 
     request: Request
-    tokens: list[int]  # prompt and answer as far as the host knows them; the one list, which others read and never copy
+    tokens: list[int]  # prompt and answer as far as the host knows them; others read this list and never copy it
     limit: int  # maximum number of tokens of the answer
     writer: Writer
     speculation: Speculation
@@ -116,7 +116,7 @@ class Sequence:
             self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs, is_late)
         return not self.writer.is_finished
 
-    def take_all(self, tokens: Several[int], now: float) -> bool:
+    def take_all(self, tokens: abc.Sequence[int], now: float) -> bool:
         """Append tokens in order; False if the answer ends with one of them."""
         return all(self.take(token, now) for token in tokens)
 
@@ -155,7 +155,7 @@ class Ticker(Protocol):
     """The part of the loop that a handle calls."""
 
     def enqueue(self, sequence: Sequence) -> None: ...
-    def advance(self, sequence: Sequence, has_news: Callable[[], bool]) -> None: ...  # runs or awaits a tick
+    def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None: ...  # runs or awaits a tick
     def sweep(self) -> None: ...  # ends cancelled requests soon
 
 
@@ -181,7 +181,7 @@ class Handle:
             self._loop.enqueue(self._sequence)
         return self
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> abc.Iterator[str]:
         return self
 
     def __next__(self) -> str:
@@ -195,7 +195,7 @@ class Handle:
             if text:
                 return text
 
-    def tokens(self) -> Iterator[int]:
+    def tokens(self) -> abc.Iterator[int]:
         """Token ids instead of text, from the first one on."""
         count = 0
         while True:
@@ -205,7 +205,7 @@ class Handle:
             count += 1
             yield self.completion.tokens[count - 1]
 
-    def until_error(self) -> Iterator[int]:
+    def until_error(self) -> abc.Iterator[int]:
         """`tokens` that end where the request fails: `completion.error` says why."""
         try:
             yield from self.tokens()

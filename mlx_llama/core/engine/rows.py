@@ -21,16 +21,16 @@ class Rows:
     """Who has which row of a cache, within a budget of bytes.
 
     cache: of the model. drafts: the draft model's, with the same rows, or None. budget: bytes of keys and values; None:
-    unlimited. most_kept: rows that stay as prefixes after their sequence ended. is_out_of_memory: of the backend's runtime.
+    unlimited. max_kept: rows that stay as prefixes after their sequence ended. is_out_of_memory: of the backend's runtime.
     """
 
-    def __init__(self, config: LlamaConfig, cache: Cache, drafts: Cache | None, budget: int | None, most_kept: int,
+    def __init__(self, config: LlamaConfig, cache: Cache, drafts: Cache | None, budget: int | None, max_kept: int,
                  is_out_of_memory: Callable[[Exception], bool]):
         self.config = config
         self.cache = cache
         self.drafts = drafts
         self.budget = budget
-        self.most_kept = most_kept
+        self.max_kept = max_kept
         self.is_out_of_memory = is_out_of_memory
         self.free = list(range(cache.rows))[::-1]
         # Each row's tokens are its request's list, which may be longer than the row.
@@ -169,7 +169,7 @@ class Rows:
         tokens = self.used.pop(row)
         length = min(self.cache.lengths[row], len(tokens))
         is_for_one_length = rope.length_dependent(self.config) and length > self.config.max_position_embeddings
-        if length == 0 or is_for_one_length or self.most_kept == 0:
+        if length == 0 or is_for_one_length or self.max_kept == 0:
             self._free(row)
             return
         try:
@@ -178,7 +178,7 @@ class Rows:
             self._free(row)
             return
         self.kept[row] = tokens
-        if len(self.kept) > self.most_kept:
+        if len(self.kept) > self.max_kept:
             self._drop_oldest()
 
     def export(self, tokens: Sequence[int] | None, adapter: int) -> dict[str, Any]:

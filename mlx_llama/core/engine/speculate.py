@@ -171,14 +171,14 @@ class Pace:
     After drafts that were all correct: twice as many. Otherwise: one more than were correct, so a wrong track stays cheap.
     """
 
-    def __init__(self, most: int):
-        self.most = most
-        self.next = min(FIRST_DRAFTS, most)
+    def __init__(self, maximum: int):
+        self.maximum = maximum
+        self.next = min(FIRST_DRAFTS, maximum)
         self._recent: deque[tuple[int, int]] = deque()  # (drafted, accepted) of the latest verifications
 
     def update(self, drafted: int, accepted: int) -> str | None:
         """Account for a verification; returns the reason to give up, or None to go on."""
-        self.next = min(self.most, 2 * self.next if accepted == drafted else max(MIN_DRAFTS, accepted + 1))
+        self.next = min(self.maximum, 2 * self.next if accepted == drafted else max(MIN_DRAFTS, accepted + 1))
         self._recent.append((drafted, accepted))
         while sum(drafted for drafted, _ in self._recent) - self._recent[0][0] >= RATED_DRAFTS:
             self._recent.popleft()
@@ -191,15 +191,14 @@ class Pace:
 class Speculation:
     """Drafts of one answer and their acceptance, counted in its completion. Without a drafter there are no drafts.
 
-    kind: "none", "prompt" or "model", as asked for. width: most positions per verification.
+    kind: "none", "prompt" or "model", as asked for. width: maximum number of positions per verification.
     """
 
     def __init__(self, drafter: Drafter | None, writer: Writer, width: int = 16, kind: str = "none"):
         self.drafter = drafter
         self.writer = writer
         self.kind = drafter.kind if drafter else kind
-        most = drafter.max_drafts if drafter else MAX_MODEL_DRAFTS
-        self.pace = Pace(min(most, width - 1))
+        self.pace = Pace(min(drafter.max_drafts if drafter else MAX_MODEL_DRAFTS, width - 1))
 
     @property
     def wants_model(self) -> bool:
@@ -259,15 +258,15 @@ class Speculation:
 
 
 def compare_vocabularies(draft: Checkpoint, main: Checkpoint) -> str:
-    """The first difference found between two vocabularies, "" for none.
+    """The first difference between two vocabularies, "" for none.
 
     Compares sizes and pieces at regular distances. A missed difference costs speed only, since the main model verifies.
     """
-    sizes = [(one.tokenizer.vocab_size, one.config.vocab_size) for one in (draft, main)]
+    sizes = [(model.tokenizer.vocab_size, model.config.vocab_size) for model in (draft, main)]
     if sizes[0] != sizes[1]:
         return "{} tokens in {} rows and not {} in {}".format(*sizes[0], *sizes[1])
     for token in range(0, sizes[0][0], max(1, sizes[0][0] // COMPARED_PIECES)):
-        pieces = [one.tokenizer.decode([token], skip_special=False) for one in (draft, main)]
+        pieces = [model.tokenizer.decode([token], skip_special=False) for model in (draft, main)]
         if pieces[0] != pieces[1]:
             return f"token {token} is {pieces[0]!r:.40} and not {pieces[1]!r:.40}"
     return ""

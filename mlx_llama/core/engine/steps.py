@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections import abc
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,7 +44,7 @@ class Steps:
         """True if a launched step computes the request's next token."""
         return any(sequence in step.sequences for step in self.launched)
 
-    def prefill(self, sequence: Sequence, tokens: Several[int]) -> None:
+    def prefill(self, sequence: Sequence, tokens: abc.Sequence[int]) -> None:
         """Launch a chunk of a prompt that is not its last."""
         self.device.prefill(tokens, sequence.row)
 
