@@ -107,7 +107,7 @@ class Scheduler:
         """End all requests as interrupted and free the rows."""
         for sequence in [*self.queues.waiting, *self.queues.admitted]:
             self.queues.end(sequence)
-        self.steps = Steps(self.backend, self.model, self.cache)
+        self.steps.forget()
         self.rows.drop_all()
 
     # Admission

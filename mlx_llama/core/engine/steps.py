@@ -74,8 +74,8 @@ class Steps:
         return sampled
 
     def forget(self) -> None:
-        """Drop all launched steps, and the tokens on the device."""
-        self.launched, self._last = [], None
+        """Drop all launched steps, and what is kept of the last one."""
+        self.launched, self._last, self._batch = [], None, None
 
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
         first = sequences[0]
