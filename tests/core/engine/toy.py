@@ -15,7 +15,7 @@ import numpy as np
 from mlx_llama.core.backends.logprobs import count_logprobs, pack
 from mlx_llama.core.backends.positions import CallView, Positions, checked_tokens
 from mlx_llama.core.engine.loop import Loop
-from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.request import NO_ROW, Request, Status
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import resolve
@@ -369,9 +369,14 @@ def make_prompts(count, seed=0, longest=300):
 
 
 def check_rows(loop):
-    """Compare the host's knowledge of every row with the cache, and count the rows."""
-    rows, cache = loop.scheduler.rows, loop.scheduler.cache
-    alive = {sequence.row for sequence in loop.scheduler.queues.admitted}
+    """Compare the host's knowledge of every row with the cache, count the rows, and compare each request's status with its
+    queue."""
+    rows, cache, queues = loop.scheduler.rows, loop.scheduler.cache, loop.scheduler.queues
+    assert all((sequence.status, sequence.row) == (Status.WAITING, NO_ROW) for sequence in queues.waiting)
+    assert all(sequence.status is Status.RUNNING for sequence in queues.running)
+    assert queues.prefilling is None or queues.prefilling.status is Status.PREFILLING
+    alive = {sequence.row for sequence in queues.admitted}
+    assert len(alive) == len(queues.admitted)
     assert alive == set(rows.used) and not alive & set(rows.kept)
     assert sorted([*rows.free, *rows.used, *rows.kept]) == list(range(cache.rows))
     for row in rows.free:
