@@ -480,7 +480,7 @@ async def slots(request: Request) -> Response:
 
 def _describe_running(sequence: Sequence, decode: Callable[[list[int]], str] | None) -> dict[str, Any]:
     """State of a running request; with `decode` its text."""
-    length, text = sequence.prompt_length, list(sequence.text)
+    length, text = sequence.prompt_length, list(sequence.tokens)
     shown = {"prompt": decode(text[:length]), "generated": decode(text[length:])} if decode else {}
     return {"id_task": sequence.number, "speculative": sequence.speculation.kind != "none", "n_prompt_tokens": length,
             "n_prompt_tokens_cache": sequence.writer.completion.reused_tokens,
