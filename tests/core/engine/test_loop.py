@@ -6,7 +6,6 @@ import itertools
 import signal
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,12 @@ PROMPT = [3, 1, 4]
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead):
-    """Ctrl-C between any two lines of the engine: rows, queues and the others' tokens are right."""
+    """Ctrl-C between any two lines of a tick: rows, queues and the others' tokens are right."""
     prompts = [[1, 2, 3] * 4, *make_prompts(3, longest=30)]
     given = [{"speculate": "prompt"}, {"regex": "[a-f]{3}forced(x|y)[a-c]{2}z"}, {}, {"regex": "(once|twice)uponatime"}]
     wanted = [alone(prompt, max_tokens=6, **options).tokens for prompt, options in zip(prompts, given)]
+    # Not loop.py: a trace raises between a block and the release of its lock, where no signal arrives.
+    files = ("scheduler.py", "queues.py", "memory.py", "rows.py", "steps.py", "device.py", "speculate.py")
     for line in itertools.count(3, 7):
         backend, loop = make(runs_ahead, kept_rows=1)
         handles = [loop.submit(request(prompt, max_tokens=6, **options)) for prompt, options in zip(prompts, given)]
@@ -28,7 +29,7 @@ def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead):
 
         def trace(frame, event, arg):
             nonlocal count
-            if Path(frame.f_code.co_filename).parent.name != "engine" or not frame.f_globals["__name__"].startswith("mlx_llama"):
+            if not frame.f_code.co_filename.endswith(files):
                 return None
             if event == "line":
                 count += 1
