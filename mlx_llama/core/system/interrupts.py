@@ -16,7 +16,7 @@ class uninterrupted:
     def __enter__(self) -> None:
         self.is_pending = False
         self.handler = None
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:
             self.handler = _signal.getsignal(signal.SIGINT)  # None: it was not set by Python
             if self.handler is not None:
                 _signal.signal(signal.SIGINT, self.note)
@@ -37,7 +37,7 @@ class interruptible:
 
     def __enter__(self) -> None:
         self._outer: Any = None
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:
             outer = getattr(_signal.getsignal(signal.SIGINT), "__self__", None)
             if isinstance(outer, uninterrupted):
                 self._outer, is_pending, outer.is_pending = outer, outer.is_pending, False
