@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .core.engine.request import Handle
     from .core.errors import (
         BackendError,
         CheckpointError,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from .core.generation.completion import Completion
     from .core.generation.llm import LLM, load
     from .core.generation.options import GenerationOptions
-    from .core.generation.request import Handle
     from .core.generation.session import Session, Stream
     from .core.generation.tool_use import ToolStream
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-from core.generation.toy import RowCache
+from core.engine.toy import RowCache
 
 from mlx_llama.core.backends.positions import CallView
 from mlx_llama.core.models.config import LlamaConfig

@@ -29,8 +29,8 @@ class Script:
 
     def __init__(self, llm, *answers: str):
         self.llm, self.left, self.prompts = llm, list(answers), []
-        self._prepare = llm.scheduler.prepare
-        llm.scheduler.prepare = self.prepare
+        self._prepare = llm.loop.prepare
+        llm.loop.prepare = self.prepare
 
     def prepare(self, request):
         """A handle whose answer is the next text of the script."""
@@ -46,7 +46,7 @@ class Script:
         return self
 
     def __exit__(self, *_) -> None:
-        del self.llm.scheduler.prepare
+        del self.llm.loop.prepare
 
 
 def tool_formats() -> dict[str, tuple[str, str]]:

@@ -126,15 +126,15 @@ class InProcess:
         from mlx_llama import load
 
         self.llm = load(model, backend=backend, threads=threads, max_rows=rows)
-        self.llm.scheduler.start()
+        self.llm.loop.start()
 
     def run(self, prompts: Sequence[str], tokens: int) -> list[Answer]:
+        from mlx_llama.core.engine.request import Request
         from mlx_llama.core.generation.options import resolve
-        from mlx_llama.core.generation.request import Request
 
         options = resolve({"max_tokens": tokens, "temperature": 0, "logit_bias": dict.fromkeys(self.llm.engine.eos, -1e6)})
         began = time.perf_counter()
-        handles = [self.llm.scheduler.submit(Request(self.llm.encode(prompt), options)) for prompt in prompts]
+        handles = [self.llm.loop.submit(Request(self.llm.encode(prompt), options)) for prompt in prompts]
         found = [handle.finish() for handle in handles]
         end = time.perf_counter() - began
         return [Answer([token.seconds for token in one.tokens], len(one.tokens), min(end, one.tokens[-1].seconds))
@@ -144,7 +144,7 @@ class InProcess:
         self.run(["a"], 2)
 
     def close(self) -> None:
-        self.llm.scheduler.close()
+        self.llm.loop.close()
 
 
 # Servers that this machine has

@@ -80,7 +80,7 @@ SAME_MODEL = 0.2  # largest difference of a peer's logits, both in 16 bits; abov
 
 
 class Clocked:
-    """A model, and its `backend` for the scheduler, with the seconds of each step, launch and read."""
+    """A model, and its `backend` for the loop, with the seconds of each step, launch and read."""
 
     def __init__(self, backend: Any, model: Any):
         self._model = model
@@ -343,14 +343,14 @@ class Ours(Program):
 
     def _run(self, model: Any, tokens: list[int], count: int, **asked: Any) -> tuple[Any, Any, Clocked]:
         """(completion of `count` tokens, cache, clocks)."""
+        from mlx_llama.core.engine.loop import Loop
+        from mlx_llama.core.engine.request import Request
         from mlx_llama.core.generation import options
-        from mlx_llama.core.generation.request import Request
-        from mlx_llama.core.generation.scheduler import Scheduler
 
         clocked = Clocked(self.backend, model)
-        scheduler = Scheduler(clocked.backend, clocked, None, frozenset(), len(tokens) + count, max_rows=1)
+        loop = Loop(clocked.backend, clocked, None, frozenset(), len(tokens) + count, max_rows=1)
         resolved = options.resolve({"max_tokens": count, "temperature": 0.0, "seed": 7, **asked})
-        return scheduler.submit(Request(tokens, resolved, wants_text=False)).finish(), scheduler.cache, clocked
+        return loop.submit(Request(tokens, resolved, wants_text=False)).finish(), loop.scheduler.cache, clocked
 
     def _require_captured(self) -> None:
         if self.compile and (reason := self._uncaptured(self.model)):
@@ -454,20 +454,20 @@ def serve_processes(folder: str, name: str, device: str, count: str) -> None:
     if follow_leader():
         return
     from mlx_llama.core.backends.selection import select
+    from mlx_llama.core.engine.loop import Loop
+    from mlx_llama.core.engine.request import Request
     from mlx_llama.core.files.checkpoint import open_checkpoint
     from mlx_llama.core.generation.options import resolve
-    from mlx_llama.core.generation.request import Request
-    from mlx_llama.core.generation.scheduler import Scheduler
 
     backend, checkpoint, answer = select(name, device), open_checkpoint(folder), {}
     options = resolve({"temperature": 0.0, "max_tokens": int(count), "seed": 0})
     for dtype in ("float32", "auto"):
-        scheduler = Scheduler(backend, backend.load(checkpoint, dtype), None, frozenset(), 512)
+        loop = Loop(backend, backend.load(checkpoint, dtype), None, frozenset(), 512)
         for _ in range(3):  # compile, capture, replay
             request = Request(prompt_tokens(64, checkpoint.config.vocab_size), options, wants_text=False)
-            completion = scheduler.submit(request).finish()
+            completion = loop.submit(request).finish()
         answer |= {"tokens": list(map(int, completion.tokens))} if dtype == "float32" else {"rate": completion.decode_tps}
-        del scheduler
+        del loop
         gc.collect()
     print(json.dumps(answer))
 

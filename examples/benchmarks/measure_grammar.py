@@ -4,7 +4,7 @@
 
 Before each token of such a row, llguidance says which tokens may follow, and the sampling leaves the others out. The
 schema is an object with two long free texts, the regular expression a free text of letters, digits and punctuation; both
-leave thousands of tokens at every position, and force few. The requests run together on the scheduler, which ticks inline;
+leave thousands of tokens at every position, and force few. The requests run together on the loop, which ticks inline;
 runs with and without the grammar alternate. Compiling, prompts and the keys that a schema forces are left out. Figures:
 milliseconds per step of all rows, the median over all runs, and the share that the grammar adds to it.
 """
@@ -29,14 +29,14 @@ PROMPT = "Tell me a story about a llama, number {}: "
 
 def run(llm, rows: int, tokens: int, rule: dict) -> list[float]:
     """Milliseconds of each of `tokens` ticks with all rows."""
-    scheduler, never = llm.scheduler, dict.fromkeys(llm.engine.eos, -1e4)
+    loop, never = llm.loop, dict.fromkeys(llm.engine.eos, -1e4)
     handles = [llm.submit(PROMPT.format(row), max_tokens=2**31, logit_bias=never, **rule) for row in range(rows)]
     while min(len(handle.completion.tokens) for handle in handles) < SETTLED:
-        scheduler.tick()
+        loop.tick()
     launches, times = [handle.completion.launches for handle in handles], []
     for _ in range(tokens):
         started = time.perf_counter()
-        scheduler.tick()
+        loop.tick()
         times.append(1e3 * (time.perf_counter() - started))
     steps = [handle.completion.launches - before for handle, before in zip(handles, launches)]
     assert steps == [tokens] * rows, steps  # every tick was one step of all rows

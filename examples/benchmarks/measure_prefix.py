@@ -4,7 +4,7 @@
 
 A prompt whose first tokens some row holds copies or shares their keys and values, so its first token should cost little more
 than that of a prompt of one token: the rest is a step that attends to the prefix. Both are timed in turns, each with other
-tokens at the end; the ratio is that of the medians. Then requests of mixed lengths pass through the same scheduler, and the
+tokens at the end; the ratio is that of the medians. Then requests of mixed lengths pass through the same loop, and the
 bytes of keys and values and the process's resident memory after the first ten stand beside those after the last.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 
 from mlx_llama import load
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 
 def main() -> None:
@@ -32,11 +32,11 @@ def main() -> None:
     arguments = parser.parse_args()
     llm = load(arguments.model, backend=arguments.backend)
     vocabulary, random = llm.model.config.vocab_size, np.random.default_rng(0)
-    scheduler = Scheduler(llm.backend, llm.model, None, frozenset(), arguments.prefix + 100)
+    loop = Loop(llm.backend, llm.model, None, frozenset(), arguments.prefix + 100)
 
     def run(prompt: list[int], count: int):
         resolved = options.resolve({"max_tokens": count, "temperature": 0.0})
-        return scheduler.submit(Request(prompt, resolved, wants_text=False)).finish()
+        return loop.submit(Request(prompt, resolved, wants_text=False)).finish()
 
     prefix = random.integers(3, vocabulary, arguments.prefix).tolist()
     seconds: dict[str, list[float]] = {"hit": [], "one": []}
@@ -54,7 +54,7 @@ def main() -> None:
     process = psutil.Process()
 
     def report(count: int) -> None:
-        print(f"after {count} requests: {scheduler.cache.nbytes / 1e6:.1f} MB of keys and values, "
+        print(f"after {count} requests: {loop.scheduler.cache.nbytes / 1e6:.1f} MB of keys and values, "
               f"{process.memory_info().rss / 1e6:.0f} MB resident")
 
     for number in range(1, arguments.requests + 1):

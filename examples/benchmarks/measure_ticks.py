@@ -19,10 +19,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from mlx_llama.core.backends.positions import CallView, Positions
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 STOPS = ("\n\nQuestion:", "###", "</answer>")
 PROMPT = 8
@@ -74,27 +74,27 @@ class StubModel:
         return self.drawn[self.count % 512, :len(tokens)]
 
 
-def make_scheduler(rows: int, runs_ahead: bool, context: int) -> Scheduler:
+def make_loop(rows: int, runs_ahead: bool, context: int) -> Loop:
     """A scheduler whose model costs nothing."""
     checkpoint = open_checkpoint()
     runtime = SimpleNamespace(free_memory=lambda device: None, dtype_name=str, is_out_of_memory=lambda error: False)
     backend = SimpleNamespace(name="stub", device=None, device_name="stub", runtime=runtime, runs_ahead=runs_ahead,
                               sampling_batch=tuple, launch=lambda *arrays: None, read=lambda token: int(token[0, 0]),
                               read_all=lambda *tokens: np.concatenate(tokens)[:, 0].tolist())
-    return Scheduler(backend, StubModel(checkpoint.config, rows), checkpoint.tokenizer, frozenset(), context, max_rows=rows)
+    return Loop(backend, StubModel(checkpoint.config, rows), checkpoint.tokenizer, frozenset(), context, max_rows=rows)
 
 
 def measure(rows: int, ticks: int, wants_text: bool, runs_ahead: bool) -> dict[str, float]:
     """Microseconds per tick with `rows` running requests."""
-    scheduler = make_scheduler(rows, runs_ahead, PROMPT + rows + ticks + 100)
+    loop = make_loop(rows, runs_ahead, PROMPT + rows + ticks + 100)
     given = {"max_tokens": 2**31, "temperature": 0.0, **({"stop": STOPS} if wants_text else {})}
-    handles = [scheduler.submit(Request([5 + row] * PROMPT, resolve(given), wants_text=wants_text)) for row in range(rows)]
-    while len(scheduler.running) < rows:
-        scheduler.tick()
+    handles = [loop.submit(Request([5 + row] * PROMPT, resolve(given), wants_text=wants_text)) for row in range(rows)]
+    while len(loop.scheduler.queues.running) < rows:
+        loop.tick()
     seconds = []
     for _ in range(ticks):
         started = time.perf_counter()
-        scheduler.tick()
+        loop.tick()
         seconds.append(time.perf_counter() - started)
     assert all(len(handle.completion.tokens) >= ticks for handle in handles)
     micro = sorted(1e6 * second for second in seconds)

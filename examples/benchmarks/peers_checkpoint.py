@@ -71,20 +71,20 @@ class Engined(Decoding):
     """A model of mlx_llama behind the scheduler of all doors."""
 
     def __init__(self, backend: Any, model: Any, capacity: int):
-        from mlx_llama.core.generation.scheduler import Scheduler
+        from mlx_llama.core.engine.loop import Loop
 
         self.model, self.vocabulary = model, model.config.vocab_size
         # No end tokens: every run is full. Prompts start cold, decoding from a prefix that a row of the other one holds.
-        self.cold, self.warm = (Scheduler(backend, model, None, frozenset(), capacity, max_rows=1, kept_rows=kept)
+        self.cold, self.warm = (Loop(backend, model, None, frozenset(), capacity, max_rows=1, kept_rows=kept)
                                 for kept in (0, 2))
 
-    def _run(self, scheduler: Any, tokens: list[int], count: int, ahead: int = 0) -> Any:
+    def _run(self, loop: Any, tokens: list[int], count: int, ahead: int = 0) -> Any:
         """The completion after `count` tokens of an answer limited to `count` + `ahead`."""
+        from mlx_llama.core.engine.request import Request
         from mlx_llama.core.generation import options
-        from mlx_llama.core.generation.request import Request
 
         resolved = options.resolve({"max_tokens": count + ahead, "temperature": 0.0, "prefill_step_size": CHUNK})
-        handle = scheduler.submit(Request(tokens, resolved, wants_text=False))
+        handle = loop.submit(Request(tokens, resolved, wants_text=False))
         for number, _ in enumerate(handle.tokens(), 1):
             if number == count:
                 break

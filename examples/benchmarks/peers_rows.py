@@ -23,7 +23,7 @@ def prompts(depth: int, rows: int, vocabulary: int) -> list[list[int]]:
 
 
 class OursRows(Decoding):
-    """mlx_llama's model and cache, without the scheduler. setting: [device or None, compile or None, rows]."""
+    """mlx_llama's model and cache, without the loop. setting: [device or None, compile or None, rows]."""
 
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
         from mlx_llama.core.backends.selection import select

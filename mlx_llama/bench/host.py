@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.interface import Model
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.generation import options
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 from .measure import Loaded, random_tokens
 
@@ -72,11 +72,11 @@ def measure_host(loaded: Loaded, context: int, rows: int = 1) -> dict[str, Any]:
     waiting = SimpleNamespace(**vars(backend.runtime) | {"launch": launch, "runs_ahead": lambda device: False})
     # Rows join one after the other, and the first token of each comes with its prompt.
     total = rows + SKIPPED + max(1, min(TOKENS, context - PROMPT - SKIPPED - rows))
-    scheduler = Scheduler(dataclasses.replace(backend, runtime=waiting), model, None, frozenset(), PROMPT + total,
+    loop = Loop(dataclasses.replace(backend, runtime=waiting), model, None, frozenset(), PROMPT + total,
                           max_rows=rows)
     resolved = options.resolve({"max_tokens": total, "temperature": 0.0})
     tokens = random_tokens(PROMPT * rows, loaded.checkpoint.config.vocab_size)
-    handles = [scheduler.submit(Request(tokens[PROMPT * row:PROMPT * (row + 1)], resolved, eos=frozenset(), wants_text=False))
+    handles = [loop.submit(Request(tokens[PROMPT * row:PROMPT * (row + 1)], resolved, eos=frozenset(), wants_text=False))
                for row in range(rows)]
     for handle in handles:
         for _ in handle.tokens():

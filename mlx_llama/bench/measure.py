@@ -16,11 +16,11 @@ import numpy as np
 from mlx_llama import cli
 from mlx_llama.core.backends.interface import ITEMSIZE, Cache, Model
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 from .loop import decode, prefill
 
@@ -127,8 +127,8 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
 
     def once(probe: Callable[[], float] | None = None) -> tuple[Completion, list[float]]:
         # A scheduler of its own: an older one knows the prompt already.
-        scheduler = Scheduler(backend, model, None, frozenset(), prompt + generate, max_rows=1)
-        handle, bandwidths = scheduler.submit(request), []
+        loop = Loop(backend, model, None, frozenset(), prompt + generate, max_rows=1)
+        handle, bandwidths = loop.submit(request), []
         for count, _ in enumerate(handle.tokens()):
             # Probe memory between tokens where nothing runs ahead: its speed drifts within a run. The scheduler does not
             # count its consumer's time.

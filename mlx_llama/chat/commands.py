@@ -235,7 +235,7 @@ def _load(session: Session, argument: str) -> Outcome:
 
 def _stats(session: Session, argument: str) -> str:
     count = len(session.cached_tokens)
-    nbytes = session.scheduler.cache.nbytes_for(count)
+    nbytes = session.loop.scheduler.cache.nbytes_for(count)
     dropped = f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
     notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)  # a summary lists them itself
     return (f"{session.last.summary() if session.last else f'no answer yet{notes}'}\n"

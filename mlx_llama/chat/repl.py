@@ -74,7 +74,7 @@ def _save_cache(chat: Chat, path: str) -> None:
     if chat.has_switched or session.identify_cache is None:
         cli.say(f"({path} is not saved: /model chose another model)")
     else:
-        write_cache(path, session.scheduler.export(None, session.adapter), session.identify_cache(session.adapter))
+        write_cache(path, session.loop.export(None, session.adapter), session.identify_cache(session.adapter))
 
 
 def _talk(chat: Chat, greeting: str, is_typed: bool, screen: TextIO | None) -> int:

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request as HttpRequest
 
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, spell_parameters
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions, resolve, validate
-from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
@@ -116,7 +116,7 @@ class Answers:
             if self.is_closed:
                 return
             try:
-                handle = self.llm.scheduler.submit(replace(request, notify=self._notify))
+                handle = self.llm.loop.submit(replace(request, notify=self._notify))
             except ContextError as error:
                 raise _refuse_context(self.llm, asks[0], len(request.prompt), error) from None
             except LlamaError as error:
@@ -240,7 +240,7 @@ class Desk:
     def _check_room(self, asks: Sequence[Ask]) -> None:
         if self.is_draining:
             raise Refusal(503, "shutting_down", message="the server is shutting down", headers={"Retry-After": "5"})
-        self._rows = rows = self.keeper.llm.scheduler.max_rows if self.keeper.llm else self._rows
+        self._rows = rows = self.keeper.llm.loop.max_rows if self.keeper.llm else self._rows
         most = rows + self.settings.queue
         if rows and len(asks) > most:
             field = "n" if all(ask.prompt is asks[0].prompt for ask in asks) else asks[0].field

@@ -79,7 +79,7 @@ class Keeper:
                 loop.call_soon_threadsafe(settle, result, error)
             except RuntimeError:  # the server was closed meanwhile
                 if result is not None:
-                    result.scheduler.close()
+                    result.loop.close()
 
         # A daemon: the process may end while a large model is being read.
         threading.Thread(target=work, name="load", daemon=True).start()
@@ -101,7 +101,7 @@ class Keeper:
         self.adapters = llm.model.adapters
         self._llm, self.state = llm, "ready"
         self._left = time.monotonic()
-        llm.scheduler.start()
+        llm.loop.start()
 
     def _report(self, done: int, total: int) -> None:
         self.done, self.total = done, total
@@ -114,7 +114,7 @@ class Keeper:
     @property
     def set_asides(self) -> int:
         """Requests that were set aside while memory was short, of all models so far."""
-        return self._set_asides + (self._llm.scheduler.set_asides if self._llm else 0)
+        return self._set_asides + (self._llm.loop.set_asides if self._llm else 0)
 
     def require(self) -> LLM:
         """The model. Raises Refusal while it is loaded, while it is given back, and after a failure."""
@@ -161,8 +161,8 @@ class Keeper:
         llm, self._llm = self._llm, None
         if llm is not None:
             self.facts = self._describe_model(llm)
-            llm.scheduler.close()
-            self._set_asides += llm.scheduler.set_asides
+            llm.loop.close()
+            self._set_asides += llm.loop.set_asides
             del llm
             gc.collect()
         self.state = state  # last: threads that poll it may count on the memory

@@ -15,12 +15,12 @@ from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlx_llama.core.engine.request import Sequence
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.cache_file import read_cache, write_cache
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, resolve
-from mlx_llama.core.generation.request import Sequence
 
 from .answers import Answers, find_template, refuse
 from .faults import Fault, Refusal, bad_field
@@ -225,8 +225,8 @@ def _read_options(body: LlamaCompletionRequest) -> dict[str, Any]:
 
 def _settle(llm: LLM, body: LlamaCompletionRequest, prompts: list[Any], options: dict[str, Any]) -> list[Any]:
     """The prompts, and `options` changed: everything that needs the model. Raises Refusal."""
-    if body.id_slot >= llm.scheduler.max_rows:
-        raise bad_field("id_slot", f"< {llm.scheduler.max_rows}", f"id_slot: there are {llm.scheduler.max_rows} rows, the "
+    if body.id_slot >= llm.loop.max_rows:
+        raise bad_field("id_slot", f"< {llm.loop.max_rows}", f"id_slot: there are {llm.loop.max_rows} rows, the "
                         "first is 0", body.id_slot)
     if options.get("repetition_context_size") == -1:
         options["repetition_context_size"] = min(llm.engine.context, 65536)
@@ -445,7 +445,7 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
     named = llm.tokenizer.named
     return {
         "default_generation_settings": {"n_ctx": llm.engine.context, "params": options},
-        "total_slots": llm.scheduler.max_rows,
+        "total_slots": llm.loop.max_rows,
         "model_path": str(llm.checkpoint.path),
         "n_ctx_train": llm.model.config.max_position_embeddings,
         "modalities": {"vision": False, "audio": False},
@@ -469,8 +469,8 @@ async def slots(request: Request) -> Response:
     if not desk.settings.serves_slots:
         raise Refusal(404, "not_found", message="slots are off: start the server with --slots")
     llm = desk.keeper.require()
-    scheduler = llm.scheduler
-    running = {sequence.slot: sequence for sequence in (*scheduler.running, scheduler.prefilling) if sequence}
+    scheduler = llm.loop.scheduler
+    running = {sequence.slot: sequence for sequence in scheduler.queues.admitted}
     if request.query_params.get("fail_on_no_slot") and len(running) >= scheduler.max_rows:
         raise Refusal(503, "no_slot", [Fault("fail_on_no_slot", "a free slot", "all slots are taken")])
     shown = llm.tokenizer.decode if desk.settings.logs_prompts else None
@@ -481,7 +481,7 @@ async def slots(request: Request) -> Response:
 
 def _describe_running(sequence: Sequence, decode: Callable[[list[int]], str] | None) -> dict[str, Any]:
     """State of a running request; with `decode` its text."""
-    length, text = sequence.prompt_length, list(sequence.text)
+    length, text = sequence.prompt_length, list(sequence.tokens)
     shown = {"prompt": decode(text[:length]), "generated": decode(text[length:])} if decode else {}
     return {"id_task": sequence.number, "speculative": sequence.speculation.kind != "none", "n_prompt_tokens": length,
             "n_prompt_tokens_cache": sequence.writer.completion.reused_tokens,
@@ -515,7 +515,7 @@ async def change_slot(request: Request, slot: str) -> Response:
     def work(llm: LLM) -> dict[str, Any]:
         number = _find_slot(llm, slot)
         if action == "erase":
-            return {"id_slot": number, "n_erased": llm.scheduler.erase(llm.scheduler.slots.texts[number])}
+            return {"id_slot": number, "n_erased": llm.loop.erase(llm.loop.scheduler.slots.texts[number])}
         began = time.perf_counter()
         change = _save_slot if action == "save" else _restore_slot
         found = change(llm, number, _find_file(settings.slot_folder, name))
@@ -526,7 +526,7 @@ async def change_slot(request: Request, slot: str) -> Response:
 
 
 def _find_slot(llm: LLM, slot: str) -> int:
-    last = llm.scheduler.max_rows - 1
+    last = llm.loop.max_rows - 1
     if not (slot.isascii() and slot.isdecimal() and len(slot) < 10 and int(slot) <= last):
         raise bad_field("slot", f"0 to {last}", f"slot: must be a number, 0 to {last} (--parallel)", slot)
     return int(slot)
@@ -541,8 +541,8 @@ def _find_file(folder: str | None, name: str) -> Path:
 
 
 def _save_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
-    text = llm.scheduler.slots.texts[slot]
-    state = llm.scheduler.export(text) if text else {}
+    text = llm.loop.scheduler.slots.texts[slot]
+    state = llm.loop.export(text) if text else {}
     if not state:
         raise bad_field("slot", "a slot with a cache", f"slot: the cache holds nothing of slot {slot}; its memory was wanted, or "
                         "it had no request yet", slot)
@@ -551,10 +551,10 @@ def _save_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
 
 
 def _restore_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
-    if any(sequence.slot == slot for sequence in llm.scheduler.running):
+    if any(sequence.slot == slot for sequence in llm.loop.scheduler.queues.running):
         raise bad_field("slot", "an idle slot", f"slot: a request runs in slot {slot}: wait for its end, or take another", slot)
     state = read_cache(file, llm.identify_cache(0))
     tokens = state["tokens"].tolist()
-    llm.scheduler.install(state)
-    llm.scheduler.slots.put(slot, tokens)
+    llm.loop.install(state)
+    llm.loop.scheduler.slots.put(slot, tokens)
     return {"n_restored": len(tokens), "n_read": file.stat().st_size}

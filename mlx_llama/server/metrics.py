@@ -61,13 +61,13 @@ class _Scrape:
         llm = desk.keeper.llm
         if llm is None:
             return
-        scheduler = llm.scheduler
+        scheduler = llm.loop.scheduler
         yield _gauge("rows", "rows of the cache", scheduler.max_rows)
-        yield _gauge("rows_running", "rows with a running request", len(scheduler.running) + (scheduler.prefilling is not None))
-        yield _gauge("queue", "requests that wait for a row", len(scheduler.waiting))
+        yield _gauge("rows_running", "rows with a running request", len(scheduler.queues.admitted))
+        yield _gauge("queue", "requests that wait for a row", len(scheduler.queues.waiting))
         yield _gauge("cache_bytes", "bytes of keys and values", scheduler.cache.nbytes)
-        if scheduler.budget is not None:
-            yield _gauge("cache_budget_bytes", "bytes that keys and values may take", scheduler.budget)
+        if scheduler.rows.budget is not None:
+            yield _gauge("cache_budget_bytes", "bytes that keys and values may take", scheduler.rows.budget)
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

@@ -48,7 +48,7 @@ def run_cases(llm, is_thorough: bool) -> dict:
         path = Path(folder) / "prompt.safetensors"
         llm.save_cache(path)
         found["saved"] = path.stat().st_size
-        llm.scheduler.close()  # forgets its rows
+        llm.loop.close()  # forgets its rows
         found["loaded"] = llm.load_cache(path)
     found["processed"] = llm.generate(FIRST, max_tokens=5, logits_processor=forbid_even).tokens
     again = llm.generate(FIRST + " who lived on a hill", max_tokens=6)

@@ -8,11 +8,11 @@ from making import make_checkpoint
 
 from backends.conftest import relative_error
 from mlx_llama import load as load_llm
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module")
@@ -200,13 +200,13 @@ def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, 
 
 def test_a_prompt_that_memory_has_no_room_for_is_refused_before_its_first_chunk(backend, tmp_path, monkeypatch):
     model = backend.load(open_checkpoint(make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)), "float32")
-    scheduler = Scheduler(backend, model, None, frozenset(), 100_000, cache_memory=10**9)
+    loop = Loop(backend, model, None, frozenset(), 100_000, cache_memory=10**9)
     monkeypatch.setattr(backend.runtime, "free_memory", lambda device: 2_000_000)
     resolved = resolve({"max_tokens": 3})
     with pytest.raises(ContextError, match="of (9216|9024) positions take 0.00 GB"):
-        scheduler.submit(Request([5] * 9000, resolved, wants_text=False)).finish()
-    assert scheduler.cache.nbytes == 0
-    assert len(scheduler.submit(Request([5] * 900, resolved, wants_text=False)).finish().tokens) == 3
+        loop.submit(Request([5] * 9000, resolved, wants_text=False)).finish()
+    assert loop.scheduler.cache.nbytes == 0
+    assert len(loop.submit(Request([5] * 900, resolved, wants_text=False)).finish().tokens) == 3
 
 
 def test_the_remedy_for_a_full_context_is_one_that_helps(toy):

@@ -81,7 +81,7 @@ def test_a_fork_while_other_threads_compute(run):
     run(open_backend("cpu"), """
 llm = load()
 expected = ask(llm)
-llm.scheduler.start()
+llm.loop.start()
 stop = threading.Event()
 
 def work():
@@ -94,11 +94,11 @@ for thread in threads:
 for _ in range(5):
     found = in_child(lambda: ask(llm))
     assert found == expected, found
-assert in_child(lambda: [llm.scheduler.close(), ask(llm)][1]) == expected
+assert in_child(lambda: [llm.loop.close(), ask(llm)][1]) == expected
 stop.set()
 for thread in threads:
     thread.join()
-llm.scheduler.close()
+llm.loop.close()
 """)
 
 

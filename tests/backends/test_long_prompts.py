@@ -22,8 +22,8 @@ from mlx_llama.core.generation import options
 from mlx_llama.core.system import machine
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
+from mlx_llama.core.engine.request import Request
+from mlx_llama.core.engine.loop import Loop
 
 folder, name, device, length = *sys.argv[1:4], int(sys.argv[4])
 backend = select(name, device)
@@ -32,8 +32,8 @@ tokens = np.random.default_rng(0).integers(0, 384, length).tolist()
 
 def answer(prompt):
     resolved = options.resolve({"max_tokens": 2, "temperature": 0.0})
-    scheduler = Scheduler(backend, model, None, frozenset(), 20_000)
-    return list(scheduler.submit(Request(prompt, resolved, wants_text=False)).tokens())
+    loop = Loop(backend, model, None, frozenset(), 20_000)
+    return list(loop.submit(Request(prompt, resolved, wants_text=False)).tokens())
 
 answer(tokens[:600])
 before = max(machine.peak_memory(), 0 if device == "cpu" else backend.runtime.peak_memory(backend.device))

@@ -11,9 +11,9 @@ from making import encode_tensor, make_checkpoint, random_tensors, write_safeten
 
 from backends.evaluations import counted
 from mlx_llama import load
+from mlx_llama.core.engine.request import Sequence
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
 from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.generation.request import Sequence
 
 REPETITIVE = [5, 6, 7, 8] * 10
 PROMPTS = [[1, 50, 60, 70], [1], [7, 7, 7], REPETITIVE, list(range(3, 60)), [1] + [60] * 30,
@@ -209,15 +209,17 @@ def chatting(llm, kind):
 
 def consistent(session):
     """Compare the host's record of rows with the devices'."""
-    scheduler = session.scheduler
-    assert not scheduler.rows.used
-    for row, tokens in scheduler.rows.kept.items():
-        assert scheduler.cache.lengths[row] == len(tokens)
-        assert scheduler.call(scheduler.cache.state, row)["tokens"].tolist() == tokens
-    for drafts in scheduler._drafters.values():
+    loop = session.loop
+    assert not loop.scheduler.rows.used
+    for row, tokens in loop.scheduler.rows.kept.items():
+        length = loop.scheduler.cache.lengths[row]
+        assert 0 < length <= len(tokens)
+        assert loop.call(loop.scheduler.cache.state, row)["tokens"].tolist() == tokens[:length]
+    for drafts in loop.scheduler.drafts.by_row.values() if loop.scheduler.drafts else ():
+        loop.call(drafts.trim_guesses)
         known = min(drafts.length, len(drafts.tokens))
         if known:
-            assert scheduler.call(drafts.cache.state, drafts.row)["tokens"][:known].tolist() == drafts.tokens[:known]
+            assert loop.call(drafts.cache.state, drafts.row)["tokens"][:known].tolist() == drafts.tokens[:known]
 
 
 def rendered(llm, session, question):

@@ -65,7 +65,7 @@ def test_a_cache_without_memory_for_a_prompt_is_refused_with_the_numbers(door, t
     with pytest.raises(ContextError, match="raise cache_memory"):
         load(toy, backend="cpu", cache_memory=1000).generate("Once upon a time")
     llm = load(toy, backend="cpu", cache_memory="3MB", max_rows=5)
-    assert llm.scheduler.budget == 3_000_000 and llm.scheduler.max_rows == 5
+    assert llm.loop.scheduler.rows.budget == 3_000_000 and llm.loop.max_rows == 5
     assert len(llm.generate("Once upon a time", max_tokens=4).tokens) == 4
 
 

@@ -24,9 +24,9 @@ from rich.console import Console
 from mlx_llama import load
 from mlx_llama.chat import commands as chat_commands, dialogue, repl, terminal as chat_terminal, view as chat_view
 from mlx_llama.chat.markdown import Blocks, MarkdownView, Rendered
+from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.completion import Completion, Writer
-from mlx_llama.core.generation.scheduler import Scheduler
 from mlx_llama.core.generation.session import Stream
 from mlx_llama.core.text.controls import show_controls
 
@@ -467,7 +467,7 @@ def test_ctrl_c_keeps_the_text_so_far(session):
     warm = session.send("and then?").text
     cold = copy.copy(session)
     engine = session.engine
-    cold.messages, cold.scheduler = session.messages[:-2], Scheduler(engine.backend, engine.model, engine.tokenizer, engine.eos,
+    cold.messages, cold.loop = session.messages[:-2], Loop(engine.backend, engine.model, engine.tokenizer, engine.eos,
                                                                      engine.context)
     assert cold.send("and then?").text == warm
 
@@ -591,7 +591,7 @@ def test_progress_of_a_stream(roomy):
     total = stream.completion.prompt_tokens
     seen = [stream.progress]
     while stream.progress[0] < total:
-        llm.scheduler.tick() if seen[1:] else stream._handle.begin()
+        llm.loop.tick() if seen[1:] else stream._handle.begin()
         seen.append(stream.progress)
     stream.close()
     assert seen[0] == (0, total) and len(set(seen)) > 3 and seen == sorted(seen)
@@ -832,7 +832,7 @@ PARROT = """
 import os, sys, time
 from mlx_llama import cli
 from mlx_llama.chat import repl
-from mlx_llama.core.generation.request import Handle
+from mlx_llama.core.engine.request import Handle
 
 def read(self):
     self.pieces = getattr(self, "pieces", None) or iter(os.environ["ANSWER"])

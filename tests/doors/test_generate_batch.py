@@ -6,13 +6,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from core.generation.toy import VOCABULARY, ToyBackend, ToyModel, ToyTokenizer
+from core.engine.toy import VOCABULARY, ToyBackend, ToyModel, ToyTokenizer
 
 from mlx_llama import generate, load
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import llm as loading, options
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 
 class ToyLLM:
@@ -23,7 +23,7 @@ class ToyLLM:
     def __init__(self, **given):
         self.given = given
         self.backend = ToyBackend()
-        self.scheduler = Scheduler(self.backend, ToyModel(self.backend), ToyTokenizer(), frozenset(), 200,
+        self.loop = Loop(self.backend, ToyModel(self.backend), ToyTokenizer(), frozenset(), 200,
                                    max_rows=options.parse_rows(given.get("max_rows")))
         self.prompts = []
 
@@ -35,7 +35,7 @@ class ToyLLM:
         if prompt == "refused" or prompt == [{"role": "user", "content": "refused"}]:
             raise ContextError("--ctx-size 1: refused")
         tokens = [ord(character) % VOCABULARY for character in json.dumps(prompt)]
-        return self.scheduler.submit(Request(tokens, options.resolve(given)))
+        return self.loop.submit(Request(tokens, options.resolve(given)))
 
     def alone(self, prompt, **given):
         return ToyLLM().submit([{"role": "user", "content": prompt}], **given).finish()
@@ -65,7 +65,7 @@ def test_a_batch_gives_what_each_request_gives_alone(door, toy_llm, tmp_path):
                 "--cache-memory", "1GB", "--stats")
     assert done.code == 0 and done.out == "" and "4 requests, 63 tokens in " in done.err
     [llm], found = toy_llm, results(tmp_path / "out")
-    assert (llm.given["max_rows"], llm.given["cache_memory"], llm.scheduler.max_rows) == ("3", "1GB", 3)
+    assert (llm.given["max_rows"], llm.given["cache_memory"], llm.loop.max_rows) == ("3", "1GB", 3)
     wanted = [llm.alone("one", max_tokens=20), llm.alone("two", max_tokens=3),
               llm.alone("three", max_tokens=20, temperature=0.9, seed=5), llm.alone("four", max_tokens=20)]
     for i, one in enumerate(wanted):
@@ -109,13 +109,13 @@ def test_ctrl_c_keeps_what_is_finished(door, toy_llm, tmp_path, monkeypatch):
     source = write(tmp_path / "in", {"prompt": "short", "max_tokens": 2}, {"prompt": "long", "max_tokens": 50})
     ticks = []
 
-    def tick(self, tick=Scheduler.tick):
+    def tick(self, tick=Loop.tick):
         ticks.append(1)
         if len(ticks) == 12:
             raise KeyboardInterrupt
         return tick(self)
 
-    monkeypatch.setattr(Scheduler, "tick", tick)
+    monkeypatch.setattr(Loop, "tick", tick)
     done = door(generate.main, "--prompts", source, "-o", tmp_path / "out")
     assert done.code == 130 and "(stopped after 1 of 2 requests; the same command does the rest)" in done.err
     assert list(results(tmp_path / "out")) == [0]

@@ -9,6 +9,8 @@ from typing import Any
 
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.engine.request import Request, Sequence
+from mlx_llama.core.engine.speculate import PromptLookup, Speculation
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.models import rope
@@ -17,8 +19,6 @@ from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 from .completion import Completion, Writer
 from .grammar import Constraint, Grammars, Rule
 from .options import GenerationOptions
-from .request import Request, Sequence
-from .speculate import PromptLookup, Speculation
 
 
 @dataclass
@@ -62,9 +62,10 @@ class Engine:
         writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
         if request.begun and writer.decoder:
             writer.resume(_find_begun(request))
-        lookup = PromptLookup(request.prompt) if kind == "prompt" else None
+        tokens = list(request.prompt)  # the answer is appended
+        lookup = PromptLookup(tokens) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        return Sequence(request, list(request.prompt), limit, writer, speculation, constraint,
+        return Sequence(request, tokens, limit, writer, speculation, constraint,
                         adapter=self.find_adapter(options))
 
     def _constrain(self, request: Request) -> Constraint | None:

@@ -18,11 +18,11 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import LlamaError, OptionsError, show
 
 from .completion import Completion
 from .options import validate
-from .request import Handle
 
 _RESULT = b'{"index": '  # the beginning of every result
 QUEUED = 2  # requests in the scheduler per row, so that each row finds a next one

@@ -15,6 +15,10 @@ from typing_extensions import Unpack
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
+from mlx_llama.core.engine.home import Home
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Handle, Request
+from mlx_llama.core.engine.speculate import compare_vocabularies
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
 from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.models import rope
@@ -25,13 +29,9 @@ from mlx_llama.core.text.tools import ToolParser, read_tools
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
-from .home import Home
 from .hooks import split_hooks
 from .options import MAX_ROWS, Options, parse_memory, parse_rows, resolve
-from .request import Handle, Request
-from .scheduler import Scheduler
 from .session import Session, Stream
-from .speculate import compare_vocabularies
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
 # A text, messages or token ids.
@@ -42,7 +42,7 @@ class LLM:
     """A loaded model: `ask` a question, `chat` for a conversation; `generate`, `stream`, `astream` and `batch` continue texts
     or answer messages; `logits`, `encode`.
 
-    Any thread may call any method. All answers are computed together by `scheduler`.
+    Any thread may call any method. All answers are computed together by `loop`.
     """
 
     def __init__(self, checkpoint: Checkpoint, backend: backends.Backend, model: Model,
@@ -53,8 +53,8 @@ class LLM:
         self.model = model
         self.template = template
         self.tokenizer = checkpoint.tokenizer
-        self.scheduler = Scheduler(backend, model, self.tokenizer, checkpoint.eos_token_ids, context, draft=draft,
-                                   cache_memory=cache_memory, max_rows=max_rows, home=home)
+        self.loop = Loop(backend, model, self.tokenizer, checkpoint.eos_token_ids, context, draft=draft,
+                         cache_memory=cache_memory, max_rows=max_rows, home=home)
         self._home = home
         if home:
             weakref.finalize(self, home.close)
@@ -62,7 +62,12 @@ class LLM:
     @property
     def engine(self) -> Engine:
         """The model and its checks."""
-        return self.scheduler.engine
+        return self.loop.engine
+
+    @property
+    def scheduler(self) -> Loop:
+        """The former name of `loop`."""
+        return self.loop
 
     def __repr__(self) -> str:
         width = self.backend.runtime.dtype_name(self.model.dtype)
@@ -128,7 +133,7 @@ class LLM:
         return [handle.completion for handle in handles]
 
     def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Handle:
-        """Queue `prompt` for `scheduler`, whose ticks compute it; arguments and errors as for `stream`."""
+        """Queue `prompt` for `loop`, whose ticks compute it; arguments and errors as for `stream`."""
         return self._prepare(prompt, options).begin()
 
     async def astream(self, prompt: Prompt, **options: Unpack[Options]) -> abc.AsyncGenerator[str, None]:
@@ -181,7 +186,7 @@ class LLM:
         box.check(resolved.options)
         schema = resolved.options.schema
         prompt = encode_with_tools(self.tokenizer, self.require_template(), messages, box, schema, self.engine.check_count)
-        handle = self.scheduler.prepare(Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown, hooks=hooks))
+        handle = self.loop.prepare(Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown, hooks=hooks))
         return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]), schema)
 
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
@@ -191,13 +196,13 @@ class LLM:
         self.engine.check_options(resolved.options)
         tokens = self.encode(prompt, self.engine.check_count)
         continues = len(prompt) > 0 and not isinstance(prompt[0], dict)
-        return self.scheduler.prepare(Request(tokens, resolved, starts_text=not continues, hooks=hooks))
+        return self.loop.prepare(Request(tokens, resolved, starts_text=not continues, hooks=hooks))
 
     def save_cache(self, path: str | os.PathLike) -> None:
         """Write tokens, keys and values of the latest answer and its prompt, to go on from elsewhere; of the first adapter's
         answers where adapters were loaded. Raises SessionError."""
         adapter = self.engine.default_adapter
-        write_cache(path, self.scheduler.export(None, adapter), self.identify_cache(adapter))
+        write_cache(path, self.loop.export(None, adapter), self.identify_cache(adapter))
 
     def load_cache(self, path: str | os.PathLike) -> int:
         """Read what `save_cache` wrote; prompts that begin with its tokens start from there. Returns their number.
@@ -206,7 +211,7 @@ class LLM:
         """
         adapter = self.engine.default_adapter
         state = read_cache(path, self.identify_cache(adapter))
-        self.scheduler.install(state, adapter)
+        self.loop.install(state, adapter)
         return len(state["tokens"])
 
     def identify_cache(self, adapter: int = 0) -> Identity:
@@ -221,7 +226,7 @@ class LLM:
         tools: Python functions with type hints, which the model may call; an answer goes on with their results. tool_choice,
         parallel, rounds: of each question, as for `run_tools`. Raises OptionsError, and TemplateError without a template.
         """
-        return Session(self.scheduler, self.require_template(), self.checkpoint.generation_config, self.checkpoint.name,
+        return Session(self.loop, self.require_template(), self.checkpoint.generation_config, self.checkpoint.name,
                        system, options, self.identify_cache, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), rounds)
 
     def logits(self, tokens: list[int]) -> np.ndarray:

@@ -11,6 +11,8 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -21,8 +23,6 @@ from .completion import Completion
 from .engine import Engine
 from .hooks import Hooks, split_hooks
 from .options import GenerationOptions, Options, Resolved, resolve, validate
-from .request import Handle, Request
-from .scheduler import Scheduler
 from .session_file import expand_path, read_session, write_session
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolPrompt, ToolStream, encode_with_tools
 
@@ -100,13 +100,13 @@ class Session:
     thread reads an answer.
     """
 
-    def __init__(self, scheduler: Scheduler, template: ChatTemplate, generation_config: dict[str, Any], model: str,
+    def __init__(self, loop: Loop, template: ChatTemplate, generation_config: dict[str, Any], model: str,
                  system: str | None = None, options: Mapping[str, Any] | None = None,
                  identify_cache: Callable[[int], Identity] | None = None, toolbox: Toolbox = Toolbox(), rounds: int = ROUNDS):
         """identify_cache: of the files that `save` writes with an adapter's cache, None: it cannot. toolbox: functions that an answer
         may call. rounds: most answers to one question. Raises OptionsError.
         """
-        self.scheduler = scheduler
+        self.loop = loop
         self.template = template
         self.generation_config = generation_config
         self.model = model
@@ -135,7 +135,7 @@ class Session:
     @property
     def engine(self) -> Engine:
         """The model and its checks."""
-        return self.scheduler.engine
+        return self.loop.engine
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -146,7 +146,7 @@ class Session:
     @property
     def cached_tokens(self) -> list[int]:
         """The beginning of the last turn's prompt and answer that a row of the cache still holds."""
-        return self._text[:self.scheduler.count_known(self._text, self.adapter)]
+        return self._text[:self.loop.count_known(self._text, self.adapter)]
 
     @property
     def adapter(self) -> int:
@@ -274,7 +274,7 @@ class Session:
             prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
             if dropped > self.dropped:
                 notices = [*notices, self._describe_dropped(dropped)]
-            return self.scheduler.prepare(Request([*prompt.tokens, *begun], resolved, notices=notices, rule=prompt.rule,
+            return self.loop.prepare(Request([*prompt.tokens, *begun], resolved, notices=notices, rule=prompt.rule,
                                                   shown=prompt.shown, begun=len(begun), hooks=hooks))
 
         def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
@@ -351,7 +351,7 @@ class Session:
         """
         if cache:
             assert self.identify_cache is not None
-            write_cache(cache_path(path), self.scheduler.export(self._text, self.adapter), self.identify_cache(self.adapter))
+            write_cache(cache_path(path), self.loop.export(self._text, self.adapter), self.identify_cache(self.adapter))
         options = json.loads(validate(self.options).model_dump_json(include=set(self.options)))
         write_session(expand_path(path), model=self.model, system=self.system, options=options, messages=self.messages,
                       dropped=self.dropped)
@@ -378,7 +378,7 @@ class Session:
         if self.identify_cache and os.path.lexists(cache_path(path)):
             try:
                 state = read_cache(cache_path(path), self.identify_cache(self.adapter))
-                self.scheduler.install(state, self.adapter)
+                self.loop.install(state, self.adapter)
                 self._text = state["tokens"].tolist()
             except (SessionError, ContextError) as error:
                 notices.append(f"without its cache: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 
-from .prefixes import common_prefix
+from mlx_llama.core.engine.prefixes import common_prefix
 
 MIN_SHARED = 8  # tokens that make two texts one conversation; fewer are a template's
 

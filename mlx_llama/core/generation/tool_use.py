@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import OptionsError, SessionError, show
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -25,7 +26,6 @@ from mlx_llama.core.text.tools import (
 from .completion import Completion
 from .grammar import Rule
 from .options import GenerationOptions
-from .request import Handle
 from .schema import Schema
 
 ROUNDS = 8  # answers to one question, before the loop of calls ends

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.interface import Cache
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 
 from .differences import measure_difference, values_by_position
 from .parity import run_logits
@@ -78,10 +78,10 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
     resolved = options.resolve({"temperature": 0.0, "max_tokens": 4, "seed": 0})
     for name, first, second in (("decoded by steps", tokens[:half], None),
                                 ("after dropping old turns", tokens, tokens[:2] + tokens[half:])):
-        scheduler = Scheduler(llm.backend, model, None, frozenset(), min(2 * T + 8, llm.engine.context))
+        loop = Loop(llm.backend, model, None, frozenset(), min(2 * T + 8, llm.engine.context))
         for prompt in filter(None, (first, second)):
-            scheduler.submit(Request(prompt, resolved, wants_text=False)).finish()
-        state = scheduler.export(None, scheduler.engine.default_adapter)
+            loop.submit(Request(prompt, resolved, wants_text=False)).finish()
+        state = loop.export(None, loop.engine.default_adapter)
         cached = state["tokens"].tolist()
         alone = model.make_cache(len(cached))
         run(alone, cached, [len(cached)])

@@ -9,9 +9,9 @@ import shlex
 from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts
 from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.backends.selection import import_facts
+from mlx_llama.core.engine.memory import default_budget
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.generation.budget import default_budget
 from mlx_llama.core.models import rope
 
 from .diagnosis import Diagnosis, Fit, format_bytes

@@ -16,11 +16,11 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Cache, Model, Probe
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 from mlx_llama.core.models.config import LlamaConfig
 
 from .differences import Agreement, Difference, is_tie, margin, measure_agreement, measure_difference
@@ -87,15 +87,15 @@ def collect(backend: Backend, model: Model, tokens: Sequence[int], decoded: int)
 
 
 def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:
-    """Decode `count` greedy tokens after `prompt` with the scheduler, past end tokens, from an empty cache."""
-    scheduler = Scheduler(llm.backend, llm.model, None, frozenset(), llm.engine.context)
+    """Decode `count` greedy tokens after `prompt`, past end tokens, from an empty cache."""
+    loop = Loop(llm.backend, llm.model, None, frozenset(), llm.engine.context)
     resolved = options.resolve({"temperature": 0.0, "max_tokens": count, "seed": 0})
-    return [int(token) for token in scheduler.submit(Request(prompt, resolved, wants_text=False)).tokens()]
+    return [int(token) for token in loop.submit(Request(prompt, resolved, wants_text=False)).tokens()]
 
 
 def free(llm: LLM) -> None:
     """Free a model before loading the next."""
-    llm.model = llm.scheduler = None
+    llm.model = llm.loop = None
     gc.collect()
 
 

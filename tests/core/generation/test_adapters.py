@@ -54,13 +54,13 @@ def test_requests_of_one_step_have_adapters_of_their_own(llm, wanted):
     handles = [llm.submit(PROMPT, max_tokens=8, logit_bias={1: -100, 2: -100}, adapter=name)
                for name in ("sky", "base", "sea", "sky")]
     widths = []
-    step = llm.scheduler.device.step
-    llm.scheduler.device.step = lambda model, tokens, cache, rows, *rest: (widths.append(len(rows)),
-                                                                            step(model, tokens, cache, rows, *rest))[1]
+    device = llm.loop.scheduler.steps.device
+    step = device.step
+    device.step = lambda tokens, rows, *rest: (widths.append(len(rows)), step(tokens, rows, *rest))[1]
     try:
         found = [list(handle.finish().tokens) for handle in handles]
     finally:
-        llm.scheduler.device.step = step
+        device.step = step
     assert found == [wanted[2], wanted[0], wanted[1], wanted[2]] and max(widths) == 4
 
 

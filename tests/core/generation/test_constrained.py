@@ -13,14 +13,13 @@ import regex
 import torch
 from pydantic import BaseModel
 
+from core.engine.toy import EOS, LETTERS, VOCABULARY, alone, check_rows, letter, make, make_prompts, request
 from mlx_llama import load
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation import grammar
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.request import Request
-
-from .toy import EOS, LETTERS, VOCABULARY, alone, check_rows, letter, make, make_prompts, request
 
 PATTERNS = ["(once|twice)uponatime", "[a-f]{3}forced(x|y)z", "a+b", "startofalongforcedstretchwithoutchoices", "[A-W]{1,4}(end|fin)",
             "(abc){2,3}", "q"]
@@ -28,8 +27,8 @@ PATTERNS = ["(once|twice)uponatime", "[a-f]{3}forced(x|y)z", "a+b", "startofalon
 
 def greedy(prompt, pattern, runs=1000):
     """The judge: the likeliest letter that keeps a partial match by the package regex, one position after the other."""
-    backend, scheduler = make()
-    model, cache = scheduler.model, scheduler.model.make_cache(1000)
+    backend, loop = make()
+    model, cache = loop.engine.model, loop.engine.model.make_cache(1000)
     logits, text = model.forward(np.array([prompt], np.int32), 0, cache), ""
     for _ in range(runs):
         scores = logits[0][-1].copy()
@@ -54,30 +53,30 @@ def greedy(prompt, pattern, runs=1000):
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_greedy_answers_are_the_likeliest_that_match(pattern, runs_ahead):
     for prompt in make_prompts(5, seed=3):
-        backend, scheduler = make(runs_ahead)
-        done = scheduler.submit(request(prompt, regex=pattern)).finish()
+        backend, loop = make(runs_ahead)
+        done = loop.submit(request(prompt, regex=pattern)).finish()
         assert (done.text, done.finish_reason) == (greedy(prompt, pattern), "eos")
         assert re.fullmatch(pattern, done.text)
-        check_rows(scheduler)
+        check_rows(loop)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_forced_stretch_is_one_step(runs_ahead):
-    backend, scheduler = make(runs_ahead)
-    done = scheduler.submit(request([1, 2, 3], regex="[ab]thisisforced[cd]andthis")).finish()
+    backend, loop = make(runs_ahead)
+    done = loop.submit(request([1, 2, 3], regex="[ab]thisisforced[cd]andthis")).finish()
     # The prompt with the first letter, the stretch with the choice after it; what follows that needs no step at all.
     assert backend.calls == [(1, 3), (1, 13)] and backend.events == ["launch", "read"] * 2
     assert (done.launches, done.waits, len(done.tokens)) == (2, 2, 21)
     assert re.fullmatch("[ab]thisisforced[cd]andthis", done.text)
     # The row stays as a prefix, as far as it was computed.
-    again = scheduler.submit(request([1, 2, 3, *done.tokens, 5], max_tokens=1)).finish()
+    again = loop.submit(request([1, 2, 3, *done.tokens, 5], max_tokens=1)).finish()
     assert again.reused_tokens == 3 + 13 and again.tokens == alone([1, 2, 3, *done.tokens, 5], max_tokens=1).tokens
 
 
 def test_a_long_stretch_is_computed_in_chunks():
     text = "".join(random.Random(0).choices(LETTERS[:-1], k=700))
-    backend, scheduler = make()
-    done = scheduler.submit(request([1], regex=text + "[ab]" + "c", max_tokens=900)).finish()
+    backend, loop = make()
+    done = loop.submit(request([1], regex=text + "[ab]" + "c", max_tokens=900)).finish()
     assert done.text[:700] == text and done.text[700] in "ab" and done.text[701:] == "c"
     assert backend.calls == [(1, 1), (1, 512), (1, 188)] and done.text == greedy([1], text + "[ab]c")
 
@@ -101,15 +100,15 @@ def test_a_stop_string_ends_a_forced_stretch():
 
 def test_rows_with_grammars_share_steps_and_do_not_delay_others():
     """On a device that works by itself: others run ahead, one step each a tick; those with a grammar share theirs."""
-    backend, scheduler = make(True)
+    backend, loop = make(True)
     never = {"logit_bias": {EOS: -1000}}
-    free = [scheduler.submit(request([i], max_tokens=40, **never)) for i in range(3)]
-    bound = [scheduler.submit(request([i], regex="[a-z]{40}", max_tokens=40)) for i in range(3, 6)]
+    free = [loop.submit(request([i], max_tokens=40, **never)) for i in range(3)]
+    bound = [loop.submit(request([i], regex="[a-z]{40}", max_tokens=40)) for i in range(3, 6)]
     for _ in range(12):
-        scheduler.tick()
+        loop.tick()
     backend.clear()
     for _ in range(10):
-        scheduler.tick()
+        loop.tick()
     assert backend.calls == [(3, 1)] * 20 and backend.events.count("read") == 20
     assert all(len(handle.finish().tokens) == 40 for handle in [*free, *bound])
 
@@ -119,26 +118,26 @@ def test_a_request_that_is_set_aside_goes_on_in_its_grammar(runs_ahead):
     pattern = "[a-z]{20}forced[A-F]{450}tail[xy][A-F]{60}"
     prompts = make_prompts(4, seed=2, longest=40)
     expected = [greedy(prompt, pattern) for prompt in prompts]
-    backend, scheduler = make(runs_ahead, memory=1_100_000)
-    handles = [scheduler.submit(request(prompt, regex=pattern, max_tokens=700)) for prompt in prompts]
-    set_aside, original = [], scheduler._set_aside
-    scheduler._set_aside = lambda sequence: (set_aside.append(sequence), original(sequence))
+    backend, loop = make(runs_ahead, memory=1_100_000)
+    handles = [loop.submit(request(prompt, regex=pattern, max_tokens=700)) for prompt in prompts]
+    set_aside, original = [], loop.scheduler.queues.set_aside
+    loop.scheduler.queues.set_aside = lambda sequence: (set_aside.append(sequence), original(sequence))
     assert [handle.finish().text for handle in handles] == expected
     assert set_aside
-    check_rows(scheduler)
+    check_rows(loop)
 
 
 # Failures
 
 
 def test_a_rule_that_cannot_be_enforced_is_refused_before_anything_is_queued():
-    backend, scheduler = make()
+    backend, loop = make()
     for given, reason in (({"regex": "(?=a)"}, "look-around"), ({"schema": {"not": {}}}, "Unimplemented"), ({"regex": "é"}, "no text")):
         with pytest.raises(OptionsError, match=f"cannot be enforced: .*{reason}"):
-            scheduler.submit(request([1], **given))
+            loop.submit(request([1], **given))
     with pytest.raises(OptionsError, match="cannot be enforced: .*unknown name"):
-        scheduler.submit(request([1], rule=Rule("tools", "start: missing")))
-    assert not scheduler.tick() and backend.positions == 0
+        loop.submit(request([1], rule=Rule("tools", "start: missing")))
+    assert not loop.tick() and backend.positions == 0
     with pytest.raises(OptionsError, match="need a model with a tokenizer"):
         make(text=False)[1].submit(request([1], text=False, regex="a"))
 
@@ -157,19 +156,19 @@ def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(prompt, toy,
     for _ in range(2):
         options = resolve({"schema": slow})
         with pytest.raises(OptionsError, match="^option schema: cannot be enforced: it cannot be compiled within 0.5 s: [^\n]*$"):
-            llm.scheduler.submit(Request(llm.encode(prompt), options, starts_text=not is_text, compile_seconds=0.5))
+            llm.loop.submit(Request(llm.encode(prompt), options, starts_text=not is_text, compile_seconds=0.5))
     assert limits == [0.5, 0.5] and len(compiled) == 1
 
 
 def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch):
     monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 40)
-    backend, scheduler = make()
-    bad = scheduler.submit(request([1], regex="[a-f]*a([a-f]{12})[x-z]", temperature=1.0, max_tokens=300))
-    good = scheduler.submit(request([2], regex="(once|twice)uponatime"))
+    backend, loop = make()
+    bad = loop.submit(request([1], regex="[a-f]*a([a-f]{12})[x-z]", temperature=1.0, max_tokens=300))
+    good = loop.submit(request([2], regex="(once|twice)uponatime"))
     with pytest.raises(OptionsError, match="became too complex after [0-9]+ tokens"):
         bad.finish()
     assert bad.completion.finish_reason == "error" and good.finish().text == greedy([2], "(once|twice)uponatime")
-    check_rows(scheduler)
+    check_rows(loop)
 
 
 def test_speculation_is_off_with_a_notice_where_it_was_asked_for():
@@ -189,11 +188,11 @@ def log_softmax(scores):
 def test_log_probabilities_are_of_the_models_own_logits():
     """Logprobs are of the raw logits, before penalties, biases, filters and grammars; one read a step."""
     for runs_ahead in (False, True):
-        backend, scheduler = make(runs_ahead)
+        backend, loop = make(runs_ahead)
         given = {"logit_bias": {3: 5.0}, "temperature": 0.7, "presence_penalty": 1.5, "regex": "[a-z]{2}for[a-z]"}
-        done = scheduler.submit(request([1, 2], logprobs=3, **given)).finish()
+        done = loop.submit(request([1, 2], logprobs=3, **given)).finish()
         assert backend.events.count("read") == 6 and done.tokens == alone([1, 2], **given).tokens
-        model, text = scheduler.model, [1, 2]
+        model, text = loop.engine.model, [1, 2]
         for token in done.tokens:
             expected = log_softmax(model.forward(np.array([text]), 0, model.make_cache(50))[0][-1].astype(np.float32))
             assert token.logprobs.logprob == pytest.approx(expected[token], abs=1e-5)

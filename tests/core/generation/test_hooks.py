@@ -7,12 +7,11 @@ import difflib
 import numpy as np
 import pytest
 
+from core.engine.toy import alone, check_rows, make, request
 from mlx_llama import load
 from mlx_llama.core.errors import NumericalError, OptionsError
 from mlx_llama.core.generation.hooks import NAMES, Hooks, split_hooks
 from mlx_llama.core.generation.options import FIELDS
-
-from .toy import alone, check_rows, make, request
 
 PROMPT = "Once upon a time"
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -120,16 +119,16 @@ def turn(tokens, logits):
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_row_with_a_processor_delays_itself_alone(runs_ahead):
     """The others' tokens, launches and reads are as without it."""
-    backend, scheduler = make(runs_ahead, eos=())
-    others = [scheduler.submit(request([7 + i, 8], max_tokens=30, temperature=0.5)) for i in range(3)]
-    odd = scheduler.submit(request(TEXT, max_tokens=12, hooks=Hooks((turn,))))
+    backend, loop = make(runs_ahead, eos=())
+    others = [loop.submit(request([7 + i, 8], max_tokens=30, temperature=0.5)) for i in range(3)]
+    odd = loop.submit(request(TEXT, max_tokens=12, hooks=Hooks((turn,))))
     found = [one.finish() for one in (*others, odd)]
     for i, one in enumerate(found[:3]):
         assert one.tokens == alone([7 + i, 8], eos=(), max_tokens=30, temperature=0.5).tokens and one.waits == 30
     assert found[3].tokens == alone(TEXT, eos=(), max_tokens=12, hooks=Hooks((turn,))).tokens
     assert found[3].tokens != alone(TEXT, eos=(), max_tokens=12).tokens
     assert (found[3].waits, found[3].launches) == (24, 12) and backend.events.count("logits") == 12
-    check_rows(scheduler)
+    check_rows(loop)
 
 
 def test_speculation_is_off_beside_a_processor():

@@ -14,10 +14,10 @@ from scripting import Script, make_scripted_checkpoint, tool_formats
 
 from core.text.cases import TEMPLATES
 from mlx_llama import LLM, load
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.request import Request
-from mlx_llama.core.generation.scheduler import Scheduler
 from mlx_llama.core.text.template import encode_messages
 
 
@@ -35,17 +35,18 @@ def llm(loaded):
 
 def cold(llm, prompt, **options):
     """The answer from an empty cache."""
-    scheduler = Scheduler(llm.backend, llm.model, llm.tokenizer, llm.engine.eos, llm.engine.context)
-    return scheduler.submit(Request(prompt, resolve(options))).finish()
+    loop = Loop(llm.backend, llm.model, llm.tokenizer, llm.engine.eos, llm.engine.context)
+    return loop.submit(Request(prompt, resolve(options))).finish()
 
 
 def check_consistency(session):
     """Compare the bookkeeping with the device's record of the tokens."""
-    scheduler = session.scheduler
-    assert not scheduler.rows.used
-    for row, tokens in scheduler.rows.kept.items():
-        assert scheduler.cache.lengths[row] == len(tokens)
-        assert scheduler.call(scheduler.cache.state, row)["tokens"].tolist() == tokens
+    loop = session.loop
+    assert not loop.scheduler.rows.used
+    for row, tokens in loop.scheduler.rows.kept.items():
+        length = loop.scheduler.cache.lengths[row]
+        assert 0 < length <= len(tokens)
+        assert loop.call(loop.scheduler.cache.state, row)["tokens"].tolist() == tokens[:length]
 
 
 def rendered(llm, session, question):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from core.engine.toy import make, make_prompts, request
 from mlx_llama.core.generation.slots import Slots
-
-from .toy import make, make_prompts, request
 
 ONE, TWO, THREE = [1] * 20, [2] * 20, [3] * 20
 
@@ -24,23 +23,23 @@ def test_a_conversation_keeps_its_slot_and_a_new_one_takes_the_oldest():
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_running_requests_have_slots_of_their_own(runs_ahead):
-    backend, scheduler = make(runs_ahead, max_rows=3, memory=1_100_000)  # some are set aside
-    handles = [scheduler.submit(request(prompt, max_tokens=400)) for prompt in make_prompts(12, seed=4)]
+    backend, loop = make(runs_ahead, max_rows=3, memory=1_100_000)  # some are set aside
+    handles = [loop.submit(request(prompt, max_tokens=400)) for prompt in make_prompts(12, seed=4)]
     assert {handle.slot for handle in handles} == {-1}
     while not all(handle.done for handle in handles):
-        scheduler.tick()
-        taken = [sequence.slot for sequence in scheduler._alive()]
+        loop.tick()
+        taken = [sequence.slot for sequence in loop.scheduler.queues.admitted]
         assert len(set(taken)) == len(taken) and set(taken) <= {0, 1, 2}
-        for sequence in scheduler._alive():
-            assert scheduler.slots.texts[sequence.slot] is sequence.text
+        for sequence in loop.scheduler.queues.admitted:
+            assert loop.scheduler.slots.texts[sequence.slot] is sequence.tokens
     assert {handle.slot for handle in handles} == {0, 1, 2}
 
 
 def test_an_erased_text_is_computed_again():
-    backend, scheduler = make()
-    first = scheduler.submit(request(ONE, max_tokens=3)).finish()
-    scheduler.submit(request(TWO, max_tokens=3)).finish()
+    backend, loop = make()
+    first = loop.submit(request(ONE, max_tokens=3)).finish()
+    loop.submit(request(TWO, max_tokens=3)).finish()
     text = [*ONE, *first.tokens]
-    assert scheduler.erase(text) == len(text) - 1 and scheduler.erase(text) == 0 == scheduler.erase([])
-    assert scheduler.submit(request(ONE, max_tokens=3)).finish().reused_tokens == 0
-    assert scheduler.submit(request(TWO, max_tokens=3)).finish().reused_tokens == len(TWO) - 1
+    assert loop.erase(text) == len(text) - 1 and loop.erase(text) == 0 == loop.erase([])
+    assert loop.submit(request(ONE, max_tokens=3)).finish().reused_tokens == 0
+    assert loop.submit(request(TWO, max_tokens=3)).finish().reused_tokens == len(TWO) - 1

@@ -163,8 +163,8 @@ class Inside:
         return self.http.post(path, json=body)
 
     def is_idle(self) -> bool:
-        scheduler = self.keeper.llm.scheduler
-        return self.desk.active == 0 and not scheduler.running and not scheduler.waiting and not scheduler.prefilling
+        loop = self.keeper.llm.loop
+        return self.desk.active == 0 and not loop.scheduler.queues.running and not loop.scheduler.queues.waiting and not loop.scheduler.queues.prefilling
 
     def close(self) -> None:
         self.http.close()

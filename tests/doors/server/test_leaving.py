@@ -48,7 +48,7 @@ def test_a_request_that_waits_is_left_too(inside, narrow):
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"http://127.0.0.1:{server.port}/v1/completions", json=LONG, timeout=0.4, trust_env=False)
         server.wait(lambda: server.desk.active == 1)
-        server.wait(lambda: not server.keeper.llm.scheduler.waiting)  # the next tick sees it
+        server.wait(lambda: not server.keeper.llm.loop.scheduler.queues.waiting)  # the next tick sees it
     server.wait(server.is_idle)
 
 

@@ -143,7 +143,7 @@ def test_metrics_of_one_request(guide):
 
 def test_metrics_count_set_asides_and_rows(inside, roomy):
     """Memory for one long answer and a half: the younger of two is set aside."""
-    memory = load(roomy, backend="cpu").scheduler.rows.nbytes_for(3 * 256)
+    memory = load(roomy, backend="cpu").loop.scheduler.rows.nbytes_for(3 * 256)
     server = inside(lambda: load(roomy, backend="cpu", cache_memory=memory), idle_unload=0.2).ready()
     assert scrape(server)["set_asides_total",] == 0
     ask = threading.Thread(target=server.post, args=["/v1/completions"], kwargs={"prompt": "hello", "max_tokens": 520, "n": 3})

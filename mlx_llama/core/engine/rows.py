@@ -21,20 +21,21 @@ class Rows:
     """Who has which row of a cache, within a budget of bytes.
 
     cache: of the model. drafts: the draft model's, with the same rows, or None. budget: bytes of keys and values; None:
-    unlimited. most_kept: rows that stay as prefixes after their sequence ended. is_out_of_memory: of the backend's runtime.
+    unlimited. max_kept: rows that stay as prefixes after their sequence ended. is_out_of_memory: of the backend's runtime.
     """
 
-    def __init__(self, config: LlamaConfig, cache: Cache, drafts: Cache | None, budget: int | None, most_kept: int,
+    def __init__(self, config: LlamaConfig, cache: Cache, drafts: Cache | None, budget: int | None, max_kept: int,
                  is_out_of_memory: Callable[[Exception], bool]):
         self.config = config
         self.cache = cache
         self.drafts = drafts
         self.budget = budget
-        self.most_kept = most_kept
+        self.max_kept = max_kept
         self.is_out_of_memory = is_out_of_memory
         self.free = list(range(cache.rows))[::-1]
-        self.used: dict[int, list[int]] = {}  # row -> tokens known on the host; a sequence appends to them
-        self.kept: dict[int, list[int]] = {}  # least recently used first
+        # Each row's tokens are its request's list, which may be longer than the row.
+        self.used: dict[int, Sequence[int]] = {}
+        self.kept: dict[int, Sequence[int]] = {}  # least recently used first
 
     # Bytes
 
@@ -112,40 +113,42 @@ class Rows:
 
     # Rows
 
-    def claim(self, text: list[int], end: int, reuses: bool = True, adapter: int = 0) -> tuple[int, int] | None:
-        """A row for `text` that may grow to `end` positions: (row, reused positions). None where there is no room.
+    def claim(self, tokens: Sequence[int], end: int, reuses: bool = True, adapter: int = 0) -> tuple[int, int] | None:
+        """A row for `tokens` that may grow to `end` positions: (row, reused positions). None where there is no room.
 
         Takes over a kept row that would be wholly used, else copies the longest common prefix to a free row. The row
-        has storage for the text. reuses: prefixes at all. adapter: number of the one that computes the row.
+        has storage for the tokens. reuses: prefixes at all. adapter: number of the one that computes the row.
         """
         in_use = sum(map(self._taken, self.used))
         if self.budget is not None and in_use + self.nbytes_for(end) > self.budget:
             return None
-        source, reused = self.find_prefix(text, adapter) if reuses else (-1, 0)
+        source, reused = self.find_prefix(tokens, adapter) if reuses else (-1, 0)
         is_kept = source in self.kept
         if is_kept:
             self.kept[source] = self.kept.pop(source)  # used now
-        takes_over = is_kept and reused >= len(self.kept[source]) - 1
+        takes_over = is_kept and reused >= self.cache.lengths[source] - 1
         if not takes_over and reused < MIN_COPY:
             source, reused, is_kept = -1, 0, False
         if not takes_over and not self._make_free(end, source):
             takes_over = is_kept  # memory has no room for both
             if not takes_over:
                 return None
-        if takes_over:
-            row = source
-            del self.kept[row]
-            self.cache.trim(reused, row)
-            self.used[row] = text
-        else:
-            row = self.free.pop()
-            self.used[row] = text
-            self.cache.adapters[row] = adapter
-            reused = self._copy(source, row, reused) if reused else 0
-        if not self.make_room({row: end}) or not self.reserve({row: len(text)}):
+        row = source if takes_over else self.free.pop()
+        self.kept.pop(row, None)
+        self.used[row] = tokens
+        try:
+            if takes_over:
+                self.cache.trim(reused, row)
+            else:
+                self.cache.adapters[row] = adapter
+                reused = self._copy(source, row, reused) if reused else 0
+            if self.make_room({row: end}) and self.reserve({row: len(tokens)}):
+                return row, reused
+        except BaseException:
             self.release(row)
-            return None
-        return row, reused
+            raise
+        self.release(row)
+        return None
 
     def _make_free(self, end: int, spared: int = -1) -> bool:
         """Drop kept prefixes until there is a free row with room for `end` positions."""
@@ -166,31 +169,43 @@ class Rows:
             return 0
 
     def keep(self, row: int) -> None:
-        """A sequence ended: keep its row as a prefix. Does nothing the second time."""
-        if row not in self.used:
-            return
+        """Keep the row of a request that ended as a prefix."""
         tokens = self.used.pop(row)
         length = min(self.cache.lengths[row], len(tokens))
         is_for_one_length = rope.length_dependent(self.config) and length > self.config.max_position_embeddings
-        if length == 0 or is_for_one_length or self.most_kept == 0:
+        if length == 0 or is_for_one_length or self.max_kept == 0:
             self._free(row)
             return
-        self.cache.trim(length, row)
-        self.kept[row] = tokens[:length]
-        if len(self.kept) > self.most_kept:
+        try:
+            self.cache.trim(length, row)
+        except Exception:  # a prefix is not worth an error
+            self._free(row)
+            return
+        self.kept[row] = tokens
+        if len(self.kept) > self.max_kept:
             self._drop_oldest()
 
-    def export(self, row: int, length: int) -> dict[str, Any]:
-        """State of the first `length` positions of a row. See Cache.state."""
+    def export(self, tokens: Sequence[int] | None, adapter: int) -> dict[str, Any]:
+        """State of the longest prefix of `tokens` by this adapter; tokens None: of the row kept last; {}: there is none.
+        See Cache.state."""
+        if tokens is None:
+            row = next((row for row in reversed(self.kept) if self.cache.adapters[row] == adapter), -1)
+            length = 0 if row < 0 else self.cache.lengths[row]
+        else:
+            row, length = self.find_prefix([*tokens, -1], adapter)
+        if not length:
+            return {}
         state = self.cache.state(row)
-        return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length], "values": state["values"][:, :, :length]}
+        return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length],
+                "values": state["values"][:, :, :length]}
 
     def install(self, state: Mapping[str, Any], adapter: int = 0) -> None:
         """Restore a state that this adapter computed to a free row, and keep it. Raises ContextError without room."""
         tokens = np.asarray(state["tokens"]).tolist()
         if not self._make_free(len(tokens)):
-            raise ContextError(f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and "
-                               "running requests have the cache's memory: load it before them, or raise --cache-memory")
+            raise ContextError(
+                f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and running "
+                "requests have the cache's memory: load it before them, or raise --cache-memory")
         row = self.free.pop()
         self.kept[row] = tokens
         self.cache.adapters[row] = adapter
@@ -205,21 +220,6 @@ class Rows:
         self.used.pop(row, None)
         self._free(row)
 
-    def settle(self, alive: set[int]) -> None:
-        """Make the books consistent after an interrupt at any point. alive: rows of sequences that go on."""
-        free = set(self.free)
-        for row in range(self.cache.rows):
-            if row in self.kept:
-                self.used.pop(row, None)
-                free.discard(row)
-            elif row in self.used and row in alive:
-                free.discard(row)
-            else:
-                self.used.pop(row, None)
-                self._empty(row)
-                free.add(row)
-        self.free = sorted(free, reverse=True)
-
     def _drop_oldest(self, spared: int = -1) -> bool:
         """Drop the least recently used prefix, but `spared`; False if there is none."""
         row = next((row for row in self.kept if row != spared), None)
@@ -229,10 +229,16 @@ class Rows:
 
     def drop_prefixes(self, tokens: Sequence[int]) -> int:
         """Drop all rows that are kept with a prefix of `tokens`; returns the longest one's length, 0 without any."""
-        found = {row: len(known) for row, known in self.kept.items() if list(tokens[:len(known)]) == known}
-        for row in found:
+        lengths = {row: self.cache.lengths[row] for row in self.kept}
+        prefixes = [row for row, length in lengths.items() if common_prefix(self.kept[row], tokens) >= length]
+        for row in prefixes:
             self.drop(row)
-        return max(found.values(), default=0)
+        return max((lengths[row] for row in prefixes), default=0)
+
+    def drop_all(self) -> None:
+        """Drop all kept prefixes."""
+        for row in list(self.kept):
+            self.drop(row)
 
     def drop(self, row: int) -> None:
         """Drop a kept prefix."""
@@ -242,7 +248,7 @@ class Rows:
     def _free(self, row: int) -> None:
         try:
             self._empty(row)
-        except Exception:  # a row that is in no list would be lost
+        except Exception:  # once more, or the row is lost
             self._empty(row)
         self.free.append(row)
 

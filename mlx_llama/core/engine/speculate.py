@@ -19,10 +19,10 @@ from typing import Protocol
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import Cache, Model, SamplingBatch
+from mlx_llama.core.backends.interface import SamplingBatch
 from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.generation.completion import Writer
 
-from .completion import Writer
 from .device import Device
 from .prefixes import common_prefix
 
@@ -37,14 +37,13 @@ COMPARED_PIECES = 4096  # pieces of two vocabularies that are compared
 
 
 class Drafter(Protocol):
-    """A source of guesses. `push` tells it every token of the text, the prompt's too."""
+    """A source of guesses. It reads the request's list of tokens, prompt and answer, which grows."""
 
     kind: str  # as the option speculate names it
     max_drafts: int  # per verification
 
-    def push(self, token: int) -> None: ...
     def may_draft_next(self) -> bool: ...  # False: no drafts after the next token, whichever it is
-    def draft(self, count: int, device: Device, writer: Writer) -> list[int]: ...  # 0 to `count` guesses of the next tokens
+    def draft(self, count: int, writer: Writer) -> list[int]: ...  # 0 to `count` guesses of the next tokens
 
 
 class PromptLookup:
@@ -53,25 +52,27 @@ class PromptLookup:
     kind, max_drafts = "prompt", MAX_LOOKUP_DRAFTS
 
     def __init__(self, tokens: Sequence[int]):
-        self.tokens: list[int] = []
+        self.tokens = tokens
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its latest occurrence
-        for token in tokens:
-            self.push(token)
+        self._indexed = 0  # tokens whose n-grams are in `_after`
+        self._index()
 
-    def push(self, token: int) -> None:
-        """Append `token` to the text."""
-        at = len(self.tokens)
-        for n in range(MIN_NGRAM - 1, min(MAX_NGRAM, at) + 1):
-            self._after[tuple(self.tokens[at - n:])] = at
-        self.tokens.append(token)
+    def _index(self) -> None:
+        tokens = self.tokens
+        for at in range(self._indexed, len(tokens)):
+            for n in range(MIN_NGRAM - 1, min(MAX_NGRAM, at) + 1):
+                self._after[tuple(tokens[at - n:at])] = at
+        self._indexed = len(tokens)
 
     def may_draft_next(self) -> bool:
         """False where no token can complete a known n-gram, since nothing followed the tokens before it."""
+        self._index()
         return tuple(self.tokens[1 - MIN_NGRAM:]) in self._after
 
-    def draft(self, count: int, device: Device | None = None, writer: Writer | None = None) -> list[int]:
+    def draft(self, count: int, writer: Writer | None = None) -> list[int]:
         """Up to `count` tokens. At the text's end the source continues with the draft, so a repeated phrase is drafted
         again and again."""
+        self._index()
         text = list(self.tokens[-MAX_NGRAM:])
         start = next((self._after[gram] for n in range(min(MAX_NGRAM, len(text)), MIN_NGRAM - 1, -1)
                       if (gram := tuple(text[-n:])) in self._after), None)
@@ -93,12 +94,13 @@ class ModelDrafts:
 
     kind, max_drafts = "model", MAX_MODEL_DRAFTS
 
-    def __init__(self, model: Model, cache: Cache, row: int):
-        self.model = model
-        self.cache = cache
+    def __init__(self, device: Device, row: int):
+        self.device = device
+        self.cache = device.cache
         self.row = row
-        self.tokens: list[int] = []  # the text; the row holds its beginning, then `_guesses`
+        self.tokens: Sequence[int] = ()  # the row holds their beginning, then `_guesses`
         self._guesses: list[int] = []
+        self._start = 0  # position of the first guess
         self._sampling: SamplingBatch | None = None
         self._chunk = 1
 
@@ -109,46 +111,58 @@ class ModelDrafts:
 
     def begin(self, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> None:
         """Replace the text; the row keeps the common prefix. chunk: tokens per evaluation."""
+        self.trim_guesses()
         self._trim(common_prefix(self.tokens, tokens))
-        self.tokens, self._guesses = list(tokens), []
-        self._sampling, self._chunk = sampling, chunk
+        self.tokens, self._sampling, self._chunk = tokens, sampling, chunk
 
-    def prefill(self, end: int, device: Device) -> None:
+    def prefill(self, end: int) -> None:
         """Take in the text up to position `end`, but for the last token."""
         for start in range(self.length, min(end, len(self.tokens) - 1, self.cache.capacity), self._chunk):
             stop = min(start + self._chunk, end, len(self.tokens) - 1, self.cache.capacity)
-            device.prefill(self.model, self.tokens[start:stop], self.cache, self.row)
-
-    def push(self, token: int) -> None:
-        """Append `token` to the text; after a correct guess the row keeps its position."""
-        position = len(self.tokens)
-        if self._guesses[:1] == [token]:
-            del self._guesses[0]
-        else:
-            self._guesses = []
-            self._trim(position)
-        self.tokens.append(token)
+            self.device.prefill(self.tokens[start:stop], self.row)
 
     def may_draft_next(self) -> bool:
         """True until the draft model's context is full."""
         return len(self.tokens) < self.cache.capacity
 
-    def draft(self, count: int, device: Device, writer: Writer) -> list[int]:
+    def draft(self, count: int, writer: Writer) -> list[int]:
         """Up to `count` tokens: one step of the draft model each, one read for all."""
         count = min(count, self.cache.capacity - len(self.tokens) + 1)
         if count < 1 or self._sampling is None:
             return []
-        self._trim(len(self.tokens) - 1)  # an interrupt may have left guesses behind
-        self.prefill(self.length + (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk, device)
+        self.trim_guesses()
+        self.prefill(self.length + (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk)
         feed = np.array([self.tokens[self.length:]], np.int32)
-        drafts = [device.step(self.model, feed, self.cache, [self.row], self._sampling, [writer])]
+        drafts = [self.device.step(feed, [self.row], self._sampling, [writer])]
         while len(drafts) < count:
-            drafts.append(device.step(self.model, drafts[-1], self.cache, [self.row], self._sampling, [writer]))
-        self._guesses = device.read_all(drafts, writer)
-        return list(self._guesses)
+            drafts.append(self.device.step(drafts[-1], [self.row], self._sampling, [writer]))
+        self._start, self._guesses = len(self.tokens), self.device.read_all(drafts, writer)
+        return self._guesses
+
+    def trim_guesses(self) -> None:
+        """Keep the guesses that became part of the text, but not the last token, which is the next step's input."""
+        end = len(self.tokens) - 1
+        if self._guesses:
+            end = min(end, self._start + common_prefix(self._guesses, self.tokens[self._start:]))
+            self._guesses = []
+        self._trim(max(0, end))
 
     def _trim(self, length: int) -> None:
         self.cache.trim(min(self.length, length), self.row)
+
+
+class DraftModel:
+    """A smaller model and its drafts by row of its cache."""
+
+    def __init__(self, device: Device):
+        self.device = device
+        self.by_row: dict[int, ModelDrafts] = {}
+
+    def begin(self, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> ModelDrafts:
+        """Drafts of a request that enters a row. See ModelDrafts.begin."""
+        drafts = self.by_row.setdefault(row, ModelDrafts(self.device, row))
+        drafts.begin(tokens, sampling, chunk)
+        return drafts
 
 
 class Pace:
@@ -157,14 +171,14 @@ class Pace:
     After drafts that were all correct: twice as many. Otherwise: one more than were correct, so a wrong track stays cheap.
     """
 
-    def __init__(self, most: int):
-        self.most = most
-        self.next = min(FIRST_DRAFTS, most)
+    def __init__(self, maximum: int):
+        self.maximum = maximum
+        self.next = min(FIRST_DRAFTS, maximum)
         self._recent: deque[tuple[int, int]] = deque()  # (drafted, accepted) of the latest verifications
 
     def update(self, drafted: int, accepted: int) -> str | None:
         """Account for a verification; returns the reason to give up, or None to go on."""
-        self.next = min(self.most, 2 * self.next if accepted == drafted else max(MIN_DRAFTS, accepted + 1))
+        self.next = min(self.maximum, 2 * self.next if accepted == drafted else max(MIN_DRAFTS, accepted + 1))
         self._recent.append((drafted, accepted))
         while sum(drafted for drafted, _ in self._recent) - self._recent[0][0] >= RATED_DRAFTS:
             self._recent.popleft()
@@ -177,39 +191,50 @@ class Pace:
 class Speculation:
     """Drafts of one answer and their acceptance, counted in its completion. Without a drafter there are no drafts.
 
-    kind: "none", "prompt" or "model", as asked for. width: most positions per verification.
+    kind: "none", "prompt" or "model", as asked for. width: maximum number of positions per verification.
     """
 
     def __init__(self, drafter: Drafter | None, writer: Writer, width: int = 16, kind: str = "none"):
         self.drafter = drafter
         self.writer = writer
         self.kind = drafter.kind if drafter else kind
-        most = drafter.max_drafts if drafter else MAX_MODEL_DRAFTS
-        self.pace = Pace(min(most, width - 1))
+        self.pace = Pace(min(drafter.max_drafts if drafter else MAX_MODEL_DRAFTS, width - 1))
 
     @property
-    def is_drafting(self) -> bool:
-        """True until drafting is given up."""
-        return self.drafter is not None
+    def wants_model(self) -> bool:
+        """True if drafts of a model are asked for and not given up."""
+        return self.kind == "model" and self.writer.completion.speculation_ended is None
 
-    @property
-    def is_on(self) -> bool:
-        """True if drafts are asked for and not given up."""
-        return self.kind != "none" and self.writer.completion.speculation_ended is None
+    def leave_row(self) -> None:
+        """Part with a drafter that belongs to a row."""
+        if self.kind == "model":
+            self.drafter = None
+
+    def prefill(self, end: int) -> None:
+        """Compute the draft model's part of a prompt, up to position `end`."""
+        if isinstance(self.drafter, ModelDrafts):
+            self.drafter.prefill(end)
 
     def may_draft_next(self) -> bool:
         """False: no drafts after the next token, whichever it is."""
         return self.drafter is not None and self.drafter.may_draft_next()
 
-    def draft(self, room: int, device: Device) -> list[int]:
+    def draft(self, room: int) -> list[int]:
         """At most `room` guesses of the next tokens; a verification gives one token more than its drafts."""
         if self.drafter is None or room < 1:
             return []
-        return self._cut_after_eos(self.drafter.draft(min(self.pace.next, room), device, self.writer))
+        return self._cut_after_eos(self.drafter.draft(min(self.pace.next, room), self.writer))
 
-    def end(self, reason: str) -> None:
-        """Draft no more."""
-        self.writer.end_speculation(reason, len(self.writer.completion.tokens))
+    def begin(self, model: DraftModel, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> None:
+        """Draft with the smaller model in this row. See ModelDrafts.begin."""
+        try:
+            self.drafter = model.begin(row, tokens, sampling, chunk)
+        except Exception as error:
+            self.end(error)
+
+    def end(self, error: Exception) -> None:
+        """Go on without drafts, which do not change the text."""
+        self.writer.end_speculation(f"speculation was switched off: {error}", len(self.writer.completion.tokens))
         self.drafter = None
 
     def accept(self, drafts: list[int], sampled: list[int]) -> list[int]:
@@ -218,18 +243,14 @@ class Speculation:
         sampled: the token after the text and after each of `drafts`. The first is part of the text; each next one is if
         the draft before it equals the token sampled in its place.
         """
-        if not drafts and self.drafter is None:
+        if not drafts:
             return sampled
         correct = common_prefix(drafts, sampled)
         tokens = self._cut_after_eos(sampled[:correct + 1])
-        if self.drafter:
-            for token in tokens:
-                self.drafter.push(token)
-        if drafts:
-            self.writer.count_drafts(len(drafts), correct)
-            if reason := self.pace.update(len(drafts), correct):
-                self.writer.end_speculation(reason, len(self.writer.completion.tokens) + len(tokens))
-                self.drafter = None
+        self.writer.count_drafts(len(drafts), correct)
+        if reason := self.pace.update(len(drafts), correct):
+            self.writer.end_speculation(reason, len(self.writer.completion.tokens) + len(tokens))
+            self.drafter = None
         return tokens
 
     def _cut_after_eos(self, tokens: list[int]) -> list[int]:
@@ -237,15 +258,15 @@ class Speculation:
 
 
 def compare_vocabularies(draft: Checkpoint, main: Checkpoint) -> str:
-    """The first difference found between two vocabularies, "" for none.
+    """The first difference between two vocabularies, "" for none.
 
     Compares sizes and pieces at regular distances. A missed difference costs speed only, since the main model verifies.
     """
-    sizes = [(one.tokenizer.vocab_size, one.config.vocab_size) for one in (draft, main)]
+    sizes = [(model.tokenizer.vocab_size, model.config.vocab_size) for model in (draft, main)]
     if sizes[0] != sizes[1]:
         return "{} tokens in {} rows and not {} in {}".format(*sizes[0], *sizes[1])
     for token in range(0, sizes[0][0], max(1, sizes[0][0] // COMPARED_PIECES)):
-        pieces = [one.tokenizer.decode([token], skip_special=False) for one in (draft, main)]
+        pieces = [model.tokenizer.decode([token], skip_special=False) for model in (draft, main)]
         if pieces[0] != pieces[1]:
             return f"token {token} is {pieces[0]!r:.40} and not {pieces[1]!r:.40}"
     return ""

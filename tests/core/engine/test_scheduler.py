@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
-import threading
 import time
 
 import pytest
@@ -12,8 +9,8 @@ from hypothesis import given, strategies as st
 from machine import device_of
 
 from mlx_llama import load
+from mlx_llama.core.engine import scheduler as scheduling
 from mlx_llama.core.errors import ContextError, OptionsError
-from mlx_llama.core.generation import scheduler as scheduling
 
 from .toy import (
     EOS,
@@ -36,8 +33,8 @@ RULED = [{"regex": "[a-f]{3}forced(x|y)[a-c]{2}z"}, {"regex": "(once|twice)upona
          {"regex": "[A-W]{1,4}(end|fin)", "temperature": 0.8, "seed": 3}]
 
 
-def serve(scheduler, prompts, **given):
-    return [scheduler.submit(request(prompt, **given)) for prompt in prompts]
+def serve(loop, prompts, **given):
+    return [loop.submit(request(prompt, **given)) for prompt in prompts]
 
 
 # One request: launches, reads, times
@@ -46,9 +43,9 @@ def serve(scheduler, prompts, **given):
 @given(st.integers(1, 12), st.integers(0, 49), st.booleans(), st.integers(1, 4))
 def test_one_launch_and_one_read_per_token(count, eos, runs_ahead, chunk):
     wanted = alone(PROMPT, max_tokens=count, eos=(eos,)).tokens
-    backend, scheduler = make(runs_ahead, eos=(eos,))
-    handle, seen = scheduler.submit(request(PROMPT, max_tokens=count, prefill_step_size=chunk)), []
-    completion, cache = handle.completion, scheduler.cache
+    backend, loop = make(runs_ahead, eos=(eos,))
+    handle, seen = loop.submit(request(PROMPT, max_tokens=count, prefill_step_size=chunk)), []
+    completion, cache = handle.completion, loop.scheduler.cache
     for token in handle.tokens():
         seen.append(token)
         assert completion.tokens == seen
@@ -63,32 +60,32 @@ def test_one_launch_and_one_read_per_token(count, eos, runs_ahead, chunk):
     assert backend.events == before + steps + ["read"]
     assert (completion.waits, completion.launches) == (len(wanted), len(wanted) + surplus)
     assert completion.read_bytes == 4 * len(wanted) == sum(backend.read_sizes)
-    check_rows(scheduler)
-    scheduler.tick()  # the surplus step is forgotten
-    assert not scheduler.steps and backend.events[-1] == "read"
+    check_rows(loop)
+    loop.tick()  # the surplus step is forgotten
+    assert not loop.scheduler.steps.launched and backend.events[-1] == "read"
 
 
 def test_a_chunk_is_no_wider_than_a_model_takes_in_a_short_time():
-    backend, scheduler = make(False)
-    scheduler.model.prefill_width = 3
-    handle = scheduler.submit(request(list(range(1, 11)), max_tokens=1, prefill_step_size=8))
+    backend, loop = make(False)
+    loop.engine.model.prefill_width = 3
+    handle = loop.submit(request(list(range(1, 11)), max_tokens=1, prefill_step_size=8))
     handle.finish()
     assert backend.events == ["launch"] * 4 + ["read"]
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_device_works_while_the_consumer_looks_and_an_eager_one_shows_first(runs_ahead):
-    backend, scheduler = make(runs_ahead)
-    next(scheduler.submit(request(PROMPT, max_tokens=4)))
+    backend, loop = make(runs_ahead)
+    next(loop.submit(request(PROMPT, max_tokens=4)))
     assert backend.events == (["launch", "launch", "read"] if runs_ahead else ["launch", "read"])
-    backend, scheduler = make(runs_ahead, model={"period": 3})  # repeats itself, so the text offers drafts
-    next(scheduler.submit(request([1, 2, 3, 1, 2, 3, 1, 2], max_tokens=8, speculate="prompt")))
+    backend, loop = make(runs_ahead, model={"period": 3})  # repeats itself, so the text offers drafts
+    next(loop.submit(request([1, 2, 3, 1, 2, 3, 1, 2], max_tokens=8, speculate="prompt")))
     assert backend.events == (["launch", "read", "launch"] if runs_ahead else ["launch", "read"])
 
 
 def test_nothing_runs_without_a_token_to_generate():
-    backend, scheduler = make()
-    done = scheduler.submit(request(PROMPT, max_tokens=0)).finish()
+    backend, loop = make()
+    done = loop.submit(request(PROMPT, max_tokens=0)).finish()
     assert (done.tokens, done.finish_reason, backend.events) == ([], "length", [])
 
 
@@ -96,9 +93,9 @@ def test_time_away_from_the_loop_is_not_decoding(monkeypatch):
     now = [0.0]  # seconds that were slept
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    backend, scheduler = make()
+    backend, loop = make()
     backend.step_seconds = 0.01
-    handle = scheduler.submit(request(PROMPT, max_tokens=5))
+    handle = loop.submit(request(PROMPT, max_tokens=5))
     time.sleep(0.1)
     for _ in handle:
         time.sleep(0.05)
@@ -112,8 +109,8 @@ def test_tokens_have_the_text_that_appears_with_them():
     done = alone(PROMPT, eos=(), max_tokens=30, temperature=1.0)
     assert "".join(token.text for token in done.tokens) == done.text and len(done.text) == 30
     stop = done.text[10:13]
-    backend, scheduler = make(eos=())
-    handle = scheduler.submit(request(PROMPT, max_tokens=30, temperature=1.0, stop=stop))
+    backend, loop = make(eos=())
+    handle = loop.submit(request(PROMPT, max_tokens=30, temperature=1.0, stop=stop))
     assert "".join(handle) == done.text[:done.text.index(stop)]
     assert (handle.completion.stop, handle.completion.finish_reason) == (stop, "stop")
     assert "".join(token.text for token in handle.completion.tokens) == handle.completion.text
@@ -139,14 +136,14 @@ def test_an_answer_does_not_depend_on_its_company(drawn, runs_ahead, max_rows, c
     """Any prompts, options, chunks, rows and memory; requests join and leave at any time; some are cancelled."""
     prompts = [[shared, 1, 2, 3, 4, 5, 6, 7, 8, 9, *range(length)][:length + 10] for shared, length, *_ in drawn]
     prompts = [[token % EOS for token in prompt] for prompt in prompts]
-    backend, scheduler = make(runs_ahead, max_rows=max_rows, memory=memory and memory * 256 * POSITION_NBYTES, kept_rows=2)
+    backend, loop = make(runs_ahead, max_rows=max_rows, memory=memory and memory * 256 * POSITION_NBYTES, kept_rows=2)
     handles = []
     for (_, _, count, kind, cancels), prompt in zip(drawn, prompts):
         options = {**[*MIXED, *RULED][kind], "max_tokens": count, "prefill_step_size": chunk}
-        handles.append((scheduler.submit(request(prompt, **options)), prompt, options, cancels))
+        handles.append((loop.submit(request(prompt, **options)), prompt, options, cancels))
         for _ in range(data.draw(st.integers(0, 6))):
-            scheduler.tick()
-            check_rows(scheduler)
+            loop.tick()
+            check_rows(loop)
         if cancels:
             handles[-1][0].cancel()
     for handle, prompt, options, cancels in handles:
@@ -156,21 +153,21 @@ def test_an_answer_does_not_depend_on_its_company(drawn, runs_ahead, max_rows, c
         else:
             assert (done.tokens, done.text, done.finish_reason) == (wanted.tokens, wanted.text, wanted.finish_reason)
             assert [token.logprobs for token in done.tokens] == [token.logprobs for token in wanted.tokens]
-    scheduler.tick()
-    check_rows(scheduler)
-    assert not scheduler.running and not scheduler.waiting and not scheduler.rows.used
+    loop.tick()
+    check_rows(loop)
+    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting and not loop.scheduler.rows.used
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_one_step_and_one_read_serve_all_rows(runs_ahead):
-    backend, scheduler = make(runs_ahead, eos=())
-    handles = serve(scheduler, make_prompts(8), max_tokens=40)
-    while len(scheduler.running) < 8:
-        scheduler.tick()
-    scheduler.tick()
+    backend, loop = make(runs_ahead, eos=())
+    handles = serve(loop, make_prompts(8), max_tokens=40)
+    while len(loop.scheduler.queues.running) < 8:
+        loop.tick()
+    loop.tick()
     backend.clear()
     for _ in range(10):
-        scheduler.tick()
+        loop.tick()
     assert backend.calls == [(8, 1)] * 10 and backend.events == ["launch", "read"] * 10
     assert backend.read_sizes == [8 * 4] * 10 and backend.batches == 0  # the options' arrays are made once
     assert [handle.finish().tokens for handle in handles] == [
@@ -179,13 +176,13 @@ def test_one_step_and_one_read_serve_all_rows(runs_ahead):
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_long_prompt_delays_others_by_one_chunk_per_token(runs_ahead):
-    backend, scheduler = make(runs_ahead, context=6000, eos=())
-    one, other = serve(scheduler, make_prompts(2), max_tokens=200)
+    backend, loop = make(runs_ahead, context=6000, eos=())
+    one, other = serve(loop, make_prompts(2), max_tokens=200)
     next(one), next(other)
-    long = scheduler.submit(request([5, 6] * 2000, max_tokens=3, prefill_step_size=4096))
+    long = loop.submit(request([5, 6] * 2000, max_tokens=3, prefill_step_size=4096))
     while not long.completion.tokens:
         before, positions = (len(one.completion.tokens), len(other.completion.tokens)), backend.positions
-        scheduler.tick()
+        loop.tick()
         assert (len(one.completion.tokens), len(other.completion.tokens)) == (before[0] + 1, before[1] + 1)
         assert backend.positions - positions <= scheduling.SHARED_CHUNK + 4
     assert len(one.completion.tokens) >= 4000 / 512
@@ -193,26 +190,26 @@ def test_a_long_prompt_delays_others_by_one_chunk_per_token(runs_ahead):
 
 
 def test_first_come_first_served():
-    backend, scheduler = make(max_rows=2)
-    handles = serve(scheduler, make_prompts(6), max_tokens=5)
+    backend, loop = make(max_rows=2)
+    handles = serve(loop, make_prompts(6), max_tokens=5)
     begun = []
     while not all(handle.done for handle in handles):
-        scheduler.tick()
+        loop.tick()
         begun += [i for i, handle in enumerate(handles) if handle.completion.tokens and i not in begun]
-        assert len(scheduler.running) <= 2
+        assert len(loop.scheduler.queues.running) <= 2
     assert begun == list(range(6))
 
 
 def test_a_row_that_drafts_delays_itself_alone():
     """On a device that works by itself, the others' next step is launched before the drafts are read."""
-    backend, scheduler = make(True, model={"period": 3}, eos=())
-    plain = serve(scheduler, [[7, 8, 9], [4, 5, 6]], max_tokens=60)
-    drafting = scheduler.submit(request([1, 2, 3] * 4, max_tokens=60, speculate="prompt"))
+    backend, loop = make(True, model={"period": 3}, eos=())
+    plain = serve(loop, [[7, 8, 9], [4, 5, 6]], max_tokens=60)
+    drafting = loop.submit(request([1, 2, 3] * 4, max_tokens=60, speculate="prompt"))
     while not drafting.completion.drafted:
-        scheduler.tick()
+        loop.tick()
     backend.clear()
     for _ in range(4):
-        scheduler.tick()
+        loop.tick()
         assert backend.calls[0] == (2, 1) and backend.events[:2] == ["launch", "read"]  # the batch runs ahead
         backend.clear()
     assert drafting.finish().tokens == [int(t) for t in ([1, 2, 3] * 20)]
@@ -225,79 +222,79 @@ def test_a_row_that_drafts_delays_itself_alone():
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead, monkeypatch):
-    backend, scheduler = make(runs_ahead, eos=(), memory=5 * 512 * POSITION_NBYTES)
+    backend, loop = make(runs_ahead, eos=(), memory=5 * 512 * POSITION_NBYTES)
     prompts = make_prompts(64, seed=3, longest=200)
     given = [{**MIXED[i % len(MIXED)], "max_tokens": 150 + 10 * (i % 30)} for i in range(64)]
-    handles = [scheduler.submit(request(prompt, **options)) for prompt, options in zip(prompts, given)]
-    most, aside, set_aside = 0, [], scheduler._set_aside
-    monkeypatch.setattr(scheduler, "_set_aside", lambda sequence: (aside.append(sequence), set_aside(sequence)))
+    handles = [loop.submit(request(prompt, **options)) for prompt, options in zip(prompts, given)]
+    most, aside, set_aside = 0, [], loop.scheduler.queues.set_aside
+    monkeypatch.setattr(loop.scheduler.queues, "set_aside", lambda sequence: (aside.append(sequence), set_aside(sequence)))
     while not all(handle.done for handle in handles):
-        scheduler.tick()
-        most = max(most, len(scheduler.running))
-        assert scheduler.cache.nbytes <= scheduler.budget
+        loop.tick()
+        most = max(most, len(loop.scheduler.queues.running))
+        assert loop.scheduler.cache.nbytes <= loop.scheduler.rows.budget
     assert len(aside) > 5 and 5 <= most <= 10
     for handle, prompt, options in zip(handles, prompts, given):
         done, wanted = handle.finish(), alone(prompt, eos=(), **options)
         assert (done.tokens, done.text, done.finish_reason) == (wanted.tokens, wanted.text, wanted.finish_reason)
-    check_rows(scheduler)
+    check_rows(loop)
 
 
 def test_memory_that_the_device_refuses_is_treated_alike():
     """No budget; the cache itself finds memory short, as when another process takes it."""
-    backend, scheduler = make()
+    backend, loop = make()
     backend.memory = 3 * 256 * POSITION_NBYTES
     prompts = make_prompts(6, longest=200)
-    handles = serve(scheduler, prompts, max_tokens=300)
+    handles = serve(loop, prompts, max_tokens=300)
     assert [handle.finish().tokens for handle in handles] == [alone(prompt, max_tokens=300).tokens for prompt in prompts]
 
 
 def test_the_youngest_is_set_aside_and_goes_first_again():
-    backend, scheduler = make(memory=4 * 256 * POSITION_NBYTES, eos=())
-    old, young, last = serve(scheduler, [[1] * 20, [2] * 20, [3] * 20], max_tokens=600)
+    backend, loop = make(memory=4 * 256 * POSITION_NBYTES, eos=())
+    old, young, last = serve(loop, [[1] * 20, [2] * 20, [3] * 20], max_tokens=600)
     while len(old.completion.tokens) < 480:
-        scheduler.tick()
-    assert len(young.completion.tokens) > 470 and len(scheduler.running) == 2 and len(scheduler.waiting) == 1
+        loop.tick()
+    assert len(young.completion.tokens) > 470 and len(loop.scheduler.queues.running) == 2 and len(loop.scheduler.queues.waiting) == 1
     while not old.done:
-        scheduler.tick()
+        loop.tick()
         if 500 < len(old.completion.tokens) < 600:
-            assert [sequence.request.prompt[0] for sequence in scheduler.waiting] == [2, 3]
+            assert [sequence.request.prompt[0] for sequence in loop.scheduler.queues.waiting] == [2, 3]
     assert len(last.completion.tokens) < 256  # it was set aside first
     assert [handle.finish().tokens for handle in (young, last)] == [
         alone([n] * 20, max_tokens=600, eos=()).tokens for n in (2, 3)]
 
 
 def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers():
-    backend, scheduler = make(memory=256 * POSITION_NBYTES)
+    backend, loop = make(memory=256 * POSITION_NBYTES)
     with pytest.raises(ContextError, match=r"the prompt's 300 tokens take 0.5 MB, and the cache may take 0.3 MB: .* raise "
                                            "cache_memory"):
-        scheduler.submit(request([1] * 300))
-    assert not backend.events and scheduler.cache.nbytes == 0
+        loop.submit(request([1] * 300))
+    assert not backend.events and loop.scheduler.cache.nbytes == 0
 
 
 def test_the_only_answer_that_cannot_grow_ends_with_a_notice():
-    backend, scheduler = make(memory=256 * POSITION_NBYTES, eos=())
-    done = scheduler.submit(request([1] * 250, max_tokens=100)).finish()
+    backend, loop = make(memory=256 * POSITION_NBYTES, eos=())
+    done = loop.submit(request([1] * 250, max_tokens=100)).finish()
     assert done.finish_reason == "context" and "memory has no room for more keys and values" in done.notices[-1]
     assert done.tokens == alone([1] * 250, max_tokens=100, eos=()).tokens[:len(done.tokens)] and len(done.tokens) == 7
-    assert scheduler.submit(request([2] * 9, max_tokens=5)).finish().finish_reason == "length"
+    assert loop.submit(request([2] * 9, max_tokens=5)).finish().finish_reason == "length"
 
 
 def test_a_prompt_beside_the_running_ones_waits_for_memory():
-    backend, scheduler = make(memory=2 * 256 * POSITION_NBYTES, eos=())
-    first, second = serve(scheduler, [[1] * 200, [2] * 200], max_tokens=100)
-    third = scheduler.submit(request([3] * 100, max_tokens=10))
+    backend, loop = make(memory=2 * 256 * POSITION_NBYTES, eos=())
+    first, second = serve(loop, [[1] * 200, [2] * 200], max_tokens=100)
+    third = loop.submit(request([3] * 100, max_tokens=10))
     for _ in range(20):
-        scheduler.tick()
-    assert len(scheduler.running) == 1 and len(scheduler.waiting) == 2  # two rows of 512 positions do not fit
+        loop.tick()
+    assert len(loop.scheduler.queues.running) == 1 and len(loop.scheduler.queues.waiting) == 2  # two rows of 512 positions do not fit
     assert [len(handle.finish().tokens) for handle in (first, second, third)] == [100, 100, 10]
 
 
 def test_the_default_budget_leaves_a_reserve():
-    backend, scheduler = make()
+    backend, loop = make()
     backend.free = 10 << 30
-    assert scheduler.budget == 9 << 30
-    backend, scheduler = make()
-    assert scheduler.budget is None
+    assert loop.scheduler.rows.budget == 9 << 30
+    backend, loop = make()
+    assert loop.scheduler.rows.budget is None
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -305,11 +302,11 @@ def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
     import gc
     import tracemalloc
 
-    backend, scheduler = make(runs_ahead)
+    backend, loop = make(runs_ahead)
     prompts = make_prompts(20, longest=40)
 
     def run(number):
-        handles = [scheduler.submit(request(prompts[(number + i) % 20], max_tokens=1 + i)) for i in range(5)]
+        handles = [loop.submit(request(prompts[(number + i) % 20], max_tokens=1 + i)) for i in range(5)]
         handles[3].cancel()
         for handle in handles[:3]:
             handle.finish()
@@ -317,23 +314,23 @@ def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
 
     for number in range(2):
         run(number)
-    scheduler.tick()
+    loop.tick()
     tracemalloc.start()
-    after_ten, taken = None, scheduler.cache.nbytes
+    after_ten, taken = None, loop.scheduler.cache.nbytes
     for number in range(200):
         run(number)
         backend.clear()
         if number == 10:
-            scheduler.tick()
+            loop.tick()
             gc.collect()
             after_ten = tracemalloc.get_traced_memory()[0]
-    scheduler.tick()
+    loop.tick()
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - after_ten
     tracemalloc.stop()
-    assert not scheduler.running and not scheduler.waiting and not scheduler.rows.used
-    assert scheduler.cache.nbytes <= taken and grown < 30_000
-    check_rows(scheduler)
+    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting and not loop.scheduler.rows.used
+    assert loop.scheduler.cache.nbytes <= taken and grown < 30_000
+    check_rows(loop)
 
 
 # Prefixes
@@ -341,106 +338,106 @@ def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_prefix_of_a_finished_or_running_row_is_not_computed_again(runs_ahead):
-    backend, scheduler = make(runs_ahead, eos=())
+    backend, loop = make(runs_ahead, eos=())
     system = [token % EOS for token in range(300)]
-    first = scheduler.submit(request([*system, 1, 2, 3], max_tokens=50))
+    first = loop.submit(request([*system, 1, 2, 3], max_tokens=50))
     next(first)
     backend.clear()
-    second = scheduler.submit(request([*system, 4, 5], max_tokens=20))  # from a running row
+    second = loop.submit(request([*system, 4, 5], max_tokens=20))  # from a running row
     done = second.finish()
     assert done.reused_tokens == 300 and done.tokens == alone([*system, 4, 5], max_tokens=20, eos=()).tokens
     assert (1, 2) in backend.calls and max(count for _, count in backend.calls) == 2
     first.finish()
-    third = scheduler.submit(request([*system, 1, 2, 3], max_tokens=5)).finish()  # from a finished row
+    third = loop.submit(request([*system, 1, 2, 3], max_tokens=5)).finish()  # from a finished row
     assert third.reused_tokens == 302 and third.tokens == first.completion.tokens[:5]
-    fourth = scheduler.submit(request([9, *system], max_tokens=5)).finish()
+    fourth = loop.submit(request([9, *system], max_tokens=5)).finish()
     assert fourth.reused_tokens == 0 and fourth.tokens == alone([9, *system], max_tokens=5, eos=()).tokens
-    check_rows(scheduler)
+    check_rows(loop)
 
 
 def test_a_system_prompt_shared_by_all_is_computed_once():
-    backend, scheduler = make()
+    backend, loop = make()
     system = [token % EOS for token in range(400)]
     prompts = [[*system, *prompt] for prompt in make_prompts(20, longest=9)]
-    handles = serve(scheduler, prompts, max_tokens=10)
+    handles = serve(loop, prompts, max_tokens=10)
     assert [handle.finish().tokens for handle in handles] == [alone(prompt, max_tokens=10).tokens for prompt in prompts]
     assert backend.positions < 400 + sum(map(len, prompts)) - 20 * 400 + 20 * 10 + 20
     assert [handle.completion.reused_tokens >= 400 for handle in handles] == [False] + [True] * 19
 
 
 def test_a_row_that_is_wholly_used_is_taken_over_and_another_one_copied():
-    backend, scheduler = make(eos=())
-    done = scheduler.submit(request([1] * 100, max_tokens=10)).finish()
+    backend, loop = make(eos=())
+    done = loop.submit(request([1] * 100, max_tokens=10)).finish()
     follow = [1] * 100 + done.tokens + [2, 3]
     backend.clear()
-    again = scheduler.submit(request(follow, max_tokens=10)).finish()
-    assert again.reused_tokens == 109 and scheduler.cache.copied == 0 and len(scheduler.rows.kept) == 1
+    again = loop.submit(request(follow, max_tokens=10)).finish()
+    assert again.reused_tokens == 109 and loop.scheduler.cache.copied == 0 and len(loop.scheduler.rows.kept) == 1
     assert again.tokens == alone(follow, max_tokens=10, eos=()).tokens
-    scheduler.submit(request([1] * 100 + [7], max_tokens=3)).finish()
-    assert scheduler.cache.copied == 100 and len(scheduler.rows.kept) == 2
-    check_rows(scheduler)
+    loop.submit(request([1] * 100 + [7], max_tokens=3)).finish()
+    assert loop.scheduler.cache.copied == 100 and len(loop.scheduler.rows.kept) == 2
+    check_rows(loop)
 
 
 def test_the_least_recently_used_prefix_goes_first():
-    backend, scheduler = make(memory=3 * 256 * POSITION_NBYTES, eos=())
+    backend, loop = make(memory=3 * 256 * POSITION_NBYTES, eos=())
     a, b, c = ([n] * 20 for n in (1, 2, 3))
     for prompt in (a, b, c):
-        scheduler.submit(request(prompt, max_tokens=3)).finish()
-    assert len(scheduler.rows.kept) == 3
-    assert scheduler.submit(request([*a, 7], max_tokens=3)).finish().reused_tokens == 20  # copies, so b goes
-    assert [tokens[0] for tokens in scheduler.rows.kept.values()] == [3, 1, 1]
-    assert scheduler.submit(request(b, max_tokens=3)).finish().reused_tokens == 0
-    assert [tokens[0] for tokens in scheduler.rows.kept.values()] == [1, 1, 2]
+        loop.submit(request(prompt, max_tokens=3)).finish()
+    assert len(loop.scheduler.rows.kept) == 3
+    assert loop.submit(request([*a, 7], max_tokens=3)).finish().reused_tokens == 20  # copies, so b goes
+    assert [tokens[0] for tokens in loop.scheduler.rows.kept.values()] == [3, 1, 1]
+    assert loop.submit(request(b, max_tokens=3)).finish().reused_tokens == 0
+    assert [tokens[0] for tokens in loop.scheduler.rows.kept.values()] == [1, 1, 2]
 
 
 def test_short_memory_takes_over_a_prefix_that_it_cannot_copy():
-    backend, scheduler = make(memory=256 * POSITION_NBYTES, eos=())
-    scheduler.submit(request([1] * 50, max_tokens=9)).finish()
-    done = scheduler.submit(request([1] * 50 + [2], max_tokens=9)).finish()
-    assert done.reused_tokens == 50 and scheduler.cache.copied == 0
+    backend, loop = make(memory=256 * POSITION_NBYTES, eos=())
+    loop.submit(request([1] * 50, max_tokens=9)).finish()
+    done = loop.submit(request([1] * 50 + [2], max_tokens=9)).finish()
+    assert done.reused_tokens == 50 and loop.scheduler.cache.copied == 0
     assert done.tokens == alone([1] * 50 + [2], max_tokens=9, eos=()).tokens
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_ahead):
     model = {"rope": "dynamic", "context": 64}
-    backend, scheduler = make(runs_ahead, model=model, eos=(), context=256, memory=256 * 2 * POSITION_NBYTES)
+    backend, loop = make(runs_ahead, model=model, eos=(), context=256, memory=256 * 2 * POSITION_NBYTES)
     short, long = [1] * 30, [1] * 80
 
     def wanted(prompt, count):
         return alone(prompt, model=model, eos=(), context=256, max_tokens=count).tokens
 
-    scheduler.submit(request(short, max_tokens=5)).finish()
-    done = scheduler.submit(request([*short, 3], max_tokens=60)).finish()
+    loop.submit(request(short, max_tokens=5)).finish()
+    done = loop.submit(request([*short, 3], max_tokens=60)).finish()
     assert done.reused_tokens == 30 and done.tokens == wanted([*short, 3], 60)
-    assert all(len(tokens) <= 64 for tokens in scheduler.rows.kept.values())
-    done = scheduler.submit(request(long, max_tokens=5)).finish()
+    assert all(loop.scheduler.cache.lengths[row] <= 64 for row in loop.scheduler.rows.kept)
+    done = loop.submit(request(long, max_tokens=5)).finish()
     assert done.reused_tokens == 0 and done.tokens == wanted(long, 5) and "no prefix is reused" in done.notices[-1]
     # Set aside and resumed beyond the trained length
-    backend, scheduler = make(runs_ahead, model=model, eos=(), context=256)
-    handle, other = serve(scheduler, [[1] * 50, [2] * 90], max_tokens=40)
+    backend, loop = make(runs_ahead, model=model, eos=(), context=256)
+    handle, other = serve(loop, [[1] * 50, [2] * 90], max_tokens=40)
     while len(other.completion.tokens) < 20:
-        scheduler.tick()
-    scheduler._forget_steps()
-    for sequence in list(scheduler.running):
-        scheduler._set_aside(sequence)
+        loop.tick()
+    loop.scheduler.steps.forget()
+    for sequence in list(loop.scheduler.queues.running):
+        loop.scheduler.queues.set_aside(sequence)
     assert (handle.finish().tokens, other.finish().tokens) == (wanted([1] * 50, 40), wanted([2] * 90, 40))
 
 
 def test_an_exported_row_goes_on_elsewhere():
-    backend, scheduler = make(eos=())
-    scheduler.submit(request([1] * 60, max_tokens=9)).finish()
-    state = scheduler.export()
+    backend, loop = make(eos=())
+    loop.submit(request([1] * 60, max_tokens=9)).finish()
+    state = loop.export()
     assert len(state["tokens"]) == 68
     for tokens in ([1] * 20 + [5], [1] * 60):
-        part = scheduler.export(tokens)
+        part = loop.export(tokens)
         length = len(part["tokens"])
         assert length in (20, 60) and part["keys"].shape == (1, 1, length, 2)
     backend, other = make(eos=())
     other.install(state)
     done = other.submit(request([1] * 60 + [4], max_tokens=5)).finish()
     assert done.reused_tokens == 60 and done.tokens == alone([1] * 60 + [4], max_tokens=5, eos=()).tokens
-    assert make()[1].export() == {} == scheduler.export([9, 9])
+    assert make()[1].export() == {} == loop.export([9, 9])
     check_rows(other)
 
 
@@ -454,13 +451,13 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(kind, runs_ahead, pe
     """Drafting rows beside each other and beside plain ones, with set-asides."""
     draft = None if kind == "prompt" else {"period": period, "salt": 0 if kind == "right model" else 1}
     model = {"period": period}
-    backend, scheduler = make(runs_ahead, model=model, draft=draft, memory=9 * 256 * POSITION_NBYTES, kept_rows=2)
+    backend, loop = make(runs_ahead, model=model, draft=draft, memory=9 * 256 * POSITION_NBYTES, kept_rows=2)
     prompts = [(prompt * 40)[:30 + 20 * i] for i, prompt in enumerate(make_prompts(9, longest=6))]
     handles = []
     for i, prompt in enumerate(prompts):
         options = {**MIXED[i % len(MIXED)], "max_tokens": 60, "speculate": "none"} | ({} if i % 3 == 0 else {
             "speculate": "prompt" if kind == "prompt" else "model"})
-        handles.append((scheduler.submit(request(prompt, **options)), prompt, options | {"speculate": "none"}))
+        handles.append((loop.submit(request(prompt, **options)), prompt, options | {"speculate": "none"}))
     drafted = accepted = 0
     for handle, prompt, options in handles:
         done, wanted = handle.finish(), alone(prompt, model=model, **options)
@@ -471,15 +468,15 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(kind, runs_ahead, pe
         assert accepted == drafted > 100
     elif kind == "prompt":
         assert accepted > 60 if period else drafted
-    check_rows(scheduler)
+    check_rows(loop)
 
 
 @given(st.integers(1, 30), st.integers(0, 4), st.booleans(), st.booleans())
 def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahead, by_model):
     model, prompt = {"period": 4}, [0, 1, 2, 3] * 3
     wanted = alone(prompt, model=model, eos=(eos,), max_tokens=count)
-    backend, scheduler = make(runs_ahead, model=model, eos=(eos,), draft=model if by_model else None)
-    handle = scheduler.submit(request(prompt, max_tokens=count, speculate="model" if by_model else "prompt"))
+    backend, loop = make(runs_ahead, model=model, eos=(eos,), draft=model if by_model else None)
+    handle = loop.submit(request(prompt, max_tokens=count, speculate="model" if by_model else "prompt"))
     assert list(handle.tokens()) == wanted.tokens
     done = handle.completion
     assert (done.text, done.finish_reason) == (wanted.text, wanted.finish_reason) and done.accepted == done.drafted
@@ -488,30 +485,30 @@ def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahe
     assert backend.events.count("launch") == done.launches + by_model  # the draft model's prompt
     if not by_model:
         assert done.launches == done.waits == 1 + -(-(len(done.tokens) - 1) // 5) or len(done.tokens) > 6 or eos < 4
-    check_rows(scheduler)
+    check_rows(loop)
 
 
 def test_a_stop_string_inside_a_verification_ends_there():
     model = {"period": 6}
     for stop in ("cd", "ea", "bcd"):
-        backend, scheduler = make(model=model, eos=())
+        backend, loop = make(model=model, eos=())
         prompt = [0, 1, 2, 3, 4, 0]
-        done = scheduler.submit(request(prompt * 3, max_tokens=40, speculate="prompt", stop=stop)).finish()
+        done = loop.submit(request(prompt * 3, max_tokens=40, speculate="prompt", stop=stop)).finish()
         wanted = alone(prompt * 3, model=model, eos=(), max_tokens=40, stop=stop)
         assert (done.tokens, done.text, done.stop) == (wanted.tokens, wanted.text, stop)
-        check_rows(scheduler)
-        assert scheduler.cache.lengths[next(iter(scheduler.rows.kept))] <= 18 + len(done.tokens)
+        check_rows(loop)
+        assert loop.scheduler.cache.lengths[next(iter(loop.scheduler.rows.kept))] <= 18 + len(done.tokens)
 
 
 def test_a_draft_model_that_fails_is_not_missed():
-    backend, scheduler = make(draft={"salt": 1})
+    backend, loop = make(draft={"salt": 1})
 
     def fault(model, tokens, view):
         if model.salt and view.count == 1 and view.spans[0].start > 20:
             raise ToyError("no drafts any more")
 
     backend.fault = fault
-    done = scheduler.submit(request([1, 2, 3] * 5, max_tokens=40)).finish()
+    done = loop.submit(request([1, 2, 3] * 5, max_tokens=40)).finish()
     wanted = alone([1, 2, 3] * 5, max_tokens=40)
     assert done.tokens == wanted.tokens and done.speculation_ended is not None
     assert done.notices == ["speculation was switched off: no drafts any more"] or "drafted tokens were right" in done.notices[0]
@@ -520,23 +517,23 @@ def test_a_draft_model_that_fails_is_not_missed():
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_verification_that_fails_is_not_missed(runs_ahead):
     """It fails after its tokens were stored."""
-    backend, scheduler = make(runs_ahead, model={"period": 3})
+    backend, loop = make(runs_ahead, model={"period": 3})
 
     def late_fault(cache, rows):
         if backend.calls[-1][1] > 1 and cache.lengths[rows[0]] > 20:
             raise ToyError("no verification")
 
     backend.late_fault = late_fault
-    done = scheduler.submit(request([1, 2, 3] * 4, max_tokens=40, speculate="prompt")).finish()
+    done = loop.submit(request([1, 2, 3] * 4, max_tokens=40, speculate="prompt")).finish()
     assert done.tokens == [1, 2, 3] * 13 + [1]
     assert done.notices == ["speculation was switched off: no verification"] and done.accepted > 0
 
 
 def test_a_draft_models_row_keeps_its_prefix():
-    backend, scheduler = make(draft={"salt": 0}, eos=())
-    done = scheduler.submit(request([1] * 100, max_tokens=10)).finish()
+    backend, loop = make(draft={"salt": 0}, eos=())
+    done = loop.submit(request([1] * 100, max_tokens=10)).finish()
     backend.clear()
-    scheduler.submit(request([1] * 100 + done.tokens + [5, 6], max_tokens=1)).finish()
+    loop.submit(request([1] * 100 + done.tokens + [5, 6], max_tokens=1)).finish()
     assert backend.positions < 20
 
 
@@ -546,14 +543,14 @@ def test_a_draft_models_row_keeps_its_prefix():
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("where", ["step", "late", "prompt"])
 def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
-    backend, scheduler = make(runs_ahead, eos=())
+    backend, loop = make(runs_ahead, eos=())
     prompts = make_prompts(5, longest=30)
     prompts[2] = [48] * 12  # the bad one
-    handles = serve(scheduler, prompts, max_tokens=20)
+    handles = serve(loop, prompts, max_tokens=20)
     failures = []
 
     def fault(model, tokens, view):
-        bad = [span for span in view.spans if scheduler.cache.tokens[span.row][:12].tolist() == [48] * 12]
+        bad = [span for span in view.spans if loop.scheduler.cache.tokens[span.row][:12].tolist() == [48] * 12]
         if where == "prompt" and tokens[0].tolist() == [48] * 12 or where == "step" and bad and bad[0].start >= 16:
             failures.append(view.batch)
             raise ToyError("row 2 is bad")
@@ -578,8 +575,8 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
         else:
             assert handle.finish().tokens == alone(prompt, max_tokens=20, eos=()).tokens
     assert failures and (where == "prompt" or failures[0] > 1)
-    check_rows(scheduler)
-    assert scheduler.submit(request([48] * 3, max_tokens=4)).finish().finish_reason == "length"
+    check_rows(loop)
+    assert loop.submit(request([48] * 3, max_tokens=4)).finish().finish_reason == "length"
 
 
 @given(st.booleans(), st.sampled_from(["fault", "late_fault", "read_fault"]), st.sets(st.integers(1, 60), max_size=6),
@@ -589,9 +586,9 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
     model = {"period": 3 if kind == "drafts" else 0}
     given = [{"max_tokens": 15, "speculate": "prompt" if kind == "drafts" else "none", **(RULED[i] if kind == "rules" else {})}
              for i in range(4)]
-    backend, scheduler = make(runs_ahead, model=model)
+    backend, loop = make(runs_ahead, model=model)
     prompts = [(prompt * 5)[:20] for prompt in make_prompts(4, longest=5)]
-    handles = [scheduler.submit(request(prompt, prefill_step_size=9, **options)) for prompt, options in zip(prompts, given)]
+    handles = [loop.submit(request(prompt, prefill_step_size=9, **options)) for prompt, options in zip(prompts, given)]
     count = [0]
 
     def fail(*_):
@@ -609,62 +606,19 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
             failed += 1
             assert handle.completion.tokens == wanted[:len(handle.completion.tokens)]
     assert failed <= len(calls)
-    check_rows(scheduler)
-
-
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead):
-    """Ctrl-C between any two lines of the generation's own code: rows, queues and the others' tokens are right."""
-    prompts = [[1, 2, 3] * 4, *make_prompts(3, longest=30)]
-    given = [{"speculate": "prompt"}, {"regex": "[a-f]{3}forced(x|y)[a-c]{2}z"}, {}, {"regex": "(once|twice)uponatime"}]
-    wanted = [alone(prompt, max_tokens=6, **options).tokens for prompt, options in zip(prompts, given)]
-    own = ("scheduler.py", "rows.py", "device.py")
-    for line in itertools.count(3, 7):
-        backend, scheduler = make(runs_ahead, kept_rows=1)
-        handles = [scheduler.submit(request(prompt, max_tokens=6, **options)) for prompt, options in zip(prompts, given)]
-        count = [0]
-
-        def trace(frame, event, arg):
-            if not frame.f_code.co_filename.endswith(own):
-                return None
-            if event == "line" and any(f.f_code.co_name == "_tick" for f in walk(frame)) and not any(
-                    f.f_code.co_name in ("_recover", "_fail") for f in walk(frame)):
-                count[0] += 1
-                if count[0] == line:
-                    raise KeyboardInterrupt
-            return trace
-
-        def walk(frame):
-            while frame:
-                yield frame
-                frame = frame.f_back
-
-        sys.settrace(trace)
-        try:
-            handles[1].finish()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
-        assert [handles[i].finish().tokens for i in (0, 2, 3)] == [wanted[0], *wanted[2:]], line
-        assert handles[1].completion.tokens == wanted[1][:len(handles[1].completion.tokens)]
-        scheduler.tick()
-        check_rows(scheduler)
-        if count[0] < line:
-            break
-    assert line > 500
+    check_rows(loop)
 
 
 def test_a_defect_of_the_loop_ends_the_running_requests_and_not_the_loop(monkeypatch):
-    backend, scheduler = make()
-    handle = scheduler.submit(request(PROMPT, max_tokens=9))
+    backend, loop = make()
+    handle = loop.submit(request(PROMPT, max_tokens=9))
     next(handle)
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler, "_launch", lambda: 1 / 0)
+        patch.setattr(loop.scheduler, "_launch", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             handle.finish()
-    assert scheduler.submit(request(PROMPT, max_tokens=9)).finish().tokens == alone(PROMPT, max_tokens=9).tokens
-    check_rows(scheduler)
+    assert loop.submit(request(PROMPT, max_tokens=9)).finish().tokens == alone(PROMPT, max_tokens=9).tokens
+    check_rows(loop)
 
 
 # Each call of the backend
@@ -676,9 +630,9 @@ CALLS = [(ToyModel, "forward step verify"), (ToyCache, "reserve copy_prefix trim
 
 def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0) -> tuple[int, list, object]:
     """Six requests, the last two after the first ones ran, in memory for four; the call of number `at` raises. Returns the
-    number of calls, the handles and the scheduler."""
+    number of calls, the handles and the loop."""
     count = 0
-    _, scheduler = make(runs_ahead, memory=5 * 256 * POSITION_NBYTES, max_rows=5, model={"period": 7}, eos=())
+    _, loop = make(runs_ahead, memory=5 * 256 * POSITION_NBYTES, max_rows=5, model={"period": 7}, eos=())
     shared = [*range(40)] * 6  # storage grows at 256 positions, beyond what memory has for all
     prompts = [[*shared, *range(1, 9 + i)] for i in range(4)] + [[5] * 4, [*shared, 1, 2, 3]]
     with pytest.MonkeyPatch.context() as patch:
@@ -695,7 +649,7 @@ def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0) -> 
 
         handles = []
         for number, prompt in enumerate(prompts):
-            handles.append(scheduler.submit(request(prompt, max_tokens=16 + 9 * (number == 1), prefill_step_size=128,
+            handles.append(loop.submit(request(prompt, max_tokens=16 + 9 * (number == 1), prefill_step_size=128,
                                                     speculate="prompt" if number == 2 else "none", **MIXED[number % 5])))
             if number == 0:
                 for owner, names in CALLS:
@@ -703,27 +657,27 @@ def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0) -> 
                         patch.setattr(owner, name, counted(getattr(owner, name)))
             if number == 3:
                 for _ in range(12):
-                    scheduler.tick()
+                    loop.tick()
         for _ in range(1000):
-            if not scheduler.tick() and not scheduler.waiting:
-                return count, handles, scheduler
+            if not loop.tick() and not loop.scheduler.queues.waiting:
+                return count, handles, loop
     pytest.fail("the loop does not end")
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("error", [ToyError("broken"), MemoryError()], ids=["error", "memory"])
 def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, runs_ahead):
-    count, handles, scheduler = serve_six(runs_ahead)
+    count, handles, loop = serve_six(runs_ahead)
     wanted = [handle.completion.tokens for handle in handles]
-    assert scheduler.set_asides and all(len(tokens) in (16, 25) for tokens in wanted)
+    assert loop.set_asides and all(len(tokens) in (16, 25) for tokens in wanted)
     ended = 0
     for at in range(1, count + 1):
-        _, handles, scheduler = serve_six(runs_ahead, error, at)
+        _, handles, loop = serve_six(runs_ahead, error, at)
         failed = [handle for handle in handles if handle.completion.error]
         assert len(failed) <= 1 and all(handle.done for handle in handles), at
         for handle, tokens in zip(handles, wanted):
             assert handle.completion.tokens == tokens or handle in failed, at
-        check_rows(scheduler)
+        check_rows(loop)
         ended += len(failed)
     assert ended < count / 10 if isinstance(error, MemoryError) else ended
 
@@ -740,68 +694,14 @@ def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, runs
     ([1], {"stop": "x", "text": False}, OptionsError, "option stop: needs text"),
 ])
 def test_bad_requests_are_refused_at_once_and_others_go_on(prompt, options, error, message):
-    backend, scheduler = make()
-    running = scheduler.submit(request(PROMPT, max_tokens=9))
+    backend, loop = make()
+    running = loop.submit(request(PROMPT, max_tokens=9))
     next(running)
     with pytest.raises(error, match=message):
-        scheduler.submit(request(prompt, **options))
+        loop.submit(request(prompt, **options))
     assert running.finish().tokens == alone(PROMPT, max_tokens=9).tokens
     with pytest.raises(OptionsError, match="no tokenizer"):
         make(text=False)[1].submit(request([1]))
-
-
-# On a thread of its own
-
-
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_a_thread_serves_consumers_on_many_threads(runs_ahead):
-    backend, scheduler = make(runs_ahead, memory=6 * 512 * POSITION_NBYTES)
-    scheduler.start()
-    scheduler.start()  # no second one
-    prompts, found = make_prompts(24, longest=100), {}
-
-    def consume(i):
-        handle = scheduler.submit(request(prompts[i], max_tokens=30))
-        if i % 5 == 4:
-            next(handle)
-            handle.cancel()
-        found[i] = (handle.finish(), "".join(handle))
-
-    threads = [threading.Thread(target=consume, args=(i,)) for i in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    scheduler.close()
-    for i, prompt in enumerate(prompts):
-        done, wanted = found[i][0], alone(prompt, max_tokens=30)
-        assert done.tokens == wanted.tokens if i % 5 < 4 else done.tokens == wanted.tokens[:len(done.tokens)]
-    assert not scheduler.running and scheduler.cache.nbytes == 0
-    assert scheduler.submit(request(PROMPT, max_tokens=4)).finish().tokens == alone(PROMPT, max_tokens=4).tokens  # inline again
-
-
-def test_closing_ends_requests_that_someone_waits_for():
-    backend, scheduler = make()
-    backend.step_seconds = 0.01
-    scheduler.start()
-    handle = scheduler.submit(request(PROMPT, max_tokens=900))
-    next(handle)
-    threading.Timer(0.1, scheduler.close).start()
-    assert handle.finish().finish_reason == "interrupted" and handle.done
-
-
-def test_consumers_on_many_threads_tick_inline():
-    backend, scheduler = make()
-    backend.step_seconds = 0.002  # so that the requests meet
-    prompts, found = make_prompts(12, longest=100), {}
-    threads = [threading.Thread(target=lambda i=i: found.update({i: scheduler.submit(
-        request(prompts[i], max_tokens=30)).finish().tokens})) for i in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert [found[i] for i in range(12)] == [alone(prompt, max_tokens=30).tokens for prompt in prompts]
-    assert any(batch > 1 for batch, _ in backend.calls)
 
 
 # Real models

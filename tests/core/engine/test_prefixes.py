@@ -6,7 +6,7 @@ import os.path
 
 from hypothesis import given, strategies as st
 
-from mlx_llama.core.generation.prefixes import common_prefix
+from mlx_llama.core.engine.prefixes import common_prefix
 
 tokens = st.lists(st.integers(0, 2), max_size=8)
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from mlx_llama.core.engine.rows import MIN_COPY, Rows
 from mlx_llama.core.errors import ContextError
-from mlx_llama.core.generation.rows import MIN_COPY, Rows
 
 from .toy import POSITION_NBYTES, ToyBackend, ToyModel, make_prompts
 
 BLOCK = 256 * POSITION_NBYTES
 
 
-def make_rows(count=4, budget=None, most_kept=4, drafts=False):
+def make_rows(count=4, budget=None, max_kept=4, drafts=False):
     backend = ToyBackend()
     model = ToyModel(backend)
     cache = model.make_cache(1000, count)
-    return Rows(model.config, cache, model.make_cache(100, count) if drafts else None, budget, most_kept, lambda error: False)
+    return Rows(model.config, cache, model.make_cache(100, count) if drafts else None, budget, max_kept, lambda error: False)
 
 
 def fill(rows, row, tokens):
@@ -37,7 +37,7 @@ def put(rows, tokens):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 5), st.booleans()), max_size=25),
        st.sampled_from([None, 2 * BLOCK, 4 * BLOCK]))
 def test_any_order_of_claims_and_ends_keeps_the_books(steps, budget):
-    rows, held = make_rows(count=5, budget=budget, most_kept=3), []
+    rows, held = make_rows(count=5, budget=budget, max_kept=3), []
     for family, length, variant, ends in steps:
         text = ([family] * 40 + [variant] * 40)[:length + 10]
         known = {row: tuple(tokens[:rows.cache.lengths[row]]) for row, tokens in [*rows.kept.items(), *rows.used.items()]}
@@ -111,7 +111,7 @@ def test_a_saved_row_needs_room():
 
 
 def test_prefixes_of_long_texts():
-    from mlx_llama.core.generation.prefixes import common_prefix
+    from mlx_llama.core.engine.prefixes import common_prefix
 
     for one in make_prompts(5, longest=400):
         for at in (0, 1, 63, 64, 65, 128, len(one)):

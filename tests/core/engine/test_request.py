@@ -33,10 +33,10 @@ class Tokenizer:
 
 @pytest.fixture
 def llm():
-    backend, scheduler = make()
+    backend, loop = make()
     checkpoint = SimpleNamespace(name="toy", tokenizer=Tokenizer(), eos_token_ids=frozenset({EOS}), generation_config={},
                                  path=Path("toy"))
-    return LLM(checkpoint, backend, scheduler.model, None, 1000)
+    return LLM(checkpoint, backend, loop.engine.model, None, 1000)
 
 
 # Cancelling and leaving
@@ -45,10 +45,10 @@ def llm():
 @pytest.mark.parametrize("ticks", range(6))
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_cancelling_twice_before_and_after_admission(ticks, runs_ahead):
-    backend, scheduler = make(runs_ahead, max_rows=2, eos=())
-    handles = [scheduler.submit(request(prompt, max_tokens=20, prefill_step_size=30)) for prompt in make_prompts(4, longest=90)]
+    backend, loop = make(runs_ahead, max_rows=2, eos=())
+    handles = [loop.submit(request(prompt, max_tokens=20, prefill_step_size=30)) for prompt in make_prompts(4, longest=90)]
     for _ in range(ticks):
-        scheduler.tick()
+        loop.tick()
     for handle in (handles[0], handles[3]):
         handle.cancel()
         handle.cancel()
@@ -59,57 +59,57 @@ def test_cancelling_twice_before_and_after_admission(ticks, runs_ahead):
     assert [handles[i].finish().tokens for i in (1, 2)] == wanted[1:3]
     assert [handles[i].completion.tokens for i in (0, 3)] == seen  # nothing came later
     assert seen == [wanted[0][:len(seen[0])], []]
-    check_rows(scheduler)
+    check_rows(loop)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_cancelling_while_a_step_computes_takes_no_more_tokens(runs_ahead):
-    backend, scheduler = make(runs_ahead, eos=())
-    handle = scheduler.submit(request(PROMPT, max_tokens=20))
+    backend, loop = make(runs_ahead, eos=())
+    handle = loop.submit(request(PROMPT, max_tokens=20))
     next(handle)
     backend.read_fault = lambda tokens: handle.cancel()
     seen = list(handle.completion.tokens)
     assert handle.finish().tokens == seen == alone(PROMPT, eos=(), max_tokens=20).tokens[:1]
-    scheduler.tick()
-    check_rows(scheduler)
+    loop.tick()
+    check_rows(loop)
 
 
 def test_cancelling_before_the_first_use():
-    backend, scheduler = make()
-    handle = scheduler.prepare(request(PROMPT))
+    backend, loop = make()
+    handle = loop.prepare(request(PROMPT))
     handle.cancel()
     assert list(handle) == [] and handle.finish().tokens == [] and not backend.events
-    scheduler.tick()
-    assert not scheduler.waiting and not backend.events
+    loop.tick()
+    assert not loop.scheduler.queues.waiting and not backend.events
 
 
 def test_cancelling_from_another_thread_ends_a_wait():
-    backend, scheduler = make(eos=())
+    backend, loop = make(eos=())
     backend.step_seconds = 0.002
-    for start in (lambda: None, scheduler.start):
+    for start in (lambda: None, loop.start):
         start()
-        handle = scheduler.submit(request(PROMPT, max_tokens=900))
+        handle = loop.submit(request(PROMPT, max_tokens=900))
         next(handle)
         threading.Timer(0.05, handle.cancel).start()
         assert 1 <= len(handle.finish().tokens) < 900
-    scheduler.close()
-    check_rows(scheduler)
+    loop.close()
+    check_rows(loop)
 
 
 def test_a_consumer_that_leaves_or_raises_frees_its_row():
-    backend, scheduler = make(eos=())
-    other = scheduler.submit(request([7, 8], max_tokens=30))
+    backend, loop = make(eos=())
+    other = loop.submit(request([7, 8], max_tokens=30))
     with pytest.raises(ZeroDivisionError):
-        for piece in scheduler.submit(request(PROMPT, max_tokens=900)):
+        for piece in loop.submit(request(PROMPT, max_tokens=900)):
             raise ZeroDivisionError
     gc.collect()
-    for _ in scheduler.submit(request(PROMPT, max_tokens=900)):
+    for _ in loop.submit(request(PROMPT, max_tokens=900)):
         break
     gc.collect()
     assert other.finish().tokens == alone([7, 8], eos=(), max_tokens=30).tokens
-    scheduler.tick()
-    assert not scheduler.running and len(backend.calls) < 60
-    check_rows(scheduler)
+    loop.tick()
+    assert not loop.scheduler.queues.running and len(backend.calls) < 60
+    check_rows(loop)
 
 
 # Two readers, callbacks
@@ -117,11 +117,11 @@ def test_a_consumer_that_leaves_or_raises_frees_its_row():
 
 @pytest.mark.parametrize("is_threaded", [False, True])
 def test_a_second_thread_that_reads_gets_a_session_error(is_threaded):
-    backend, scheduler = make(eos=())
+    backend, loop = make(eos=())
     if is_threaded:
-        scheduler.start()
+        loop.start()
     gate, inside = threading.Event(), threading.Event()
-    handle, found = scheduler.submit(request(PROMPT, max_tokens=4)), []
+    handle, found = loop.submit(request(PROMPT, max_tokens=4)), []
 
     def fault(*_):
         inside.set()
@@ -136,14 +136,14 @@ def test_a_second_thread_that_reads_gets_a_session_error(is_threaded):
             read()
     gate.set()
     reader.join(10)
-    scheduler.close()
+    loop.close()
     assert found == alone(PROMPT, eos=(), max_tokens=4).tokens  # the first one lost nothing
     assert list(handle.tokens()) == found  # one after the other is no fault
 
 
 @pytest.mark.parametrize("is_threaded", [False, True])
 def test_a_callback_that_raises_ends_its_request_alone(is_threaded):
-    backend, scheduler = make(eos=())
+    backend, loop = make(eos=())
     told = []
 
     def notify():
@@ -151,24 +151,24 @@ def test_a_callback_that_raises_ends_its_request_alone(is_threaded):
         if len(told) == 3:
             raise ToyError("the consumer is ill")
 
-    good = scheduler.submit(request([7, 8], max_tokens=9))
-    bad = scheduler.submit(request(PROMPT, max_tokens=9, notify=notify))
+    good = loop.submit(request([7, 8], max_tokens=9))
+    bad = loop.submit(request(PROMPT, max_tokens=9, notify=notify))
     if is_threaded:
-        scheduler.start()
+        loop.start()
     assert good.finish().tokens == alone([7, 8], eos=(), max_tokens=9).tokens
     with pytest.raises(ToyError, match="the consumer is ill"):
         bad.finish()
-    scheduler.close()
+    loop.close()
     assert told == [1, 2, 3, 3] and bad.completion.error == "the consumer is ill"  # the end is told too
-    check_rows(scheduler)
+    check_rows(loop)
 
 
 def test_a_callback_that_waits_for_its_own_answer_is_told_so():
-    backend, scheduler = make(eos=())
-    handle = scheduler.submit(request(PROMPT, max_tokens=9, notify=lambda: handle.finish()))
+    backend, loop = make(eos=())
+    handle = loop.submit(request(PROMPT, max_tokens=9, notify=lambda: handle.finish()))
     with pytest.raises(SessionError, match="cannot wait for an answer|is reading this answer"):
         handle.finish()
-    other = scheduler.submit(request(PROMPT, max_tokens=9, notify=lambda: scheduler.submit(request([5])).finish()))
+    other = loop.submit(request(PROMPT, max_tokens=9, notify=lambda: loop.submit(request([5])).finish()))
     with pytest.raises(SessionError, match="a callback cannot wait for an answer"):
         other.finish()
 
@@ -221,10 +221,10 @@ def test_an_interrupt_of_a_batch_leaves_nothing_running(llm):
     llm.backend.fault = fault
     with pytest.raises(KeyboardInterrupt):
         llm.batch(["abc", "def", "ghi"], max_tokens=100)
-    llm.scheduler.tick()
-    assert not llm.scheduler.running and not llm.scheduler.waiting
+    llm.loop.tick()
+    assert not llm.loop.scheduler.queues.running and not llm.loop.scheduler.queues.waiting
     assert llm.generate("abc", max_tokens=5).tokens == alone([0, 1, 2], max_tokens=5).tokens
-    check_rows(llm.scheduler)
+    check_rows(llm.loop)
 
 
 def test_asyncio_streams_share_the_steps_and_the_event_loop_stays_free(llm):
@@ -255,8 +255,8 @@ def test_asyncio_streams_share_the_steps_and_the_event_loop_stays_free(llm):
     assert ["".join(pieces) for pieces in found] == [
         llm.generate(prompt, max_tokens=20, seed=1).text for prompt in ("abc", "hello", "x" * 50)]
     assert beats > 3 and max(batch for batch, _ in llm.backend.calls) > 1
-    llm.scheduler.tick()
-    assert not llm.scheduler.running
+    llm.loop.tick()
+    assert not llm.loop.scheduler.queues.running
 
 
 def test_asyncio_raises_errors_where_they_are_awaited(llm):

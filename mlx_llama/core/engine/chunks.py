@@ -1,4 +1,4 @@
-"""How much of a prompt one tick computes while others wait for their next token."""
+"""The size of a prompt's chunks while other requests wait for their next token."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Chunks:
     For models whose bits do not depend on chunks: others would answer differently from run to run.
     """
 
-    def __init__(self, most: int):
-        self.most = most
+    def __init__(self, maximum: int):
+        self.maximum = maximum
         self.step_seconds: float | None = None  # averages
         self.token_seconds: float | None = None
 
@@ -31,7 +31,7 @@ class Chunks:
         if not self.step_seconds or not self.token_seconds:
             return TILE
         fitting = int((STEPS - 1) * self.step_seconds / self.token_seconds)
-        return max(TILE, min(self.most, fitting) // TILE * TILE)
+        return max(TILE, min(self.maximum, fitting) // TILE * TILE)
 
 
 def _average(known: float | None, new: float) -> float:

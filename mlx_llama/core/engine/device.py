@@ -8,45 +8,47 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Masks, Model, SamplingBatch
 from mlx_llama.core.backends.selection import Backend
-
-from .completion import Writer
+from mlx_llama.core.generation.completion import Writer
 
 
 class Device:
-    """Launches and reads of the scheduler and of draft models."""
+    """Launches and reads of one model on one cache: the served one, or a draft model."""
 
-    def __init__(self, backend: Backend):
+    def __init__(self, backend: Backend, model: Model, cache: Cache):
         self.backend = backend
+        self.model = model
+        self.cache = cache
 
-    def prefill(self, model: Model, tokens: Sequence[int], cache: Cache, row: int) -> None:
+    def prefill(self, tokens: Sequence[int], row: int) -> None:
         """Launch a chunk of a row's prompt.
 
         A lazy device projects nothing to the vocabulary, an eager one a single position.
         """
-        model.forward(np.array([tokens], np.int32), cache.lengths[row], cache, rows=[row])
-        self.backend.launch(*cache.arrays())
+        self.model.forward(np.array([tokens], np.int32), self.cache.lengths[row], self.cache, rows=[row])
+        self.backend.launch(*self.cache.arrays())
 
-    def step(self, model: Model, tokens: Array, cache: Cache, rows: Sequence[int], sampling: SamplingBatch,
-             writers: Sequence[Writer], masks: Masks | None = None) -> Array:
+    def step(self, tokens: Array, rows: Sequence[int], sampling: SamplingBatch, writers: Sequence[Writer],
+             masks: Masks | None = None) -> Array:
         """Launch a step over `tokens` [B, T], which continue the rows; returns the next tokens, int32 [B, 1] on the device,
         or [B, C] with log-probabilities. masks: of rows with a grammar."""
-        starts = cache.lengths[rows[0]] if len(rows) == 1 else [cache.lengths[row] for row in rows]
+        lengths = self.cache.lengths
+        starts = [lengths[row] for row in rows] if len(rows) > 1 else lengths[rows[0]]
         masked = {"masks": masks} if masks else {}
-        return self._launch(model.step(tokens, starts, cache, sampling, rows=rows, **masked), writers)
+        return self._launch(self.model.step(tokens, starts, self.cache, sampling, rows=rows, **masked), writers)
 
-    def step_processed(self, model: Model, tokens: Array, cache: Cache, row: int, sampling: SamplingBatch, writer: Writer,
+    def step_processed(self, tokens: Array, row: int, sampling: SamplingBatch, writer: Writer,
                        process: Callable[[np.ndarray], np.ndarray], masks: Masks | None = None) -> Array:
         """As `step` for one row, but wait for its logits, float32 [1, V], which `process` changes on the host."""
-        logits = self.backend.runtime.to_numpy(model.forward(tokens, cache.lengths[row], cache, rows=[row]))
+        cache = self.cache
+        logits = self.backend.runtime.to_numpy(self.model.forward(tokens, cache.lengths[row], cache, rows=[row]))
         writer.count_read(logits.nbytes)
-        sampled = model.sample(process(logits), cache, sampling, rows=[row], masks=masks)
+        sampled = self.model.sample(process(logits), cache, sampling, rows=[row], masks=masks)
         self.backend.launch(*cache.arrays())
         return self._launch(sampled, [writer])
 
-    def verify(self, model: Model, tokens: Sequence[int], cache: Cache, row: int, sampling: SamplingBatch,
-               writer: Writer) -> Array:
+    def verify(self, tokens: Sequence[int], row: int, sampling: SamplingBatch, writer: Writer) -> Array:
         """Launch a step over `tokens`; returns the next token after each of them, int32 [1, T] on the device."""
-        sampled = model.verify(np.array([tokens], np.int32), cache.lengths[row], cache, sampling, rows=[row])
+        sampled = self.model.verify(np.array([tokens], np.int32), self.cache.lengths[row], self.cache, sampling, rows=[row])
         return self._launch(sampled, [writer])
 
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:

@@ -14,12 +14,12 @@ import numpy as np
 
 from mlx_llama.core.backends.logprobs import pack
 from mlx_llama.core.backends.positions import CallView, Positions, checked_tokens
+from mlx_llama.core.engine.loop import Loop
+from mlx_llama.core.engine.request import NO_ROW, Request, Status
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import resolve
-from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.sampling import Kind
-from mlx_llama.core.generation.scheduler import Scheduler
 
 VOCABULARY = 50
 POSITION_NBYTES = 1000
@@ -344,10 +344,10 @@ CONTEXT, EOS = 1000, 49
 
 
 def make(runs_ahead=False, *, eos=(EOS,), context=CONTEXT, draft=None, text=True, model=None, memory=None, **limits):
-    """A backend and a scheduler on it. model, draft: keyword arguments of ToyModel. limits: of Scheduler."""
+    """A backend and a loop on it. model, draft: keyword arguments of ToyModel. limits: of Loop."""
     backend = ToyBackend(runs_ahead)
     made = None if draft is None else ToyModel(backend, **draft)
-    return backend, Scheduler(backend, ToyModel(backend, **(model or {})), ToyTokenizer() if text else None, frozenset(eos),
+    return backend, Loop(backend, ToyModel(backend, **(model or {})), ToyTokenizer() if text else None, frozenset(eos),
                               context, draft=made, cache_memory=memory, **limits)
 
 
@@ -358,7 +358,7 @@ def request(prompt, text=True, **given):
 
 
 def alone(prompt, *, model=None, eos=(EOS,), context=CONTEXT, **given):
-    """The completion of a request in a scheduler of its own: the judge of all company."""
+    """The completion of a request in a loop of its own: the judge of all company."""
     given.pop("notify", None)
     return make(model=model, eos=eos, context=context)[1].submit(request(prompt, **given)).finish()
 
@@ -369,10 +369,15 @@ def make_prompts(count, seed=0, longest=300):
     return [random.integers(0, EOS, random.integers(1, longest)).tolist() for _ in range(count)]
 
 
-def check_rows(scheduler):
-    """Compare the host's knowledge of every row with the cache, and count the rows."""
-    rows, cache = scheduler.rows, scheduler.cache
-    alive = {sequence.row for sequence in scheduler._alive()}
+def check_rows(loop):
+    """Compare the host's knowledge of every row with the cache, count the rows, and compare each request's status with its
+    queue."""
+    rows, cache, queues = loop.scheduler.rows, loop.scheduler.cache, loop.scheduler.queues
+    assert all((sequence.status, sequence.row) == (Status.WAITING, NO_ROW) for sequence in queues.waiting)
+    assert all(sequence.status is Status.RUNNING for sequence in queues.running)
+    assert queues.prefilling is None or queues.prefilling.status is Status.PREFILLING
+    alive = {sequence.row for sequence in queues.admitted}
+    assert len(alive) == len(queues.admitted)
     assert alive == set(rows.used) and not alive & set(rows.kept)
     assert sorted([*rows.free, *rows.used, *rows.kept]) == list(range(cache.rows))
     for row in rows.free:
@@ -380,5 +385,5 @@ def check_rows(scheduler):
     for row, tokens in [*rows.used.items(), *rows.kept.items()]:
         length = min(len(tokens), cache.lengths[row])
         assert cache.tokens[row][:length].tolist() == tokens[:length]
-        assert row in rows.used or cache.lengths[row] == len(tokens)
+        assert row in rows.used or 0 < cache.lengths[row] <= len(tokens)
     assert rows.budget is None or rows.nbytes <= rows.budget

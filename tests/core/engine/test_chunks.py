@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_llama.core.generation.chunks import STEPS, TILE, Chunks
+from mlx_llama.core.engine.chunks import STEPS, TILE, Chunks
 
 from .test_scheduler import serve
 from .toy import alone, make
@@ -27,9 +27,9 @@ def test_only_models_whose_bits_do_not_depend_on_chunks_are_paced(monkeypatch):
     prompts, sizes = [[5] * 20, [7] * 300], {}
     monkeypatch.setattr(Chunks, "choose", lambda self: 64)
     for is_invariant in (False, True):
-        backend, scheduler = make()
-        scheduler.model.is_batch_invariant = is_invariant
-        first, second = serve(scheduler, prompts, max_tokens=40)
+        backend, loop = make()
+        loop.engine.model.is_batch_invariant = is_invariant
+        first, second = serve(loop, prompts, max_tokens=40)
         assert second.finish().tokens == alone(prompts[1], max_tokens=40).tokens
         assert first.finish().tokens == alone(prompts[0], max_tokens=40).tokens
         sizes[is_invariant] = [count for _, count in backend.calls if count > 1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import threading
-from collections.abc import Callable, Iterator, Sequence as Several
+from collections import abc
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,11 +13,11 @@ import numpy.typing as npt
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import NumericalError, SessionError
+from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.generation.grammar import Constraint, Rule
+from mlx_llama.core.generation.hooks import Hooks
+from mlx_llama.core.generation.options import GenerationOptions, Resolved
 
-from .completion import Completion, Writer
-from .grammar import Constraint, Rule
-from .hooks import Hooks
-from .options import GenerationOptions, Resolved
 from .speculate import Speculation
 
 NO_ROW = NO_SLOT = -1
@@ -24,60 +25,56 @@ NO_ROW = NO_SLOT = -1
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and the conditions of its answer.
+    """A prompt and the conditions of its answer."""
 
-    starts_text: the answer is a text of its own, so the space that sentencepiece puts before a text is dropped; False
-    where it continues one, and " a time" keeps its space. eos: end tokens, None for the model's. wants_text: False where
-    token ids suffice. notices: of its completion, None for those of the options and the speculation. notify: called
-    after each chunk of the prompt and each new token and at the end, in the thread that computes; its exceptions end the request. rule: what the answer
-    must match, None for what the options say. compile_seconds: most time to compile it, None for a request that is trusted.
-    shown: special tokens that appear in the text, such as those that open a tool call. reuses: known prefixes of the prompt.
-    decode_seconds: of the answer, which then ends after its next token if it has a line break; None for any. hooks: of the
-    caller. begun: tokens at the prompt's end that begin the answer, which goes on from them.
-    """
-
-    prompt: Several[int]
+    prompt: abc.Sequence[int]
     options: Resolved
-    starts_text: bool = True
-    eos: frozenset[int] | None = None
-    wants_text: bool = True
-    notices: Several[str] | None = None
-    notify: Callable[[], None] | None = None
-    rule: Rule | None = None
-    compile_seconds: float | None = None
-    shown: frozenset[int] = frozenset()
-    reuses: bool = True
-    decode_seconds: float | None = None
+    starts_text: bool = True  # drop the space that sentencepiece puts before a text; False where the answer continues one
+    eos: frozenset[int] | None = None  # end tokens, None for the model's
+    wants_text: bool = True  # False where token ids suffice
+    notices: abc.Sequence[str] | None = None  # of its completion, None for those of the options and the speculation
+    # Called in the thread that computes, after each chunk of the prompt, each token and at the end. Its exceptions end the
+    # request.
+    notify: abc.Callable[[], None] | None = None
+    rule: Rule | None = None  # that the answer must match, None for the options'
+    compile_seconds: float | None = None  # maximum time to compile the rule, None for a request that is trusted
+    shown: frozenset[int] = frozenset()  # special tokens that appear in the text, such as those that open a tool call
+    reuses: bool = True  # known prefixes of the prompt
+    decode_seconds: float | None = None  # after which the answer ends with its next token, if it has a line break
     hooks: Hooks = Hooks()
-    begun: int = 0
+    begun: int = 0  # tokens at the prompt's end that begin the answer, which goes on from them
+
+
+class Status(enum.Enum):
+    """The stage of a request. Only the loop changes it, in queues.py and `Sequence.finish`."""
+
+    WAITING = enum.auto()  # for a row: new, or set aside while memory is short
+    PREFILLING = enum.auto()  # its prompt is computed chunk by chunk
+    RUNNING = enum.auto()  # its first step was launched
+    ENDED = enum.auto()
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A request being served. Only ticks change it, but for the flags at the end.
-
-    text: the tokens known on the host, prompt and answer. limit: most tokens of the answer. number: order of submission.
-    row: of the cache, NO_ROW while it waits. slot: see Slots, NO_SLOT until it runs.
-    """
+    """A request being served. Only ticks change it, but for the fields at the end."""
 
     request: Request
-    text: list[int]
-    limit: int
+    tokens: list[int]  # prompt and answer as far as the host knows them; others read this list and never copy it
+    limit: int  # maximum number of tokens of the answer
     writer: Writer
     speculation: Speculation
-    constraint: Constraint | None = None  # its state is that after `text`
+    constraint: Constraint | None = None  # its state is that after `tokens`
     sampling: Any = None  # SamplingBatch of this sequence alone
-    number: int = 0
+    number: int = 0  # order of submission
     adapter: int = 0  # number of the adapter that computes it, 0 for none
     processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
     told: int = 0  # `processed` as the caller knows it
-    row: int = NO_ROW
-    slot: int = NO_SLOT
-    is_over: bool = False
+    status: Status = Status.WAITING
+    row: int = NO_ROW  # of the cache
+    slot: int = NO_SLOT  # see Slots; from its first row on
     error: Exception | None = None
-    is_cancelled: bool = False  # set by any thread
-    is_awaited: bool = False  # a consumer waits for `news`
-    news: threading.Event = field(default_factory=threading.Event)
+    is_cancelled: bool = False  # set by any thread; the next tick ends the request
+    news: threading.Event | None = None  # of a consumer on another thread that waits
     lock: threading.Lock = field(default_factory=threading.Lock)  # a cancelled sequence takes no more tokens
 
     @property
@@ -95,12 +92,12 @@ class Sequence:
 
     def process(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Logits float32 [1, V] of the next token as the caller's functions leave them. Raises what they raise."""
-        return self.request.hooks.process(self.text, logits)
+        return self.request.hooks.process(self.tokens, logits)
 
     @property
     def left(self) -> int:
         """Tokens that may still be generated."""
-        return self.limit - (len(self.text) - len(self.request.prompt))
+        return self.limit + len(self.request.prompt) - len(self.tokens)
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
         """Append a generated token; False if the answer ends here. now: busy seconds (see Clock).
@@ -114,16 +111,20 @@ class Sequence:
                 return False
             if self.constraint:
                 self.constraint.accept(token)
-            self.text.append(token)
+            self.tokens.append(token)
             is_late = self.request.decode_seconds is not None and self.writer.is_late(now, self.request.decode_seconds)
             self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs, is_late)
         return not self.writer.is_finished
+
+    def take_all(self, tokens: abc.Sequence[int], now: float) -> bool:
+        """Append tokens in order; False if the answer ends with one of them."""
+        return all(self.take(token, now) for token in tokens)
 
     def _describe_numbers(self) -> str:
         cause = "a weight is NaN or infinite, or the activations overflow their width"
         if self.needs_logits:
             cause += ", or the function logits_processor forbade every token"
-        return (f"the model's logits are not finite after {len(self.text)} tokens: {cause}; fetch the model again, or try "
+        return (f"the model's logits are not finite after {len(self.tokens)} tokens: {cause}; fetch the model again, or try "
                 "--dtype float32")
 
     def tell(self) -> None:
@@ -132,17 +133,29 @@ class Sequence:
         if on_progress and self.told != self.processed:
             self.told = self.processed
             on_progress(self.processed, self.prompt_length)
-        if self.is_awaited:
-            self.news.set()
+        news = self.news
+        if news:
+            news.set()
         if self.request.notify:
             self.request.notify()
 
+    def finish(self, error: Exception | None = None) -> None:
+        """End the answer, by an error or as the writer or the consumer ended it, and wake the consumer."""
+        if error is not None:
+            self.error = error
+            self.writer.fail(error)
+        self.status = Status.ENDED
+        try:
+            self.tell()
+        except Exception as raised:
+            self.error = self.error or raised
 
-class Loop(Protocol):
-    """The part of the scheduler that a handle calls."""
+
+class Ticker(Protocol):
+    """The part of the loop that a handle calls."""
 
     def enqueue(self, sequence: Sequence) -> None: ...
-    def advance(self, sequence: Sequence, has_news: Callable[[], bool]) -> None: ...  # runs or awaits a tick
+    def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None: ...  # runs or awaits a tick
     def sweep(self) -> None: ...  # ends cancelled requests soon
 
 
@@ -153,7 +166,7 @@ class Handle:
     error, and SessionError in a thread that reads while another one does.
     """
 
-    def __init__(self, sequence: Sequence, loop: Loop):
+    def __init__(self, sequence: Sequence, loop: Ticker):
         self._sequence = sequence
         self._loop = loop
         self._shown = 0  # tokens whose text was handed out
@@ -168,7 +181,7 @@ class Handle:
             self._loop.enqueue(self._sequence)
         return self
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> abc.Iterator[str]:
         return self
 
     def __next__(self) -> str:
@@ -182,7 +195,7 @@ class Handle:
             if text:
                 return text
 
-    def tokens(self) -> Iterator[int]:
+    def tokens(self) -> abc.Iterator[int]:
         """Token ids instead of text, from the first one on."""
         count = 0
         while True:
@@ -192,7 +205,7 @@ class Handle:
             count += 1
             yield self.completion.tokens[count - 1]
 
-    def until_error(self) -> Iterator[int]:
+    def until_error(self) -> abc.Iterator[int]:
         """`tokens` that end where the request fails: `completion.error` says why."""
         try:
             yield from self.tokens()
@@ -209,7 +222,7 @@ class Handle:
     @property
     def done(self) -> bool:
         """True once the answer is complete, cancelled or failed."""
-        return self._sequence.is_over or self._sequence.is_cancelled
+        return self._sequence.status is Status.ENDED or self._sequence.is_cancelled
 
     @property
     def slot(self) -> int:
@@ -226,7 +239,9 @@ class Handle:
         sequence = self._sequence
         with sequence.lock:
             sequence.is_cancelled = True
-        sequence.news.set()
+        news = sequence.news
+        if news:
+            news.set()
         if self.is_begun:
             self._loop.sweep()
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 BLOCK = 64  # tokens compared at a time
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the longest common prefix."""
-    shorter, length = min(len(one), len(other)), 0
-    while length < shorter and one[length:length + BLOCK] == other[length:length + BLOCK]:
+    shorter, length = min(len(first), len(second)), 0
+    while length < shorter and first[length:length + BLOCK] == second[length:length + BLOCK]:
         length += BLOCK
-    while length < shorter and one[length] == other[length]:
+    while length < shorter and first[length] == second[length]:
         length += 1
     return min(length, shorter)

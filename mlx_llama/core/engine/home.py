@@ -1,4 +1,4 @@
-"""One thread per loaded model that makes all calls touching its arrays, for MLX, whose streams and traces belong to threads."""
+"""A thread that makes all calls on a model's arrays, for MLX, whose streams and traces belong to threads."""
 
 from __future__ import annotations
 

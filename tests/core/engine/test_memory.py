@@ -1,8 +1,8 @@
-"""The default budget leaves a reserve."""
+"""Memory of keys and values; what short memory does to requests is in test_scheduler.py."""
 
 from __future__ import annotations
 
-from mlx_llama.core.generation.budget import default_budget
+from mlx_llama.core.engine.memory import default_budget
 
 
 def test_a_tenth_or_256_mib_stay_free():

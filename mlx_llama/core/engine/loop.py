@@ -1,0 +1,220 @@
+"""The loop: who ticks, on which thread, and what happens to it in a forked process.
+
+Ticks run inline, in the thread that waits for a token, or on a thread of the loop (`start`). Ctrl-C is put off to the end of
+a tick, or of another change of the rows, so that it leaves nothing half done; only the computation of a prompt ends at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections import abc, deque
+from typing import Any
+
+from mlx_llama.core.backends.interface import Model
+from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.errors import SessionError
+from mlx_llama.core.generation.engine import Engine
+from mlx_llama.core.generation.options import MAX_ROWS
+from mlx_llama.core.system.interrupts import uninterrupted
+from mlx_llama.core.text.tokenizer import Tokenizer
+
+from .home import Home
+from .request import Handle, Request, Sequence
+from .scheduler import Scheduler
+
+KEPT_ROWS = 8  # rows of ended requests that stay as prefixes
+WAKE_SECONDS = 0.5  # a consumer looks again after this time
+
+
+class Loop:
+    """Serves requests on one model; any thread may call it.
+
+    context: positions of a request, prompt and answer together. draft: a smaller model that guesses tokens. cache_memory:
+    bytes of all keys and values; None: what is free when the first request comes, less a tenth, at least 256 MB.
+    max_rows: requests in one step. kept_rows: ended ones that stay as prefixes of later prompts. home: the thread that
+    makes all calls of the backend, None for the threads that tick.
+    """
+
+    def __init__(self, backend: Backend, model: Model, tokenizer: Tokenizer | None, eos: frozenset[int], context: int, *,
+                 draft: Model | None = None, cache_memory: int | None = None, max_rows: int = MAX_ROWS,
+                 kept_rows: int = KEPT_ROWS, home: Home | None = None):
+        self.engine = Engine(backend, model, tokenizer, eos, context, draft)
+        self.max_rows = max_rows
+        self._limits = cache_memory, max_rows, kept_rows
+        self.call = home.call if home else _call_here
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Begin without rows and requests."""
+        self._process = os.getpid()
+        self._scheduler: Scheduler | None = None
+        self._arrived: deque[Sequence] = deque()  # submitted by any thread, seen by the next tick
+        self._numbers = itertools.count()
+        self._setup = threading.Lock()
+        self._ticking = threading.Lock()
+        self._ticker: int | None = None  # the thread that ticks
+        self._thread: threading.Thread | None = None
+        self._work = threading.Condition()
+        self._is_closing = False
+
+    def _check_process(self) -> None:
+        """Start over in a forked process, which lacks the threads. Raises BackendError where it cannot compute."""
+        if self._process != os.getpid():
+            self.engine.backend.check_process()
+            self._start_over()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Queues and rows, made for the first request."""
+        return self._scheduler or self.call(self._make_scheduler)
+
+    @property
+    def set_asides(self) -> int:
+        """Requests whose row was freed while memory was short."""
+        return self._scheduler.queues.set_asides if self._scheduler else 0
+
+    def _make_scheduler(self) -> Scheduler:
+        with self._setup:
+            self._scheduler = self._scheduler or Scheduler(self.engine, *self._limits)
+            return self._scheduler
+
+    # Requests
+
+    def submit(self, request: Request) -> Handle:
+        """Check a request and queue it. Raises ContextError and OptionsError."""
+        return self.prepare(request).begin()
+
+    def prepare(self, request: Request) -> Handle:
+        """As `submit`, but the handle queues the request at its first use."""
+        self._check_process()
+        self.engine.check(request)
+        self.scheduler.memory.check(len(request.prompt))
+        return Handle(self.engine.begin(request), self)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Queue a request that `prepare` has checked."""
+        self._check_process()
+        sequence.number = next(self._numbers)
+        sequence.writer.submitted = time.perf_counter()
+        if sequence.limit == 0:
+            sequence.writer.end("length")
+            sequence.finish()
+            return
+        self._arrived.append(sequence)
+        with self._work:
+            self._work.notify_all()
+
+    # Ticks
+
+    def tick(self) -> bool:
+        """Compute one token of each running request. False: there was nothing to do."""
+        return self._between_ticks(self._tick)
+
+    def _between_ticks(self, function: abc.Callable[..., Any], *arguments: Any) -> Any:
+        self._check_process()
+        with self._ticking:
+            return self.call(function, *arguments)
+
+    def _tick(self) -> bool:
+        self._ticker = threading.get_ident()
+        try:
+            self._queue_arrived()
+            return self.scheduler.tick()
+        finally:
+            self._ticker = None
+
+    def _queue_arrived(self) -> None:
+        while self._arrived:
+            self.scheduler.queues.waiting.append(self._arrived.popleft())
+
+    def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None:
+        """Wait for news of a request: run a tick, or await one where another thread ticks."""
+        if self._ticker == threading.get_ident():
+            raise SessionError("a callback cannot wait for an answer: it runs inside the loop that computes it")
+        self._check_process()
+        if self._thread is not None:
+            sequence.news = threading.Event()
+            if not has_news():
+                sequence.news.wait(WAKE_SECONDS)
+            sequence.news = None
+            return
+        with self._ticking:
+            if not has_news() and not self.call(self._tick) and not has_news():
+                sequence.finish(SessionError("this request was lost: submit it again"))
+
+    def sweep(self) -> None:
+        """End cancelled requests now, or in the tick that runs."""
+        if self._ticker != threading.get_ident() and self._ticking.acquire(blocking=False):
+            try:
+                self.call(self._sweep)
+            finally:
+                self._ticking.release()
+
+    def _sweep(self) -> None:
+        self._queue_arrived()
+        self.scheduler.queues.sweep()
+
+    # A thread of the loop
+
+    def start(self) -> None:
+        """Tick on a thread of the loop from now on."""
+        if self._thread is None:
+            self._is_closing = False
+            self._thread = threading.Thread(target=self._run, name="mlx_llama scheduler", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                self._work.wait_for(lambda: self._is_closing or self._has_work())
+            if self._is_closing:
+                return
+            self.tick()
+
+    def _has_work(self) -> bool:
+        queues = self._scheduler and self._scheduler.queues
+        return bool(self._arrived or queues and (queues.waiting or queues.running or queues.prefilling))
+
+    def close(self) -> None:
+        """Stop the thread, end all requests as interrupted and free the rows."""
+        if self._process != os.getpid():
+            return
+        with self._work:
+            self._is_closing = True
+            self._work.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._ticking:
+            self.call(self._close)
+
+    def _close(self) -> None:
+        self._queue_arrived()
+        if self._scheduler:
+            self._scheduler.close()
+
+    # Prefixes
+
+    def count_known(self, tokens: abc.Sequence[int], adapter: int = 0) -> int:
+        """Tokens at the beginning of `tokens` that some row holds, computed by this adapter."""
+        return self._between_ticks(lambda: self.scheduler.rows.find_prefix([*tokens, -1], adapter)[1])
+
+    def export(self, tokens: abc.Sequence[int] | None = None, adapter: int = 0) -> dict[str, Any]:
+        """State of the longest prefix of `tokens` that some row holds. See Rows.export."""
+        return self._between_ticks(lambda: self.scheduler.rows.export(tokens, adapter))
+
+    def erase(self, tokens: abc.Sequence[int]) -> int:
+        """Drop the kept rows that hold a prefix of `tokens` and nothing else; returns the longest one's length."""
+        return self._between_ticks(lambda: self.scheduler.rows.drop_prefixes(tokens))
+
+    def install(self, state: dict[str, Any], adapter: int = 0) -> None:
+        """Restore an exported state as a prefix of later prompts to the same adapter. Raises ContextError."""
+        self._between_ticks(lambda: self.scheduler.rows.install(state, adapter))
+
+
+def _call_here(function: abc.Callable[..., Any], *arguments: Any) -> Any:
+    with uninterrupted():
+        return function(*arguments)

@@ -1,0 +1,73 @@
+"""Requests that wait and requests that have a row. Their status and row change here only."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from mlx_llama.core.backends.interface import Model
+
+from .request import NO_ROW, Sequence, Status
+from .rows import Rows
+
+
+class Queues:
+    """All requests that have not ended, by status."""
+
+    def __init__(self, model: Model, rows: Rows):
+        self.model = model
+        self.rows = rows
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: Sequence | None = None
+        self.running: list[Sequence] = []  # in the order of admission
+        self.set_asides = 0  # requests whose row was freed while memory was short, to be computed again
+
+    @property
+    def admitted(self) -> list[Sequence]:
+        """Requests that have a row."""
+        return [*self.running, self.prefilling] if self.prefilling else [*self.running]
+
+    def admit(self, sequence: Sequence, row: int) -> None:
+        """Give a waiting request a row."""
+        self._remove(sequence)
+        sequence.row, sequence.status, self.prefilling = row, Status.PREFILLING, sequence
+
+    def run(self, sequence: Sequence) -> None:
+        """The first step of an admitted request is launched."""
+        self._remove(sequence)
+        sequence.processed, sequence.status = sequence.prompt_length, Status.RUNNING
+        self.running.append(sequence)
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
+        self.set_asides += 1
+        self._remove(sequence)
+        self.waiting.appendleft(sequence)
+        row, sequence.row, sequence.status = sequence.row, NO_ROW, Status.WAITING
+        sequence.speculation.leave_row()
+        self.rows.release(row)
+
+    def end(self, sequence: Sequence, error: Exception | None = None) -> None:
+        """End a request. Its row stays as a prefix, or is freed after an error. Later calls change nothing."""
+        if sequence.status is Status.ENDED:
+            return
+        self._remove(sequence)
+        row, sequence.row = sequence.row, NO_ROW
+        try:
+            if row != NO_ROW:
+                (self.rows.keep if error is None else self.rows.release)(row)
+        finally:
+            sequence.writer.add_notices(self.model.notices)  # compiling or capturing a step may have added some
+            sequence.finish(error)
+
+    def sweep(self) -> None:
+        """End the requests that were cancelled."""
+        for sequence in [sequence for sequence in (*self.waiting, *self.admitted) if sequence.is_cancelled]:
+            self.end(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence is self.prefilling:
+            self.prefilling = None
+        else:
+            self.running.remove(sequence)

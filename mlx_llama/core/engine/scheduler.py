@@ -1,0 +1,333 @@
+"""A tick: admit a request, launch one chunk of a prompt and one step for all rows, read the step's tokens.
+
+A device that works by itself receives step n+1 before step n is read, as long as the rows stay the same; the surplus
+step of a row that ended is trimmed. A row that needs its last token on the host, to draft from it, has steps of its own.
+"""
+
+from __future__ import annotations
+
+import time
+
+from mlx_llama.core.backends.logprobs import unpack
+from mlx_llama.core.generation.engine import Engine
+from mlx_llama.core.generation.slots import Slots
+from mlx_llama.core.models import rope
+from mlx_llama.core.system.interrupts import interruptible
+
+from .chunks import Chunks
+from .device import Device
+from .memory import Memory, default_budget
+from .queues import Queues
+from .request import NO_ROW, Sequence, Status
+from .rows import Rows
+from .speculate import DraftModel
+from .steps import Step, Steps, group
+
+SHARED_CHUNK = 512  # maximum number of prompt tokens per tick while others run
+PORTION = 256  # positions of an answer that admission counts in advance
+
+
+class Clock:
+    """Seconds during which ticks ran. Time that consumers spend on a token does not count."""
+
+    def __init__(self) -> None:
+        self._idle = 0.0
+        self._stopped = time.perf_counter()
+
+    def start(self) -> None:
+        self._idle += time.perf_counter() - self._stopped
+
+    def stop(self) -> None:
+        self._stopped = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._idle
+
+
+class Scheduler:
+    """Requests on one model and their rows. One thread at a time may call it. See Loop for the parameters."""
+
+    def __init__(self, engine: Engine, cache_memory: int | None, max_rows: int, kept_rows: int):
+        backend, model, draft = engine.backend, engine.model, engine.draft
+        runtime, count = backend.runtime, max_rows + kept_rows
+        if cache_memory is None and (free := runtime.free_memory(backend.device)) is not None:
+            cache_memory = default_budget(free)
+        self.backend, self.model, self.max_rows = backend, model, max_rows
+        self.cache = model.make_cache(engine.context, count)
+        # Beyond its trained positions a draft model guesses badly, and dynamic rope would forbid trimming.
+        drafts = draft.make_cache(min(engine.context, draft.config.max_position_embeddings), count) if draft else None
+        self.drafts = DraftModel(Device(backend, draft, drafts)) if draft and drafts else None
+        self.rows = Rows(model.config, self.cache, drafts, cache_memory, kept_rows, runtime.is_out_of_memory)
+        self.queues = Queues(model, self.rows)
+        self.steps = Steps(backend, model, self.cache)
+        self.memory = Memory(self.queues, self.steps, runtime.is_out_of_memory)
+        self.slots = Slots(max_rows)
+        self.clock = Clock()
+        self._chunks = Chunks(SHARED_CHUNK)
+        self._has_dynamic_rope = rope.length_dependent(model.config)
+
+    def tick(self) -> bool:
+        """Admit, prefill, step, read. False: there was nothing to do."""
+        self.clock.start()
+        try:
+            return self._tick()
+        except Exception as error:  # a defect: it must not end the loop
+            self.steps.forget()
+            for sequence in self.queues.admitted:
+                self.queues.end(sequence, error)
+            return True
+        except BaseException:  # Ctrl-C in a prompt: the consumer cancels its request
+            self._forget_steps()
+            raise
+        finally:
+            self.clock.stop()
+
+    def _tick(self) -> bool:
+        self.queues.sweep()
+        self._admit()
+        queues = self.queues
+        if not queues.running and not queues.prefilling:
+            self.steps.launched = []
+            return bool(queues.waiting)
+        started, is_stepping = time.perf_counter(), bool(queues.running)
+        prompt_tokens = self._prefill()
+        self._launch()
+        launched, self.steps.launched = self.steps.launched, []
+        if self.backend.runs_ahead:
+            self._run_ahead(launched)
+        for step in launched:
+            if not self._read(step):
+                break  # the others were forgotten with it
+        self._chunks.note(time.perf_counter() - started, prompt_tokens, is_stepping)
+        if self.backend.runs_ahead:
+            self._launch(may_wait=False)  # the device works while consumers look at the tokens
+        return True
+
+    def close(self) -> None:
+        """End all requests as interrupted and free the rows."""
+        for sequence in [*self.queues.waiting, *self.queues.admitted]:
+            self.queues.end(sequence)
+        self.steps.forget()
+        self.rows.drop_all()
+
+    # Admission
+
+    def _admit(self) -> None:
+        """Give the next request a row, if there is one and memory for its prompt and a first portion."""
+        queues, rows = self.queues, self.rows
+        if queues.prefilling or not queues.waiting or len(queues.running) >= self.max_rows:
+            return
+        sequence = queues.waiting[0]
+        tokens, length, reuses = sequence.tokens, len(sequence.tokens), sequence.request.reuses
+        try:
+            claimed = rows.claim(tokens, length + min(PORTION, sequence.left), reuses, sequence.adapter)
+            if claimed is None and not queues.running:
+                claimed = rows.claim(tokens, length, reuses, sequence.adapter)
+                if claimed is None:
+                    self.memory.refuse(sequence)
+            if claimed is None:
+                return
+            queues.admit(sequence, claimed[0])
+            sequence.slot = self.slots.enter(tokens, {other.slot for other in queues.running})
+            sequence.writer.start(self.clock.now(), min(claimed[1], sequence.prompt_length))
+            sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
+            if self.drafts and sequence.speculation.wants_model:
+                sequence.speculation.begin(self.drafts, sequence.row, tokens, sequence.sampling,
+                                           sequence.options.prefill_step_size)
+            if self._has_one_length(length):
+                sequence.writer.add_notices(["no prefix is reused: this model's dynamic rope rotates keys of a text beyond "
+                                             f"{self.model.config.max_position_embeddings} tokens by angles of its length"])
+        except Exception as error:
+            queues.end(sequence, error)
+
+    def _has_one_length(self, length: int) -> bool:
+        """True if keys of a text of `length` tokens are rotated for that length, so that no other text can use them."""
+        return self._has_dynamic_rope and length > self.model.config.max_position_embeddings
+
+    # Prefill
+
+    def _prefill(self) -> int:
+        """Launch a chunk of the admitted prompt; with the last one, the step of its first token. Returns its size."""
+        sequence = self.queues.prefilling
+        if sequence is None:
+            return 0
+        start, tokens = self.cache.lengths[sequence.row], sequence.tokens
+        end = min(start + self._choose_chunk(sequence, start), len(tokens))
+        try:
+            with interruptible():  # a chunk may take long
+                sequence.speculation.prefill(end)
+                if end == len(tokens):
+                    self.steps.launch_rest(sequence)  # samples too, which saves one pass over the weights
+                else:
+                    self.steps.prefill(sequence, tokens[start:end])
+            if end == len(tokens):
+                self.queues.run(sequence)
+            else:
+                sequence.processed = min(end, sequence.prompt_length)
+                sequence.writer.tell_prefill(self.clock.now())
+                sequence.tell()
+        except Exception as error:
+            if self.memory.free(error):
+                self._rewind(sequence)
+            else:
+                self.queues.end(sequence, error)
+        return end - start
+
+    def _choose_chunk(self, sequence: Sequence, start: int) -> int:
+        """Prompt tokens in the next chunk."""
+        if self._has_one_length(len(sequence.tokens)):
+            # Each chunk would be rotated for another length; an answer that is resumed was decoded token by token.
+            return sequence.prompt_length if start < sequence.prompt_length else 1
+        chunk = min(sequence.options.prefill_step_size, self.model.prefill_width)
+        if not self.queues.running:
+            return chunk
+        return min(chunk, self._chunks.choose() if self.model.is_batch_invariant else SHARED_CHUNK)
+
+    # Step
+
+    def _launch(self, may_wait: bool = True) -> None:
+        """Launch a step for every running sequence that has none. may_wait: also for those that wait for their logits."""
+        self.memory.is_short = False
+        busy = {id(sequence) for step in self.steps.launched for sequence in step.sequences}
+        idle = [sequence for sequence in self.queues.running if id(sequence) not in busy]
+        if not may_wait:
+            idle = [sequence for sequence in idle if not sequence.needs_logits]
+        for sequences in group(idle, self.backend.runs_ahead):
+            batch = [sequence for sequence in sequences if not self._launch_alone(sequence)]
+            if len(batch) < len(sequences):
+                batch = [sequence for sequence in batch if sequence.status is Status.RUNNING]
+            if batch := self.memory.make_room(batch, 1):
+                try:
+                    self.steps.launch(batch)
+                except Exception as error:
+                    self._retry(batch, error)
+
+    def _launch_alone(self, sequence: Sequence) -> bool:
+        """Launch a step of several positions for a row that drafts or whose grammar forced tokens. False: it needs none."""
+        if sequence.status is not Status.RUNNING:  # set aside for one before
+            return True
+        if sequence.constraint:
+            return self._launch_forced(sequence)
+        return sequence.speculation.drafter is not None and self._launch_drafts(sequence)
+
+    def _launch_drafts(self, sequence: Sequence) -> bool:
+        """Launch the verification of drafts; False if there are none."""
+        try:
+            drafts = sequence.speculation.draft(sequence.left - 1)
+            if not drafts or not self.rows.reserve({sequence.row: len(sequence.tokens) + len(drafts)}):
+                return False
+            self.steps.verify(sequence, drafts)
+        except Exception as error:
+            sequence.speculation.end(error)
+            self._rewind(sequence)
+            return sequence.status is Status.ENDED
+        return True
+
+    def _launch_forced(self, sequence: Sequence) -> bool:
+        """Launch one step over the tokens that a grammar forced; False if there are none."""
+        start = self.cache.lengths[sequence.row]
+        count = len(sequence.tokens) - start
+        if count == 1:
+            return False
+        if not self.memory.make_room([sequence], min(count, SHARED_CHUNK)):
+            return True
+        try:
+            if count > SHARED_CHUNK:  # the next tick goes on
+                self.steps.prefill(sequence, sequence.tokens[start:start + SHARED_CHUNK])
+            else:
+                self.steps.launch_rest(sequence)
+        except Exception as error:
+            self.queues.end(sequence, error)
+        return True
+
+    def _run_ahead(self, launched: list[Step]) -> None:
+        """Launch the steps after those that are not read yet, unless their tokens may change the rows or be drafted from."""
+        groups = group(self.queues.running, True)
+        for step in launched:
+            # A launched step cannot be cancelled, so do not run ahead of a possible draft.
+            if self.memory.is_short or step.drafts or step.sequences not in groups or any(
+                    sequence.left == 1 or sequence.is_cancelled or sequence.constraint or sequence.needs_logits
+                    or sequence.speculation.may_draft_next()
+                    for sequence in step.sequences):
+                continue
+            ends = {sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences}
+            try:
+                if self.rows.reserve(ends):
+                    self.steps.launch(step.sequences, step.tokens)
+            except Exception:  # launch it again once the tokens are read
+                for sequence in step.sequences:
+                    self._rewind(sequence, ends[sequence.row] - 1)
+
+    # Read
+
+    def _read(self, step: Step) -> bool:
+        """Read a step and take its tokens. False: it failed, and all launched steps are forgotten."""
+        try:
+            sampled = self.steps.read(step)
+        except Exception as error:
+            self._forget_steps()
+            self._retry(step.sequences, error)
+            return False
+        self._take(step, sampled)
+        return True
+
+    def _take(self, step: Step, sampled: list[int]) -> None:
+        """Append the tokens that a step gave, and those that a grammar forces after them."""
+        now, width = self.clock.now(), len(sampled) // len(step.sequences)
+        for row, sequence in enumerate(step.sequences):
+            if sequence.status is not Status.RUNNING:  # it ended while the step ran
+                continue
+            try:
+                if step.drafts:
+                    goes_on = sequence.take_all(sequence.speculation.accept(step.drafts, sampled), now)
+                    self._rewind(sequence)  # a rejected draft may lie where the last token belongs
+                elif width == 1:
+                    goes_on = sequence.take(sampled[row], now)
+                else:
+                    columns = sampled[row * width:(row + 1) * width]
+                    goes_on = sequence.take(columns[0], now, unpack(columns, sequence.options.logprobs))
+                # Log-probabilities come one a step; dynamic rope rotates several positions of one call alike.
+                if goes_on and sequence.constraint and sequence.options.logprobs is None and not self._has_dynamic_rope:
+                    goes_on = sequence.take_all(sequence.constraint.forced(), now)  # the next step computes all of them
+                if goes_on:
+                    sequence.tell()
+                else:
+                    self.queues.end(sequence)
+            except Exception as error:
+                self.queues.end(sequence, error)
+
+    # Failures
+
+    def _retry(self, sequences: list[Sequence], error: Exception) -> None:
+        """A step failed: compute its rows one by one and end those that fail again."""
+        is_freed = self.memory.free(error)
+        if len(sequences) == 1 and not is_freed:
+            self.queues.end(sequences[0], error)
+            return
+        for sequence in sequences:
+            self._rewind(sequence)
+            if is_freed or sequence.status is not Status.RUNNING:
+                continue
+            others, self.steps.launched = self.steps.launched, []
+            try:
+                self.steps.launch_rest(sequence)
+                self._take(self.steps.launched[0], self.steps.read(self.steps.launched[0]))
+            except Exception as again:
+                self.queues.end(sequence, again)
+            self.steps.launched = others
+
+    def _forget_steps(self) -> None:
+        """Drop all launched steps; rows go on from the tokens known on the host."""
+        self.steps.forget()
+        for sequence in self.queues.admitted:
+            self._rewind(sequence)
+
+    def _rewind(self, sequence: Sequence, length: int | None = None) -> None:
+        """Trim a row to `length` positions; None: those before the last known token, which is the next step's input."""
+        row = sequence.row
+        if row == NO_ROW:
+            return
+        try:
+            self.cache.trim(min(self.cache.lengths[row], len(sequence.tokens) - 1) if length is None else length, row)
+        except Exception as error:
+            self.queues.end(sequence, error)
