@@ -41,7 +41,7 @@ __all__ = ["load", "LLM", "Session", "Stream", "ToolStream", "Handle", "Completi
            "BackendError", "CheckpointError", "ConfigError", "ContextError", "NumericalError", "OptionsError", "OutOfMemoryError", "SessionError", "TemplateError", "TokenizerError", "TraceError"]
 
 _HOMES = {"load": "generation.llm", "LLM": "generation.llm", "Completion": "generation.completion",
-          "GenerationOptions": "generation.options", "Handle": "generation.request", "Session": "generation.session",
+          "GenerationOptions": "generation.options", "Handle": "engine.request", "Session": "generation.session",
           "Stream": "generation.session", "ToolStream": "generation.tool_use"}
 
 
