@@ -66,3 +66,16 @@ def test_defaults_are_those_of_transformers_config(name):
         if field != "sliding_window":  # transformers clears it unless use_sliding_window
             expected = getattr(theirs, field)
             assert value == expected or value is None and field == "num_key_value_heads", field
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.windows.is_absent])
+def test_windows_by_default_are_those_of_transformers_config(name):
+    import transformers
+
+    family = FAMILIES[name]
+    fields = dict(vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=9, num_attention_heads=4,
+                  num_key_value_heads=2, head_dim=16, use_sliding_window=True, sliding_window=5, max_window_layers=4)
+    theirs = transformers.AutoConfig.for_model(family.model_type, **fields)
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 9
+    ours = LlamaConfig.from_dict(fields | {"model_type": family.model_type})
+    assert [spec.window for spec in ours.layers] == [5 if kind == "sliding_attention" else None for kind in kinds]
