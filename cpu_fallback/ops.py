@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+from mlx_llama.core.ops import add, last_position  # noqa: F401, the same words
 
 from .cache import View
 from .quantized import QuantizedMatrix
@@ -103,10 +104,6 @@ def add_rms_norm(x: np.ndarray, delta: np.ndarray | None, weight: np.ndarray,
     return total, rms_norm(total, weight, eps)
 
 
-def add(x: np.ndarray, delta: np.ndarray | None) -> np.ndarray:
-    return x if delta is None else x + delta
-
-
 def scale(x: np.ndarray, factor: float) -> np.ndarray:
     return x * np.float32(factor)
 
@@ -145,10 +142,6 @@ def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
         mixed[b] = attention(query[b:b + 1], keys[None], values[None], spec.scale,
                              mask if mask is None else mask[-T:], spec.softcap)[0].transpose(1, 0, 2)
     return mixed.reshape(B, T, H * D)
-
-
-def last_position(x: np.ndarray) -> np.ndarray:
-    return x[..., -1:, :]
 
 
 def _matmul(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+from mlx_llama.core.ops import add, last_position  # noqa: F401, the same words
 
 from . import kernels, runtime
 from .cache import View
@@ -118,10 +119,6 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tens
     return total, rms_norm(total, weight, eps)
 
 
-def add(x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-    return x if delta is None else x + delta
-
-
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x * factor
 
@@ -163,10 +160,6 @@ def attend(query: torch.Tensor, view: View, spec: LayerSpec) -> torch.Tensor:
         mixed.append(attention(queries, keys, values, spec.scale, mask, spec.softcap))
     mixed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
     return mixed.transpose(1, 2).reshape(query.shape[0], -1, spec.heads * spec.head_dim)
-
-
-def last_position(x: torch.Tensor) -> torch.Tensor:
-    return x[..., -1:, :]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

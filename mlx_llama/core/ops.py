@@ -118,3 +118,14 @@ class Ops(Protocol):
 
     def last_position(self, x: Array) -> Array:
         """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1, D]."""
+
+
+# Words of all arrays that have + and slices
+
+
+def add(x: Array, delta: Array | None) -> Array:
+    return x if delta is None else x + delta
+
+
+def last_position(x: Array) -> Array:
+    return x[..., -1:, :]

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+from mlx_llama.core.ops import add, last_position  # noqa: F401, the same words
 
 from .cache import View
 from .dense import DenseMatrix
@@ -95,10 +96,6 @@ def add_rms_norm(x: mx.array, delta: mx.array | None, weight: mx.array, eps: flo
     return total, rms_norm(total, weight, eps)
 
 
-def add(x: mx.array, delta: mx.array | None) -> mx.array:
-    return x if delta is None else x + delta
-
-
 def scale(x: mx.array, factor: float) -> mx.array:
     return x * factor
 
@@ -152,10 +149,6 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
                                 for own, (keys, values), mask in zip(mx.split(query, B), stored, masks)])
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
     return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
-
-
-def last_position(x: mx.array) -> mx.array:
-    return x[..., -1:, :]
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
