@@ -1,0 +1,37 @@
+"""Options in core's messages, spelled as flags.
+
+Core writes names in backticks, as in Python: `ctx_size`, `device='cpu'`, `compile=False`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+# Options whose flag is not their name with dashes.
+FLAGS = {"adapter": "--use-adapter", "schema": "--json-schema", "temperature": "--temp"}
+_NAME = re.compile(r"`([a-z][a-z_]*)(?:=([^`]*))?`")
+
+
+def flag_of(name: str) -> str:
+    """The preferred flag of an option."""
+    return FLAGS.get(name) or "--" + name.replace("_", "-")
+
+
+def spell_flags(text: str) -> str:
+    """Replace names of options by flags: "`device='cpu'`" by "--device cpu", "`compile=False`" by "--no-compile"."""
+
+    def spell(match: re.Match[str]) -> str:
+        flag, value = flag_of(match[1]), match[2]
+        if value is None or value == "True":
+            return flag
+        return f"--no-{flag[2:]}" if value == "False" else f"{flag} " + value.strip("'\"")
+
+    return _NAME.sub(spell, text)
+
+
+def spell_command(command: str, *words: str, **options: Any) -> str:
+    """A command line for a shell. options: by name; None is left out."""
+    flags = [part for name, value in options.items() if value is not None for part in (flag_of(name), shlex.quote(str(value)))]
+    return " ".join(["python -m mlx_llama." + command, *map(shlex.quote, words), *flags])
