@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mlx_llama.core.backends.interface import Masks
-from mlx_llama.core.backends.load_options import CACHE_BITS
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.positions import CallView, checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops
 from mlx_llama.core.errors import BackendError, ContextError, OutOfMemoryError
@@ -47,7 +47,7 @@ def _on_device(method: Callable) -> Callable:
             with contextlib.suppress(RuntimeError):  # after a capture that failed
                 torch.cuda.empty_cache()
         raise OutOfMemoryError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: "
-                               "shorten the prompt, lower --prefill-step-size or --ctx-size, or close other programs")
+                               "shorten the prompt, lower `prefill_step_size` or `ctx_size`, or close other programs")
 
     return guarded
 
@@ -67,30 +67,27 @@ class Llama:
         self._batch_invariant = False  # True: the runner takes prompts, too
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu"),
-             compile: bool | None = None, cache_bits: int | None = None, batch_invariant: bool | None = None,
+    def load(cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: torch.device = torch.device("cpu"),
              ranks: Ranks | None = None) -> Llama:
         """Build the model; weights keep their stored width.
 
-        compile: capture decoded tokens as a CUDA graph, or not (None: where that can be). cache_bits: of keys and values,
-        8, 16 or None for the activations' width. batch_invariant: compute prompts, too, by the kernels of decoded tokens, which
-        is slower. ranks: processes that each load a share of the weights and make the same calls; None for a model in this
-        process alone. Raises BackendError where an option cannot be honoured, OutOfMemoryError.
+        `compile`: capture decoded tokens as a CUDA graph, or not (None: if possible). `batch_invariant`: compute prompts, too,
+        by the kernels of decoded tokens, which is slower. ranks: processes that each load a share of the weights and make the
+        same calls; None for a model in this process alone. Raises BackendError for an option that it cannot honour,
+        OutOfMemoryError.
         """
-        if cache_bits not in (None, *CACHE_BITS):
-            raise BackendError(f"--cache-bits {cache_bits!r:.40}: must be {' or '.join(map(str, CACHE_BITS))}, or left out for "
-                               "the activations' width")
+        cache_bits, batch_invariant = options.cache_bits, bool(options.batch_invariant)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        weights = Weights(checkpoint, dtype, device, ranks)
+        weights = Weights(checkpoint, options.dtype, device, ranks)
         config = weights.config
-        decoding = kernels.plan_decoding(config, weights.dtype, device, compile, cache_bits, bool(batch_invariant))
+        decoding = kernels.plan_decoding(config, weights.dtype, device, options.compile, cache_bits, batch_invariant)
         notices = decoding.notices + weights.notices
         if batch_invariant:
             notices += ("prompts are computed by the kernels of decoded tokens: the same bits with any chunks, and slower",)
         model = cls(config, weights, weights.dtype, device, notices, cache_bits)
         if decoding.kernels:
-            model._batch_invariant = bool(batch_invariant)
+            model._batch_invariant = batch_invariant
 
             def build_view(rows: int, kind: Kind) -> StateView:
                 return StateView(config, model.dtype, device, decoding.kernels, rows, cache_bits, kind)
@@ -108,7 +105,7 @@ class Llama:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """True if a row has the same bits in any company and with any chunks. Steps have by kernels, but a prompt's products
+        """True if a row is bit-identical whatever else is in the batch, and with any chunks. Steps are, by kernels, but a prompt's products
         are torch's, whose sums depend on the number of tokens, unless the model was loaded with `batch_invariant`."""
         return self._batch_invariant
 
@@ -128,7 +125,7 @@ class Llama:
         Raises BackendError for captured steps, whose operations cannot be told apart.
         """
         if self._runner and self._runner.capture:
-            raise BackendError("a captured step cannot be profiled by operation: load the model with --no-compile")
+            raise BackendError("a captured step cannot be profiled by operation: load the model with `compile=False`")
         if self.device.type == "cpu":
             return clock_ops(self, ops, lambda results: None, "torch's own operations, with a clock around each")
         return clock_ops(self, ops, lambda results: torch.cuda.synchronize(self.device),

@@ -12,15 +12,15 @@ if __name__ == "__main__":  # before the imports below: interrupted, they would 
 import sys
 
 from . import cli
+from .cli.flags import Parser
 from .core.errors import OptionsError
-from .core.generation import options
 
 GGUF = "gguf:"
 
 
-def parser() -> options.Parser:
+def parser() -> Parser:
     """The command line. Names follow mlx_lm.convert's."""
-    result = options.Parser(prog="python -m mlx_llama.quantize", description=__doc__, allow_abbrev=False)
+    result = Parser(prog="python -m mlx_llama.quantize", description=__doc__, allow_abbrev=False)
     result.add_argument("source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide")
     result.add_argument("out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write")
     result.add_argument("--bits", "--q-bits", default=None, metavar="{2,3,4,5,6,8}",

@@ -20,10 +20,11 @@ import sys
 import numpy as np
 
 from mlx_llama import cli
+from mlx_llama.cli import flags
+from mlx_llama.core.backends.load_options import MOST_ROWS, LoadOptions
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation import options
 from mlx_llama.core.generation.llm import context_size, one_adapter
 
 from . import plot, report
@@ -32,14 +33,13 @@ from .host import measure_host
 from .measure import Case, load, measure, measure_rows
 from .profile import measure_profiles
 
-MOST_ROWS = 512
 PLOT_DEPTHS = 9
 PLOT_REACH = 4096  # most tokens on the axis of a picture without --depth
 
 
-def parser() -> options.Parser:
+def parser() -> flags.Parser:
     """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in llama-batched-bench."""
-    result = options.Parser(prog="python -m mlx_llama.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
+    result = flags.Parser(prog="python -m mlx_llama.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
     many = dict(action="append", metavar="N[,N...]", default=None)
     result.add_argument("--prompt-tokens", "-p", "-npp", help="lengths of the prompt (default: 128)", **many)
     result.add_argument("--generate-tokens", "-n", "-ntg", help="tokens to decode (default: 64)", **many)
@@ -67,7 +67,7 @@ def parser() -> options.Parser:
     result.add_argument("--save", action="store_true",
                         help="with --kernels: enter the best for this processor in the package's table")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
-    options.add_model_flags(result)
+    flags.add_load_flags(result, without=flags.ONE_MODEL)
     return result
 
 
@@ -131,9 +131,8 @@ def main(arguments: list[str]) -> int:
     backend = select(given.backend, given.device)
     if given.profile and backend.name != "cpu":
         given.compile = False  # the operations of a traced or captured step cannot be told apart
-    load_options = backend.load_options(given.dtype, given.threads, given.activation_bits, given.compile, given.cache_bits,
-                                        given.batch_invariant)
-    checkpoint = open_checkpoint(given.model, given.revision, one_adapter(given.adapter))
+    options = backend.check(flags.load_options(given))
+    checkpoint = open_checkpoint(options.model, options.revision, one_adapter(options))
     context = context_size(checkpoint, given.ctx_size)
     is_single = (row_counts is None and len(prompts) == len(generates) == 1 and depths in (None, [0]) and not given.plot
                  and output in ("text", "json") and not given.profile)
@@ -153,7 +152,7 @@ def main(arguments: list[str]) -> int:
                 f"{name} needs {positions} positions and the context of {checkpoint.name} has {context}: "
                 f"lower --prompt-tokens{' or --generate-tokens' if are_batches else ', --generate-tokens or --depth'}"
                 f"{remedy}")
-    loaded = load(checkpoint, backend, given.dtype, **load_options)
+    loaded = load(checkpoint, backend, options)
     host = {"host": measure_host(loaded, context, max(row_counts or [1]))} if given.host else {}
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
@@ -180,13 +179,13 @@ def main(arguments: list[str]) -> int:
 
 def _run_kernels(given: argparse.Namespace, output: str) -> int:
     """Measure candidates for the kernels of decoding; returns the exit code. Raises OptionsError, BackendError."""
-    for flag in ("profile", "host", "plot", "rows", "depth", "model", "adapter", "prompt_tokens", "generate_tokens"):
+    for flag in ("profile", "host", "plot", "rows", "depth", "model", "adapters", "prompt_tokens", "generate_tokens"):
         if getattr(given, flag):
             raise OptionsError(f"--kernels and --{flag.replace('_', '-')} contradict each other: leave one of them out")
     if output not in ("text", "json"):
         raise OptionsError(f"--kernels and --output {output} contradict each other: choose text or json")
     backend = select(given.backend or "cpu", given.device)
-    threads = backend.load_options(given.dtype, given.threads, None, None, None, None).get("threads")
+    threads = backend.check(LoadOptions(dtype=given.dtype, threads=given.threads)).threads
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,6 +105,11 @@ def option_name(text: str) -> str:
     return ALIASES.get(key, key)
 
 
+def spell_names(text: str) -> str:
+    """Replace generation options by the names that /set takes; others stay for their flags."""
+    return re.sub(rf"`({'|'.join(FIELDS)})`", r"\1", text)
+
+
 def option_value(session: Session, name: str) -> str:
     """The option's value in force, in the form that /set takes."""
     options = session.resolve().options
@@ -199,7 +205,7 @@ def _parse_value(name: str, text: str) -> Any:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise OptionsError(f"option {name}: {text!r:.60} is not a list of words: {str(error).lower()}") from None
+        raise OptionsError(f"option `{name}`: {text!r:.60} is not a list of words: {str(error).lower()}") from None
     return words if name == "logit_bias" else [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
 
 

@@ -176,7 +176,7 @@ class Chat:
         if self.debug:
             traceback.print_exception(error)
         unexpected = "" if isinstance(error, LlamaError) else f"{type(error).__name__} (--debug shows the traceback): "
-        self.say(f"error: {place}{unexpected}{error}")
+        self.say(f"error: {place}{unexpected}{commands.spell_names(str(error))}")
 
 
 def describe_model(llm: LLM) -> str:

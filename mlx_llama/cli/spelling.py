@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Options whose flag is not their name with dashes.
@@ -31,7 +32,19 @@ def spell_flags(text: str) -> str:
     return _NAME.sub(spell, text)
 
 
-def spell_command(command: str, *words: str, **options: Any) -> str:
-    """A command line for a shell. options: by name; None is left out."""
-    flags = [part for name, value in options.items() if value is not None for part in (flag_of(name), shlex.quote(str(value)))]
-    return " ".join(["python -m mlx_llama." + command, *map(shlex.quote, words), *flags])
+def spell_options(options: Mapping[str, Any]) -> list[str]:
+    """The words of a command line for options by name; None is left out, a tuple repeats its flag."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+            continue
+        for part in value if isinstance(value, (list, tuple)) else [] if value is None else [value]:
+            words += [f"{flag}={part}"] if str(part).startswith("-") else [flag, str(part)]
+    return words
+
+
+def spell_command(command: str, words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """A command line for a shell; options as for `spell_options`."""
+    return " ".join(["python -m mlx_llama." + command, *map(shlex.quote, [*words, *spell_options(options)])])

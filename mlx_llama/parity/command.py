@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mlx_llama.cli import flags
 from mlx_llama.core.backends.load_options import full_dtype
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation import options
 from mlx_llama.core.proofs.batches import SIZES
 
 from .job import TOKENS, Job
@@ -20,9 +20,9 @@ from .modes import MODES, WINDOW
 GUIDE_TRACE = str(Path(__file__).parent.parent / "guide" / "trace.json")
 
 
-def parser() -> options.Parser:
+def parser() -> flags.Parser:
     """The command line."""
-    result = options.Parser(prog="python -m mlx_llama.parity", description=__doc__.splitlines()[0], allow_abbrev=False)
+    result = flags.Parser(prog="python -m mlx_llama.parity", description=__doc__.splitlines()[0], allow_abbrev=False)
     mode = result.add_argument_group("mode, one of them (default: compare backends)").add_mutually_exclusive_group()
     mode.add_argument("--record", metavar="FILE", help="write a golden trace of a float32 NumPy run")
     mode.add_argument("--check", metavar="FILE", nargs="?", const=GUIDE_TRACE,
@@ -45,19 +45,10 @@ def parser() -> options.Parser:
     result.add_argument("--stride", default=None, metavar="TOKENS", help="distance between windows (default: half of one)")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     result.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
-    model = result.add_argument_group("model")
-    model.add_argument("--model", metavar="MODEL", default=None, help="as in the other commands (default: the guide model)")
-    model.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
-    model.add_argument("--backends", default=None, metavar="LIST", help="some of mlx,cpu,cuda (default: all that are installed)")
-    model.add_argument("--device", default=None, metavar="{cpu,gpu}", help="of the mlx and cuda backends (default: the GPU "
-                                                                          "if there is one)")
-    model.add_argument("--dtype", default="auto", type=full_dtype, metavar="{auto,float32,float16,bfloat16}",
-                       help="width of the activations (default: the checkpoint's)")
-    model.add_argument("--compile", default=None, action=argparse.BooleanOptionalAction,
-                       help="decode by compiled or captured steps, or not (default: as in the other commands)")
-    options.add_cache_bits_flag(model)
-    options.add_invariance_flag(model)
-    options.add_adapter_flag(model)
+    result.add_argument("--backends", default=None, metavar="LIST",
+                        help="some of mlx,cpu,cuda (default: all that are installed)")
+    flags.add_load_flags(result, only=("model", "revision", "device", "dtype", "compile", "cache_bits", "batch_invariant",
+                                       "adapters"))
     return result
 
 
@@ -69,7 +60,7 @@ ONLY_FOR = {  # modes that take a flag; the others refuse it
     "compile": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "cache_bits": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "batch_invariant": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
-    "adapter": ("compare", "verify_cache", "batch", "repeat", "digest", "perplexity"),
+    "adapters": ("compare", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "json": ("compare", "check", "verify_cache", "batch", "repeat", "perplexity"),
 }
 
@@ -78,11 +69,11 @@ def main(arguments: list[str]) -> int:
     """Run the door; returns the exit code. Raises LlamaError."""
     given = parser().parse_args(arguments)
     mode = next((name for name in MODES if name != "compare" and getattr(given, name) not in (None, False)), "compare")
-    for flag, modes in ONLY_FOR.items():
-        if getattr(given, flag) not in (None, False) and mode not in modes:
-            raise OptionsError(f"--{flag.replace('_', '-')} has no meaning with --{mode.replace('_', '-')}: leave it out"
-                               if mode != "compare" else f"--{flag.replace('_', '-')} is for --perplexity: leave it out")
-    if mode == "record" and given.dtype not in ("auto", "float32"):
+    for name, modes in ONLY_FOR.items():
+        if getattr(given, name) not in (None, False) and mode not in modes:
+            raise OptionsError(f"`{name}` has no meaning with `{mode}`: leave it out" if mode != "compare" else
+                               f"`{name}` is for `perplexity`: leave it out")
+    if mode == "record" and full_dtype(given.dtype) not in ("auto", "float32"):
         raise OptionsError(f"--dtype {given.dtype}: a trace is recorded at float32: leave it out")
     if mode == "record":
         given.backends = "cpu"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlx_llama import cli
+from mlx_llama.cli.spelling import spell_options
 from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
@@ -165,16 +166,11 @@ def repeat(job: Job) -> int:
 
 def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
     """The digest of a process of its own. Raises BackendError if it fails."""
-    given = job.given
-    command = [sys.executable, "-m", "mlx_llama.parity", "--digest", "--backends", backend.name, "--dtype", given.dtype]
-    for flag, value in (("--model", given.model), ("--revision", given.revision), ("--prompt", given.prompt),
-                        ("--tokens", given.tokens), ("--device", None if backend.name == "cpu" else given.device)):
-        command += [f"{flag}={value}"] if value is not None else []
-    command += [] if given.cache_bits is None else ["--cache-bits", given.cache_bits]
-    command += ["--batch-invariant"] if given.batch_invariant else []
-    command += [f"--adapter={adapter}" for adapter in given.adapter or ()]
-    command += [] if given.compile is None else ["--compile" if given.compile else "--no-compile"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    names = ("model", "revision", "prompt", "tokens", "dtype", "cache_bits", "batch_invariant", "adapters", "compile",
+             *(["device"] if backend.name != "cpu" else []))
+    options = {name: getattr(job.given, name) for name in names}
+    command = [sys.executable, "-m", "mlx_llama.parity", "--digest", "--backends", backend.name]
+    done = subprocess.run([*command, *spell_options(options)], capture_output=True, text=True)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise BackendError(f"--repeat: a fresh process failed: {last[0]}")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request as HttpRequest
 
-from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TemplateError, spell_parameters
+from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, TemplateError, plain
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
@@ -403,9 +403,10 @@ _KINDS = {"TemplateError": "a conversation that the chat template takes", "Token
 
 def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str, Any]) -> Fault:
     """The fault that an error of core states."""
-    text = spell_parameters(Exception.__str__(error))
+    text = str(error)
     if llm and llm.template:
         text = text.replace(f"{llm.template.name}: ", "")  # perhaps a path too
+    text = plain(text)
     for path in {llm.checkpoint.name, str(llm.checkpoint.path)} if llm else ():
         if os.path.exists(path):  # clients need not know where the model lies
             text = text.replace(path, os.path.basename(path.rstrip("/\\")))
@@ -424,7 +425,7 @@ def _refuse_context(llm: LLM, ask: Ask, count: int, error: ContextError | None, 
     context = llm.engine.context
     if count >= context:
         message = (f"the prompt has {bound}{count} tokens and the context holds {context}, answer included: shorten the prompt"
-                   f"{spell_parameters(llm.engine.suggest_context())}")
+                   f"{plain(llm.engine.suggest_context())}")
         return Refusal(400, "context_length_exceeded", [Fault(ask.field, f"< {context} tokens", message)],
                        n_prompt_tokens=count, n_ctx=context)
     assert error

@@ -10,8 +10,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from mlx_llama import cli
+from mlx_llama.cli import flags
+from mlx_llama.core.backends.load_options import parse_memory, parse_rows
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation import options
+from mlx_llama.core.generation.options import validate
 
 from .settings import Settings
 
@@ -21,9 +23,9 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
 
-def parser() -> options.Parser:
+def parser() -> flags.Parser:
     """The command line. Names follow llama-server's."""
-    result = options.Parser(prog="python -m mlx_llama.server", description=__doc__, allow_abbrev=False)
+    result = flags.Parser(prog="python -m mlx_llama.server", description=__doc__, allow_abbrev=False)
     default = Settings()
     group = result.add_argument_group("server")
     group.add_argument(
@@ -70,9 +72,8 @@ def parser() -> options.Parser:
     group.add_argument("--log-prompts", action="store_true", help="write prompts into the log, and show them in GET /slots")
     group.add_argument("--quiet", action="store_true", help="log nothing but warnings")
     group.add_argument("--debug", action="store_true", help="show tracebacks")
-    options.add_load_flags(result)
-    options.add_rows_flag(result)
-    options.add_generation_flags(result)
+    flags.add_load_flags(result, without=())
+    flags.add_generation_flags(result)
     return result
 
 
@@ -83,18 +84,18 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s",
                         level=logging.WARNING if given.quiet else logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    from mlx_llama.core.generation.llm import check_load, load
+    from mlx_llama.core.generation.llm import check_load, load_model
 
     from .serving import bind, serve
 
-    how = options.load_arguments(given)
-    check_load(**how)
+    options = flags.load_options(given)
+    check_load(options)
 
     def load_checked() -> LLM:
-        llm = load(**how)
+        llm = load_model(options)
         if settings.alias in llm.model.adapters:
             raise OptionsError(f"--alias {settings.alias}: an adapter has that name: choose another one")
-        checked = options.validate(settings.options)
+        checked = validate(settings.options)
         llm.engine.check_options(checked)
         llm.engine.check_rule(checked)
         return llm
@@ -104,12 +105,11 @@ def main(arguments: list[str]) -> int:
 
 def make_settings(given: argparse.Namespace) -> Settings:
     """Check the flags. Raises OptionsError."""
-    wanted = options.given_flags(given)
-    checked = options.validate(wanted)  # before loading the model
+    wanted = flags.given_flags(given)
+    checked = validate(wanted)  # before loading the model
     if "logprobs" in wanted:
         raise OptionsError("--logprobs: each request asks for its own (logprobs, top_logprobs, n_probs): leave it out")
-    if given.max_rows is not None:
-        _number(given.max_rows, "--parallel", 1, options.MOST_ROWS, whole=True)
+    parse_rows(given.max_rows)
     for origin in given.cors_origin:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII):
             raise OptionsError(f"--cors-origin {origin!r:.100}: must be an origin as browsers send it, such as "
@@ -131,7 +131,7 @@ def make_settings(given: argparse.Namespace) -> Settings:
         queue=int(_number(given.queue, "--queue", 0, 1e6, whole=True)),
         timeout=_number(given.timeout, "--timeout", 0.001, 1e7),
         max_connections=int(_number(given.max_connections, "--max-connections", 1, 1e5, whole=True)),
-        max_body=options.parse_memory(given.max_body, "--max-body") or defaults.max_body,
+        max_body=parse_memory(given.max_body, "max_body") or defaults.max_body,
         shutdown_seconds=_number(given.shutdown_seconds, "--shutdown-seconds", 0, 1e6),
         idle_unload=idle,
         serves_slots=given.slots,

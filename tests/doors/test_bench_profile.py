@@ -119,7 +119,7 @@ def test_a_traced_step_is_not_profiled(toy):
     from mlx_llama.core.errors import BackendError
 
     model = select("mlx", "cpu").load(open_checkpoint(toy), compile=True)
-    with pytest.raises(BackendError, match="load the model with compile=False"):
+    with pytest.raises(BackendError, match="load the model with `compile=False`"):
         model.profile()
 
 

@@ -62,7 +62,7 @@ def test_a_cache_without_memory_for_a_prompt_is_refused_with_the_numbers(door, t
     assert "tokens take 0." in done.err and "raise --cache-memory" in done.err
     done = door(chat.main, "--model", toy, "--backend", "cpu", "--cache-memory", "1kB", stdin=b"hello\n")
     assert done.code == 2 and "raise --cache-memory" in done.err
-    with pytest.raises(ContextError, match="raise cache_memory"):
+    with pytest.raises(ContextError, match="raise `cache_memory`"):
         load(toy, backend="cpu", cache_memory=1000).generate("Once upon a time")
     llm = load(toy, backend="cpu", cache_memory="3MB", max_rows=5)
     assert llm.scheduler.budget == 3_000_000 and llm.scheduler.max_rows == 5

@@ -216,7 +216,7 @@ def test_continue_follows_the_grammar_and_refuses_another(session):
     command(session, "/set regex [ab]{9}")
     session.send("spell")
     command(session, "/set regex [0-9]+")
-    with pytest.raises(LlamaError, match="option regex: the answer so far does not match"):
+    with pytest.raises(LlamaError, match="option `regex`: the answer so far does not match"):
         command(session, "/continue")
 
 

@@ -89,7 +89,7 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None =
         ConfigError, TokenizerError, TemplateError: a GGUF source whose rope, tokenizer or template a folder cannot hold.
     """
     if bits is not None and bits not in BITS or group_size not in GROUP_SIZES:
-        raise OptionsError(f"--bits {bits} --group-size {group_size}: MLX has {_join(BITS)} bits and groups of "
+        raise OptionsError(f"`bits` {bits} and `group_size` {group_size}: MLX has {_join(BITS)} bits and groups of "
                            f"{_join(GROUP_SIZES)}")
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
     offset = ARCHITECTURES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset if (
@@ -107,7 +107,7 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None =
             for name, parts in tensors.items()}
     odd = [name for name, one in plan.items() if bits and not keep and len(one.tensor.shape) == 2 and not one.is_quantised]
     if bits and not any(one.is_quantised for one in plan.values()):
-        raise OptionsError(f"--group-size {group_size}: divides the rows of no matrix of {checkpoint.name} (the first, "
+        raise OptionsError(f"`group_size` {group_size}: divides the rows of no matrix of {checkpoint.name} (the first, "
                            f"{odd[0]}, has rows of {plan[odd[0]].tensor.shape[1]}): give a smaller one")
     # {name in the file: (dtype code, shape, bytes)}
     arrays = {array: spec for name, one in plan.items() for array, spec in one.arrays(name).items()}

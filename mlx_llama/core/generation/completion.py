@@ -111,7 +111,7 @@ class Completion:
                 f"<small>{html.escape(figures)}</small>")
 
     def receipt(self) -> dict[str, Any]:
-        """All fields but the text, the rates, and log-probabilities if there are any, for `--jsonl`."""
+        """All fields but the text, the rates, and log-probabilities if there are any."""
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("text", "schema")}
         found |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
         return found | {name: round(getattr(self, name), 3) for name in RATES}

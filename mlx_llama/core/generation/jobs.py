@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mlx_llama.core.errors import LlamaError, OptionsError
+from mlx_llama.core.errors import LlamaError, OptionsError, plain
 from mlx_llama.core.models.config import show
 
 from .completion import Completion
@@ -70,7 +70,7 @@ class Job:
 
     def failure(self, error: Exception) -> dict[str, Any]:
         """The line of a request that failed."""
-        return self._line(error=str(error) if isinstance(error, LlamaError) else f"{type(error).__name__}: {error}")
+        return self._line(error=plain(str(error)) if isinstance(error, LlamaError) else f"{type(error).__name__}: {error}")
 
     def _line(self, **fields: Any) -> dict[str, Any]:
         return {"index": self.index, **({} if self.id is None else {"id": self.id}), **fields, "request": self.digest}
@@ -87,20 +87,19 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> 
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
+        place = f"{name}: line {number}"
         try:
             parsed = _Line.model_validate_json(line)
-            if (parsed.prompt is None) == (parsed.messages is None):
-                raise OptionsError("needs one of the fields prompt and messages" +
-                                   (", not both" if parsed.messages is not None else ""))
-            own = {key: value for key, value in (parsed.model_extra or {}).items() if value is not None}
-            validate(own)
         except ValidationError as error:
-            raise OptionsError(f"{name}: line {number}: {_describe_fault(error.errors()[0])}") from None
-        except OptionsError as error:
-            raise OptionsError(f"{name}: line {number}: {error.args[0]}") from None
+            raise OptionsError(f"{place}: {_describe_fault(error.errors()[0])}") from None
+        if (parsed.prompt is None) == (parsed.messages is None):
+            raise OptionsError(f"{place}: needs one of the fields prompt and messages" +
+                               (", not both" if parsed.messages is not None else ""))
+        own = {key: value for key, value in (parsed.model_extra or {}).items() if value is not None}
+        validate(own, place)
         if parsed.id is not None and seen.setdefault(parsed.id, number) != number:
-            raise OptionsError(f"{name}: line {number}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: give "
-                               "each request its own")
+            raise OptionsError(f"{place}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: give each request an id "
+                               "of its own")
         prompt = parsed.prompt if parsed.messages is None else [message.model_dump() for message in parsed.messages]
         jobs.append(Job(len(jobs), parsed.id, prompt, {**options, **own}, model))
     if not jobs:
@@ -136,21 +135,21 @@ class Results:
         self._whole = 0  # bytes of whole lines
         try:
             if self.path.exists() and not self.path.is_file():
-                raise OptionsError(f"--output {path}: is not a file: name another one")
+                raise OptionsError(f"`output` {path}: is not a file: name another one")
             content = self.path.read_bytes() if self.path.exists() else b""
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            raise OptionsError(f"--output {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise OptionsError(f"`output` {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
         *lines, torn = content.split(b"\n")
         for number, line in enumerate(lines, 1):
             index, is_failed = _read_result(line, digests)
             if index is None:
-                raise OptionsError(f"--output {path}: line {number} is no result of these prompts, options and model: name "
+                raise OptionsError(f"`output` {path}: line {number} is no result of these prompts, options and model: name "
                                    "another file, or remove this one")
             self.failed += is_failed and index not in self.done
             self.done.add(index)
             self._whole += len(line) + 1
         if not torn.startswith(_RESULT[:len(torn)]):
-            raise OptionsError(f"--output {path}: its last line is no result of these prompts: name another file, or remove "
+            raise OptionsError(f"`output` {path}: its last line is no result of these prompts: name another file, or remove "
                                "this one")
         self._file: BinaryIO | None = None
 
@@ -160,7 +159,7 @@ class Results:
             self._file = open(self.path, "ab")
             self._file.truncate(self._whole)
         except (OSError, ValueError) as error:
-            raise OptionsError(f"--output {self.path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+            raise OptionsError(f"`output` {self.path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
         return self
 
     def __exit__(self, *error: object) -> None:

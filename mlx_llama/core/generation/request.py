@@ -124,7 +124,7 @@ class Sequence:
         if self.needs_logits:
             cause += ", or the function logits_processor forbade every token"
         return (f"the model's logits are not finite after {len(self.text)} tokens: {cause}; fetch the model again, or try "
-                "--dtype float32")
+                "`dtype='float32'`")
 
     def tell(self) -> None:
         """Wake the consumer. Raises what the request's callbacks raise."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
+from mlx_llama.core.backends.load_options import MAX_ROWS
 from mlx_llama.core.backends.logprobs import TokenLogprobs, unpack
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, SessionError
@@ -32,7 +33,6 @@ from .chunks import Chunks
 from .device import Device
 from .engine import Engine
 from .home import Home
-from .options import MAX_ROWS
 from .request import NO_ROW, Handle, Request, Sequence
 from .rows import Rows
 from .slots import Slots
@@ -182,7 +182,7 @@ class Scheduler:
         needed = rows.nbytes_for(length + 1)
         if rows.budget is not None and needed > rows.budget:
             raise ContextError(f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, and the cache may "
-                               f"take {rows.budget / 1e6:.1f} MB: shorten the prompt, raise --cache-memory, or close other "
+                               f"take {rows.budget / 1e6:.1f} MB: shorten the prompt, raise `cache_memory`, or close other "
                                "programs")
 
     def enqueue(self, sequence: Sequence) -> None:

@@ -32,8 +32,8 @@ class Fit:
     computes_in: dtype of the activations. low_bit: dtype that low-bit weights are multiplied in, "" for a model without.
     weights_bytes: of the weights there. cache_bits: width of keys and values, None for that of the activations.
     cache_bytes_per_token: of keys and values. longest_context: positions of one conversation that fit beside the weights,
-    at most the model's own limit; longest_with_8_bits: the same with --cache-bits 8. tokens: positions of many
-    conversations together within the default --cache-memory. None: the memory is unknown. fits: whether weights and
+    at most the model's own limit; longest_with_8_bits: the same with `cache_bits` 8. tokens: positions of many
+    conversations together within the default `cache_memory`. None: the memory is unknown. fits: whether weights and
     context fit; None: unknown.
     """
 
@@ -47,6 +47,15 @@ class Fit:
     longest_with_8_bits: int | None
     tokens: int | None
     fits: bool | None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command to run next. options: by their names in the tables; None is left out."""
+
+    name: str
+    words: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -64,7 +73,7 @@ class Diagnosis:
     template: dict[str, Any] = field(default_factory=dict)
     fits: list[Fit] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    command: str | None = None
+    command: Command | None = None
 
     @property
     def ok(self) -> bool:

@@ -91,7 +91,7 @@ def _check_ends(found: Diagnosis, opened: OpenedModel, tokenizer: Tokenizer,
     if not ends:
         found.add("warning", "tokenizer",
                   f"{source}: neither it nor the tokenizer names an end token (eos_token_id): every "
-                  f"answer goes on until --max-tokens; {_end_remedy(opened, None)}")
+                  f"answer goes on until `max_tokens`; {_end_remedy(opened, None)}")
     for one in sorted(ends - special):
         if 0 <= one < vocab and tokenizer.piece(one) is not None:
             named = "eos_token_id" in _read_raw_config(opened) or opened.metadata is not None or one not in in_config
@@ -168,5 +168,5 @@ def _check_template(found: Diagnosis, opened: OpenedModel, tokenizer: Tokenizer,
     else:
         found.add("warning", "template",
                   f"{template.name}: ends a turn with {show(tail, 40)}, which is text and not a token of "
-                  f"this tokenizer: answers may run on into the next turn; stop there with --stop "
+                  f"this tokenizer: answers may run on into the next turn; stop there with `stop` "
                   f"{shlex.quote(tail[:40])}")

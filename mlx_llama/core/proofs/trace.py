@@ -152,7 +152,7 @@ def _describe(error: ErrorDetails) -> str:
 
 
 def _refusal(path: str | os.PathLike, reason: str) -> TraceError:
-    return TraceError(f"{path}: is no trace of this version ({reason}): record it again with --record")
+    return TraceError(f"{path}: is no trace of this version ({reason}): record it again with `record`")
 
 
 def require_same(trace: Trace, checkpoint: Checkpoint, path: str | os.PathLike) -> None:
@@ -160,7 +160,7 @@ def require_same(trace: Trace, checkpoint: Checkpoint, path: str | os.PathLike) 
     found = checkpoint_hash(checkpoint)
     if found != trace.hash:
         raise TraceError(f"{path}: was recorded from {trace.model} (hash {trace.hash[:12]}), and this is {checkpoint.name} "
-                         f"(hash {found[:12]}): give that model with --model, or record this one with --record")
+                         f"(hash {found[:12]}): give that model with `model`, or record this one with `record`")
 
 
 @dataclass

@@ -15,7 +15,7 @@ SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without i
 def has_gpu_driver() -> bool:
     """True if NVIDIA's driver is installed.
 
-    AMD's is not asked for, though torch calls its GPUs cuda too: nobody has tried one here, so only --backend cuda takes it.
+    AMD's is not asked for, though torch calls its GPUs cuda too: nobody has tried one here, so only the backend "cuda" takes it.
     """
     if os.name == "nt":
         return os.path.exists(os.path.expandvars(r"%SystemRoot%\System32\nvcuda.dll"))

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 from making import make_checkpoint
 
-from mlx_llama.core.errors import SessionError, spelled_as_flags
+from mlx_llama.core.errors import SessionError
 from mlx_llama.core.files import writing
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import cache_file
@@ -115,7 +115,7 @@ def test_nothing_to_save(state, checkpoint, tmp_path):
 
 
 def refused(path, identity) -> str:
-    with spelled_as_flags(), pytest.raises(SessionError) as error:
+    with pytest.raises(SessionError) as error:
         read_cache(path, identity)
         raise AssertionError("it was read")
     text = error.value.args[0]

@@ -108,7 +108,7 @@ def test_texts_of_500_random_schemas_validate(llama):
             wanted = rule(schema=schema)
             llama.compile(wanted)
         except OptionsError as error:
-            assert "option schema: cannot be enforced: " in str(error)
+            assert "option `schema`: cannot be enforced: " in str(error)
             refused += 1
             continue
         for _ in range(2):
@@ -339,7 +339,7 @@ def test_a_rule_that_takes_long_to_compile_is_refused_in_time(llama):
 def test_a_rule_that_grows_too_complex_ends_with_an_error(llama):
     # A schema without instances, all of whose text is forced
     endless = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}, "required": ["b"]}}}
-    with pytest.raises(OptionsError, match="option schema: became too complex after 1 tokens .*: simplify it"):
+    with pytest.raises(OptionsError, match="option `schema`: became too complex after 1 tokens .*: simplify it"):
         walk(llama, rule(schema=endless), random.Random(0))
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from mlx_llama.core.errors import ContextError, OptionsError, spelled_as_flags
+from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.jobs import Job, Results, parse_jobs, run_jobs
 
@@ -129,12 +129,11 @@ def test_each_line_is_on_disk_before_the_next_tick(tmp_path):
 
 def test_an_error_is_the_line_of_its_request(tmp_path):
     jobs = jobs_of(*({"prompt": name} for name in "abcd"))
-    served = Served(errors={"b": RuntimeError("boom")}, refused={"c": ContextError("--ctx-size 5: too small")})
-    with spelled_as_flags():
-        results = go(tmp_path / "out", jobs, served)
+    served = Served(errors={"b": RuntimeError("boom")}, refused={"c": ContextError("`ctx_size` 5: too small")})
+    results = go(tmp_path / "out", jobs, served)
     found = {line["index"]: line for line in lines(tmp_path / "out")}
     assert found[1] == {"index": 1, "error": "RuntimeError: boom", "request": jobs[1].digest}
-    assert found[2] == {"index": 2, "error": "--ctx-size 5: too small", "request": jobs[2].digest}
+    assert found[2] == {"index": 2, "error": "ctx_size 5: too small", "request": jobs[2].digest}
     assert found[0]["text"] == "A" and found[3]["text"] == "D" and results.failed == 2
 
 

@@ -737,7 +737,7 @@ def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, runs
     ([-1, 1], {}, ContextError, "token id -1 is outside"),
     ([1], {"logit_bias": {50: 1.0}}, OptionsError, "token id 50 is outside the vocabulary"),
     ([1], {"speculate": "model"}, OptionsError, "'model' needs a draft model"),
-    ([1], {"stop": "x", "text": False}, OptionsError, "option stop: needs text"),
+    ([1], {"stop": "x", "text": False}, OptionsError, "option `stop`: needs text"),
 ])
 def test_bad_requests_are_refused_at_once_and_others_go_on(prompt, options, error, message):
     backend, scheduler = make()

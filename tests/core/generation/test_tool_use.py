@@ -62,7 +62,7 @@ def test_choices(llm):
     auto = llm.respond(USER, [add], max_tokens=5)
     assert auto.finish().prompt_tokens > none.completion.prompt_tokens + 100
     for tools, choice, options, reason in (([add], "sub", {}, "'sub' is none of auto, none, required"), ([], "required", {}, "no tools"),
-                                           ([add], "auto", {"regex": "a"}, "option regex: forbids every call")):
+                                           ([add], "auto", {"regex": "a"}, "option `regex`: forbids every call")):
         with pytest.raises(OptionsError, match=reason):
             llm.respond(USER, tools, choice, **options)
 
@@ -163,7 +163,7 @@ def test_tools_of_the_loop_are_functions(llm):
     for tools, choice, reason in (([add], "sub", "'sub' is none of"), ([], "required", "no tools"), ([5], "auto", "neither a function")):
         with pytest.raises(OptionsError, match=reason):
             llm.chat(tools=tools, tool_choice=choice)
-    with pytest.raises(OptionsError, match="option regex: forbids every call"):
+    with pytest.raises(OptionsError, match="option `regex`: forbids every call"):
         llm.chat(tools=[add], regex="a")
 
 
