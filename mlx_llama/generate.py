@@ -162,7 +162,7 @@ def run_batch(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
     try:
         with results, progress.show_count("generating", len(jobs)) as advance:
             run_jobs(jobs, results, lambda job: llm.submit(make_prompt(llm, job.prompt, given), **job.options),
-                     llm.scheduler.tick, QUEUED * llm.scheduler.max_rows, advance)
+                     llm.scheduler.tick, QUEUED * llm.scheduler.max_rows, advance, spell_flags)
     except KeyboardInterrupt:
         cli.say(f"(stopped after {len(results.done)} of {len(jobs)} requests; the same command does the rest)")
         return 130

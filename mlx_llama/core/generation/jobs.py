@@ -68,9 +68,9 @@ class Job:
                           reused_tokens=completion.reused_tokens, completion_tokens=len(completion.tokens), seed=completion.seed,
                           **completion.tell_logprobs())
 
-    def failure(self, error: Exception) -> dict[str, Any]:
-        """The line of a request that failed."""
-        return self._line(error=plain(str(error)) if isinstance(error, LlamaError) else f"{type(error).__name__}: {error}")
+    def failure(self, error: Exception, spell: Callable[[str], str]) -> dict[str, Any]:
+        """The line of a request that failed. spell: of names of options in the error."""
+        return self._line(error=spell(str(error)) if isinstance(error, LlamaError) else f"{type(error).__name__}: {error}")
 
     def _line(self, **fields: Any) -> dict[str, Any]:
         return {"index": self.index, **({} if self.id is None else {"id": self.id}), **fields, "request": self.digest}
@@ -188,11 +188,11 @@ def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
 
 
 def run_jobs(jobs: Sequence[Job], results: Results, submit: Callable[[Job], Handle], tick: Callable[[], bool],
-             most: int, advance: Callable[[int], None] = lambda done: None) -> None:
+             most: int, advance: Callable[[int], None] = lambda done: None, spell: Callable[[str], str] = plain) -> None:
     """Run the jobs that have no result yet, and write each result when it is there.
 
     submit: queues a job, or raises its error. tick: one tick of the scheduler. most: jobs in the scheduler at once.
-    advance: called with the number of results so far. A request that fails gets a line with its error; the others go on.
+    advance: called with the number of results so far. spell: as for Job.failure. A request that fails gets a line with its error; the others go on.
     """
     advance(len(results.done))
     waiting = deque(job for job in jobs if job.index not in results.done)
@@ -208,13 +208,13 @@ def run_jobs(jobs: Sequence[Job], results: Results, submit: Callable[[Job], Hand
             try:
                 active[submit(job)] = job
             except Exception as error:
-                write(job.failure(error))
+                write(job.failure(error, spell))
         is_idle = not tick()
         for handle in [handle for handle in active if handle.done or is_idle]:
             job = active.pop(handle)
             try:
                 completion = handle.finish()
             except Exception as error:
-                write(job.failure(error))
+                write(job.failure(error, spell))
             else:
                 write(job.result(completion))

@@ -184,7 +184,7 @@ def test_another_vocabulary_is_refused_before_the_weights_are_read(fields, words
     other = make_checkpoint(tmp_path / "stranger", **fields)
     from mlx_llama.core.backends.selection import Backend
 
-    monkeypatch.setattr(Backend, "load", lambda *a, **k: pytest.fail("weights were read"))
+    monkeypatch.setattr(Backend, "build", lambda *a, **k: pytest.fail("weights were read"))
     with pytest.raises(OptionsError, match=f"^`draft_model` .*stranger: its vocabulary is not that of .*toy, {words}.*: "
                                            f"choose a smaller model of the same family$") as caught:
         load(toy, backend="cpu", draft_model=other)
