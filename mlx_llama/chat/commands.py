@@ -136,7 +136,7 @@ def _help(session: Session, argument: str) -> str:
     return "\n".join([*(f"  {usage:<23} {help}" for usage, help in usages.items()), "", KEYS])
 
 
-def _continue(session: Session, argument: str) -> Stream:
+def _resume(session: Session, argument: str) -> Stream:
     return session.resume()
 
 
@@ -285,19 +285,19 @@ def _require_file(path: str) -> str:
 NULLABLE = {name for name, field in FIELDS.items() if field.default is None} - {"seed", "speculate"}
 
 COMMANDS = {
-    "help": Command(_help, "", "this list"),
-    "continue": Command(_continue, "", "go on with an answer that was cut or stopped"),
+    "help": Command(_help, "", "list the commands"),
+    "resume": Command(_resume, "", "continue an answer that was cut off or stopped"),
     "regen": Command(_regen, "", "answer the last message again"),
-    "edit": Command(_edit, "[TEXT]", "change the last message, and answer it anew"),
-    "undo": Command(_undo, "", "take back the last message and its answer"),
-    "clear": Command(_clear, "", "begin a new conversation; system prompt and options stay"),
-    "system": Command(_system, "[TEXT]", "show the system prompt, or set it; none: remove it"),
+    "edit": Command(_edit, "[TEXT]", "edit the last message and answer it again"),
+    "undo": Command(_undo, "", "remove the last message and its answer"),
+    "clear": Command(_clear, "", "start a new conversation; keep the system prompt and options"),
+    "system": Command(_system, "[TEXT]", "show or set the system prompt; none: remove it"),
     "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
     "model": Command(_model, "[NAME]", "show the model, or load another one and keep the conversation"),
     "save": Command(_save, "FILE [--cache]", "save the conversation; --cache: with its keys and values"),
-    "load": Command(_load, "FILE", "continue a saved conversation, from its cache if it was saved"),
-    "stats": Command(_stats, "", "speed, reuse and evaluations per token; use of the context"),
+    "load": Command(_load, "FILE", "continue a saved conversation, from its cache if that was saved"),
+    "stats": Command(_stats, "", "speed, prefix reuse, evaluations per token; use of the context"),
     "read": Command(_read, "FILE", "send the text of a file as a message"),
-    "exit": Command(_exit, "", "leave, as do /bye and /quit"),
+    "exit": Command(_exit, "", "leave; also /bye and /quit"),
 }
-OTHER_NAMES = {"bye": "exit", "quit": "exit", "?": "help"}
+OTHER_NAMES = {"bye": "exit", "quit": "exit", "?": "help", "continue": "resume"}

@@ -191,10 +191,10 @@ def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:
     if completion.finish_reason == "interrupted":
         yield "stopped"
     elif completion.finish_reason == "length":
-        yield f"cut off after {len(completion.tokens)} tokens: /continue goes on, /set max_tokens allows more"
+        yield f"cut off after {len(completion.tokens)} tokens: /resume continues it, /set max_tokens allows more"
     elif completion.finish_reason == "context":
-        yield (f"cut off because the context of {engine.context} tokens is full: /continue goes on without the oldest "
-               "messages, /clear begins a new conversation"
+        yield (f"cut off because the context of {engine.context} tokens is full: /resume continues without the oldest "
+               "messages, /clear starts a new conversation"
                f"{engine.suggest_context()}")
     elif not completion.text:
         yield "the model ended its answer without a text"

@@ -20,7 +20,7 @@ from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.options import FIELDS, GenerationOptions, resolve, validate
+from mlx_llama.core.generation.options import FIELDS, GenerationOptions, validate
 from mlx_llama.core.generation.request import Request
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
 
@@ -325,7 +325,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     if ask.toolbox.forced:
         given["stop"] = ()  # a stop string would cut the call that must be made
     try:
-        resolved = resolve(given, llm.checkpoint.generation_config, str(llm.checkpoint.path / "generation_config.json"))
+        resolved = llm.defaults.resolve(given)
     except OptionsError as error:
         raise refuse(error, ask.field, llm, given) from None
     is_chat = not isinstance(ask.prompt, str) and len(ask.prompt) > 0 and isinstance(ask.prompt[0], dict)

@@ -19,7 +19,7 @@ from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.cache_file import read_cache, write_cache
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.options import FIELDS, resolve
+from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.generation.request import Sequence
 from mlx_llama.core.text.tools import add_tools
 
@@ -74,7 +74,7 @@ class LlamaCompletionRequest(OptionFields):
 
     prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
         description="a text, token ids, both mixed, or a list of these")
-    max_tokens: int = Field(256, ge=-1, le=2**31, description="most tokens to generate; -1: as many as the context holds")
+    max_tokens: int = Field(256, ge=-1, le=2**31, description="maximum number of tokens to generate; -1: as many as the context holds")
     seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: drawn anew")
     repetition_context_size: int = Field(
         20, ge=-1, le=65536, description="recent tokens that the three penalties look at; -1: as many as the context holds")
@@ -438,7 +438,7 @@ async def props(request: Request) -> Response:
 
 def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
     """The part of /props that stays the same while the model is given back."""
-    options = write_settings(resolve(dict(settings.options), llm.checkpoint.generation_config).options.model_dump())
+    options = write_settings(llm.defaults.resolve(settings.options).options.model_dump())
     if "seed" not in settings.options:
         options["seed"] = None
     named = llm.tokenizer.named

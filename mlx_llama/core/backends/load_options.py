@@ -64,7 +64,7 @@ class LoadOptions:
         None, "store keys and values in 8 or 16 bits (default: in the activations' width, 32 on cpu)", "kv_bits",
         choices=(8, 16))
     cache_memory: int | str | None = _option(
-        None, "memory of all keys and values, in bytes or as a size such as 2GB (default: what is free besides the weights, less "
+        None, "memory of all keys and values, in bytes or as a size such as 2GB (default: what is free beside the weights, less "
         "a reserve)", metavar="SIZE")
     max_rows: int | None = _option(
         None, f"requests computed together in one step (default: {MAX_ROWS})", "parallel", "np", metavar="N")

@@ -40,13 +40,14 @@ class Completion:
     """An answer and its receipt. Times in seconds.
 
     text: the whole answer; of one that went on with an earlier one (Request.begun) the earlier text too, though not its tokens.
-    finish_reason: "eos" (an end token, or the end of its grammar), "stop" (a stop string or a stop token), "length" (max_tokens), "context"
-    (the context is full, or the memory of the cache), "interrupted" (the consumer left), "error" (see `error`).
+    finish_reason: None while it is being generated, then "eos" (an end token, or the end of its grammar), "stop" (a stop string
+    or a stop token), "length" (max_tokens), "context" (the context is full, or the memory of the cache), "interrupted" (the
+    consumer left) or "error" (see `error`).
     """
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)  # generated ids with text and times, the end token included
-    finish_reason: str = "interrupted"
+    finish_reason: str | None = None
     stop: str | int | None = None  # the stop string that matched, or the id of the stop token
     error: str | None = None  # message of what ended it
     prompt_tokens: int = 0
@@ -244,6 +245,10 @@ class Writer:
         self._finish(reason)
         if notice:
             self.add_notices([notice])
+
+    def interrupt(self) -> None:
+        """The consumer left; an answer that is complete stays so."""
+        self.completion.finish_reason = self.completion.finish_reason or "interrupted"
 
     def fail(self, error: BaseException) -> None:
         """End the answer by an error."""

@@ -31,8 +31,8 @@ from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
 from .home import Home
-from .hooks import split_hooks
-from .options import Options, resolve
+from .hooks import Hooks, split_hooks
+from .options import Defaults, Options, Resolved
 from .request import Handle, Request
 from .scheduler import Scheduler
 from .session import Session, Stream
@@ -181,20 +181,24 @@ class LLM:
 
     def _respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], box: Toolbox,
                  options: abc.Mapping[str, Any]) -> ToolStream:
-        options, hooks = split_hooks(options)
-        resolved = resolve(options, self.checkpoint.generation_config,
-                           str(self.checkpoint.path / "generation_config.json"))
+        resolved, hooks = self._resolve(options)
         box.check(resolved.options)
         schema = resolved.options.schema
         prompt = encode_with_tools(self.tokenizer, self.require_template(), messages, box, schema, self.engine.check_count)
         handle = self.scheduler.prepare(Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown, hooks=hooks))
         return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]), schema)
 
+    @functools.cached_property
+    def defaults(self) -> Defaults:
+        """The checkpoint's options. Raises OptionsError."""
+        return Defaults(self.checkpoint.generation_config, str(self.checkpoint.path / "generation_config.json"))
+
+    def _resolve(self, options: abc.Mapping[str, Any]) -> tuple[Resolved, Hooks]:
+        given, hooks = split_hooks(options)
+        return self.defaults.resolve(given), hooks
+
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
-        options, hooks = split_hooks(options)
-        resolved = resolve(options, self.checkpoint.generation_config,
-                           str(self.checkpoint.path / "generation_config.json"))
-        self.engine.check_options(resolved.options)
+        resolved, hooks = self._resolve(options)
         tokens = self.encode(prompt, self.engine.check_count)
         continues = len(prompt) > 0 and not isinstance(prompt[0], dict)
         return self.scheduler.prepare(Request(tokens, resolved, starts_text=not continues, hooks=hooks))
@@ -227,7 +231,7 @@ class LLM:
         tools: Python functions with type hints, which the model may call; an answer goes on with their results. tool_choice,
         parallel, rounds: of each question, as for `run_tools`. Raises OptionsError, and TemplateError without a template.
         """
-        return Session(self.scheduler, self.require_template(), self.checkpoint.generation_config, self.checkpoint.name,
+        return Session(self.scheduler, self.require_template(), self.defaults, self.checkpoint.name,
                        system, options, self.identify_cache, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), rounds)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
@@ -268,9 +272,8 @@ class LLM:
         return self.template
 
 
-def takes_load_options(function: Callable[[LoadOptions], Result], table: Callable[Fields, LoadOptions] = LoadOptions,
-                       ) -> Callable[Fields, Result]:
-    """Give a function of LoadOptions their fields as parameters, in its signature and in its documentation."""
+def with_fields_of(table: Callable[Fields, LoadOptions], function: Callable[[LoadOptions], Result]) -> Callable[Fields, Result]:
+    """The function with the table's fields as parameters, in its signature and in its documentation."""
 
     @functools.wraps(function)
     def call(*args: Fields.args, **options: Fields.kwargs) -> Result:
@@ -320,7 +323,7 @@ def load_model(options: LoadOptions) -> LLM:
         raise
 
 
-load = takes_load_options(load_model)
+load = with_fields_of(LoadOptions, load_model)
 load.__name__ = load.__qualname__ = "load"
 
 

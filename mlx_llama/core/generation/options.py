@@ -92,7 +92,7 @@ class GenerationOptions(_StructureOptions):
     frequency_penalty: float = _option(
         0.0, "subtract this times the number of recent occurrences; 0: off", ge=-100, le=100)
     logit_bias: dict[int, float] = _option(
-        {}, "token ids and the values added to their logits", flag_help=", as TOKEN_ID=BIAS; repeat it for more")
+        {}, "token ids and what is added to their logits", flag_help=", as TOKEN_ID=BIAS; repeat it for more")
     seed: int | None = _option(
         None, "seed of the random numbers; the same seed gives the same tokens (default: a new one each time)", "s",
         ge=0, lt=2**64)
@@ -104,7 +104,7 @@ class GenerationOptions(_StructureOptions):
         None, "guess tokens ahead, to get the same text sooner: prompt, from the text so far; model, by the draft model; none "
         "(default: model if a draft model is loaded, else none)")
     logprobs: int | None = _option(
-        None, "return each token's log-probability and those of the k most likely: from the softmax over the model's own "
+        None, "keep each token's log-probability and those of the k likeliest: of the softmax over the model's own "
         "logits, before penalties, biases, temperature, filters and grammars", ge=0, le=MAX_LOGPROBS)
 
     adapter: str | None = _option(
@@ -307,19 +307,34 @@ def from_generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def resolve(given: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None, source: str = "") -> Resolved:
-    """Merge options by precedence. given: the user's; None means not given. source: the generation config's path.
+class Defaults:
+    """Options of a checkpoint's generation_config.json, checked once, and the defaults of the others.
 
-    Draws a missing seed, so that the receipt can name it. Raises OptionsError.
+    `resolve` is where the options of every request are made.
     """
-    given = {name: value for name, value in given.items() if value is not None}
-    from_checkpoint = from_generation_config(generation_config or {})
-    validate(from_checkpoint, source or "generation_config.json")
-    validate(given)
-    merged = {**from_checkpoint, **given}
-    origins = {name: "user" if name in given else "checkpoint" if name in merged else "default" for name in FIELDS}
-    merged.setdefault("seed", secrets.randbits(32))
-    unsupported = [f"{name}={value!r:.40}" for name, value in (generation_config or {}).items()
-                   if name in _UNSUPPORTED and value is not None and value not in _UNSUPPORTED[name]]
-    notices = (f"generation_config.json asks for {', '.join(unsupported)}: not supported",) if unsupported else ()
-    return Resolved(validate(merged), origins, notices)
+
+    def __init__(self, generation_config: Mapping[str, Any] | None = None, source: str = "generation_config.json"):
+        """source: the file's path. Raises OptionsError that names it."""
+        raw = generation_config or {}
+        self.options = validate(from_generation_config(raw), source)
+        unsupported = [f"{name}={value!r:.40}" for name, value in raw.items()
+                       if name in _UNSUPPORTED and value is not None and value not in _UNSUPPORTED[name]]
+        self.notices = (f"generation_config.json asks for {', '.join(unsupported)}: not supported",) if unsupported else ()
+
+    def resolve(self, given: Mapping[str, Any] | GenerationOptions) -> Resolved:
+        """Add a user's options, which win; None means not given. Draws a missing seed, so that the receipt can name it.
+
+        Raises OptionsError.
+        """
+        if not isinstance(given, GenerationOptions):
+            given = validate({name: value for name, value in given.items() if value is not None})
+        chosen = {name: getattr(given, name) for name in given.model_fields_set}
+        origins = {name: "user" if name in chosen else "checkpoint" if name in self.options.model_fields_set else "default"
+                   for name in FIELDS}
+        return Resolved(self.options.model_copy(update={"seed": secrets.randbits(32)} | chosen), origins, self.notices)
+
+
+def resolve(given: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None,
+            source: str = "generation_config.json") -> Resolved:
+    """`Defaults.resolve` for a single request."""
+    return Defaults(generation_config, source).resolve(given)

@@ -226,6 +226,7 @@ class Handle:
         sequence = self._sequence
         with sequence.lock:
             sequence.is_cancelled = True
+            sequence.writer.interrupt()
         sequence.news.set()
         if self.is_begun:
             self._loop.sweep()

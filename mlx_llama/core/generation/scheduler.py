@@ -223,6 +223,7 @@ class Scheduler:
     def _clear(self) -> None:
         for sequence in [*self._arrived, *self.waiting, *self._alive()]:
             sequence.is_cancelled = True
+            sequence.writer.interrupt()
         self._sweep()
         self.steps, self._last, self._batch = [], None, None
         if self._rows is not None:

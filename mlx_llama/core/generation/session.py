@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from mlx_llama.core.errors import ContextError, OptionsError, SessionError
+from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import ToolParser, find_format
@@ -20,7 +20,7 @@ from .cache_file import Identity, cache_path, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
 from .hooks import Hooks, split_hooks
-from .options import GenerationOptions, Options, Resolved, resolve, validate
+from .options import Defaults, GenerationOptions, Options, Resolved, validate
 from .request import Handle, Request
 from .scheduler import Scheduler
 from .session_file import expand_path, read_session, write_session
@@ -100,7 +100,7 @@ class Session:
     thread reads an answer.
     """
 
-    def __init__(self, scheduler: Scheduler, template: ChatTemplate, generation_config: dict[str, Any], model: str,
+    def __init__(self, scheduler: Scheduler, template: ChatTemplate, defaults: Defaults, model: str,
                  system: str | None = None, options: Mapping[str, Any] | None = None,
                  identify_cache: Callable[[int], Identity] | None = None, toolbox: Toolbox = Toolbox(), rounds: int = ROUNDS):
         """identify_cache: of the files that `save` writes with an adapter's cache, None: it cannot. toolbox: functions that an answer
@@ -108,7 +108,7 @@ class Session:
         """
         self.scheduler = scheduler
         self.template = template
-        self.generation_config = generation_config
+        self.defaults = defaults
         self.model = model
         self.identify_cache = identify_cache
         self.toolbox, self.rounds = toolbox, rounds
@@ -151,7 +151,7 @@ class Session:
     @property
     def adapter(self) -> int:
         """Number of the adapter that answers, 0 for none."""
-        return self.engine.find_adapter(self.resolve().options)
+        return self.engine.find_adapter(self.defaults.resolve(self.options).options)
 
     def __repr__(self) -> str:
         used = f"{len(self.cached_tokens)} of {self.engine.context} positions"
@@ -159,9 +159,8 @@ class Session:
 
     def resolve(self, **options: Any) -> Resolved:
         """The options in force, `options` added. Raises OptionsError."""
-        resolved = resolve({**self.options, **options}, self.generation_config)
+        resolved = self.defaults.resolve({**self.options, **options})
         self.engine.check_options(resolved.options)
-        self.engine.check_rule(resolved.options)
         self.toolbox.check(resolved.options)
         self.engine.check_rule(resolved.options)
         return resolved
@@ -363,11 +362,11 @@ class Session:
         """
         saved = read_session(expand_path(path))
         try:
-            options = resolve(saved.options, self.generation_config).options
+            options = self.defaults.resolve(saved.options).options
             self.engine.check_options(options)
             self.engine.check_rule(options)
         except OptionsError as error:
-            raise SessionError(f"{path}: {error}") from None
+            raise SessionError(f"{path}: {plain(str(error))}") from None
         notices = []
         if saved.model != self.model:
             notices.append(f"this conversation was held with {saved.model!r}, it goes on with {self.model!r}")
