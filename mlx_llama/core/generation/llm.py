@@ -39,7 +39,8 @@ from .session import Session, Stream
 from .speculate import compare_vocabularies
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
-Fields, Result = ParamSpec("Fields"), TypeVar("Result")
+Fields = ParamSpec("Fields")
+Result = TypeVar("Result")
 # A text, messages or token ids.
 Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
 

@@ -26,6 +26,19 @@ def test_the_receipt_names_seed_options_and_origins(llm):
     assert json.loads(json.dumps(receipt))["tokens"] == done.tokens
 
 
+def test_the_finish_reason_is_none_until_the_end(llm):
+    stream = llm.stream("Once", max_tokens=9)
+    assert stream.completion.finish_reason is None
+    next(stream)
+    assert stream.completion.finish_reason is None
+    stream.close()
+    assert stream.completion.finish_reason == "interrupted"
+    done = llm.stream("Once", max_tokens=2)
+    assert done.finish().finish_reason == "length"
+    done.close()
+    assert done.completion.finish_reason == "length"
+
+
 def test_rates():
     done = Completion(tokens=[1] * 11, prompt_tokens=30, reused_tokens=10, prefill_seconds=0.5, decode_seconds=2.0, waits=11,
                       read_bytes=44)
