@@ -131,19 +131,19 @@ def test_another_model_is_refused(make, saved, tmp_path):
     path, identity, _ = saved
     other = Identity.of(open_checkpoint(make(tmp_path)), "float32", None)
     text = refused(path, other)
-    assert "was made by the model 'toy', and this is other" in text and "--model" in text
+    assert "was made by the model 'toy', and this is other" in text and "`model`" in text
     assert read_cache(path, identity)["tokens"].size
 
 
 @pytest.mark.parametrize("made, run, remedy", [
-    (("float32", None), ("float16", None), "load with --dtype float32 and without --cache-bits"),
-    (("bfloat16", None), ("float32", None), "load with --dtype bfloat16"),
-    (("float32", 8), ("float32", None), "load with --cache-bits 8"),
-    (("float16", None), ("float16", 8), "load with --dtype float16 and without --cache-bits"),
-    (("float32", 16), ("float32", None), "load with --dtype float16 and without --cache-bits, or with --dtype float32 and "
-                                         "--cache-bits 16"),
-    (("float32", None), ("float32", 16), "load with --dtype float32 and without --cache-bits"),
-    (("bfloat16", 16), ("float32", 16), "load with --dtype bfloat16")])
+    (("float32", None), ("float16", None), "load with `dtype='float32'` and without `cache_bits`"),
+    (("bfloat16", None), ("float32", None), "load with `dtype='bfloat16'`"),
+    (("float32", 8), ("float32", None), "load with `cache_bits` 8"),
+    (("float16", None), ("float16", 8), "load with `dtype='float16'` and without `cache_bits`"),
+    (("float32", 16), ("float32", None), "load with `dtype='float16'` and without `cache_bits`, or with `dtype='float32'` and "
+                                         "`cache_bits` 16"),
+    (("float32", None), ("float32", 16), "load with `dtype='float32'` and without `cache_bits`"),
+    (("bfloat16", 16), ("float32", 16), "load with `dtype='bfloat16'`")])
 def test_another_width_is_refused_with_the_remedy(made, run, remedy, checkpoint, tmp_path):
     path = write_cache(tmp_path / "it", make_state(checkpoint.config), Identity.of(checkpoint, *made))
     assert remedy in refused(path, Identity.of(checkpoint, *run))
@@ -166,7 +166,7 @@ def test_longrope_turns_keys_by_the_contexts_length(tmp_path):
                 assert other.load_cache(path)
             else:
                 text = refused(path, other.identify_cache())
-                assert f"load with --ctx-size {'above' if own > 64 else 'of at most'} 64" in text
+                assert f"load with `ctx_size` {'above' if own > 64 else 'of at most'} 64" in text
 
 
 def rewrite(path, metadata=None, **tensors):

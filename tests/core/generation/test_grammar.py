@@ -289,7 +289,7 @@ def test_compiled_rules_are_kept_up_to_a_number(llama):
     ({"regex": "(?=a)b"}, "look-around"), ({"regex": "a("}, "unclosed group"), ({"regex": r"[^\s\S]"}, "no text matches"),
     ({"grammar": "root ::= ("}, "Expected ')'"), ({"grammar": "start: missing"}, 'unknown name: "missing"'),
     ({"grammar": "root ::= " + "(" * 5000}, "GBNF"), ({"grammar": "just a text"}, "a rule start"),
-    ({"grammar": '{"grammars": []}'}, "a rule start"), ({"regex": "(" * 4000 + ")" * 4000}, "option regex"),
+    ({"grammar": '{"grammars": []}'}, "a rule start"), ({"regex": "(" * 4000 + ")" * 4000}, "option `regex`"),
 ])  # fmt: skip
 def test_a_rule_that_cannot_be_enforced_is_refused_with_reason_and_remedy(options, reason, llama):
     with pytest.raises(OptionsError) as caught:
