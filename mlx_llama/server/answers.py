@@ -236,7 +236,7 @@ class Desk:
         if rows and len(asks) > most:
             field = "n" if all(ask.prompt is asks[0].prompt for ask in asks) else asks[0].field
             raise bad_field(field, f"at most {most} answers", f"{field}: asks for {len(asks)} answers, and this server computes "
-                            f"{rows} at once and lets {self.settings.queue} wait (--parallel, --queue)")
+                            f"{rows} at once and lets {self.settings.queue} wait (--max-rows, --queue)")
         if rows and self.active + len(asks) > most:
             mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
             wait = min(60, max(1, math.ceil(mean * self.settings.queue / rows / 2)))

@@ -527,7 +527,7 @@ async def change_slot(request: Request, slot: str) -> Response:
 def _find_slot(llm: LLM, slot: str) -> int:
     last = llm.scheduler.max_rows - 1
     if not (slot.isascii() and slot.isdecimal() and len(slot) < 10 and int(slot) <= last):
-        raise bad_field("slot", f"0 to {last}", f"slot: must be a number, 0 to {last} (--parallel)", slot)
+        raise bad_field("slot", f"0 to {last}", f"slot: must be a number, 0 to {last} (--max-rows)", slot)
     return int(slot)
 
 

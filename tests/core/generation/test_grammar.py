@@ -295,7 +295,7 @@ def test_a_rule_that_cannot_be_enforced_is_refused_with_reason_and_remedy(option
     with pytest.raises(OptionsError) as caught:
         llama.compile(rule(**options))
     message = str(caught.value)
-    assert reason in message and f"option {next(iter(options))}: cannot be enforced: " in message
+    assert reason in message and f"option `{next(iter(options))}`: cannot be enforced: " in message
     assert "\n" not in message and len(message) < 400
 
 

@@ -269,7 +269,7 @@ def test_the_youngest_is_set_aside_and_goes_first_again():
 def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers():
     backend, scheduler = make(memory=256 * POSITION_NBYTES)
     with pytest.raises(ContextError, match=r"the prompt's 300 tokens take 0.5 MB, and the cache may take 0.3 MB: .* raise "
-                                           "cache_memory"):
+                                           "`cache_memory`"):
         scheduler.submit(request([1] * 300))
     assert not backend.events and scheduler.cache.nbytes == 0
 

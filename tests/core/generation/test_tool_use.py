@@ -125,7 +125,7 @@ def test_the_loop_ends_after_its_rounds_and_at_a_call_that_was_cut():
     ask, asked = scripted(HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1')
     loop = ToolLoop(ask, USER, read_tools([add]))
     assert list(loop) == [] and loop.messages == [*USER, {"role": "assistant", "content": ""}] and len(asked) == 1
-    assert loop.completion.notices == ["the call of add is incomplete and was not made: raise max_tokens if it was cut"]
+    assert loop.completion.notices == ["the call of add is incomplete and was not made: raise `max_tokens` if it was cut"]
     for rounds in (0, "2"):
         with pytest.raises(OptionsError, match="rounds: "):
             ToolLoop(ask, USER, read_tools([add]), rounds=rounds)

@@ -123,7 +123,7 @@ def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
         (["--timeout", "0"], "--timeout '0'"),
         (["--queue", "-1"], "--queue '-1'"),
         (["--max-connections", "0"], "--max-connections '0'"),
-        (["--parallel", "0"], "--parallel '0'"),
+        (["--parallel", "0"], "--max-rows '0'"),
         (["--template", "nope"], "neither a file"),
         (["--threads", "x"], "--threads"),
         (["--idle-unload", "never"], "--idle-unload 'never'"),
