@@ -35,14 +35,14 @@ def parser() -> flags.Parser:
     model.add_argument("model", metavar="MODEL", nargs="?", default=None,
                        help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
                             "id:file.gguf (default: the small guide model in this package)")
-    model.add_argument("--model", metavar="MODEL", dest="named", default=None, help="the same, as in the other commands")
+    model.add_argument("--model", metavar="MODEL", dest="named", default=None, help="the same, spelled as in the other commands")
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
-                        help="positions that the context is to hold (default: the model's limit, or as many as fit)")
+                        help="positions that the context must hold (default: the model's limit, or as many as fit)")
     flags.add_load_flags(result, only=("cache_bits",))
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
     result.add_argument("--clear-cache", action="store_true",
-                        help="remove compiled code and packed weights from the cache folder, and do nothing else")
+                        help="remove compiled code and packed weights from the cache folder, then exit")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     return result
 

@@ -35,16 +35,17 @@ def parser() -> flags.Parser:
     prompt = result.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", "-p", default=None, help="the prompt; - reads it from standard input")
     prompt.add_argument("--prompts", metavar="FILE", default=None,
-                        help="a batch: a JSON object a line with prompt or messages, options by name and perhaps an id; "
-                             "- reads standard input")
+                        help="a batch: a file with one JSON object per line, with prompt or messages, options by name and "
+                             "optionally an id; - reads standard input")
     result.add_argument("--output", "-o", metavar="FILE", default=None,
-                        help="results of --prompts, a JSON object a line as they finish; a file that is there is continued")
+                        help="file for the results of --prompts, one JSON object per line as they finish; an existing file is "
+                             "continued")
     result.add_argument("--system-prompt", "-sys", default=None, help="instructions before the prompt")
     result.add_argument("--ignore-chat-template", action="store_true", help="continue the prompt as plain text")
     result.add_argument("--prompt-cache", metavar="FILE", default=None,
                         help="start from the keys and values in this file if it exists, and save them to it at the end")
-    result.add_argument("--jsonl", action="store_true", help="print a JSON object per piece and a last one with the receipt")
-    result.add_argument("--stats", action="store_true", help="speed and evaluations per token, on stderr")
+    result.add_argument("--jsonl", action="store_true", help="print a JSON object per piece, then one with the receipt")
+    result.add_argument("--stats", action="store_true", help="print speed and evaluations per token on stderr")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)

@@ -41,19 +41,19 @@ def parser() -> flags.Parser:
     """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in llama-batched-bench."""
     result = flags.Parser(prog="python -m mlx_llama.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
     many = dict(action="append", metavar="N[,N...]", default=None)
-    result.add_argument("--prompt-tokens", "-p", "-npp", help="lengths of the prompt (default: 128)", **many)
+    result.add_argument("--prompt-tokens", "-p", "-npp", help="prompt lengths (default: 128)", **many)
     result.add_argument("--generate-tokens", "-n", "-ntg", help="tokens to decode (default: 64)", **many)
-    result.add_argument("--rows", "-b", "-npl", help="decode so many prompts together, and report the throughput", **many)
-    result.add_argument("--depth", "-d", help="tokens in the cache before the measurement (default: 0)", **many)
+    result.add_argument("--rows", "-b", "-npl", help="decode this many prompts together and report the throughput", **many)
+    result.add_argument("--depth", "-d", help="tokens in the cache before measuring (default: 0)", **many)
     result.add_argument("--repetitions", "-r", default="3", metavar="N",
-                        help="timed runs; medians are printed with the slowest and the fastest (default: 3)")
+                        help="number of timed runs; the median is printed with the slowest and the fastest (default: 3)")
     result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
                         help="positions of the context (default: as many as the model was trained for)")
     result.add_argument("--output", "-o", choices=report.FORMATS, default=None,
                         help="format of the figures (default: text)")
     result.add_argument("--json", action="store_true", help="same as -o json")
     result.add_argument("--plot", metavar="FILE", default=None,
-                        help="draw the decode time per token over the context, or with --rows the throughput over the rows (.png, "
+                        help="plot the decode time per token over the context, or with --rows the throughput over the rows (.png, "
                              ".svg or .pdf; needs matplotlib)")
     result.add_argument("--host", action="store_true",
                         help="measure the host's time per token (with --rows: per step of the most rows), and on mlx the "
@@ -62,10 +62,9 @@ def parser() -> flags.Parser:
                         help="show time, bytes and bandwidth of each operation of a decoded token (of --rows rows at --depth), "
                              "and with --prompt-tokens of a prompt")
     result.add_argument("--kernels", action="store_true",
-                        help="measure candidates for the kernels that decode, on the cpu backend, for all formats; no model is "
-                             "loaded")
+                        help="measure candidate decode kernels of the cpu backend for all formats, without loading a model")
     result.add_argument("--save", action="store_true",
-                        help="with --kernels: enter the best for this processor in the package's table")
+                        help="with --kernels: save the best for this processor in the package's table")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     flags.add_load_flags(result, without=flags.ONE_MODEL)
     return result

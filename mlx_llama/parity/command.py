@@ -23,30 +23,30 @@ GUIDE_TRACE = str(Path(__file__).parent.parent / "guide" / "trace.json")
 def parser() -> flags.Parser:
     """The command line."""
     result = flags.Parser(prog="python -m mlx_llama.parity", description=__doc__.splitlines()[0], allow_abbrev=False)
-    mode = result.add_argument_group("mode, one of them (default: compare backends)").add_mutually_exclusive_group()
+    mode = result.add_argument_group("mode (at most one; default: compare backends)").add_mutually_exclusive_group()
     mode.add_argument("--record", metavar="FILE", help="write a golden trace of a float32 NumPy run")
     mode.add_argument("--check", metavar="FILE", nargs="?", const=GUIDE_TRACE,
                       help="check the backends against a golden trace (default: the guide model's)")
     mode.add_argument("--verify-cache", action="store_true", help="compare every way of filling the cache with a cold run")
     mode.add_argument("--batch", metavar="ROWS", nargs="?", const=",".join(map(str, SIZES)), default=None,
-                      help="compare rows alone with the same rows in batches, of so many rows each (default: "
+                      help="compare rows computed alone with the same rows in batches of these sizes (default: "
                            f"{','.join(map(str, SIZES))})")
-    mode.add_argument("--repeat", metavar="N", default=None, help="run the same request N times here and N times in fresh "
-                                                                  "processes, and compare the bits")
-    mode.add_argument("--perplexity", metavar="FILE", help="perplexity of a text (- reads standard input) on each backend")
+    mode.add_argument("--repeat", metavar="N", default=None, help="run the same request N times in this process and N times "
+                                                                  "in fresh ones, and compare the bits")
+    mode.add_argument("--perplexity", metavar="FILE", help="measure the perplexity of a text (- reads standard input) on each backend")
     result.add_argument("--prompt", "-p", default=None, help="text to run (default: two sentences)")
     result.add_argument("--tokens", "-n", default=None, metavar="N", help=f"number of tokens to run (default: {TOKENS})")
     result.add_argument("--reference", choices=("numpy", "transformers"), default=None,
-                        help="run to compare with: NumPy at float32 (the default), or transformers at float32")
-    result.add_argument("--html", metavar="FILE", default=None, help="write the comparison as a page with pictures")
+                        help="reference: NumPy at float32 (the default) or transformers at float32")
+    result.add_argument("--html", metavar="FILE", default=None, help="write the comparison as an HTML page with plots")
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS", help="a perplexity's window (default: the "
+    result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS", help="window of a perplexity (default: the "
                                                                                 f"context, at most {WINDOW})")
-    result.add_argument("--stride", default=None, metavar="TOKENS", help="distance between windows (default: half of one)")
+    result.add_argument("--stride", default=None, metavar="TOKENS", help="distance between windows (default: half a window)")
     result.add_argument("--debug", action="store_true", help="show tracebacks")
     result.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
     result.add_argument("--backends", default=None, metavar="LIST",
-                        help="some of mlx,cpu,cuda (default: all that are installed)")
+                        help="backends to run, of mlx,cpu,cuda (default: all that are installed)")
     flags.add_load_flags(result, only=("model", "revision", "device", "dtype", "compile", "cache_bits", "batch_invariant",
                                        "adapters"))
     return result

@@ -38,28 +38,28 @@ def parser() -> flags.Parser:
         action="append",
         default=[],
         metavar="KEY",
-        help="keys that clients must send, between commas. Other users of this machine see it: prefer "
+        help="keys that clients must send, separated by commas. Other users of this machine can see them: prefer "
         f"--api-key-file or the variable {KEY_VARIABLE}",
     )
-    group.add_argument("--api-key-file", default=None, metavar="FILE", help="keys, one a line")
+    group.add_argument("--api-key-file", default=None, metavar="FILE", help="file of keys, one per line")
     group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
-                       help="site whose pages may ask, such as https://example.org; * for all; repeat the flag for more")
+                       help="origin whose pages may send requests, such as https://example.org; * for all; repeat it for more")
     group.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
-                       help="name of this machine that clients may use, beside localhost and its address")
+                       help="host name that clients may use, besides localhost and the address")
     group.add_argument("--ssl-key-file", "--ssl-keyfile", default=None, metavar="FILE", help="private key, for https")
     group.add_argument("--ssl-cert-file", "--ssl-certfile", default=None, metavar="FILE", help="certificate, for https")
     group.add_argument("--timeout", "-to", default=f"{default.timeout:g}", metavar="SECONDS",
-                       help=f"most time of a request, its queue included (default: {default.timeout:g})")
+                       help=f"maximum time of a request, including its wait in the queue (default: {default.timeout:g})")
     group.add_argument("--queue", default=str(default.queue), metavar="N",
-                       help=f"requests that may wait for a row; more get 503 (default: {default.queue})")
+                       help=f"maximum number of requests that wait for a row; more get 503 (default: {default.queue})")
     group.add_argument("--max-connections", default=str(default.max_connections), metavar="N",
-                       help=f"open connections; more get 503 (default: {default.max_connections})")
+                       help=f"maximum number of open connections; more get 503 (default: {default.max_connections})")
     group.add_argument("--max-body", default=str(default.max_body), metavar="SIZE",
-                       help="largest body of a request, such as 8MB (default: 8MiB)")
+                       help="maximum size of a request body, such as 8MB (default: 8MiB)")
     group.add_argument("--shutdown-seconds", default=f"{default.shutdown_seconds:g}", metavar="SECONDS",
-                       help=f"time that running requests have after SIGTERM (default: {default.shutdown_seconds:g})")
+                       help=f"time that running requests get after SIGTERM (default: {default.shutdown_seconds:g})")
     group.add_argument("--idle-unload", default=None, metavar="MINUTES",
-                       help="give the model's memory back after this time without a request; the next one loads it again")
+                       help="free the model's memory after this time without a request; the next request loads it again")
     group.add_argument(
         "--slots", action=argparse.BooleanOptionalAction, default=True, help="serve GET /slots (default: yes)"
     )
@@ -69,8 +69,8 @@ def parser() -> flags.Parser:
                        help="serve GET /metrics (default: yes)")
     group.add_argument("--page", "--webui", action=argparse.BooleanOptionalAction, default=True,
                        help="serve the web page at / (default: yes)")
-    group.add_argument("--log-prompts", action="store_true", help="write prompts into the log, and show them in GET /slots")
-    group.add_argument("--quiet", action="store_true", help="log nothing but warnings")
+    group.add_argument("--log-prompts", action="store_true", help="log prompts, and show them in GET /slots")
+    group.add_argument("--quiet", action="store_true", help="log warnings only")
     group.add_argument("--debug", action="store_true", help="show tracebacks")
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
