@@ -53,7 +53,7 @@ class OutOfMemoryError(BackendError):
     def of(cls, needed: int, free: int | None = None, device: str = "this machine") -> OutOfMemoryError:
         """Make the error for weights of `needed` bytes on a device with `free` bytes of memory (None: unknown)."""
         has = "does not give that much memory" if free is None else f"has {free / 1e9:.2f} GB free"
-        return cls(f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, quantise this one "
+        return cls(f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, quantize this one "
                    "(python -m mlx_llama.quantize), or close other programs")
 
 

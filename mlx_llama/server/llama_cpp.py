@@ -75,7 +75,7 @@ class LlamaCompletionRequest(OptionFields):
     prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
         description="a text, token ids, both mixed, or a list of these")
     max_tokens: int = Field(256, ge=-1, le=2**31, description="maximum number of tokens to generate; -1: as many as the context holds")
-    seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: drawn anew")
+    seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: a new one each time")
     repetition_context_size: int = Field(
         20, ge=-1, le=65536, description="recent tokens that the three penalties look at; -1: as many as the context holds")
     grammar: str | None = Field(None, description='GBNF or Lark that the answer follows; "": none')

@@ -112,4 +112,4 @@ def test_merging_into_gguf_and_from_a_low_bit_model(door, folders, tmp_path):
     low = door(quantize.main, base, tmp_path / "low", "--bits", "8", "--group-size", "32")
     assert low.code == 0, low.err
     done = door(quantize.main, tmp_path / "low", tmp_path / "again", "--merge", sea, "--bits", "8", "--group-size", "32")
-    assert done.code == 0 and "dequantised and are rounded again" in done.err, done.err
+    assert done.code == 0 and "dequantized and are rounded again" in done.err, done.err

@@ -231,7 +231,7 @@ def test_undo_shows_what_was_dropped_again(model):
         command(session, "/undo")
         assert session.dropped == 0 or session.messages[session.dropped]["role"] == "user"
     assert session.dropped == 0
-    with pytest.raises(LlamaError, match="nothing to take back"):
+    with pytest.raises(LlamaError, match="nothing to undo"):
         command(session, "/undo")
 
 

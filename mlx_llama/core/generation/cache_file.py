@@ -64,7 +64,7 @@ class Identity:
 
 
 def write_cache(path: str | os.PathLike, state: Mapping[str, np.ndarray], identity: Identity) -> Path:
-    """Write the state of a row (Cache.state), whole or not at all; returns the path.
+    """Write the state of a row (Cache.state) atomically; returns the path.
 
     Replaces a prompt cache, and no other file. Raises SessionError.
     """

@@ -158,13 +158,13 @@ class Engine:
         """The kind of speculation in force ("none", "prompt" or "model") and notices about the choice."""
         kind = options.speculate or ("none" if self.draft is None else "model")
         if kind != "none" and (is_constrained or options.logprobs is not None):
-            return "none", ["no speculation: it verifies several positions in one step, which knows no grammars, logits "
+            return "none", ["no speculation: verifying several positions in one step does not support grammars, logits "
                             "processors or log-probabilities"]
         if kind != "none" and rope.length_dependent(self.model.config):
             return "none", ["no speculation: this model's dynamic rope rotates keys by angles that depend on the length, "
                             "so several positions in one step would differ from single steps"]
         if kind == "prompt" and self.draft is not None:
-            return kind, ["the draft model is not used: the option speculate asks for 'prompt'"]
+            return kind, ["the draft model is not used: `speculate` asks for 'prompt'"]
         return kind, []
 
 

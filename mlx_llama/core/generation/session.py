@@ -216,7 +216,7 @@ class Session:
         with self._lock:
             self._settle()
             if not self.messages:
-                raise SessionError("there is nothing to take back: the conversation is empty")
+                raise SessionError("there is nothing to undo: the conversation is empty")
             start = _find_turns(self.messages)[-1]
             taken, self.messages = self.messages[start:], self.messages[:start]
             self.dropped = self.dropped if self.dropped < start else 0
@@ -232,15 +232,15 @@ class Session:
         with self._lock:
             self._settle()
             if not self.messages:
-                raise SessionError("there is no answer to go on with: ask something first")
+                raise SessionError("there is no answer to continue: ask something first")
             if self.toolbox.offered:
-                raise SessionError("a conversation with tools cannot go on inside an answer: ask again")
+                raise SessionError("an answer in a conversation with tools cannot be continued: ask again")
             text, tokens, reason = self._answer
             if text != self.messages[-1]["content"]:  # of another model, or from a file
                 tokens, reason = self._encode_answer(), ""
             if reason in ("eos", "stop"):
-                raise SessionError("the last answer is complete, there is nothing to go on with: ask something, or have it "
-                                   "generated again")
+                raise SessionError("the last answer is complete and cannot be continued: ask something, or have it generated "
+                                   "again")
             return self._answer_to(self.messages[:-1], resolved, hooks, tokens)
 
     def _encode_answer(self) -> list[int]:
@@ -344,7 +344,7 @@ class Session:
             self.messages, self.dropped, self.last = [], 0, None
 
     def save(self, path: str | os.PathLike, cache: bool = False) -> None:
-        """Write the conversation as JSON, whole or not at all. Raises SessionError.
+        """Write the conversation as JSON, atomically. Raises SessionError.
 
         cache: write the keys and values beside it, to PATH.safetensors, with which `load` goes on at once.
         """

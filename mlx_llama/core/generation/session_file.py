@@ -123,7 +123,7 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
 
 
 def write_session(path: Path, **fields: Any) -> None:
-    """Write a SavedSession of `fields`, whole or not at all. Raises SessionError."""
+    """Write a SavedSession of `fields` atomically. Raises SessionError."""
     try:
         text = SavedSession(format=FORMAT, version=1, **fields).model_dump_json(indent=1)
         write_file(path, text.encode(), is_private=True)

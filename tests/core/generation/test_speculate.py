@@ -156,7 +156,7 @@ def test_the_kind_in_force_and_its_notices(plain, drafting):
     assert seen(plain, speculate="prompt") == ("prompt", [])
     assert seen(drafting) == seen(drafting, speculate="model") == ("model", [])
     assert seen(drafting, speculate="prompt") == (
-        "prompt", ["the draft model is not used: the option speculate asks for 'prompt'"])
+        "prompt", ["the draft model is not used: `speculate` asks for 'prompt'"])
     with pytest.raises(OptionsError, match="'model' needs a draft model: load one with `draft_model`"):
         plain.stream("x", speculate="model")
     with pytest.raises(OptionsError, match="needs a draft model"):
