@@ -84,13 +84,13 @@ def seen(session):
     ("/read /nowhere", "/nowhere: cannot be read"),
     ("/save /nowhere/at/all", "/nowhere/at/all: cannot be written"),
     ("/set temprature 1", "there is no option 'temprature' (did you mean 'temperature'?)"),
-    ("/set temperature hot", "option temperature: 'hot' is not allowed"),
+    ("/set temperature hot", "option `temperature`: 'hot' is not allowed"),
     ("/set temperature -1", "at least 0"),
-    ("/set temperature nan", "option temperature"),
+    ("/set temperature nan", "option `temperature`"),
     ("/set top_p 0", "at least 1e-06"),
-    ("/set max_tokens 1.5", "option max_tokens"),
+    ("/set max_tokens 1.5", "option `max_tokens`"),
     ("/set logit_bias 999999=1", "outside the vocabulary"),
-    ("/set logit_bias x", "option logit_bias"),
+    ("/set logit_bias x", "option `logit_bias`"),
     ("/set stop 'open", "is not a list of words"),
     ("/set stop ''", "an empty one would end every answer"),
 ])
@@ -399,7 +399,7 @@ def test_a_failing_line_is_told_and_the_rest_still_runs(toy, door):
 
 @pytest.mark.parametrize("arguments, stdin, words", [
     ([], b"hello\nfine\xff\n", "standard input, line 2: is not UTF-8 (byte 4"),
-    (["--temp", "-1", "--top-p", "2"], b"", "option temperature"),
+    (["--temp", "-1", "--top-p", "2"], b"", "option --temp"),
     (["--frob"], b"", "there is no flag --frob"),
     (["--backend", "abacus"], b"", "there is no backend 'abacus'"),
     (["-sys", "\udcff"], b"hello", "surrogate"),
@@ -482,7 +482,7 @@ class Pieces:
         return next(self.pieces)
 
     def cancel(self):
-        self.done = True
+        self.done, self.completion.finish_reason = True, "interrupted"
 
 
 def test_ctrl_c_before_the_first_piece_raises_at_once(session, capsys):

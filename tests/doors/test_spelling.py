@@ -92,3 +92,13 @@ def test_names_in_cores_messages_are_options_of_commands():
                 if "\n" not in text and not text.endswith(".")]  # no docstrings
     named = {name for text in messages for name in re.findall(r"`([a-z][a-z_]*)(?:=[^`]*)?`", text)}
     assert "cache_memory" in named and named <= known
+
+
+def test_a_chat_names_options_as_set_takes_them(toy, capsys):
+    """Generation options by their names, load options by their flags."""
+    from mlx_llama import load
+    from mlx_llama.chat.dialogue import Chat
+
+    chat = Chat(load(toy, backend="cpu").chat())
+    chat.complain(OptionsError("option `temperature`: 'hot'; option `speculate`: load one with `draft_model`"))
+    assert capsys.readouterr().err == "error: option temperature: 'hot'; option speculate: load one with --draft-model\n"

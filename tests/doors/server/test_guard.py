@@ -130,7 +130,7 @@ def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
         (["--api-key-file", "/no/file"], "cannot be read"),
         (["--api-key", "schlüssel"], "ASCII"),
         (["--ssl-key-file", "x"], "needs both"),
-        (["--temp", "-3"], "option temperature"),
+        (["--temp", "-3"], "option --temp"),
         (["--ssl-key-file", "/no/a", "--ssl-cert-file", "/no/b"], "cannot be used"),
         (["--max-body", "big"], "--max-body 'big'"),
         (["--model", "no/such/folder"], "no such folder"),
