@@ -30,7 +30,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 def parser() -> flags.Parser:
     """The command line."""
-    result = flags.Parser(prog="python -m mlx_llama.doctor", description=__doc__.splitlines()[0], allow_abbrev=False)
+    result = flags.Parser("doctor", __doc__.splitlines()[0])
     model = result.add_mutually_exclusive_group()
     model.add_argument("model", metavar="MODEL", nargs="?", default=None,
                        help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
@@ -43,7 +43,6 @@ def parser() -> flags.Parser:
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
     result.add_argument("--clear-cache", action="store_true",
                         help="remove compiled code and packed weights from the cache folder, then exit")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
     return result
 
 

@@ -31,7 +31,7 @@ Prompt = str | list[dict[str, str]]
 
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.generate's."""
-    result = flags.Parser(prog="python -m mlx_llama.generate", description=__doc__, allow_abbrev=False)
+    result = flags.Parser("generate", __doc__)
     prompt = result.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", "-p", default=None, help="the prompt; - reads it from standard input")
     prompt.add_argument("--prompts", metavar="FILE", default=None,
@@ -46,7 +46,6 @@ def parser() -> flags.Parser:
                         help="start from the keys and values in this file if it exists, and save them to it at the end")
     result.add_argument("--jsonl", action="store_true", help="print a JSON object per piece, then one with the receipt")
     result.add_argument("--stats", action="store_true", help="print speed and evaluations per token on stderr")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result

@@ -20,7 +20,7 @@ GGUF = "gguf:"
 
 def parser() -> Parser:
     """The command line. Names follow mlx_lm.convert's."""
-    result = Parser(prog="python -m mlx_llama.quantize", description=__doc__, allow_abbrev=False)
+    result = Parser("quantize", __doc__)
     result.add_argument("source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide")
     result.add_argument("out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write")
     result.add_argument("--bits", "--q-bits", default=None, metavar="{2,3,4,5,6,8}",
@@ -34,7 +34,6 @@ def parser() -> Parser:
                         help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; without "
                              "--bits and --format a full-width model keeps its width")
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
     return result
 
 

@@ -39,7 +39,7 @@ PLOT_REACH = 4096  # most tokens on the axis of a picture without --depth
 
 def parser() -> flags.Parser:
     """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in llama-batched-bench."""
-    result = flags.Parser(prog="python -m mlx_llama.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
+    result = flags.Parser("bench", __doc__.splitlines()[0])
     many = dict(action="append", metavar="N[,N...]", default=None)
     result.add_argument("--prompt-tokens", "-p", "-npp", help="prompt lengths (default: 128)", **many)
     result.add_argument("--generate-tokens", "-n", "-ntg", help="tokens to decode (default: 64)", **many)
@@ -47,8 +47,6 @@ def parser() -> flags.Parser:
     result.add_argument("--depth", "-d", help="tokens in the cache before measuring (default: 0)", **many)
     result.add_argument("--repetitions", "-r", default="3", metavar="N",
                         help="number of timed runs; the median is printed with the slowest and the fastest (default: 3)")
-    result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
-                        help="positions of the context (default: as many as the model was trained for)")
     result.add_argument("--output", "-o", choices=report.FORMATS, default=None,
                         help="format of the figures (default: text)")
     result.add_argument("--json", action="store_true", help="same as -o json")
@@ -65,8 +63,7 @@ def parser() -> flags.Parser:
                         help="measure candidate decode kernels of the cpu backend for all formats, without loading a model")
     result.add_argument("--save", action="store_true",
                         help="with --kernels: save the best for this processor in the package's table")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
-    flags.add_load_flags(result, without=flags.ONE_MODEL)
+    flags.add_load_flags(result, without=("cache_memory", "draft_model", "template", "max_rows"))
     return result
 
 
@@ -132,7 +129,7 @@ def main(arguments: list[str]) -> int:
         given.compile = False  # the operations of a traced or captured step cannot be told apart
     options = backend.check(flags.load_options(given))
     checkpoint = open_checkpoint(options.model, options.revision, one_adapter(options))
-    context = context_size(checkpoint, given.ctx_size)
+    context = context_size(checkpoint, options.ctx_size)
     is_single = (row_counts is None and len(prompts) == len(generates) == 1 and depths in (None, [0]) and not given.plot
                  and output in ("text", "json") and not given.profile)
     if given.profile and given.prompt_tokens is None:
@@ -146,7 +143,7 @@ def main(arguments: list[str]) -> int:
         asked = [(f"a prompt of {prompts[0]} and {generates[0]} more tokens", prompts[0] + generates[0])]
     for name, positions in asked:
         if positions > context:
-            remedy = "" if given.ctx_size is None else ", or raise --ctx-size"
+            remedy = "" if options.ctx_size is None else ", or raise --ctx-size"
             raise ContextError(
                 f"{name} needs {positions} positions and the context of {checkpoint.name} has {context}: "
                 f"lower --prompt-tokens{' or --generate-tokens' if are_batches else ', --generate-tokens or --depth'}"

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.chat's."""
-    result = flags.Parser(prog="python -m mlx_llama.chat", description=__doc__, allow_abbrev=False)
+    result = flags.Parser("chat", __doc__)
     result.add_argument("--system-prompt", "-sys", default=None, help="instructions before the conversation")
     result.add_argument("--prompt-cache", metavar="FILE", default=None,
                         help="start from the keys and values in this file if it exists, and save them to it at the end")
     result.add_argument("--stats", action="store_true", help="print speed and counts after each answer on stderr")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
     flags.add_load_flags(result)
     flags.add_generation_flags(result)
     return result

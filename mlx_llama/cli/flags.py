@@ -29,11 +29,14 @@ FOREIGN_FLAGS = {
 _MINUS_ONE = {"max_tokens": str(2**31), "seed": None, "repetition_context_size": "65536"}
 # As llama.cpp's flags have them: the model's context, and a number chosen here.
 _UNSET = {"ctx_size": "0", "threads": "-1"}
-ONE_MODEL = ("cache_memory", "ctx_size", "draft_model", "template", "max_rows")  # only where requests are answered
 
 
 class Parser(argparse.ArgumentParser):
     """argparse that raises OptionsError, so that every command prints errors in the same one line; suggests known flags."""
+
+    def __init__(self, command: str = "", description: str = ""):
+        super().__init__(prog=f"python -m mlx_llama.{command}", description=description, allow_abbrev=False)
+        self.add_argument("--debug", action="store_true", help="show tracebacks")
 
     def parse_known_args(self, args=None, namespace=None):
         self._arguments = list(sys.argv[1:] if args is None else args)
@@ -129,6 +132,17 @@ def add_load_flags(parser: argparse.ArgumentParser, without: Collection[str] = (
             how["action"] = "append"
         group.add_argument(*flags_of(name, about["aliases"]), dest=name, default=field.default,
                            help=about["help"] + about["flag_help"], **how)
+
+
+def parse_number(flag: str, text: str | None, least: float, most: float, is_whole: bool = True) -> Any:
+    """A flag's number, None without the flag. Raises OptionsError."""
+    try:
+        value = text if text is None else int(text) if is_whole else float(text)
+    except ValueError:
+        value = most + 1
+    if text is not None and not (text.isascii() and "_" not in text and least <= value <= most):
+        raise OptionsError(f"{flag} {text!r:.40}: must be a {'whole ' if is_whole else ''}number, {least:.9g} to {most:.9g}")
+    return value
 
 
 def load_options(arguments: argparse.Namespace) -> LoadOptions:

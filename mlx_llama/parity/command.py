@@ -22,7 +22,7 @@ GUIDE_TRACE = str(Path(__file__).parent.parent / "guide" / "trace.json")
 
 def parser() -> flags.Parser:
     """The command line."""
-    result = flags.Parser(prog="python -m mlx_llama.parity", description=__doc__.splitlines()[0], allow_abbrev=False)
+    result = flags.Parser("parity", __doc__.splitlines()[0])
     mode = result.add_argument_group("mode (at most one; default: compare backends)").add_mutually_exclusive_group()
     mode.add_argument("--record", metavar="FILE", help="write a golden trace of a float32 NumPy run")
     mode.add_argument("--check", metavar="FILE", nargs="?", const=GUIDE_TRACE,
@@ -43,7 +43,6 @@ def parser() -> flags.Parser:
     result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS", help="window of a perplexity (default: the "
                                                                                 f"context, at most {WINDOW})")
     result.add_argument("--stride", default=None, metavar="TOKENS", help="distance between windows (default: half a window)")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
     result.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
     result.add_argument("--backends", default=None, metavar="LIST",
                         help="backends to run, of mlx,cpu,cuda (default: all that are installed)")

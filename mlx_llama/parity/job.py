@@ -52,7 +52,7 @@ class Job:
     def tokens(self) -> tuple[list[int], int]:
         """(ids, how many of them run one by one). Raises OptionsError, ContextError."""
         given, tokenizer = self.given, self.checkpoint.tokenizer
-        count = number("--tokens", given.tokens, 2, self.made_for)
+        count = flags.parse_number("--tokens", given.tokens, 2, self.made_for)
         if given.prompt is not None:
             tokens = tokenizer.encode(given.prompt, add_bos=True)
             if len(tokens) < 2:
@@ -76,15 +76,6 @@ class Job:
 
     def facts(self, **more: Any) -> dict[str, Any]:
         return {"model": self.checkpoint.name, **more}
-
-
-def number(flag: str, given: str | None, least: int, most: int) -> int | None:
-    """A flag's whole number, None without the flag. Raises OptionsError."""
-    if given is None:
-        return None
-    if not given.isascii() or not given.isdigit() or not least <= int(given[:12]) <= most:
-        raise OptionsError(f"{flag} {given!r:.40}: must be a whole number, {least} to {most}")
-    return int(given)
 
 
 def open_backends(names: str | None, device: str | None) -> list[backends.Backend]:

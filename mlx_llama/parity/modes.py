@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlx_llama import cli
+from mlx_llama.cli.flags import parse_number
 from mlx_llama.cli.spelling import spell_options
 from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.backends.selection import Backend
@@ -18,7 +19,7 @@ from mlx_llama.core.proofs.differences import is_tie
 from mlx_llama.core.proofs.perplexity import measure_perplexity
 
 from . import report
-from .job import Job, number
+from .job import Job
 
 MOST_ROWS = 256  # of a batch
 WINDOW = 512  # of a perplexity, in a longer context
@@ -139,13 +140,13 @@ def batch(job: Job) -> int:
 
 def parse_sizes(given: str) -> list[int]:
     """The numbers of rows of --batch, lists with commas. Raises OptionsError."""
-    found = [number("--batch", text.strip(), 2, MOST_ROWS) for text in given.split(",")]
+    found = [parse_number("--batch", text.strip(), 2, MOST_ROWS) for text in given.split(",")]
     return sorted({one for one in found if one is not None})
 
 
 def repeat(job: Job) -> int:
     """The same bits in every run, in this process and in fresh ones."""
-    count = number("--repeat", job.given.repeat, 2, 1000)
+    count = parse_number("--repeat", job.given.repeat, 2, 1000)
     if current():
         raise OptionsError("--repeat starts processes of its own, which mlx.launch and torchrun do not connect: start without "
                            "the launcher")
@@ -188,8 +189,8 @@ def perplexity(job: Job) -> int:
     """Perplexity of a text, on each backend."""
     text = cli.read_text(job.given.perplexity)
     tokens = job.checkpoint.tokenizer.encode(text, add_bos=True)
-    window = number("--ctx-size", job.given.ctx_size, 2, job.made_for) or min(WINDOW, job.made_for)
-    stride = number("--stride", job.given.stride, 1, max(1, window - 1)) or max(1, window // 2)
+    window = parse_number("--ctx-size", job.given.ctx_size, 2, job.made_for) or min(WINDOW, job.made_for)
+    stride = parse_number("--stride", job.given.stride, 1, max(1, window - 1)) or max(1, window // 2)
     if len(tokens) < 2:
         raise ContextError(f"{job.given.perplexity}: has {len(tokens)} tokens, a perplexity needs at least 2: give a longer "
                            "text")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mlx_llama import cli
 from mlx_llama.cli import flags
+from mlx_llama.cli.flags import parse_number
 from mlx_llama.core.backends.load_options import parse_memory, parse_rows
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.options import validate
@@ -25,7 +26,7 @@ KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
 def parser() -> flags.Parser:
     """The command line. Names follow llama-server's."""
-    result = flags.Parser(prog="python -m mlx_llama.server", description=__doc__, allow_abbrev=False)
+    result = flags.Parser("server", __doc__)
     default = Settings()
     group = result.add_argument_group("server")
     group.add_argument(
@@ -71,7 +72,6 @@ def parser() -> flags.Parser:
                        help="serve the web page at / (default: yes)")
     group.add_argument("--log-prompts", action="store_true", help="log prompts, and show them in GET /slots")
     group.add_argument("--quiet", action="store_true", help="log warnings only")
-    group.add_argument("--debug", action="store_true", help="show tracebacks")
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result
@@ -115,24 +115,24 @@ def make_settings(given: argparse.Namespace) -> Settings:
             raise OptionsError(f"--cors-origin {origin!r:.100}: must be an origin as browsers send it, such as "
                                "https://example.org, or *")
     defaults = Settings()
-    idle = None if given.idle_unload is None else 60 * _number(given.idle_unload, "--idle-unload", 0.001, 1e6)
+    idle = None if given.idle_unload is None else 60 * parse_number("--idle-unload", given.idle_unload, 0.001, 1e6, False)
     if given.slot_save_path is not None and not os.path.isdir(given.slot_save_path):
         raise OptionsError(f"--slot-save-path {given.slot_save_path}: is no folder")
     if (given.ssl_key_file is None) != (given.ssl_cert_file is None):
         raise OptionsError("https needs both --ssl-key-file and --ssl-cert-file")
     return Settings(
         host=given.host,
-        port=int(_number(given.port, "--port", 0, 65535, whole=True)),
+        port=parse_number("--port", given.port, 0, 65535),
         alias=given.alias,
         api_keys=_read_keys(given),
         cors_origins=tuple(origin.rstrip("/") for origin in given.cors_origin),
         allowed_hosts=tuple(given.allowed_host),
         options={name: getattr(checked, name) for name in wanted},
-        queue=int(_number(given.queue, "--queue", 0, 1e6, whole=True)),
-        timeout=_number(given.timeout, "--timeout", 0.001, 1e7),
-        max_connections=int(_number(given.max_connections, "--max-connections", 1, 1e5, whole=True)),
+        queue=parse_number("--queue", given.queue, 0, 1e6),
+        timeout=parse_number("--timeout", given.timeout, 0.001, 1e7, False),
+        max_connections=parse_number("--max-connections", given.max_connections, 1, 1e5),
         max_body=parse_memory(given.max_body, "max_body") or defaults.max_body,
-        shutdown_seconds=_number(given.shutdown_seconds, "--shutdown-seconds", 0, 1e6),
+        shutdown_seconds=parse_number("--shutdown-seconds", given.shutdown_seconds, 0, 1e6, False),
         idle_unload=idle,
         serves_slots=given.slots,
         slot_folder=given.slot_save_path,
@@ -140,16 +140,6 @@ def make_settings(given: argparse.Namespace) -> Settings:
         serves_page=given.page,
         logs_prompts=given.log_prompts,
     )
-
-
-def _number(text: str, flag: str, least: float, most: float, whole: bool = False) -> float:
-    try:
-        value = int(text) if whole else float(text)
-    except ValueError:
-        value = most + 1
-    if not least <= value <= most:
-        raise OptionsError(f"{flag} {text!r:.40}: must be a {'whole ' if whole else ''}number, {least:g} to {most:g}")
-    return value
 
 
 def _read_keys(given: argparse.Namespace) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from mlx_llama.core.generation.options import FIELDS, resolve
 
 
 def flags(*words: str) -> dict:
-    parser = flag_tables.Parser(allow_abbrev=False)
+    parser = flag_tables.Parser()
     flag_tables.add_generation_flags(parser)
     return flag_tables.given_flags(parser.parse_args(list(words)))
 
@@ -86,7 +86,7 @@ def test_load_flags_are_the_parameters_of_load():
     options = flag_tables.load_options(given)
     assert (options.cache_bits, options.cache_memory, options.max_rows, options.adapters) == ("8", "2GB", "4", ["a", "b"])
     assert list(inspect.signature(load).parameters) == list(TABLE)
-    assert vars(given).keys() == TABLE.keys() - {"on_progress"}
+    assert vars(given).keys() == TABLE.keys() - {"on_progress"} | {"debug"}
     helps = {action.dest: action.help for action in parser._actions}
     for name, field in TABLE.items():
         assert f"{name}: " in load.__doc__ and field.metadata["help"] in helps.get(name, field.metadata["help"])
