@@ -10,6 +10,7 @@ from making import make_checkpoint
 
 from mlx_llama import load
 from mlx_llama.core.errors import BackendError, ContextError, NumericalError, OptionsError, TemplateError
+from mlx_llama.core.generation import options
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,16 @@ def test_a_model_without_a_template_continues_texts_and_refuses_questions(tmp_pa
         with pytest.raises(TemplateError, match="with `template`"):
             ask()
     assert load(folder, backend="cpu", template="chatml").chat().send("hi", max_tokens=2).tokens
+
+
+def test_options_of_a_request_are_checked_once(llm, monkeypatch):
+    chat, calls, check = llm.chat(), [], options.validate
+    monkeypatch.setattr(options, "validate", lambda *given: calls.append(given) or check(*given))
+    for ask in (lambda: llm.generate("hi", max_tokens=1), lambda: chat.send("hi", max_tokens=1),
+                lambda: llm.submit([5, 6], max_tokens=1).finish()):
+        calls.clear()
+        ask()
+        assert len(calls) == 1
 
 
 # Stop tokens
