@@ -122,7 +122,7 @@ def run_prompt(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
     elif sys.stdout.isatty():
         print()
     if not given.jsonl and llm.tokenizer is not None and (logprobs := stream.completion.describe_logprobs(llm.tokenizer)):
-        cli.say(logprobs)
+        cli.show(logprobs)
     if given.stats:
         cli.say(stream.completion.summary())
     if given.prompt_cache is not None:

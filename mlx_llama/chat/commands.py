@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_llama import cli
+from mlx_llama.cli.spelling import spell_flags
 from mlx_llama.core.errors import LlamaError, OptionsError, SessionError
 from mlx_llama.core.generation.cache_file import cache_path
 from mlx_llama.core.generation.options import ALIASES, FIELDS
@@ -105,9 +106,9 @@ def option_name(text: str) -> str:
     return ALIASES.get(key, key)
 
 
-def spell_names(text: str) -> str:
-    """Replace generation options by the names that /set takes; others stay for their flags."""
-    return re.sub(rf"`({'|'.join(FIELDS)})`", r"\1", text)
+def spell(text: str) -> str:
+    """Spell options in a message: of a request by the names that /set takes, of loading as flags."""
+    return spell_flags(re.sub(rf"`({'|'.join(FIELDS)})`", r"\1", text))
 
 
 def option_value(session: Session, name: str) -> str:
@@ -235,7 +236,7 @@ def _load(session: Session, argument: str) -> Outcome:
     notices = session.load(path)
     rest = [f"{len(session.messages)} messages", *(["a system prompt"] if session.system else []),
             *(f"{name} = {option_value(session, name)}" for name in session.options)]
-    message = "\n".join([f"(loaded {', '.join(rest)})", *(f"({notice})" for notice in notices)])
+    message = "\n".join([f"(loaded {', '.join(rest)})", *(f"({spell(notice)})" for notice in notices)])
     return Recall(message, session.last_question, session.messages[-1]["content"]) if session.messages else message
 
 
@@ -244,7 +245,7 @@ def _stats(session: Session, argument: str) -> str:
     nbytes = session.scheduler.cache.nbytes_for(count)
     dropped = f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
     notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)  # a summary lists them itself
-    return (f"{session.last.summary() if session.last else f'no answer yet{notes}'}\n"
+    return (f"{spell(session.last.summary() if session.last else f'no answer yet{notes}')}\n"
             f"context: {count} of {session.engine.context} tokens cached, {nbytes / 2**20:.2f} MiB\n"
             f"conversation: {len(session.messages)} messages{dropped}")
 

@@ -7,6 +7,6 @@ options in core's messages as flags. progress: a bar on a terminal.
 from __future__ import annotations
 
 from .progress import Bar
-from .running import clean_up_when_terminated, read_text, run, say
+from .running import clean_up_when_terminated, read_text, run, say, show
 
-__all__ = ["Bar", "clean_up_when_terminated", "read_text", "run", "say"]
+__all__ = ["Bar", "clean_up_when_terminated", "read_text", "run", "say", "show"]

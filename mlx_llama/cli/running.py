@@ -59,9 +59,13 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
 
 
 def say(text: str) -> None:
-    """Print a line on stderr, with options as flags and without control characters; an error in one short line."""
+    """Print a line of ours on stderr, with options as flags."""
+    show(spell_flags(text))
+
+
+def show(text: str) -> None:
+    """Print a line on stderr, apart from the answer, without control characters; an error in one short line."""
     if sys.stderr is not None:
-        text = spell_flags(text)
         text = shorten(" ".join(text.split("\n")), 4000) if text.startswith("error: ") else text
         print(show_controls(text), file=sys.stderr, flush=True)
 

@@ -102,3 +102,6 @@ def test_a_chat_names_options_as_set_takes_them(toy, capsys):
     chat = Chat(load(toy, backend="cpu").chat())
     chat.complain(OptionsError("option `temperature`: 'hot'; option `speculate`: load one with `draft_model`"))
     assert capsys.readouterr().err == "error: option temperature: 'hot'; option speculate: load one with --draft-model\n"
+    chat.take("/system Say `threads`.")
+    chat.take("/system")
+    assert capsys.readouterr().err.splitlines()[-1] == "system prompt: Say `threads`."  # the user's words stay
