@@ -89,7 +89,7 @@ def test_load_flags_are_the_parameters_of_load():
     assert vars(given).keys() == TABLE.keys() - {"on_progress"} | {"debug"}
     helps = {action.dest: action.help for action in parser._actions}
     for name, field in TABLE.items():
-        assert f"{name}: " in load.__doc__ and field.metadata["help"] in helps.get(name, field.metadata["help"])
+        assert f"\n    {name}: " in load.__doc__ and field.metadata["help"] in helps.get(name, field.metadata["help"])
 
 
 def test_what_llama_cpp_writes_for_unset_is_unset():

@@ -72,7 +72,7 @@ class LoadOptions:
         None, "bit-identical answers whatever else is in the batch, and however the prompt is cut into chunks: prompts are "
         "slower on cuda, always so on cpu, not available on mlx")
     adapters: str | os.PathLike | Sequence[str | os.PathLike] | None = _option(
-        None, "a LoRA adapter in the format of PEFT or mlx_lm, optionally with a scale; each request uses one", "adapter",
+        None, "LoRA adapters in the format of PEFT or mlx_lm, each FOLDER or FOLDER=SCALE; each request uses one", "adapter",
         "adapter_path", "lora", metavar="FOLDER[=SCALE]", flag_help="; repeat it for more")
     on_progress: Callable[[int, int], object] | None = _option(
         None, "f(done, total), bytes of the weights, called while they are loaded, one call at a time", is_flag=False)

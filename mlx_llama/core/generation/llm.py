@@ -282,9 +282,10 @@ def with_fields_of(table: Callable[Fields, LoadOptions], function: Callable[[Loa
 
     result = inspect.signature(function, eval_str=True).return_annotation
     call.__signature__ = inspect.signature(table, eval_str=True).replace(return_annotation=result)  # type: ignore[attr-defined]
-    described = [textwrap.fill(f"{name}: {option.metadata['help']}", 120, initial_indent="    ", subsequent_indent="        ")
-                 for name, option in TABLE.items()]
-    call.__doc__ = "\n".join([function.__doc__ or "", *described, ""])
+    described = [f"{name}: {option.metadata['help']}" + (f". One of {', '.join(map(repr, choices))}" if (
+        choices := option.metadata["choices"]) else "") for name, option in TABLE.items()]
+    fill = functools.partial(textwrap.fill, width=120, initial_indent="    ", subsequent_indent="        ")
+    call.__doc__ = "\n".join([function.__doc__ or "", *map(fill, described), ""])
     return call
 
 
