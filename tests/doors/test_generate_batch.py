@@ -92,7 +92,7 @@ def test_the_rest_of_a_batch(door, toy_llm, tmp_path):
     done = door(*asked)
     assert done.code == 0 and "the results of all 10 requests already" in done.err and len(toy_llm) == 2  # nothing is loaded
     done = door(*asked, "--seed", "1")
-    assert done.code == 2 and "line 1 is no result of these prompts, options and model" in done.err
+    assert done.code == 2 and "line 1 is not a result of these prompts, options and model" in done.err
 
 
 def test_an_error_of_one_request_is_its_line(door, toy_llm, tmp_path):

@@ -171,4 +171,4 @@ def _match_width(width: str | None) -> str:
 
 
 def _damaged(path: Path, reason: str) -> SessionError:
-    return SessionError(f"{path}: is no whole prompt cache ({' '.join(reason.split())}): {_REMEDY}")
+    return SessionError(f"{path}: is not a complete prompt cache ({' '.join(reason.split())}): {_REMEDY}")

@@ -57,7 +57,7 @@ class Rule:
 def choice(texts: Sequence[str]) -> str:
     """A grammar of these texts and no others. Raises OptionsError for an empty list."""
     if not texts:
-        raise OptionsError("option `grammar`: a choice of no texts allows no answer: give at least one")
+        raise OptionsError("option `grammar`: a choice of no texts allows no answer: list at least one")
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 

@@ -103,7 +103,7 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> 
         prompt = parsed.prompt if parsed.messages is None else [message.model_dump() for message in parsed.messages]
         jobs.append(Job(len(jobs), parsed.id, prompt, {**options, **own}, model))
     if not jobs:
-        raise OptionsError(f"{name}: has no requests: write one JSON object a line, such as {{\"prompt\": \"Hello\"}}")
+        raise OptionsError(f"{name}: has no requests: write one JSON object per line, such as {{\"prompt\": \"Hello\"}}")
     return jobs
 
 
@@ -135,7 +135,7 @@ class Results:
         self._whole = 0  # bytes of whole lines
         try:
             if self.path.exists() and not self.path.is_file():
-                raise OptionsError(f"`output` {path}: is not a file: name another one")
+                raise OptionsError(f"`output` {path}: is not a file: choose another one")
             content = self.path.read_bytes() if self.path.exists() else b""
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise OptionsError(f"`output` {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -143,13 +143,13 @@ class Results:
         for number, line in enumerate(lines, 1):
             index, is_failed = _read_result(line, digests)
             if index is None:
-                raise OptionsError(f"`output` {path}: line {number} is no result of these prompts, options and model: name "
-                                   "another file, or remove this one")
+                raise OptionsError(f"`output` {path}: line {number} is not a result of these prompts, options and model: choose "
+                                   "another file or delete this one")
             self.failed += is_failed and index not in self.done
             self.done.add(index)
             self._whole += len(line) + 1
         if not torn.startswith(_RESULT[:len(torn)]):
-            raise OptionsError(f"`output` {path}: its last line is no result of these prompts: name another file, or remove "
+            raise OptionsError(f"`output` {path}: its last line is not a result of these prompts: choose another file or delete "
                                "this one")
         self._file: BinaryIO | None = None
 

@@ -197,24 +197,24 @@ def test_a_crafted_file_is_refused(damage, part, saved):
     path, identity, state = saved
     rewrite(path, **damage(state))
     text = refused(path, identity)
-    assert "is no whole prompt cache" in text and part in text
+    assert "is not a complete prompt cache" in text and part in text
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 9, 100, 300, -1, -1000])
 def test_a_truncated_file_is_refused(cut, saved):
     path, identity, _ = saved
     path.write_bytes(path.read_bytes()[:cut])
-    assert "is no whole prompt cache" in refused(path, identity)
+    assert "is not a complete prompt cache" in refused(path, identity)
 
 
 def test_a_foreign_file_is_refused(saved, toy, tmp_path):
     _, identity, _ = saved
     assert "is not a prompt cache" in refused(toy / "model.safetensors", identity)
-    assert "is no whole prompt cache" in refused(toy / "config.json", identity)
+    assert "is not a complete prompt cache" in refused(toy / "config.json", identity)
     assert "cannot be read: No such file" in refused(tmp_path / "none", identity)
     assert "cannot be read: Is a directory" in refused(tmp_path, identity)
     (tmp_path / "long").write_bytes((95_000_000).to_bytes(8, "little"))
-    assert "is no whole prompt cache (its header has 95000000 bytes)" in refused(tmp_path / "long", identity)
+    assert "is not a complete prompt cache (its header has 95000000 bytes)" in refused(tmp_path / "long", identity)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         assert "cannot be read: is not a regular file" in refused(tmp_path / "pipe", identity)

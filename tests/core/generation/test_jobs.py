@@ -167,7 +167,7 @@ def test_results_of_other_requests_are_refused(other, tmp_path):
     path = tmp_path / "out"
     go(path, jobs_of({"prompt": "a"}, {"prompt": "b"}))
     before = path.read_bytes()
-    with pytest.raises(OptionsError, match="line [12] is no result of these prompts, options and model"):
+    with pytest.raises(OptionsError, match="line [12] is not a result of these prompts, options and model"):
         Results(path, other())
     assert path.read_bytes() == before
 
@@ -176,7 +176,7 @@ def test_results_of_other_requests_are_refused(other, tmp_path):
                                      b'{"index": true}\n', b"\xff\n", b'{"text": "a"', b"null\n", b"[" * 100_000 + b"\n"])
 def test_another_file_is_refused_and_stays(content, tmp_path):
     (tmp_path / "out").write_bytes(content)
-    with pytest.raises(OptionsError, match="is no result of these prompts"):
+    with pytest.raises(OptionsError, match="is not a result of these prompts"):
         Results(tmp_path / "out", jobs_of({"prompt": "a"}))
     assert (tmp_path / "out").read_bytes() == content
 
