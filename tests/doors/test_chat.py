@@ -482,7 +482,7 @@ class Pieces:
         return next(self.pieces)
 
     def cancel(self):
-        self.done, self.completion.finish_reason = True, "interrupted"
+        self.done, self.completion.finish_reason = True, self.completion.finish_reason or "interrupted"
 
 
 def test_ctrl_c_before_the_first_piece_raises_at_once(session, capsys):
