@@ -214,7 +214,7 @@ def test_the_remedy_for_a_full_context_is_one_that_helps(toy):
         llm = load_llm(toy, backend="cpu", ctx_size=size)
         with pytest.raises(ContextError, match="answer included: shorten the prompt") as caught:
             llm.generate("a llama " * llm.engine.context)
-        assert ("raise ctx_size" in str(caught.value)) is (size is not None)
+        assert ("raise `ctx_size`" in str(caught.value)) is (size is not None)
 
 
 def lengths_and_states(cache):
