@@ -481,10 +481,10 @@ def test_bits_are_not_promised_without_kernels(call, tmp_path):
                               max_position_embeddings=16)
     found = call(refusals, {"no kernels": toy, "dynamic rope": dynamic})
     assert found == {
-        "no kernels": "batch_invariant: its kernels are for a GPU, and this is torch's CPU device: leave it out, or choose "
-                      "backend='cpu'",
-        "dynamic rope": "batch_invariant: dynamic rope turns by angles that depend on the length: leave it out, or choose "
-                        "backend='cpu'"}
+        "no kernels": "`batch_invariant`: its kernels are for a GPU, and this is torch's CPU device: leave it out, or choose "
+                      "`backend='cpu'`",
+        "dynamic rope": "`batch_invariant`: dynamic rope turns by angles that depend on the length: leave it out, or choose "
+                        "`backend='cpu'`"}
 
 
 def replayed_rows(path: Path) -> dict:
@@ -640,7 +640,7 @@ def test_logits_in_8_bits_are_near_those_of_full_width(fields, tmp_path):
     for name, part in cache.state().items():
         error = np.abs(again.state()[name] - part).max()
         assert error <= 1e-3 * np.abs(part).max(), name
-    with pytest.raises(BackendError, match="`cache_bits` 4: must be 8 or 16, "):
+    with pytest.raises(BackendError, match="`cache_bits` 4: must be 8 or 16; "):
         select("cuda", "cpu").load(checkpoint, cache_bits=4)
 
 
