@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from mlx_llama.core.backends.interface import Masks, Probe
-from mlx_llama.core.backends.load_options import default_threads
+from mlx_llama.core.backends.load_options import LoadOptions, default_threads
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops, name_matrices
@@ -31,27 +31,23 @@ class Llama(BaseLlama):
     _tile: int | None = None  # tokens that share one pass over the weights; each further tile needs another pass
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: str = "cpu", threads: int | None = None,
-             activation_bits: int | None = None, compile: bool | None = None, cache_bits: int | None = None,
-             batch_invariant: bool | None = None) -> Llama:
+    def load(cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: str = "cpu") -> Llama:
         """Build the model; weights keep their stored width.
 
-        compile: False for plain NumPy, True to require compiled kernels, None to use them if available. threads: of the
-        compiled path (None: one per physical core, fewer for a small model). activation_bits: 8, 16 or 32, for products
-        with low-bit weights (None: 16, or 32 with dtype "float32"). cache_bits: 8 to store keys and values as int8 codes,
-        16 as float16 (None: float32). batch_invariant: True to require compiled kernels, whose rows do not depend on each other. Raises
-        BackendError for an option that it cannot honour, OutOfMemoryError.
+        `compile` False means plain NumPy; True requires compiled kernels. `batch_invariant` requires them too: their rows do
+        not depend on each other. `cache_bits` 8 stores keys and values as int8 codes, 16 as float16. Raises BackendError for an
+        option that it cannot honour, OutOfMemoryError.
         """
-        config = checkpoint.config
-        activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
-        target, reason = (None, "--no-compile asks for it") if compile is False else compilation.find_target()
-        if target is None and compile:
-            raise BackendError(f"--compile: compiled kernels are unavailable here ({reason}): leave it out")
-        if target is None and (threads is not None or activation_bits is not None):
-            flag = "--threads" if threads is not None else "--activation-bits"
+        config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
+        activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
+        target, reason = (None, "`compile=False` asks for it") if options.compile is False else compilation.find_target()
+        if target is None and options.compile:
+            raise BackendError(f"`compile`: compiled kernels are unavailable here ({reason}): leave it out")
+        if target is None and not (threads is options.activation_bits is None):
+            flag = "`threads`" if threads is not None else "`activation_bits`"
             raise BackendError(f"{flag} is for the compiled path, which is unavailable here ({reason}): leave it out")
-        if target is None and batch_invariant:
-            raise BackendError("--batch-invariant: plain NumPy's products depend on their shapes, and there are no compiled "
+        if target is None and options.batch_invariant:
+            raise BackendError("`batch_invariant`: plain NumPy's products depend on their shapes, and there are no compiled "
                                f"kernels ({reason}): leave it out")
         if target is None:
             return cls(config, Weights(checkpoint), activations, device, (f"plain NumPy: {reason}",), cache_bits)
@@ -60,7 +56,7 @@ class Llama(BaseLlama):
         if threads is None:
             threads = default_threads(checkpoint.nbytes, cores)
             reason = f" on {cores} cores, for a small model" if threads < cores else ""
-        bits = activation_bits or (32 if dtype == "float32" else 16)
+        bits = options.activation_bits or (32 if options.dtype == "float32" else 16)
         parts = [f"{threads} thread{'s' if threads > 1 else ''}{reason}"]
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         if low_bit:
@@ -70,7 +66,7 @@ class Llama(BaseLlama):
             parts.append("bfloat16 weights times bfloat16 activations")
         notices = (", ".join(parts),)
         if threads > cores:
-            notices += (f"{threads} threads wait for each other on {cores} cores: --threads {cores} is faster",)
+            notices += (f"{threads} threads wait for each other on {cores} cores: `threads` {cores} is faster",)
         model = cls(config, weights, activations, device, notices, cache_bits)
         model._tile = target.tile if low_bit else target.float_tile
         from .kernels import ops as words

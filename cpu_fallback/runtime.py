@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.backends.defaults import bandwidth, primitives  # noqa: F401
-from mlx_llama.core.backends.load_options import LoadOptions
+from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
 from .kernels import compilation
 
 NAME = "cpu"
-LOAD_OPTIONS = LoadOptions(NAME, dtypes=("auto", "float32"), most_threads=1024, activation_bits=(8, 16, 32))
+LIMITS = Limits(NAME, dtypes=("auto", "float32"), most_threads=1024, activation_bits=(8, 16, 32))
 SURVIVES_FORK = True  # kernels.runner starts new threads
 HAS_ONE_THREAD = False
 
@@ -28,7 +28,7 @@ def has_gpu() -> bool:
 def pick_device(device: str | None = None) -> str:
     """The device to run on: "cpu". Raises BackendError for "gpu"."""
     if device == "gpu":
-        raise BackendError("the cpu backend has no GPU: use --backend mlx or --backend cuda, or leave out --device")
+        raise BackendError("the cpu backend has no GPU: use `backend='mlx'` or `backend='cuda'`, or leave out `device`")
     return "cpu"
 
 

@@ -26,7 +26,7 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     elif not _torch_has_gpus():
         reason = "torch is built without CUDA: install the build for GPUs (https://pytorch.org/get-started)"
     if reason:
-        return BackendFacts("cuda", True, f"no GPU: {reason}", packages, False, "torch's CPU device", ("--device cpu",),
+        return BackendFacts("cuda", True, f"no GPU: {reason}", packages, False, "torch's CPU device", (("device", "cpu"),),
                             machine.free_memory(), "free")
     if gpus.first is None:
         return BackendFacts("cuda", True, "nvidia-smi does not name the GPU", packages, None, "a GPU, if torch sees one")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mlx_llama.core.backends.interface import Masks, Probe
-from mlx_llama.core.backends.load_options import CACHE_BITS
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import CallView, checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops
@@ -34,30 +34,27 @@ class Llama(BaseLlama):
     _batch_invariant = False  # True: the runner takes prompts, too
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: torch.device = torch.device("cpu"),
-             compile: bool | None = None, cache_bits: int | None = None, batch_invariant: bool | None = None,
+    def load(cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: torch.device = torch.device("cpu"),
              ranks: Ranks | None = None) -> Llama:
         """Build the model; weights keep their stored width.
 
-        compile: capture decoded tokens as a CUDA graph, or not (None: where that can be). cache_bits: of keys and values,
-        8, 16 or None for the activations' width. batch_invariant: compute prompts, too, by the kernels of decoded tokens, which
-        is slower. ranks: processes that each load a share of the weights and make the same calls; None for a model in this
-        process alone. Raises BackendError where an option cannot be honoured, OutOfMemoryError.
+        `compile`: capture decoded tokens as a CUDA graph, or not (None: if possible). `batch_invariant`: compute prompts, too,
+        by the kernels of decoded tokens, which is slower. ranks: processes that each load a share of the weights and make the
+        same calls; None for a model in this process alone. Raises BackendError for an option that it cannot honour,
+        OutOfMemoryError.
         """
-        if cache_bits not in (None, *CACHE_BITS):
-            raise BackendError(f"--cache-bits {cache_bits!r:.40}: must be {' or '.join(map(str, CACHE_BITS))}, or left out for "
-                               "the activations' width")
+        cache_bits, batch_invariant = options.cache_bits, bool(options.batch_invariant)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        weights = Weights(checkpoint, dtype, device, ranks)
+        weights = Weights(checkpoint, options.dtype, device, ranks)
         config = weights.config
-        decoding = kernels.plan_decoding(config, weights.dtype, device, compile, cache_bits, bool(batch_invariant))
+        decoding = kernels.plan_decoding(config, weights.dtype, device, options.compile, cache_bits, batch_invariant)
         notices = decoding.notices + weights.notices
         if batch_invariant:
             notices += ("prompts are computed by the kernels of decoded tokens: the same bits with any chunks, and slower",)
         model = cls(config, weights, weights.dtype, device, notices, cache_bits)
         if decoding.kernels:
-            model._batch_invariant = bool(batch_invariant)
+            model._batch_invariant = batch_invariant
 
             def build_view(rows: int, kind: Kind) -> StateView:
                 return StateView(config, model.dtype, device, decoding.kernels, rows, cache_bits, kind)
@@ -83,7 +80,7 @@ class Llama(BaseLlama):
         Raises BackendError for captured steps, whose operations cannot be told apart.
         """
         if self._runner and self._runner.capture:
-            raise BackendError("a captured step cannot be profiled by operation: load the model with --no-compile")
+            raise BackendError("a captured step cannot be profiled by operation: load the model with `compile=False`")
         if self.device.type == "cpu":
             return clock_ops(self, ops, lambda results: None, "torch's own operations, with a clock around each")
         return clock_ops(self, ops, lambda results: torch.cuda.synchronize(self.device),
@@ -104,7 +101,7 @@ class Llama(BaseLlama):
             with contextlib.suppress(RuntimeError):  # after a capture that failed
                 torch.cuda.empty_cache()
         raise OutOfMemoryError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: "
-                               "shorten the prompt, lower --prefill-step-size or --ctx-size, or close other programs")
+                               "shorten the prompt, lower `prefill_step_size` or `ctx_size`, or close other programs")
 
     def _forward(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, rows: Sequence[int] | None,
                  all_positions: bool, probe: Probe | None) -> torch.Tensor:

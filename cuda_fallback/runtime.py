@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from mlx_llama.core.backends.defaults import measure_kernels, primitives  # noqa: F401
-from mlx_llama.core.backends.load_options import LoadOptions
+from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
 NAME = "cuda"
-LOAD_OPTIONS = LoadOptions(NAME)
+LIMITS = Limits(NAME)
 SURVIVES_FORK = False  # a forked process lacks torch's threads, and CUDA's contexts
 HAS_ONE_THREAD = False
 
@@ -40,8 +40,8 @@ def pick_device(device: str | None = None) -> torch.device:
     if device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise BackendError("torch sees no CUDA GPU here: use --device cpu to run the cuda backend on torch's CPU device, "
-                           "or --backend cpu")
+        raise BackendError("torch sees no CUDA GPU here: use `device='cpu'` to run the cuda backend on torch's CPU device, "
+                           "or `backend='cpu'`")
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -64,7 +64,7 @@ def pick_dtype(dtype: str, stored: str, device: torch.device, exceeds_float16: b
     if chosen == torch.bfloat16 and device.type == "cuda" and not _has_bfloat16(device):
         if dtype == "auto":
             return torch.float32 if exceeds_float16 else torch.float16
-        raise BackendError(f"{device_name(device)} has no bfloat16: use --dtype float16")
+        raise BackendError(f"{device_name(device)} has no bfloat16: use `dtype='float16'`")
     return chosen
 
 

@@ -2,11 +2,15 @@
 
     from mlx_llama import load
 
-    llm = load("DIR_OR_HUB_ID")
+    llm = load("DIR_OR_HUB_ID")                            # an LLM; help(load) lists the options
     print(llm.ask("Why is the sky blue?"))                 # a question, by the model's chat template
-    chat = llm.chat()                                      # a conversation
+    chat = llm.chat()                                      # a conversation, a Session
     print(chat.send("Hello!"))
-    print(llm.generate("Once upon", max_tokens=40))        # a text to continue
+    print(llm.generate("Once upon", max_tokens=40))        # a text to continue; the result is a Completion
+    for piece in llm.stream("Once upon"):                  # the same as it comes, a Stream
+        print(piece, end="")
+
+Errors derive from LlamaError and stand in mlx_llama.errors; every name of a signature can be imported from here.
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .core import errors
+    from .core.backends.load_options import LoadOptions
+    from .core.backends.logprobs import TokenLogprobs
     from .core.engine.request import Handle
     from .core.errors import (
         BackendError,
@@ -30,27 +37,57 @@ if TYPE_CHECKING:
         TokenizerError,
         TraceError,
     )
-    from .core.generation.completion import Completion
-    from .core.generation.llm import LLM, load
-    from .core.generation.options import GenerationOptions
+    from .core.generation.cache_file import Identity
+    from .core.generation.completion import Completion, Token
+    from .core.generation.engine import Engine
+    from .core.generation.hooks import LogitsProcessor, OnProgress
+    from .core.generation.llm import LLM, Prompt, load
+    from .core.generation.options import Defaults, GenerationOptions, Options, Resolved
+    from .core.generation.schema import Schema
     from .core.generation.session import Session, Stream
     from .core.generation.tool_use import ToolStream
+    from .core.text.template import ChatTemplate
+    from .core.text.tokenizer import Tokenizer
+    from .core.text.tools import ToolCall, ToolDelta
 
 __version__ = "0.1.0"
-__all__ = ["load", "LLM", "Session", "Stream", "ToolStream", "Handle", "Completion", "GenerationOptions", "LlamaError",
-           "BackendError", "CheckpointError", "ConfigError", "ContextError", "NumericalError", "OptionsError", "OutOfMemoryError", "SessionError", "TemplateError", "TokenizerError", "TraceError"]
+__all__ = [
+    "load", "LLM", "Session", "Stream", "Completion", "errors",
+    # named by signatures
+    "ChatTemplate", "Defaults", "Engine", "GenerationOptions", "Handle", "Identity", "LoadOptions", "LogitsProcessor",
+    "OnProgress", "Options", "Prompt", "Resolved", "Schema", "Token", "TokenLogprobs", "Tokenizer", "ToolCall", "ToolDelta", "ToolStream",
+    "LlamaError", "BackendError", "CheckpointError", "ConfigError", "ContextError", "NumericalError", "OptionsError",
+    "OutOfMemoryError", "SessionError", "TemplateError", "TokenizerError", "TraceError",
+]
 
-_HOMES = {"load": "generation.llm", "LLM": "generation.llm", "Completion": "generation.completion",
-          "GenerationOptions": "generation.options", "Handle": "engine.request", "Session": "generation.session",
-          "Stream": "generation.session", "ToolStream": "generation.tool_use"}
+_HOMES = {
+    "backends.load_options": ("LoadOptions",),
+    "backends.logprobs": ("TokenLogprobs",),
+    "generation.cache_file": ("Identity",),
+    "generation.completion": ("Completion", "Token"),
+    "generation.engine": ("Engine",),
+    "generation.hooks": ("LogitsProcessor", "OnProgress"),
+    "generation.llm": ("LLM", "Prompt", "load"),
+    "generation.options": ("Defaults", "GenerationOptions", "Options", "Resolved"),
+    "engine.request": ("Handle",),
+    "generation.schema": ("Schema",),
+    "generation.session": ("Session", "Stream"),
+    "generation.tool_use": ("ToolStream",),
+    "text.template": ("ChatTemplate",),
+    "text.tokenizer": ("Tokenizer",),
+    "text.tools": ("ToolCall", "ToolDelta"),
+}
 
 
 def __getattr__(name: str) -> Any:
     # Import names at their first use, so that `import mlx_llama` takes milliseconds.
-    if name in __all__:
-        return getattr(importlib.import_module(f".core.{_HOMES.get(name, 'errors')}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), "errors")
+    module = importlib.import_module(f".core.{home}", __name__)
+    return module if name == "errors" else getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    # What help() shows and Tab completes: the names that a user starts from.
+    return [*__all__[:6], "__version__"]

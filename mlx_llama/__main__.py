@@ -9,13 +9,13 @@ import signal
 import sys
 
 COMMANDS = {
-    "chat": "talk with a model in the terminal",
+    "chat": "talk to a model in the terminal",
     "generate": "one prompt, one answer on stdout",
     "server": "a model over HTTP, for clients of OpenAI, Anthropic and llama-server, and in the browser",
     "bench": "speed and memory of a model on a backend",
-    "quantize": "write a model anew with low-bit weights",
-    "doctor": "what this machine can run, and what is wrong with a model",
-    "parity": "prove that backends compute the same, and find where they do not",
+    "quantize": "quantize a model",
+    "doctor": "show what this machine can run, and what is wrong with a model",
+    "parity": "check that the backends agree, and find where they differ",
 }
 
 

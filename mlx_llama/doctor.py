@@ -14,11 +14,12 @@ if __name__ == "__main__":  # before the imports below: interrupted, they would 
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .core.backends.load_options import LoadOptions, default_threads
+from .cli import flags
+from .cli.spelling import spell_command, spell_flags, spell_options
+from .core.backends.load_options import Limits, default_threads
 from .core.errors import OptionsError
-from .core.generation import options
 
 if TYPE_CHECKING:
     from .core.backends.interface import BackendFacts
@@ -27,22 +28,21 @@ if TYPE_CHECKING:
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
-def parser() -> options.Parser:
+def parser() -> flags.Parser:
     """The command line."""
-    result = options.Parser(prog="python -m mlx_llama.doctor", description=__doc__.splitlines()[0], allow_abbrev=False)
+    result = flags.Parser("doctor", __doc__.splitlines()[0])
     model = result.add_mutually_exclusive_group()
     model.add_argument("model", metavar="MODEL", nargs="?", default=None,
                        help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
                             "id:file.gguf (default: the small guide model in this package)")
-    model.add_argument("--model", metavar="MODEL", dest="named", default=None, help="the same, as in the other commands")
+    model.add_argument("--model", metavar="MODEL", dest="named", default=None, help="the same, spelled as in the other commands")
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
-                        help="positions that the context is to hold (default: the model's limit, or as many as fit)")
-    options.add_cache_bits_flag(result)
+                        help="positions that the context must hold (default: the model's limit, or as many as fit)")
+    flags.add_load_flags(result, only=("cache_bits",))
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
     result.add_argument("--clear-cache", action="store_true",
-                        help="remove compiled code and packed weights from the cache folder, and do nothing else")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
+                        help="remove compiled code and packed weights from the cache folder, then exit")
     return result
 
 
@@ -60,13 +60,13 @@ def main(arguments: list[str]) -> int:
 
         print(f"removed {format_bytes(cache_folder.clear())} from {cache_folder.cache_folder()}")
         return 0
-    cache_bits = LoadOptions("").check(cache_bits=given.cache_bits).get("cache_bits")
+    cache_bits = Limits("").check(flags.load_options(given)).cache_bits
 
     from .core.proofs.doctor import diagnose
 
     found = diagnose(name, given.revision, given.ctx_size, cache_bits)
     if given.json:
-        print(json.dumps(found.facts(), indent=2))
+        print(json.dumps(as_json(found), indent=2))
     elif sys.stdout.isatty():
         from rich.console import Console
         from rich.text import Text
@@ -78,6 +78,22 @@ def main(arguments: list[str]) -> int:
         for line, _ in report(found):
             print(line)
     return 0 if found.ok else 1
+
+
+def as_json(found: Diagnosis) -> dict[str, Any]:
+    """Everything as JSON values, with options as flags."""
+    facts = found.facts() | {"command": next_command(found)}
+    for backend in facts["backends"]:
+        backend["flags"] = [" ".join(spell_options({name: value})) for name, value in backend.pop("options")]
+    for finding in facts["findings"]:
+        finding["message"] = spell_flags(finding["message"])
+    return facts
+
+
+def next_command(found: Diagnosis) -> str | None:
+    """The command line to run next, None without one."""
+    command = found.command
+    return command and spell_command(command.name, command.words, command.options)
 
 
 def report(found: Diagnosis) -> list[tuple[str, str]]:
@@ -111,9 +127,9 @@ def report(found: Diagnosis) -> list[tuple[str, str]]:
     if found.findings:
         title("findings")
         for level in _STYLES:
-            lines += [(f"  {level}: {one.message}", _STYLES[level]) for one in found.findings if one.level == level]
+            lines += [(f"  {level}: {spell_flags(one.message)}", _STYLES[level]) for one in found.findings if one.level == level]
     title("next")
-    lines.append((f"  {found.command or 'correct the errors, then run this again'}", "" if found.ok else "bold"))
+    lines.append((f"  {next_command(found) or 'correct the errors, then run this again'}", "" if found.ok else "bold"))
     return lines
 
 
@@ -124,8 +140,8 @@ def _backend(one: BackendFacts, is_auto: bool) -> str:
     if not one.available:
         return f"  {one.name:<5} no   {one.reason}" + (f" ({packages})" if packages else "")
     memory = "memory unknown" if one.memory_bytes is None else f"{format_bytes(one.memory_bytes)} {one.memory_is}"
-    flags = f" with {' '.join(one.flags)}" if one.flags else ""
-    said = f"  {one.name:<5} yes  on {one.device}{flags}, {memory} ({packages})"
+    needed = f" with {' '.join(spell_options(dict(one.options)))}" if one.options else ""
+    said = f"  {one.name:<5} yes  on {one.device}{needed}, {memory} ({packages})"
     return said + (f"; {one.reason}" if one.reason else "") + ("; the choice of --backend auto" if is_auto else "")
 
 

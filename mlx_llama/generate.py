@@ -17,8 +17,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from . import cli
+from .cli import flags
+from .cli.spelling import spell_flags
 from .core.errors import OptionsError
-from .core.generation import options
+from .core.generation.options import validate
 from .core.text.controls import show_controls
 
 if TYPE_CHECKING:
@@ -27,26 +29,25 @@ if TYPE_CHECKING:
 Prompt = str | list[dict[str, str]]
 
 
-def parser() -> options.Parser:
+def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.generate's."""
-    result = options.Parser(prog="python -m mlx_llama.generate", description=__doc__, allow_abbrev=False)
+    result = flags.Parser("generate", __doc__)
     prompt = result.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", "-p", default=None, help="the prompt; - reads it from standard input")
     prompt.add_argument("--prompts", metavar="FILE", default=None,
-                        help="a batch: a JSON object a line with prompt or messages, options by name and perhaps an id; "
-                             "- reads standard input")
+                        help="a batch: a file with one JSON object per line, with prompt or messages, options by name and "
+                             "optionally an id; - reads standard input")
     result.add_argument("--output", "-o", metavar="FILE", default=None,
-                        help="results of --prompts, a JSON object a line as they finish; a file that is there is continued")
+                        help="file for the results of --prompts, one JSON object per line as they finish; an existing file is "
+                             "continued")
     result.add_argument("--system-prompt", "-sys", default=None, help="instructions before the prompt")
     result.add_argument("--ignore-chat-template", action="store_true", help="continue the prompt as plain text")
     result.add_argument("--prompt-cache", metavar="FILE", default=None,
                         help="start from the keys and values in this file if it exists, and save them to it at the end")
-    result.add_argument("--jsonl", action="store_true", help="print a JSON object per piece and a last one with the receipt")
-    result.add_argument("--stats", action="store_true", help="speed and evaluations per token, on stderr")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
-    options.add_load_flags(result)
-    options.add_rows_flag(result)
-    options.add_generation_flags(result)
+    result.add_argument("--jsonl", action="store_true", help="print a JSON object per piece, then one with the receipt")
+    result.add_argument("--stats", action="store_true", help="print speed and evaluations per token on stderr")
+    flags.add_load_flags(result, without=())
+    flags.add_generation_flags(result)
     return result
 
 
@@ -60,17 +61,17 @@ def main(arguments: list[str]) -> int:
     for name, wanted in ONLY_FOR.items():
         if wanted != mode and getattr(given, name) not in (None, False):
             raise OptionsError(f"--{name.replace('_', '-')} is for --{wanted}: leave it out")
-    wanted = options.given_flags(given)
-    options.validate(wanted)  # before loading the model
+    wanted = flags.given_flags(given)
+    validate(wanted)  # before loading the model
     return run_batch(given, wanted) if mode == "prompts" else run_prompt(given, wanted)
 
 
 def load(given: argparse.Namespace) -> LLM:
     """The model. Raises LlamaError."""
-    from .core.generation.llm import load
+    from .core.generation.llm import load_model
 
     with cli.Bar("loading"):
-        llm = load(**options.load_arguments(given))
+        llm = load_model(flags.load_options(given))
     if llm.template is None and not given.ignore_chat_template:
         if given.system_prompt is not None:
             raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)
@@ -115,11 +116,13 @@ def run_prompt(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
         stream.close()
         code = 130
     if given.jsonl:
-        print(json.dumps({"receipt": stream.completion.receipt()}), flush=True)
+        receipt = stream.completion.receipt()
+        receipt["notices"] = list(map(spell_flags, receipt["notices"]))
+        print(json.dumps({"receipt": receipt}), flush=True)
     elif sys.stdout.isatty():
         print()
     if not given.jsonl and llm.tokenizer is not None and (logprobs := stream.completion.describe_logprobs(llm.tokenizer)):
-        cli.say(logprobs)
+        cli.show(logprobs)
     if given.stats:
         cli.say(stream.completion.summary())
     if given.prompt_cache is not None:
@@ -159,7 +162,7 @@ def run_batch(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
     try:
         with results, progress.show_count("generating", len(jobs)) as advance:
             run_jobs(jobs, results, lambda job: llm.submit(make_prompt(llm, job.prompt, given), **job.options),
-                     llm.loop.tick, QUEUED * llm.loop.max_rows, advance)
+                     llm.loop.tick, QUEUED * llm.loop.max_rows, advance, spell_flags)
     except KeyboardInterrupt:
         cli.say(f"(stopped after {len(results.done)} of {len(jobs)} requests; the same command does the rest)")
         return 130

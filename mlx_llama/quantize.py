@@ -12,29 +12,28 @@ if __name__ == "__main__":  # before the imports below: interrupted, they would 
 import sys
 
 from . import cli
+from .cli.flags import Parser
 from .core.errors import OptionsError
-from .core.generation import options
 
 GGUF = "gguf:"
 
 
-def parser() -> options.Parser:
+def parser() -> Parser:
     """The command line. Names follow mlx_lm.convert's."""
-    result = options.Parser(prog="python -m mlx_llama.quantize", description=__doc__, allow_abbrev=False)
+    result = Parser("quantize", __doc__)
     result.add_argument("source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide")
     result.add_argument("out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write")
     result.add_argument("--bits", "--q-bits", default=None, metavar="{2,3,4,5,6,8}",
-                        help="bits per weight (default: 4; a quantised GGUF file keeps its own)")
+                        help="bits per weight (default: 4; a quantized GGUF file keeps its own)")
     result.add_argument("--group-size", "--q-group-size", default=None, metavar="{32,64,128}",
-                        help="weights that share a scale (default: 64; a quantised GGUF file keeps its own)")
+                        help="weights that share a scale (default: 64; a quantized GGUF file keeps its own)")
     result.add_argument("--format", default="mlx", metavar="{mlx,gguf:TYPE}",
                         help="mlx: a folder, for mlx_lm too; gguf: a file, for llama.cpp too, of TYPE Q4_0, IQ4_XS, Q4_K_M, "
                              "Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32 (default: mlx)")
     result.add_argument("--merge", default=None, metavar="FOLDER[=SCALE]",
-                        help="add a LoRA adapter to the matrices, as PEFT and mlx_lm write them, perhaps times SCALE; without "
+                        help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; without "
                              "--bits and --format a full-width model keeps its width")
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
     return result
 
 
@@ -54,12 +53,12 @@ def main(arguments: list[str]) -> int:
     if checkpoint.adapters:
         (adapter,) = checkpoint.adapters
         checkpoint = merge_adapter(checkpoint)
-        again = ", which were dequantised and are rounded again" if is_low_bit else ""
+        again = ", which were dequantized and are rounded again" if is_low_bit else ""
         cli.say(f"(merging {adapter.name} into {len(adapter.pairs)} matrices{again})")
         if given.format == "mlx" and given.bits is given.group_size is None and not is_low_bit:
             scheme = None, 64  # the base's width
     keeps = given.bits is given.group_size is None and is_low_bit and checkpoint.gguf_metadata is not None
-    with cli.clean_up_when_terminated(), cli.Bar("quantising"):
+    with cli.clean_up_when_terminated(), cli.Bar("quantizing"):
         if given.format == "mlx":
             written = quantize.write_mlx(checkpoint, given.out, *scheme, keep=keeps)
         else:

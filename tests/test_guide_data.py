@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from mlx_llama.__main__ import COMMANDS as DOORS
-from mlx_llama.chat.commands import COMMANDS as REPL
+from mlx_llama.chat.commands import COMMANDS as REPL, OTHER_NAMES
+from mlx_llama.cli.flags import option_flags
 from mlx_llama.core.families import FAMILIES
-from mlx_llama.core.generation.options import FIELDS, option_flags
+from mlx_llama.core.generation.options import FIELDS
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples/training"))
@@ -70,7 +71,8 @@ def test_every_command_of_the_shell_and_of_the_repl_has_a_fact():
     for door in DOORS:
         assert f"mlx_llama.{door}" in told
     for command in REPL:
-        assert re.search(rf"`/{command}[ `]", told), command
+        names = [command, *(other for other, meant in OTHER_NAMES.items() if meant == command)]
+        assert any(re.search(rf"`/{name}[ `]", told) for name in names if name.isalpha()), command
 
 
 def test_a_new_flag_a_new_command_and_a_new_architecture_are_told_without_anything_written(monkeypatch):
@@ -133,7 +135,7 @@ def test_repl_commands_in_the_answers_exist():
     routes = {"completion", "tokenize", "detokenize", "props", "slots", "docs", "health", "ready", "metrics"}
     for fact in talk.FACTS.values():
         for text in (fact.answer, fact.more):
-            assert set(re.findall(r"`/([a-z]+)[ `]", text)) <= {*REPL, *routes}, fact.name
+            assert set(re.findall(r"`/([a-z]+)[ `]", text)) <= {*REPL, *OTHER_NAMES, *routes}, fact.name
 
 
 def test_figures_of_itself_are_those_of_the_shipped_model():

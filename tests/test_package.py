@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,16 +16,43 @@ import mlx_llama
 from mlx_llama.core import errors
 
 ROOT = Path(mlx_llama.__file__).resolve().parents[1]
-NAMES = {"load", "LLM", "Session", "Stream", "ToolStream", "Handle", "GenerationOptions", "Completion"}
-NAMES |= {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.LlamaError)}
+FIRST = {"load", "LLM", "Session", "Stream", "Completion", "errors"}
+# What a program calls or reads; parts such as the engine are there to look at.
+CALLED = {"load", "LLM", "Session", "Stream", "ToolStream", "ToolCall", "Handle", "Completion", "Token", "Options",
+          "GenerationOptions", "LoadOptions"}
+ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.LlamaError)}
 
 
 def test_public_names_are_listed_and_there():
-    assert set(mlx_llama.__all__) == NAMES == set(dir(mlx_llama)) - {"__version__"}
-    for name in NAMES:
+    """dir() has those that a user starts from."""
+    assert set(dir(mlx_llama)) == FIRST | {"__version__"} and FIRST | ERRORS <= set(mlx_llama.__all__)
+    assert len(set(mlx_llama.__all__)) == len(mlx_llama.__all__)
+    for name in set(mlx_llama.__all__) - {"Prompt", "errors", "LogitsProcessor", "OnProgress"}:
         assert getattr(mlx_llama, name).__name__ == name
+    assert mlx_llama.errors is errors
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         mlx_llama.lod
+
+
+def annotations(thing: object) -> list[str]:
+    """Annotations of the public methods, properties and fields of a class, or of a function. Results of the package are not
+    built by users, so __init__ does not count."""
+    if not isinstance(thing, type):
+        signature = inspect.signature(thing)
+        return [inspect.formatannotation(part) for part in (
+            signature.return_annotation, *(one.annotation for one in signature.parameters.values()))]
+    members = [getattr(member, "fget", getattr(member, "func", member)) for name, member in vars(thing).items()
+               if not name.startswith("_") or name in ("__iter__", "__next__", "__enter__")]
+    fields = [str(text) for name, text in vars(thing).get("__annotations__", {}).items() if not name.startswith("_")]
+    return fields + [text for member in members if inspect.isfunction(member) for text in annotations(member)]
+
+
+def test_what_a_signature_names_is_importable_from_the_package():
+    ours = {name for file in (ROOT / "mlx_llama" / "core").rglob("*.py") for name in re.findall(
+        r"^class (\w+)|^([A-Z]\w+) = \w+(?: \||\[)", file.read_text(encoding="utf-8"), re.M)}
+    ours = {name for pair in ours for name in pair if name} - {"Sequence"}  # here that of collections.abc
+    named = {word for name in CALLED for text in annotations(getattr(mlx_llama, name)) for word in re.findall(r"\w+", text)}
+    assert {"Handle", "ToolStream", "Options", "Token"} <= named & ours <= set(mlx_llama.__all__)
 
 
 def test_dir_and_completion_import_nothing():
@@ -31,12 +60,13 @@ def test_dir_and_completion_import_nothing():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "['mlx_llama']\n"
 
 
-def test_help_shows_them():
+def test_help_opens_with_load_and_llm():
     shown = pydoc.plain(pydoc.render_doc(mlx_llama))
-    for name in NAMES - {"load"}:
+    for name in FIRST - {"load", "errors"}:
         assert f"\n    class {name}" in shown, name
     assert "\n    load(model:" in shown and "Load a model." in shown and "generate(self, prompt:" in shown
     assert shown.index("llm.ask(") < shown.index("llm.generate(") and shown.index("ask(self, question") < shown.index("generate(self, prompt")
+    assert shown.index("load(") < 400 and not any(f"class {name}" in shown for name in ERRORS)
 
 
 SNIPPET = """

@@ -43,7 +43,7 @@ _MAGIC = b"mlx_llama compiled 1\n"
 _CODE_LIMIT = 1 << 26  # bytes of a cached file
 
 # Software prefetches of weights for one or two tokens, by processor (LLVM's name), target and layout ("any": of all others);
-# the results do not depend on them. python -m mlx_llama.bench --kernels measures candidates and --save writes the best here.
+# the results do not depend on them. The command bench measures candidates and writes the best here.
 PREFETCHES = Path(__file__).with_name("prefetches.json")
 Prefetch = tuple[tuple[int, int], ...]
 # Lines of /proc/cpuinfo that tell one processor from another, on x86-64 and ARM

@@ -76,15 +76,15 @@ def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
             decode, reason = None, f"attention's kernel does not run here ({first_line(error)})"
     if batch_invariant and not decode:
         reason = reason or "its kernels are for a GPU, and this is torch's CPU device"
-        raise BackendError(f"--batch-invariant: {reason}: leave it out, or choose --backend cpu")
+        raise BackendError(f"`batch_invariant`: {reason}: leave it out, or choose `backend='cpu'`")
     if device.type == "cpu":
         if compile:
-            raise BackendError("--compile: CUDA graphs are for a GPU, and this is torch's CPU device: leave it out")
+            raise BackendError("`compile`: CUDA graphs are for a GPU, and this is torch's CPU device: leave it out")
         return Decoding(decode, False, ())
     if compile and reason:
-        raise BackendError(f"--compile: {reason}: leave it out")
+        raise BackendError(f"`compile`: {reason}: leave it out")
     if compile is False:
-        reason = "--no-compile asks for it"
+        reason = "`compile=False` asks for it"
     if reason and not notices:
         notices = (f"decoding is not captured: {reason}",)
     return Decoding(decode, not reason, notices)

@@ -20,10 +20,11 @@ import sys
 import numpy as np
 
 from mlx_llama import cli
+from mlx_llama.cli import flags
+from mlx_llama.core.backends.load_options import MOST_ROWS, LoadOptions
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.generation import options
 from mlx_llama.core.generation.llm import context_size, one_adapter
 
 from . import plot, report
@@ -32,28 +33,25 @@ from .host import measure_host
 from .measure import Case, load, measure, measure_rows
 from .profile import measure_profiles
 
-MOST_ROWS = 512
 PLOT_DEPTHS = 9
 PLOT_REACH = 4096  # most tokens on the axis of a picture without --depth
 
 
-def parser() -> options.Parser:
+def parser() -> flags.Parser:
     """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in llama-batched-bench."""
-    result = options.Parser(prog="python -m mlx_llama.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
+    result = flags.Parser("bench", __doc__.splitlines()[0])
     many = dict(action="append", metavar="N[,N...]", default=None)
-    result.add_argument("--prompt-tokens", "-p", "-npp", help="lengths of the prompt (default: 128)", **many)
+    result.add_argument("--prompt-tokens", "-p", "-npp", help="prompt lengths (default: 128)", **many)
     result.add_argument("--generate-tokens", "-n", "-ntg", help="tokens to decode (default: 64)", **many)
-    result.add_argument("--rows", "-b", "-npl", help="decode so many prompts together, and report the throughput", **many)
-    result.add_argument("--depth", "-d", help="tokens in the cache before the measurement (default: 0)", **many)
+    result.add_argument("--rows", "-b", "-npl", help="decode this many prompts together and report the throughput", **many)
+    result.add_argument("--depth", "-d", help="tokens in the cache before measuring (default: 0)", **many)
     result.add_argument("--repetitions", "-r", default="3", metavar="N",
-                        help="timed runs; medians are printed with the slowest and the fastest (default: 3)")
-    result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
-                        help="positions of the context (default: as many as the model was trained for)")
+                        help="number of timed runs; the median is printed with the slowest and the fastest (default: 3)")
     result.add_argument("--output", "-o", choices=report.FORMATS, default=None,
                         help="format of the figures (default: text)")
     result.add_argument("--json", action="store_true", help="same as -o json")
     result.add_argument("--plot", metavar="FILE", default=None,
-                        help="draw the decode time per token over the context, or with --rows the throughput over the rows (.png, "
+                        help="plot the decode time per token over the context, or with --rows the throughput over the rows (.png, "
                              ".svg or .pdf; needs matplotlib)")
     result.add_argument("--host", action="store_true",
                         help="measure the host's time per token (with --rows: per step of the most rows), and on mlx the "
@@ -62,12 +60,10 @@ def parser() -> options.Parser:
                         help="show time, bytes and bandwidth of each operation of a decoded token (of --rows rows at --depth), "
                              "and with --prompt-tokens of a prompt")
     result.add_argument("--kernels", action="store_true",
-                        help="measure candidates for the kernels that decode, on the cpu backend, for all formats; no model is "
-                             "loaded")
+                        help="measure candidate decode kernels of the cpu backend for all formats, without loading a model")
     result.add_argument("--save", action="store_true",
-                        help="with --kernels: enter the best for this processor in the package's table")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
-    options.add_model_flags(result)
+                        help="with --kernels: save the best for this processor in the package's table")
+    flags.add_load_flags(result, without=("cache_memory", "draft_model", "template", "max_rows"))
     return result
 
 
@@ -131,10 +127,9 @@ def main(arguments: list[str]) -> int:
     backend = select(given.backend, given.device)
     if given.profile and backend.name != "cpu":
         given.compile = False  # the operations of a traced or captured step cannot be told apart
-    load_options = backend.load_options(given.dtype, given.threads, given.activation_bits, given.compile, given.cache_bits,
-                                        given.batch_invariant)
-    checkpoint = open_checkpoint(given.model, given.revision, one_adapter(given.adapter))
-    context = context_size(checkpoint, given.ctx_size)
+    options = backend.check(flags.load_options(given))
+    checkpoint = open_checkpoint(options.model, options.revision, one_adapter(options))
+    context = context_size(checkpoint, options.ctx_size)
     is_single = (row_counts is None and len(prompts) == len(generates) == 1 and depths in (None, [0]) and not given.plot
                  and output in ("text", "json") and not given.profile)
     if given.profile and given.prompt_tokens is None:
@@ -148,12 +143,12 @@ def main(arguments: list[str]) -> int:
         asked = [(f"a prompt of {prompts[0]} and {generates[0]} more tokens", prompts[0] + generates[0])]
     for name, positions in asked:
         if positions > context:
-            remedy = "" if given.ctx_size is None else ", or raise --ctx-size"
+            remedy = "" if options.ctx_size is None else ", or raise --ctx-size"
             raise ContextError(
                 f"{name} needs {positions} positions and the context of {checkpoint.name} has {context}: "
                 f"lower --prompt-tokens{' or --generate-tokens' if are_batches else ', --generate-tokens or --depth'}"
                 f"{remedy}")
-    loaded = load(checkpoint, backend, given.dtype, **load_options)
+    loaded = load(checkpoint, backend, options)
     host = {"host": measure_host(loaded, context, max(row_counts or [1]))} if given.host else {}
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
@@ -180,13 +175,13 @@ def main(arguments: list[str]) -> int:
 
 def _run_kernels(given: argparse.Namespace, output: str) -> int:
     """Measure candidates for the kernels of decoding; returns the exit code. Raises OptionsError, BackendError."""
-    for flag in ("profile", "host", "plot", "rows", "depth", "model", "adapter", "prompt_tokens", "generate_tokens"):
+    for flag in ("profile", "host", "plot", "rows", "depth", "model", "adapters", "prompt_tokens", "generate_tokens"):
         if getattr(given, flag):
             raise OptionsError(f"--kernels and --{flag.replace('_', '-')} contradict each other: leave one of them out")
     if output not in ("text", "json"):
         raise OptionsError(f"--kernels and --output {output} contradict each other: choose text or json")
     backend = select(given.backend or "cpu", given.device)
-    threads = backend.load_options(given.dtype, given.threads, None, None, None, None).get("threads")
+    threads = backend.check(LoadOptions(dtype=given.dtype, threads=given.threads)).threads
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
     try:

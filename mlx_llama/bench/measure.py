@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from mlx_llama import cli
+from mlx_llama.cli.spelling import spell_flags
 from mlx_llama.core.backends.interface import ITEMSIZE, Cache, Model
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
@@ -101,7 +103,7 @@ class Loaded:
         return {
             "model": self.checkpoint.name, "backend": self.backend.name, "device": self.backend.device_name,
             "dtype": self.dtype, "cache_bits": self.model.cache_bits, "stored": describe_formats(self.checkpoint),
-            "weights_bytes": self.checkpoint.nbytes, "load_seconds": self.seconds, "notices": list(self.model.notices),
+            "weights_bytes": self.checkpoint.nbytes, "load_seconds": self.seconds, "notices": list(map(spell_flags, self.model.notices)),
         }
 
     def peak_memory(self) -> int:
@@ -109,11 +111,11 @@ class Loaded:
         return self.backend.runtime.peak_memory(self.backend.device)
 
 
-def load(checkpoint: Checkpoint, backend: Backend, dtype: str, **load_options: Any) -> Loaded:
-    """Load the model, with a progress bar on a terminal. load_options: those of Backend.load."""
+def load(checkpoint: Checkpoint, backend: Backend, options: LoadOptions = LoadOptions()) -> Loaded:
+    """Load the model, with a progress bar on a terminal. options: checked."""
     started = time.perf_counter()
     with cli.Bar("loading"):
-        model = backend.load(checkpoint, dtype, **load_options)
+        model = backend.build(checkpoint, options)
     return Loaded(checkpoint, backend, model, time.perf_counter() - started)
 
 

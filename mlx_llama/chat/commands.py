@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from mlx_llama import cli
+from mlx_llama.cli.spelling import spell_flags
 from mlx_llama.core.errors import LlamaError, OptionsError, SessionError
 from mlx_llama.core.generation.cache_file import cache_path
 from mlx_llama.core.generation.options import ALIASES, FIELDS
@@ -104,6 +106,11 @@ def option_name(text: str) -> str:
     return ALIASES.get(key, key)
 
 
+def spell(text: str) -> str:
+    """Spell options in a message: of a request by the names that /set takes, of loading as flags."""
+    return spell_flags(re.sub(rf"`({'|'.join(FIELDS)})`", r"\1", text))
+
+
 def option_value(session: Session, name: str) -> str:
     """The option's value in force, in the form that /set takes."""
     options = session.resolve().options
@@ -130,7 +137,7 @@ def _help(session: Session, argument: str) -> str:
     return "\n".join([*(f"  {usage:<23} {help}" for usage, help in usages.items()), "", KEYS])
 
 
-def _continue(session: Session, argument: str) -> Stream:
+def _resume(session: Session, argument: str) -> Stream:
     return session.resume()
 
 
@@ -199,7 +206,7 @@ def _parse_value(name: str, text: str) -> Any:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise OptionsError(f"option {name}: {text!r:.60} is not a list of words: {str(error).lower()}") from None
+        raise OptionsError(f"option `{name}`: {text!r:.60} is not a list of words: {str(error).lower()}") from None
     return words if name == "logit_bias" else [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
 
 
@@ -229,7 +236,7 @@ def _load(session: Session, argument: str) -> Outcome:
     notices = session.load(path)
     rest = [f"{len(session.messages)} messages", *(["a system prompt"] if session.system else []),
             *(f"{name} = {option_value(session, name)}" for name in session.options)]
-    message = "\n".join([f"(loaded {', '.join(rest)})", *(f"({notice})" for notice in notices)])
+    message = "\n".join([f"(loaded {', '.join(rest)})", *(f"({spell(notice)})" for notice in notices)])
     return Recall(message, session.last_question, session.messages[-1]["content"]) if session.messages else message
 
 
@@ -238,7 +245,7 @@ def _stats(session: Session, argument: str) -> str:
     nbytes = session.loop.scheduler.cache.nbytes_for(count)
     dropped = f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
     notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)  # a summary lists them itself
-    return (f"{session.last.summary() if session.last else f'no answer yet{notes}'}\n"
+    return (f"{spell(session.last.summary() if session.last else f'no answer yet{notes}')}\n"
             f"context: {count} of {session.engine.context} tokens cached, {nbytes / 2**20:.2f} MiB\n"
             f"conversation: {len(session.messages)} messages{dropped}")
 
@@ -279,19 +286,19 @@ def _require_file(path: str) -> str:
 NULLABLE = {name for name, field in FIELDS.items() if field.default is None} - {"seed", "speculate"}
 
 COMMANDS = {
-    "help": Command(_help, "", "this list"),
-    "continue": Command(_continue, "", "go on with an answer that was cut or stopped"),
+    "help": Command(_help, "", "list the commands"),
+    "resume": Command(_resume, "", "continue an answer that was cut off or stopped"),
     "regen": Command(_regen, "", "answer the last message again"),
-    "edit": Command(_edit, "[TEXT]", "change the last message, and answer it anew"),
-    "undo": Command(_undo, "", "take back the last message and its answer"),
-    "clear": Command(_clear, "", "begin a new conversation; system prompt and options stay"),
-    "system": Command(_system, "[TEXT]", "show the system prompt, or set it; none: remove it"),
+    "edit": Command(_edit, "[TEXT]", "edit the last message and answer it again"),
+    "undo": Command(_undo, "", "remove the last message and its answer"),
+    "clear": Command(_clear, "", "start a new conversation; keep the system prompt and options"),
+    "system": Command(_system, "[TEXT]", "show or set the system prompt; none: remove it"),
     "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
     "model": Command(_model, "[NAME]", "show the model, or load another one and keep the conversation"),
     "save": Command(_save, "FILE [--cache]", "save the conversation; --cache: with its keys and values"),
-    "load": Command(_load, "FILE", "continue a saved conversation, from its cache if it was saved"),
-    "stats": Command(_stats, "", "speed, reuse and evaluations per token; use of the context"),
+    "load": Command(_load, "FILE", "continue a saved conversation, from its cache if that was saved"),
+    "stats": Command(_stats, "", "speed, prefix reuse, evaluations per token; use of the context"),
     "read": Command(_read, "FILE", "send the text of a file as a message"),
-    "exit": Command(_exit, "", "leave, as do /bye and /quit"),
+    "exit": Command(_exit, "", "leave; also /bye and /quit"),
 }
-OTHER_NAMES = {"bye": "exit", "quit": "exit", "?": "help"}
+OTHER_NAMES = {"bye": "exit", "quit": "exit", "?": "help", "continue": "resume"}

@@ -93,7 +93,7 @@ class Chat:
         self.debug = debug
         self.load = load
         self.has_switched = False  # /model chose another model
-        self.say: Callable[[str], None] = cli.say
+        self.say: Callable[[str], None] = cli.show
         self.edit: Callable[[str], str | None] | None = None
         self.recall: Callable[[str, str], None] | None = None
 
@@ -144,7 +144,7 @@ class Chat:
         """Show an answer as it comes. Ctrl-C keeps the shown text in the conversation and raises KeyboardInterrupt."""
         completion = stream.completion
         for notice in completion.notices:
-            self.say(f"({notice})")
+            self.say(f"({commands.spell(notice)})")
         is_stopped = False
         try:
             with Interrupt() as interrupt, self.view() as view:
@@ -165,9 +165,9 @@ class Chat:
         if logprobs := completion.describe_logprobs(self.session.tokenizer):
             self.say(logprobs)
         for remark in describe_end(completion, self.session.engine):
-            self.say(f"({remark})")
+            self.say(f"({commands.spell(remark)})")
         if self.stats:
-            self.say(completion.summary())
+            self.say(commands.spell(completion.summary()))
         if is_stopped or interrupt.is_asked:  # Ctrl-C during the last step stopped nothing
             raise KeyboardInterrupt
 
@@ -176,7 +176,7 @@ class Chat:
         if self.debug:
             traceback.print_exception(error)
         unexpected = "" if isinstance(error, LlamaError) else f"{type(error).__name__} (--debug shows the traceback): "
-        self.say(f"error: {place}{unexpected}{error}")
+        self.say(f"error: {place}{unexpected}{commands.spell(str(error))}")
 
 
 def describe_model(llm: LLM) -> str:
@@ -191,10 +191,10 @@ def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:
     if completion.finish_reason == "interrupted":
         yield "stopped"
     elif completion.finish_reason == "length":
-        yield f"cut off after {len(completion.tokens)} tokens: /continue goes on, /set max_tokens allows more"
+        yield f"cut off after {len(completion.tokens)} tokens: /resume continues it, /set max_tokens allows more"
     elif completion.finish_reason == "context":
-        yield (f"cut off because the context of {engine.context} tokens is full: /continue goes on without the oldest "
-               "messages, /clear begins a new conversation"
+        yield (f"cut off because the context of {engine.context} tokens is full: /resume continues without the oldest "
+               "messages, /clear starts a new conversation"
                f"{engine.suggest_context()}")
     elif not completion.text:
         yield "the model ended its answer without a text"

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlx_llama import cli
-from mlx_llama.core.generation import options
+from mlx_llama.cli import flags
+from mlx_llama.core.generation.options import validate
 
 from .view import Plain
 
@@ -18,26 +20,25 @@ if TYPE_CHECKING:
     from .dialogue import Chat
 
 
-def parser() -> options.Parser:
+def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.chat's."""
-    result = options.Parser(prog="python -m mlx_llama.chat", description=__doc__, allow_abbrev=False)
+    result = flags.Parser("chat", __doc__)
     result.add_argument("--system-prompt", "-sys", default=None, help="instructions before the conversation")
     result.add_argument("--prompt-cache", metavar="FILE", default=None,
                         help="start from the keys and values in this file if it exists, and save them to it at the end")
-    result.add_argument("--stats", action="store_true", help="print speed and counts after each answer, on stderr")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
-    options.add_load_flags(result)
-    options.add_generation_flags(result)
+    result.add_argument("--stats", action="store_true", help="print speed and counts after each answer on stderr")
+    flags.add_load_flags(result)
+    flags.add_generation_flags(result)
     return result
 
 
 def main(arguments: list[str]) -> int:
     """Run the door; returns the exit code. Raises LlamaError."""
     given = parser().parse_args(arguments)
-    wanted = options.given_flags(given)
-    options.validate(wanted)  # before loading the model
+    wanted = flags.given_flags(given)
+    validate(wanted)  # before loading the model
 
-    from mlx_llama.core.generation.llm import load
+    from mlx_llama.core.generation.llm import load_model
 
     from .dialogue import Chat, describe_model
 
@@ -46,15 +47,17 @@ def main(arguments: list[str]) -> int:
     if is_typed and screen and given.model:
         cli.say(f"loading {given.model} ...")
 
-    def load_model(**other: Any) -> LLM:
+    options = flags.load_options(given)
+
+    def load(**other: Any) -> LLM:
         with cli.Bar("loading"):
-            return load(**options.load_arguments(given) | other)
+            return load_model(replace(options, **other))
 
     def load_another(name: str) -> LLM:
-        # Revision, template, draft model and adapters are the first model's own; the other flags are the user's wishes.
-        return load_model(model=name, revision=None, template=None, draft_model=None, adapters=None)
+        # Revision, template, draft model and adapters belong to the first model; the other flags are the user's wishes.
+        return load(model=name, revision=None, template=None, draft_model=None, adapters=None)
 
-    llm = load_model()
+    llm = load()
     chat = Chat(llm.chat(given.system_prompt, **wanted), stats=given.stats, debug=given.debug, load=load_another)
     if given.prompt_cache is not None and os.path.lexists(os.path.expanduser(given.prompt_cache)):
         cli.say(f"({llm.load_cache(given.prompt_cache)} tokens from {given.prompt_cache})")

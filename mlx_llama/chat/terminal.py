@@ -100,10 +100,10 @@ def _recall(chat: Chat, question: str, answer: str) -> None:
 def say(text: str) -> None:
     """Print lines for the user on stderr; on a terminal wrapped between words, columns of a list kept."""
     if sys.stderr is None or not sys.stderr.isatty():
-        cli.say(text)
+        cli.show(text)
         return
     width = max(10, os.get_terminal_size(sys.stderr.fileno()).columns or 80)  # 0: unknown
-    cli.say("\n".join(part for line in text.split("\n") for part in wrap(line, width)))
+    cli.show("\n".join(part for line in text.split("\n") for part in wrap(line, width)))
 
 
 def wrap(line: str, width: int) -> list[str]:

@@ -1,54 +1,25 @@
 """Errors for users. A message states the value, the expected value and the remedy.
 
-Messages name options by their flags, as in "--ctx-size 0: ...". `str` replaces flags by parameters, as in "ctx_size
-0: ...", except inside `spelled_as_flags`, which commands use.
+Messages name options in backticks, as in Python: "`ctx_size` 0: ...", "choose `device='cpu'`". Commands spell them as flags
+(cli.spelling).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import NoReturn
 
-# Flags that are also parameters of Python functions
-PARAMETERS = ("model", "backend", "device", "dtype", "revision", "ctx_size", "template", "threads", "activation_bits",
-              "compile", "draft_model", "prefill_step_size", "max_tokens", "stop", "stride", "bits", "group_size",
-              "cache_bits", "cache_memory", "max_rows", "batch_invariant", "adapters")
-_PLURALS = {"adapter": "adapters"}  # of flags that are repeated
-_FLAG = re.compile(rf"(?<![\w-])--(no-)?({'|'.join((*PARAMETERS, *_PLURALS)).replace('_', '-')})(?![\w-])"
-                   r"( (?:auto|mlx|cpu|cuda|gpu|float32|float16|bfloat16)\b)?")
-_as_flags: ContextVar[bool] = ContextVar("as_flags", default=False)
+_NAME = re.compile(r"`([a-z][a-z_]*(?:=[^`]*)?)`")
 
 
-@contextmanager
-def spelled_as_flags() -> Iterator[None]:
-    """Context in which errors name options by their flags."""
-    token = _as_flags.set(True)
-    try:
-        yield
-    finally:
-        _as_flags.reset(token)
-
-
-def spell_parameters(text: str) -> str:
-    """Replace flags by Python's spelling: "--ctx-size" by "ctx_size", "--device cpu" by "device='cpu'"."""
-
-    def spell(match: re.Match[str]) -> str:
-        no, name, value = match.groups()
-        name = _PLURALS.get(name, name.replace("-", "_"))
-        return f"{name}=False" if no else f"{name}={value.strip()!r}" if value else name
-
-    return _FLAG.sub(spell, text)
+def plain(text: str) -> str:
+    """The text of an error or a notice without backticks, where options are fields by their own names."""
+    return _NAME.sub(r"\1", text)
 
 
 class LlamaError(Exception):
     """Base of errors that users can cause or fix. Commands print them in one line and exit with 2."""
-
-    def __str__(self) -> str:
-        text = super().__str__()
-        return text if _as_flags.get() else spell_parameters(text)
 
 
 class ConfigError(LlamaError):
@@ -82,7 +53,7 @@ class OutOfMemoryError(BackendError):
     def of(cls, needed: int, free: int | None = None, device: str = "this machine") -> OutOfMemoryError:
         """Make the error for weights of `needed` bytes on a device with `free` bytes of memory (None: unknown)."""
         has = "does not give that much memory" if free is None else f"has {free / 1e9:.2f} GB free"
-        return cls(f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, quantise it "
+        return cls(f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, quantize it "
                    "(python -m mlx_llama.quantize), or close other programs")
 
 

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.backends.interface import Masks, Probe
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops
@@ -46,20 +47,20 @@ class Llama(BaseLlama):
         self._pace = Pace(config, device)
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu),
-             compile: bool | None = None, cache_bits: int | None = None, ranks: Ranks | None = None) -> Llama:
-        """Build the model; weights keep their stored width. compile: trace decode steps (None: on a GPU only). cache_bits:
-        of keys and values, 8, 16 or None for the activations' width. ranks: processes that each load a share of the weights and
-        make the same calls; None for a model in this process alone.
+    def load(cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: mx.Device = mx.Device(mx.cpu),
+             ranks: Ranks | None = None) -> Llama:
+        """Build the model; weights keep their stored width.
 
-        Raises BackendError where `compile` cannot be honoured, OutOfMemoryError.
+        `compile`: trace decode steps (None: on a GPU only). ranks: processes that each load a share of the weights and make the
+        same calls; None for a model in this process alone. Raises BackendError for `compile` where it is impossible,
+        OutOfMemoryError.
         """
         config = checkpoint.config
-        activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
-        compile, reason = _decide_compile(config, device, compile)
+        activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
+        compile, reason = _decide_compile(config, device, options.compile)
         weights = Weights(checkpoint, activations, device, ranks)
         notices = (f"decoding is not compiled: {reason}",) if reason else ()
-        model = cls(weights.config, weights, activations, device, (*notices, *weights.notices), cache_bits)
+        model = cls(weights.config, weights, activations, device, (*notices, *weights.notices), options.cache_bits)
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         model._pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):
@@ -77,7 +78,7 @@ class Llama(BaseLlama):
         Raises BackendError for traced steps, whose operations cannot be told apart.
         """
         if self._runner and self._runner.compile:
-            raise BackendError("a traced step cannot be profiled by operation: load the model with --no-compile")
+            raise BackendError("a traced step cannot be profiled by operation: load the model with `compile=False`")
         return clock_ops(self, ops, mx.eval, "an evaluation after each operation, which breaks the lazy graph: shares count, "
                          "not sums. Keys and values are stored when attention reads them")
 
@@ -135,13 +136,13 @@ def _decide_compile(config: LlamaConfig, device: mx.Device, wanted: bool | None)
     if rope.length_dependent(config):
         reason = "dynamic rope turns by angles that depend on the length"
         if wanted:
-            raise BackendError(f"--compile: {reason}, leave it out")
+            raise BackendError(f"`compile`: {reason}, leave it out")
         return False, reason
     if wanted is False:
-        return False, "--no-compile asks for it"
+        return False, "`compile=False` asks for it"
     if device.type == mx.cpu and wanted and shutil.which("g++") is None:
-        raise BackendError("--compile: for its CPU device MLX calls g++, which is not installed: install it, or leave "
-                           "--compile out")
+        raise BackendError("`compile`: for its CPU device MLX calls g++, which is not installed: install it, or leave "
+                           "`compile` out")
     if device.type == mx.cpu and not wanted:
-        return False, "for its CPU device MLX calls a C++ compiler at the first token, which --compile asks for"
+        return False, "for its CPU device MLX calls a C++ compiler at the first token, which `compile` asks for"
     return True, ""

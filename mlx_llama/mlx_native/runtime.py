@@ -10,12 +10,12 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.backends.defaults import measure_kernels  # noqa: F401
-from mlx_llama.core.backends.load_options import LoadOptions
+from mlx_llama.core.backends.load_options import Limits
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
 
 NAME = "mlx"
-LOAD_OPTIONS = LoadOptions(NAME, has_invariance=False)
+LIMITS = Limits(NAME, has_invariance=False)
 SURVIVES_FORK = False  # a forked process lacks MLX's threads
 HAS_ONE_THREAD = True  # streams and traces belong to threads
 
@@ -34,7 +34,7 @@ def pick_device(device: str | None = None) -> mx.Device:
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
     if device == "gpu" and not has_gpu():
         raise BackendError("MLX has no GPU here (Metal needs Apple silicon, CUDA the package mlx[cuda13]): "
-                           "use --device cpu, or leave it out")
+                           "use `device='cpu'`, or leave it out")
     return mx.Device(mx.gpu if device != "cpu" and has_gpu() else mx.cpu)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mlx_llama.cli import flags
 from mlx_llama.core.backends.load_options import full_dtype
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation import options
 from mlx_llama.core.proofs.batches import SIZES
 
 from .job import TOKENS, Job
@@ -20,44 +20,34 @@ from .modes import MODES, WINDOW
 GUIDE_TRACE = str(Path(__file__).parent.parent / "guide" / "trace.json")
 
 
-def parser() -> options.Parser:
+def parser() -> flags.Parser:
     """The command line."""
-    result = options.Parser(prog="python -m mlx_llama.parity", description=__doc__.splitlines()[0], allow_abbrev=False)
-    mode = result.add_argument_group("mode, one of them (default: compare backends)").add_mutually_exclusive_group()
+    result = flags.Parser("parity", __doc__.splitlines()[0])
+    mode = result.add_argument_group("mode (at most one; default: compare backends)").add_mutually_exclusive_group()
     mode.add_argument("--record", metavar="FILE", help="write a golden trace of a float32 NumPy run")
     mode.add_argument("--check", metavar="FILE", nargs="?", const=GUIDE_TRACE,
                       help="check the backends against a golden trace (default: the guide model's)")
     mode.add_argument("--verify-cache", action="store_true", help="compare every way of filling the cache with a cold run")
     mode.add_argument("--batch", metavar="ROWS", nargs="?", const=",".join(map(str, SIZES)), default=None,
-                      help="compare rows alone with the same rows in batches, of so many rows each (default: "
+                      help="compare rows computed alone with the same rows in batches of these sizes (default: "
                            f"{','.join(map(str, SIZES))})")
-    mode.add_argument("--repeat", metavar="N", default=None, help="run the same request N times here and N times in fresh "
-                                                                  "processes, and compare the bits")
-    mode.add_argument("--perplexity", metavar="FILE", help="perplexity of a text (- reads standard input) on each backend")
+    mode.add_argument("--repeat", metavar="N", default=None, help="run the same request N times in this process and N times "
+                                                                  "in fresh ones, and compare the bits")
+    mode.add_argument("--perplexity", metavar="FILE", help="measure the perplexity of a text (- reads standard input) on each backend")
     result.add_argument("--prompt", "-p", default=None, help="text to run (default: two sentences)")
     result.add_argument("--tokens", "-n", default=None, metavar="N", help=f"number of tokens to run (default: {TOKENS})")
     result.add_argument("--reference", choices=("numpy", "transformers"), default=None,
-                        help="run to compare with: NumPy at float32 (the default), or transformers at float32")
-    result.add_argument("--html", metavar="FILE", default=None, help="write the comparison as a page with pictures")
+                        help="reference: NumPy at float32 (the default) or transformers at float32")
+    result.add_argument("--html", metavar="FILE", default=None, help="write the comparison as an HTML page with plots")
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS", help="a perplexity's window (default: the "
+    result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS", help="window of a perplexity (default: the "
                                                                                 f"context, at most {WINDOW})")
-    result.add_argument("--stride", default=None, metavar="TOKENS", help="distance between windows (default: half of one)")
-    result.add_argument("--debug", action="store_true", help="show tracebacks")
+    result.add_argument("--stride", default=None, metavar="TOKENS", help="distance between windows (default: half a window)")
     result.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
-    model = result.add_argument_group("model")
-    model.add_argument("--model", metavar="MODEL", default=None, help="as in the other commands (default: the guide model)")
-    model.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
-    model.add_argument("--backends", default=None, metavar="LIST", help="some of mlx,cpu,cuda (default: all that are installed)")
-    model.add_argument("--device", default=None, metavar="{cpu,gpu}", help="of the mlx and cuda backends (default: the GPU "
-                                                                          "if there is one)")
-    model.add_argument("--dtype", default="auto", type=full_dtype, metavar="{auto,float32,float16,bfloat16}",
-                       help="width of the activations (default: the checkpoint's)")
-    model.add_argument("--compile", default=None, action=argparse.BooleanOptionalAction,
-                       help="decode by compiled or captured steps, or not (default: as in the other commands)")
-    options.add_cache_bits_flag(model)
-    options.add_invariance_flag(model)
-    options.add_adapter_flag(model)
+    result.add_argument("--backends", default=None, metavar="LIST",
+                        help="backends to run, of mlx,cpu,cuda (default: all that are installed)")
+    flags.add_load_flags(result, only=("model", "revision", "device", "dtype", "compile", "cache_bits", "batch_invariant",
+                                       "adapters"))
     return result
 
 
@@ -69,7 +59,7 @@ ONLY_FOR = {  # modes that take a flag; the others refuse it
     "compile": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "cache_bits": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "batch_invariant": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
-    "adapter": ("compare", "verify_cache", "batch", "repeat", "digest", "perplexity"),
+    "adapters": ("compare", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "json": ("compare", "check", "verify_cache", "batch", "repeat", "perplexity"),
 }
 
@@ -78,11 +68,11 @@ def main(arguments: list[str]) -> int:
     """Run the door; returns the exit code. Raises LlamaError."""
     given = parser().parse_args(arguments)
     mode = next((name for name in MODES if name != "compare" and getattr(given, name) not in (None, False)), "compare")
-    for flag, modes in ONLY_FOR.items():
-        if getattr(given, flag) not in (None, False) and mode not in modes:
-            raise OptionsError(f"--{flag.replace('_', '-')} has no meaning with --{mode.replace('_', '-')}: leave it out"
-                               if mode != "compare" else f"--{flag.replace('_', '-')} is for --perplexity: leave it out")
-    if mode == "record" and given.dtype not in ("auto", "float32"):
+    for name, modes in ONLY_FOR.items():
+        if getattr(given, name) not in (None, False) and mode not in modes:
+            raise OptionsError(f"`{name}` has no meaning with `{mode}`: leave it out" if mode != "compare" else
+                               f"`{name}` is for `perplexity`: leave it out")
+    if mode == "record" and full_dtype(given.dtype) not in ("auto", "float32"):
         raise OptionsError(f"--dtype {given.dtype}: a trace is recorded at float32: leave it out")
     if mode == "record":
         given.backends = "cpu"

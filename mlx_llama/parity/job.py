@@ -6,7 +6,9 @@ import argparse
 from typing import Any
 
 from mlx_llama import cli
+from mlx_llama.cli import flags
 from mlx_llama.core.backends import selection as backends
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -27,33 +29,30 @@ class Job:
     def __init__(self, given: argparse.Namespace):
         self.given = given
         self.opened = open_backends(given.backends, given.device)
+        self.options = flags.load_options(given)
         for backend in self.opened:
-            backend.load_options(given.dtype, compile=given.compile, cache_bits=given.cache_bits,
-                                 batch_invariant=given.batch_invariant)
-        self.checkpoint = open_checkpoint(given.model, given.revision, one_adapter(given.adapter))
+            backend.check(self.options)
+        self.checkpoint = open_checkpoint(given.model, given.revision, one_adapter(self.options))
         self.is_low_bit = any(isinstance(weight, AffineWeight) for weight in self.checkpoint.tensors.values())
         self.made_for = self.checkpoint.config.max_position_embeddings
 
     def load(self, backend: backends.Backend) -> LLM:
         """The model on a backend, as the command line asks for it."""
-        return self._load(backend, f"{backend.name} ({backend.device_name})", self.given.dtype, self.given.compile,
-                          self.given.cache_bits, self.given.batch_invariant)
+        return self._load(backend, f"{backend.name} ({backend.device_name})", self.options)
 
     def load_reference(self) -> LLM:
         """The float32 NumPy model that all are compared with."""
-        return self._load(backends.select("cpu"), "NumPy at float32", "float32", False, None, is_whole=True)
+        return self._load(backends.select("cpu"), "NumPy at float32", LoadOptions(dtype="float32", compile=False), is_whole=True)
 
-    def _load(self, backend: backends.Backend, name: str, dtype: str, compile: bool | None,
-              cache_bits: str | None, batch_invariant: bool | None = None, is_whole: bool = False) -> LLM:
+    def _load(self, backend: backends.Backend, name: str, options: LoadOptions, is_whole: bool = False) -> LLM:
         cli.say(f"running {self.checkpoint.name} on {name}")
-        model = backend.load(self.checkpoint, dtype, compile=compile, cache_bits=cache_bits,
-                             batch_invariant=batch_invariant, is_whole=is_whole)
+        model = backend.build(self.checkpoint, backend.check(options), is_whole)
         return LLM(self.checkpoint, backend, model, self.checkpoint.template, context_size(self.checkpoint, None))
 
     def tokens(self) -> tuple[list[int], int]:
         """(ids, how many of them run one by one). Raises OptionsError, ContextError."""
         given, tokenizer = self.given, self.checkpoint.tokenizer
-        count = number("--tokens", given.tokens, 2, self.made_for)
+        count = flags.parse_number("--tokens", given.tokens, 2, self.made_for)
         if given.prompt is not None:
             tokens = tokenizer.encode(given.prompt, add_bos=True)
             if len(tokens) < 2:
@@ -77,15 +76,6 @@ class Job:
 
     def facts(self, **more: Any) -> dict[str, Any]:
         return {"model": self.checkpoint.name, **more}
-
-
-def number(flag: str, given: str | None, least: int, most: int) -> int | None:
-    """A flag's whole number, None without the flag. Raises OptionsError."""
-    if given is None:
-        return None
-    if not given.isascii() or not given.isdigit() or not least <= int(given[:12]) <= most:
-        raise OptionsError(f"{flag} {given!r:.40}: must be a whole number, {least} to {most}")
-    return int(given)
 
 
 def open_backends(names: str | None, device: str | None) -> list[backends.Backend]:

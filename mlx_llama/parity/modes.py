@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlx_llama import cli
+from mlx_llama.cli.flags import parse_number
+from mlx_llama.cli.spelling import spell_options
 from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
@@ -17,7 +19,7 @@ from mlx_llama.core.proofs.differences import is_tie
 from mlx_llama.core.proofs.perplexity import measure_perplexity
 
 from . import report
-from .job import Job, number
+from .job import Job
 
 MOST_ROWS = 256  # of a batch
 WINDOW = 512  # of a perplexity, in a longer context
@@ -138,13 +140,13 @@ def batch(job: Job) -> int:
 
 def parse_sizes(given: str) -> list[int]:
     """The numbers of rows of --batch, lists with commas. Raises OptionsError."""
-    found = [number("--batch", text.strip(), 2, MOST_ROWS) for text in given.split(",")]
+    found = [parse_number("--batch", text.strip(), 2, MOST_ROWS) for text in given.split(",")]
     return sorted({one for one in found if one is not None})
 
 
 def repeat(job: Job) -> int:
     """The same bits in every run, in this process and in fresh ones."""
-    count = number("--repeat", job.given.repeat, 2, 1000)
+    count = parse_number("--repeat", job.given.repeat, 2, 1000)
     if current():
         raise OptionsError("--repeat starts processes of its own, which mlx.launch and torchrun do not connect: start without "
                            "the launcher")
@@ -165,16 +167,11 @@ def repeat(job: Job) -> int:
 
 def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
     """The digest of a process of its own. Raises BackendError if it fails."""
-    given = job.given
-    command = [sys.executable, "-m", "mlx_llama.parity", "--digest", "--backends", backend.name, "--dtype", given.dtype]
-    for flag, value in (("--model", given.model), ("--revision", given.revision), ("--prompt", given.prompt),
-                        ("--tokens", given.tokens), ("--device", None if backend.name == "cpu" else given.device)):
-        command += [f"{flag}={value}"] if value is not None else []
-    command += [] if given.cache_bits is None else ["--cache-bits", given.cache_bits]
-    command += ["--batch-invariant"] if given.batch_invariant else []
-    command += [f"--adapter={adapter}" for adapter in given.adapter or ()]
-    command += [] if given.compile is None else ["--compile" if given.compile else "--no-compile"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    names = ("model", "revision", "prompt", "tokens", "dtype", "cache_bits", "batch_invariant", "adapters", "compile",
+             *(["device"] if backend.name != "cpu" else []))
+    options = {name: getattr(job.given, name) for name in names}
+    command = [sys.executable, "-m", "mlx_llama.parity", "--digest", "--backends", backend.name]
+    done = subprocess.run([*command, *spell_options(options)], capture_output=True, text=True)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise BackendError(f"--repeat: a fresh process failed: {last[0]}")
@@ -192,8 +189,8 @@ def perplexity(job: Job) -> int:
     """Perplexity of a text, on each backend."""
     text = cli.read_text(job.given.perplexity)
     tokens = job.checkpoint.tokenizer.encode(text, add_bos=True)
-    window = number("--ctx-size", job.given.ctx_size, 2, job.made_for) or min(WINDOW, job.made_for)
-    stride = number("--stride", job.given.stride, 1, max(1, window - 1)) or max(1, window // 2)
+    window = parse_number("--ctx-size", job.given.ctx_size, 2, job.made_for) or min(WINDOW, job.made_for)
+    stride = parse_number("--stride", job.given.stride, 1, max(1, window - 1)) or max(1, window // 2)
     if len(tokens) < 2:
         raise ContextError(f"{job.given.perplexity}: has {len(tokens)} tokens, a perplexity needs at least 2: give a longer "
                            "text")

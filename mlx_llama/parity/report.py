@@ -130,7 +130,7 @@ def batch_verdicts(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each backend whose promises are all kept."""
     kept = {"bits": "a row's tokens and bits do not depend on its company",
             "tokens": "a row's tokens do not depend on its company",
-            "tolerance": "a row's numbers stay within {:g} in any company, and its tokens but for near-ties"}
+            "tolerance": "a row's numbers stay within {:g} whatever else is in the batch, and its tokens but for near-ties"}
     found: dict[str, str] = {}
     for row in rows:
         if all(one["within"] for one in rows if one["backend"] == row["backend"]):

@@ -18,12 +18,12 @@ import anyio
 from starlette.requests import Request as HttpRequest
 
 from mlx_llama.core.engine.request import Request
-from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, spell_parameters
+from mlx_llama.core.errors import ContextError, LlamaError, OptionsError, plain
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.options import FIELDS, GenerationOptions, resolve, validate
+from mlx_llama.core.generation.options import FIELDS, GenerationOptions, validate
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
@@ -245,7 +245,7 @@ class Desk:
         if rows and len(asks) > most:
             field = "n" if all(ask.prompt is asks[0].prompt for ask in asks) else asks[0].field
             raise bad_field(field, f"at most {most} answers", f"{field}: asks for {len(asks)} answers, and this server computes "
-                            f"{rows} at once and lets {self.settings.queue} wait (--parallel, --queue)")
+                            f"{rows} at once and lets {self.settings.queue} wait (--max-rows, --queue)")
         if rows and self.active + len(asks) > most:
             mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
             wait = min(60, max(1, math.ceil(mean * self.settings.queue / rows / 2)))
@@ -348,7 +348,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     if "max_new_tokens" not in (llm.checkpoint.generation_config or {}):
         given.setdefault("max_tokens", ENDLESS)
     try:
-        resolved = resolve(_build_schema(given, settings), llm.checkpoint.generation_config, str(llm.checkpoint.path / "generation_config.json"))
+        resolved = llm.defaults.resolve(_build_schema(given, settings))
     except OptionsError as error:
         raise refuse(error, ask.field, llm, given) from None
     is_chat = _is_chat(ask.prompt)
@@ -495,9 +495,10 @@ _KINDS = {"TemplateError": "a conversation that the chat template takes", "Token
 
 def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str, Any]) -> Fault:
     """The fault that an error of core states."""
-    text = spell_parameters(Exception.__str__(error))
+    text = str(error)
     if llm and llm.template:
         text = text.replace(f"{llm.template.name}: ", "")  # perhaps a path too
+    text = plain(text)
     for path in {llm.checkpoint.name, str(llm.checkpoint.path)} if llm else ():
         if os.path.exists(path):  # clients need not know where the model lies
             text = text.replace(path, os.path.basename(path.rstrip("/\\")))
@@ -514,7 +515,7 @@ def _refuse_context(llm: LLM, ask: Ask, count: int, error: ContextError | None, 
     context = llm.engine.context
     if count >= context:
         message = (f"the prompt has {bound}{count} tokens and the context holds {context}, answer included: shorten the prompt"
-                   f"{spell_parameters(llm.engine.suggest_context())}")
+                   f"{plain(llm.engine.suggest_context())}")
         return Refusal(400, "context_length_exceeded", [Fault(ask.field, f"< {context} tokens", message)],
                        n_prompt_tokens=count, n_ctx=context)
     assert error

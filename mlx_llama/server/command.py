@@ -10,8 +10,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from mlx_llama import cli
+from mlx_llama.cli import flags
+from mlx_llama.cli.flags import parse_number
+from mlx_llama.core.backends.load_options import parse_memory, parse_rows
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation import options
+from mlx_llama.core.generation.options import validate
 
 from .settings import Settings
 
@@ -21,9 +24,9 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
 
-def parser() -> options.Parser:
+def parser() -> flags.Parser:
     """The command line. Names follow llama-server's."""
-    result = options.Parser(prog="python -m mlx_llama.server", description=__doc__, allow_abbrev=False)
+    result = flags.Parser("server", __doc__)
     default = Settings()
     group = result.add_argument_group("server")
     group.add_argument(
@@ -36,28 +39,28 @@ def parser() -> options.Parser:
         action="append",
         default=[],
         metavar="KEY",
-        help="keys that clients must send, between commas. Other users of this machine see it: prefer "
+        help="keys that clients must send, separated by commas. Other users of this machine can see them: prefer "
         f"--api-key-file or the variable {KEY_VARIABLE}",
     )
-    group.add_argument("--api-key-file", default=None, metavar="FILE", help="keys, one a line")
+    group.add_argument("--api-key-file", default=None, metavar="FILE", help="file of keys, one per line")
     group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
-                       help="site whose pages may ask, such as https://example.org; * for all; repeat the flag for more")
+                       help="origin whose pages may send requests, such as https://example.org; * for all; repeat it for more")
     group.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
-                       help="name of this machine that clients may use, beside localhost and its address")
+                       help="host name that clients may use, besides localhost and the address")
     group.add_argument("--ssl-key-file", "--ssl-keyfile", default=None, metavar="FILE", help="private key, for https")
     group.add_argument("--ssl-cert-file", "--ssl-certfile", default=None, metavar="FILE", help="certificate, for https")
     group.add_argument("--timeout", "-to", default=f"{default.timeout:g}", metavar="SECONDS",
-                       help=f"most time of a request, its queue included (default: {default.timeout:g})")
+                       help=f"maximum time of a request, including its wait in the queue (default: {default.timeout:g})")
     group.add_argument("--queue", default=str(default.queue), metavar="N",
-                       help=f"requests that may wait for a row; more get 503 (default: {default.queue})")
+                       help=f"maximum number of requests that wait for a row; more get 503 (default: {default.queue})")
     group.add_argument("--max-connections", default=str(default.max_connections), metavar="N",
-                       help=f"open connections; more get 503 (default: {default.max_connections})")
+                       help=f"maximum number of open connections; more get 503 (default: {default.max_connections})")
     group.add_argument("--max-body", default=str(default.max_body), metavar="SIZE",
-                       help="largest body of a request, such as 8MB (default: 8MiB)")
+                       help="maximum size of a request body, such as 8MB (default: 8MiB)")
     group.add_argument("--shutdown-seconds", default=f"{default.shutdown_seconds:g}", metavar="SECONDS",
-                       help=f"time that running requests have after SIGTERM (default: {default.shutdown_seconds:g})")
+                       help=f"time that running requests get after SIGTERM (default: {default.shutdown_seconds:g})")
     group.add_argument("--idle-unload", default=None, metavar="MINUTES",
-                       help="give the model's memory back after this time without a request; the next one loads it again")
+                       help="free the model's memory after this time without a request; the next request loads it again")
     group.add_argument(
         "--slots", action=argparse.BooleanOptionalAction, default=True, help="serve GET /slots (default: yes)"
     )
@@ -67,16 +70,15 @@ def parser() -> options.Parser:
                        help="serve GET /metrics (default: yes)")
     group.add_argument("--page", "--webui", action=argparse.BooleanOptionalAction, default=True,
                        help="serve the web page at / (default: yes)")
-    group.add_argument("--log-prompts", action="store_true", help="write prompts into the log, and show them in GET /slots")
+    group.add_argument("--log-prompts", action="store_true", help="log prompts, and show them in GET /slots")
     group.add_argument("--reasoning", choices=("auto", "off", "raw"), default="auto", help="thoughts of reasoning models: split off "
                        "the answer's text (auto), not asked for where the template has a switch (off), or left in the text (raw)")
     group.add_argument("--strict", action="store_true", help="refuse unknown fields and model names, which are passed over and told "
                        "in the header x-mlx-llama-noted otherwise")
-    group.add_argument("--quiet", action="store_true", help="log nothing but warnings")
+    group.add_argument("--quiet", action="store_true", help="log warnings only")
     group.add_argument("--debug", action="store_true", help="show tracebacks")
-    options.add_load_flags(result)
-    options.add_rows_flag(result)
-    options.add_generation_flags(result)
+    flags.add_load_flags(result, without=())
+    flags.add_generation_flags(result)
     return result
 
 
@@ -87,18 +89,18 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s",
                         level=logging.WARNING if given.quiet else logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    from mlx_llama.core.generation.llm import check_load, load
+    from mlx_llama.core.generation.llm import check_load, load_model
 
     from .serving import bind, serve
 
-    how = options.load_arguments(given)
-    check_load(**how)
+    options = flags.load_options(given)
+    check_load(options)
 
     def load_checked() -> LLM:
-        llm = load(**how)
+        llm = load_model(options)
         if settings.alias in llm.model.adapters:
             raise OptionsError(f"--alias {settings.alias}: an adapter has that name: choose another one")
-        checked = options.validate(settings.options)
+        checked = validate(settings.options)
         llm.engine.check_options(checked)
         llm.engine.check_rule(checked)
         return llm
@@ -108,35 +110,34 @@ def main(arguments: list[str]) -> int:
 
 def make_settings(given: argparse.Namespace) -> Settings:
     """Check the flags. Raises OptionsError."""
-    wanted = options.given_flags(given)
-    checked = options.validate(wanted)  # before loading the model
+    wanted = flags.given_flags(given)
+    checked = validate(wanted)  # before loading the model
     if "logprobs" in wanted:
         raise OptionsError("--logprobs: each request asks for its own (logprobs, top_logprobs, n_probs): leave it out")
-    if given.max_rows is not None:
-        _number(given.max_rows, "--parallel", 1, options.MOST_ROWS, whole=True)
+    parse_rows(given.max_rows)
     for origin in given.cors_origin:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII):
             raise OptionsError(f"--cors-origin {origin!r:.100}: must be an origin as browsers send it, such as "
                                "https://example.org, or *")
     defaults = Settings()
-    idle = None if given.idle_unload is None else 60 * _number(given.idle_unload, "--idle-unload", 0.001, 1e6)
+    idle = None if given.idle_unload is None else 60 * parse_number("--idle-unload", given.idle_unload, 0.001, 1e6, False)
     if given.slot_save_path is not None and not os.path.isdir(given.slot_save_path):
         raise OptionsError(f"--slot-save-path {given.slot_save_path}: is no folder")
     if (given.ssl_key_file is None) != (given.ssl_cert_file is None):
         raise OptionsError("https needs both --ssl-key-file and --ssl-cert-file")
     return Settings(
         host=given.host,
-        port=int(_number(given.port, "--port", 0, 65535, whole=True)),
+        port=parse_number("--port", given.port, 0, 65535),
         alias=given.alias,
         api_keys=_read_keys(given),
         cors_origins=tuple(origin.rstrip("/") for origin in given.cors_origin),
         allowed_hosts=tuple(given.allowed_host),
         options={name: getattr(checked, name) for name in wanted},
-        queue=int(_number(given.queue, "--queue", 0, 1e6, whole=True)),
-        timeout=_number(given.timeout, "--timeout", 0.001, 1e7),
-        max_connections=int(_number(given.max_connections, "--max-connections", 1, 1e5, whole=True)),
-        max_body=options.parse_memory(given.max_body, "--max-body") or defaults.max_body,
-        shutdown_seconds=_number(given.shutdown_seconds, "--shutdown-seconds", 0, 1e6),
+        queue=parse_number("--queue", given.queue, 0, 1e6),
+        timeout=parse_number("--timeout", given.timeout, 0.001, 1e7, False),
+        max_connections=parse_number("--max-connections", given.max_connections, 1, 1e5),
+        max_body=parse_memory(given.max_body, "max_body") or defaults.max_body,
+        shutdown_seconds=parse_number("--shutdown-seconds", given.shutdown_seconds, 0, 1e6, False),
         idle_unload=idle,
         serves_slots=given.slots,
         slot_folder=given.slot_save_path,
@@ -146,16 +147,6 @@ def make_settings(given: argparse.Namespace) -> Settings:
         is_strict=given.strict,
         reasoning=given.reasoning,
     )
-
-
-def _number(text: str, flag: str, least: float, most: float, whole: bool = False) -> float:
-    try:
-        value = int(text) if whole else float(text)
-    except ValueError:
-        value = most + 1
-    if not least <= value <= most:
-        raise OptionsError(f"{flag} {text!r:.40}: must be a {'whole ' if whole else ''}number, {least:g} to {most:g}")
-    return value
 
 
 def _read_keys(given: argparse.Namespace) -> tuple[str, ...]:

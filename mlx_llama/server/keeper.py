@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.errors import LlamaError, plain
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.system import progress
 
@@ -124,7 +124,7 @@ class Keeper:
 
     def _refuse(self) -> Refusal:
         if self.error is not None:
-            reason = str(self.error) if isinstance(self.error, LlamaError) else type(self.error).__name__
+            reason = plain(str(self.error)) if isinstance(self.error, LlamaError) else type(self.error).__name__
             return Refusal(503, "model_failed", message=f"the model could not be loaded: {reason}")
         if self.state == "closed":
             return Refusal(503, "shutting_down", message="the server is shutting down", headers={"Retry-After": "5"})

@@ -20,7 +20,7 @@ from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.cache_file import read_cache, write_cache
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.options import FIELDS, resolve
+from mlx_llama.core.generation.options import FIELDS
 
 from .answers import Answers, find_template, refuse
 from .faults import Fault, Refusal, bad_field
@@ -78,7 +78,7 @@ class LlamaCompletionRequest(OptionFields):
         description="a text, token ids, both mixed, or a list of these")
     max_tokens: int = Field(-1, ge=-1, le=2**31,
                             description="maximum number of tokens to generate; -1: as many as the context holds")
-    seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: drawn anew")
+    seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: a new one each time")
     repetition_context_size: int = Field(
         20, ge=-1, le=65536, description="recent tokens that the three penalties look at; -1: as many as the context holds")
     grammar: str | None = Field(None, description='GBNF or Lark that the answer follows; "": none')
@@ -439,7 +439,7 @@ async def props(request: Request) -> Response:
 
 def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
     """The part of /props that stays the same while the model is given back."""
-    options = write_settings(resolve(dict(settings.options), llm.checkpoint.generation_config).options.model_dump())
+    options = write_settings(llm.defaults.resolve(settings.options).options.model_dump())
     if "seed" not in settings.options:
         options["seed"] = None
     named = llm.tokenizer.named
@@ -528,7 +528,7 @@ async def change_slot(request: Request, slot: str) -> Response:
 def _find_slot(llm: LLM, slot: str) -> int:
     last = llm.loop.max_rows - 1
     if not (slot.isascii() and slot.isdecimal() and len(slot) < 10 and int(slot) <= last):
-        raise bad_field("slot", f"0 to {last}", f"slot: must be a number, 0 to {last} (--parallel)", slot)
+        raise bad_field("slot", f"0 to {last}", f"slot: must be a number, 0 to {last} (--max-rows)", slot)
     return int(slot)
 
 

@@ -30,12 +30,10 @@ _REFUSAL = {"type": "object", "required": ["error", "errors"], "properties": {
     "errors": {"type": "array", "items": {"$ref": "#/components/schemas/Fault"}}}}
 
 
-# Descriptions of the table that speak of a command line, as a request would say it.
+# Descriptions for JSON where the table's do not suffice.
 _WORDS = {
-    "schema": "JSON schema that the answer satisfies",
-    "grammar": "grammar that the answer follows: Lark with a rule start, or GBNF with a rule root",
-    "stop": "end before this text: one text, or a list of them",
-    "logit_bias": "object of token ids and what to add to their logits",
+    "stop": "stop at this text: one text, or a list of them",
+    "logit_bias": "object of token ids and what is added to their logits",
 }
 
 

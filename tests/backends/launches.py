@@ -83,6 +83,7 @@ GEMMA = dict(norm_placement="both", activation="gelu_tanh", norm_offset=1.0, emb
 def load(name: str):
     """One of MODELS on the meta device."""
     from cuda_fallback.model import Llama
+    from mlx_llama.core.backends.load_options import LoadOptions
     from mlx_llama.core.files.checkpoint import open_checkpoint
     from mlx_llama.core.models.config import LlamaConfig
 
@@ -98,7 +99,7 @@ def load(name: str):
         else:
             checkpoint = open_checkpoint(make_checkpoint(folder / "m", tokenizer=False, **MODELS[name]))
         with recorded():  # weights have the kernels' layouts
-            llama = Llama.load(checkpoint, "auto", torch.device("cpu"), cache_bits=8 if name == "8 bits" else None)
+            llama = Llama.load(checkpoint, LoadOptions(cache_bits=8 if name == "8 bits" else None))
         llama.decoder = on_meta(llama.decoder, {})
     return llama
 

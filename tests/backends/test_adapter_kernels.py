@@ -10,6 +10,7 @@ import pytest
 from making import make_checkpoint
 from making_adapters import write_random
 
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
 
@@ -62,7 +63,7 @@ def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
     found = []
     for by_kernels in (True, False):
         with computing(by_kernels):
-            model = Llama.load(open_checkpoint(path, adapters=adapters), "float32", DEVICE)
+            model = Llama.load(open_checkpoint(path, adapters=adapters), LoadOptions(dtype="float32"), DEVICE)
             if by_kernels and not HAS_GPU:
                 fewer_programs()
                 model._runner.capture = Recording(model)

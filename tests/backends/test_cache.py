@@ -189,7 +189,7 @@ def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, 
     with pytest.raises(ContextError, match=r"of (22528|20544) positions take 0.01 GB, and 0.01 GB of memory are free"):
         cache.check_memory({0: 20_545})
     cache.check_memory({0: 20_480})
-    with pytest.raises(ContextError, match="lower ctx_size"):
+    with pytest.raises(ContextError, match="lower `ctx_size`"):
         model.forward(ids(20_600), 20, cache)
     assert (cache.nbytes, cache.length) == (before, 20)
     model.forward(ids(5), 20, cache)  # the cache is still usable
@@ -214,7 +214,7 @@ def test_the_remedy_for_a_full_context_is_one_that_helps(toy):
         llm = load_llm(toy, backend="cpu", ctx_size=size)
         with pytest.raises(ContextError, match="answer included: shorten the prompt") as caught:
             llm.generate("a llama " * llm.engine.context)
-        assert ("raise ctx_size" in str(caught.value)) is (size is not None)
+        assert ("raise `ctx_size`" in str(caught.value)) is (size is not None)
 
 
 def lengths_and_states(cache):

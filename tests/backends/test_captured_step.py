@@ -17,6 +17,7 @@ from making import config_checkpoint, config_fields, make_checkpoint, random_ten
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from backends.conftest import relative_error
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.generation import options
 from mlx_llama.core.models.config import RopeConfig
 
@@ -338,7 +339,8 @@ def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bo
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
     with computing(by_kernels):
-        llama = Llama.load(open_checkpoint(path), dtype, DEVICE, compile if HAS_GPU and by_kernels else None, **given)
+        llama = Llama.load(open_checkpoint(path), LoadOptions(
+            dtype=dtype, compile=compile if HAS_GPU and by_kernels else None, **given), DEVICE)
     assert (llama._runner is not None) is by_kernels
     if by_kernels and not HAS_GPU:
         fewer_programs()
@@ -760,7 +762,7 @@ def by_each_path(fields: dict) -> list[tuple]:
     odd = config_checkpoint(config, Path(tempfile.mkdtemp()), tensors)
     for by_kernels in (True, False):
         with computing(by_kernels):
-            llama = Llama.load(odd, "float32", DEVICE, cache_bits=bits)
+            llama = Llama.load(odd, LoadOptions(dtype="float32", cache_bits=bits), DEVICE)
         if by_kernels and not HAS_GPU:
             fewer_programs()
             llama._runner.capture = Recording(llama)

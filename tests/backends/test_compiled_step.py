@@ -223,11 +223,11 @@ def test_reasons_for_no_compilation(toy):
     plain = load(toy, backend="mlx", device="cpu")
     assert any("C++ compiler" in notice for notice in plain.generate("a", max_tokens=2).notices)
     off = load(toy, backend="mlx", device="cpu", compile=False)
-    assert "decoding is not compiled: --no-compile asks for it" in off.generate("a", max_tokens=2).summary()
+    assert "decoding is not compiled: `compile=False` asks for it" in off.generate("a", max_tokens=2).summary()
     assert load(toy, backend="mlx", device="cpu", compile=True).model.notices == ()
     dynamic = make_checkpoint(Path(tempfile.mkdtemp()) / "d", rope_scaling=dict(rope_type="dynamic", factor=4.0),
                               max_position_embeddings=16)
-    with pytest.raises(BackendError, match="^compile: dynamic rope"):
+    with pytest.raises(BackendError, match="^`compile`: dynamic rope"):
         load(dynamic, backend="mlx", device="cpu", compile=True)
     assert "dynamic rope" in load(dynamic, backend="mlx", device="cpu").model.notices[0]
 

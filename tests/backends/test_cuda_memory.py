@@ -8,6 +8,7 @@ from machine import device_of, to_run
 from making import make_checkpoint
 
 from mlx_llama import load
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
@@ -58,15 +59,15 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, 
     monkeypatch.setattr(runtime, "device_name", lambda device: "a small card")
     monkeypatch.setattr(kernels, "find_kernels", reached)  # the first request to the GPU
     with pytest.raises(Reached):
-        model.Llama.load(checkpoint, "float32", GPU)
+        model.Llama.load(checkpoint, LoadOptions(dtype="float32"), GPU)
     free -= 1
     with pytest.raises(OutOfMemoryError) as caught:
-        model.Llama.load(checkpoint, "float32", GPU)
+        model.Llama.load(checkpoint, LoadOptions(dtype="float32"), GPU)
     text = str(caught.value)
     assert f"take {nbytes / 1e9:.2f} GB" in text and f"a small card has {free / 1e9:.2f} GB free" in text
     assert "quantise" in text and "\n" not in text
     with pytest.raises(Reached):
-        model.Llama.load(checkpoint, "float16", GPU)  # half as large
+        model.Llama.load(checkpoint, LoadOptions(dtype="float16"), GPU)  # half as large
 
 
 def test_a_low_bit_model_is_judged_by_its_own_size(guide_q8, monkeypatch):
@@ -85,7 +86,7 @@ def test_a_card_too_old_for_bfloat16(monkeypatch):
     assert runtime.pick_dtype("auto", "bfloat16", GPU) == torch.float16
     assert runtime.pick_dtype("auto", "bfloat16", GPU, exceeds_float16=True) == torch.float32
     assert runtime.pick_dtype("float32", "bfloat16", GPU) == torch.float32
-    with pytest.raises(BackendError, match="Turing has no bfloat16: use dtype='float16'"):
+    with pytest.raises(BackendError, match="Turing has no bfloat16: use `dtype='float16'`"):
         runtime.pick_dtype("bfloat16", "float16", GPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert runtime.pick_dtype("auto", "bfloat16", GPU) == torch.bfloat16
@@ -193,7 +194,7 @@ def test_other_errors_are_not_taken_for_it(device, toy, monkeypatch):
 
 
 def test_compiling_is_for_a_gpu(toy):
-    with pytest.raises(BackendError, match="^compile: CUDA graphs are for a GPU.*leave it out"):
+    with pytest.raises(BackendError, match="^`compile`: CUDA graphs are for a GPU.*leave it out"):
         load(toy, backend="cuda", device="cpu", compile=True)
     assert load(toy, backend="cuda", device="cpu").model.notices == ()
 
@@ -228,7 +229,7 @@ def test_notices_tell_how_tokens_are_decoded(compile, device, toy):
     elif compile is None:
         assert any("captured as a CUDA graph in" in notice for notice in notices)
     else:
-        assert notices == ["decoding is not captured: --no-compile asks for it"]
+        assert notices == ["decoding is not captured: `compile=False` asks for it"]
 
 
 @pytest.mark.parametrize("capability, built, wanted", [

@@ -13,6 +13,7 @@ from making import make_checkpoint
 from making_gguf import LOW_BIT_MODEL, make_gguf
 
 from backends.conftest import relative_error, relative_rms
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.selection import select
 from mlx_llama.core.errors import BackendError, ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -68,7 +69,7 @@ def is_untouched(cache, row: int, before: tuple) -> bool:
 @pytest.mark.parametrize("bits", [None, 8, 16])
 def test_rows_come_and_go_without_touching_others(bits, tmp_path):
     folder = make_checkpoint(tmp_path / "m", tokenizer=False, max_position_embeddings=1024)
-    model = select("cuda", "cpu").model.Llama.load(open_checkpoint(folder), "float32", cache_bits=bits)
+    model = select("cuda", "cpu").load(open_checkpoint(folder), "float32", cache_bits=bits)
     cache = model.make_cache(600, rows=300)
     assert cache.nbytes == 0 and len(cache.lengths) == 300
     fill(model, cache, (7, 3, 299))
@@ -468,7 +469,7 @@ def refusals(folders: dict[str, Path]) -> dict[str, str]:
     found = {}
     for name, folder in folders.items():
         with computing(name != "no kernels"), pytest.raises(BackendError) as error:
-            Llama.load(open_checkpoint(folder), "float32", DEVICE, batch_invariant=True)
+            Llama.load(open_checkpoint(folder), LoadOptions(dtype="float32", batch_invariant=True), DEVICE)
         found[name] = str(error.value)
     return found
 
@@ -480,10 +481,10 @@ def test_bits_are_not_promised_without_kernels(call, tmp_path):
                               max_position_embeddings=16)
     found = call(refusals, {"no kernels": toy, "dynamic rope": dynamic})
     assert found == {
-        "no kernels": "batch_invariant: its kernels are for a GPU, and this is torch's CPU device: leave it out, or choose "
-                      "backend='cpu'",
-        "dynamic rope": "batch_invariant: dynamic rope turns by angles that depend on the length: leave it out, or choose "
-                        "backend='cpu'"}
+        "no kernels": "`batch_invariant`: its kernels are for a GPU, and this is torch's CPU device: leave it out, or choose "
+                      "`backend='cpu'`",
+        "dynamic rope": "`batch_invariant`: dynamic rope turns by angles that depend on the length: leave it out, or choose "
+                        "`backend='cpu'`"}
 
 
 def replayed_rows(path: Path) -> dict:
@@ -624,7 +625,7 @@ def test_codes_are_within_half_a_step(D):
                          ids=["plain", "sliding", "dynamic rope"])
 def test_logits_in_8_bits_are_near_those_of_full_width(fields, tmp_path):
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", tokenizer=False, head_dim=64, **fields))
-    full, coarse = (select("cuda", "cpu").model.Llama.load(checkpoint, "float32", cache_bits=bits) for bits in (None, 8))
+    full, coarse = (select("cuda", "cpu").load(checkpoint, "float32", cache_bits=bits) for bits in (None, 8))
     tokens, found = np.random.default_rng(0).integers(3, 380, (1, 40)), []
     for model in (full, coarse):
         cache = model.make_cache(64, rows=2)
@@ -639,15 +640,15 @@ def test_logits_in_8_bits_are_near_those_of_full_width(fields, tmp_path):
     for name, part in cache.state().items():
         error = np.abs(again.state()[name] - part).max()
         assert error <= 1e-3 * np.abs(part).max(), name
-    with pytest.raises(BackendError, match="cache_bits 4: must be 8 or 16, "):
-        coarse.load(checkpoint, cache_bits=4)
+    with pytest.raises(BackendError, match="`cache_bits` 4: must be 8 or 16; "):
+        select("cuda", "cpu").load(checkpoint, cache_bits=4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_logits_in_16_bits(dtype, tmp_path):
     """float32 activations are stored as float16, rounded as NumPy does; others stay as they are, to the bit."""
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", tokenizer=False, head_dim=20))
-    full, half = (select("cuda", "cpu").model.Llama.load(checkpoint, dtype, cache_bits=bits) for bits in (None, 16))
+    full, half = (select("cuda", "cpu").load(checkpoint, dtype, cache_bits=bits) for bits in (None, 16))
     tokens, found, caches = np.random.default_rng(0).integers(3, 380, (1, 40)), [], []
     for model in (full, half):
         cache = model.make_cache(64, rows=2)
@@ -678,7 +679,7 @@ def in_few_bits(path: Path, bits: int) -> tuple[list, list]:
     found = []
     for by_kernels in (True, False):
         with computing(by_kernels):
-            model = Llama.load(open_checkpoint(path), "float32", DEVICE, cache_bits=bits)
+            model = Llama.load(open_checkpoint(path), LoadOptions(dtype="float32", cache_bits=bits), DEVICE)
             if by_kernels and not HAS_GPU:
                 fewer_programs()
             cache, logits = model.make_cache(64, rows=3), []

@@ -36,7 +36,7 @@ def plan(patch, device=GPU, compile=None, found=None, fails: str = "", **fields)
 @pytest.mark.parametrize("given, by_kernels, is_captured, notice", [
     (dict(), True, True, ""),
     (dict(compile=True), True, True, ""),
-    (dict(compile=False), True, False, "decoding is not captured: --no-compile asks for it"),
+    (dict(compile=False), True, False, "decoding is not captured: `compile=False` asks for it"),
     (DYNAMIC, False, False, "decoding is not captured: dynamic rope turns by angles that depend on the length"),
     (dict(fails="out of shared memory\nmore"), False, False,
      "decoding is not captured: attention's kernel does not run here (out of shared memory)"),
@@ -58,5 +58,5 @@ def test_how_tokens_are_decoded(given, by_kernels, is_captured, notice, monkeypa
     (dict(fails="out of shared memory"), "out of shared memory"),
 ], ids=str)
 def test_a_graph_that_is_asked_for_and_cannot_be_is_refused(given, reason, monkeypatch):
-    with pytest.raises(BackendError, match=f"^compile: .*{reason}.*: leave it out$"):
+    with pytest.raises(BackendError, match=f"^`compile`: .*{reason}.*: leave it out$"):
         plan(monkeypatch, compile=True, **given)

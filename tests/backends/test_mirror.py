@@ -156,4 +156,4 @@ def test_the_same_choice_has_the_same_notice(toy):
             continue
         backend = open_backend(name)
         said = " ".join(backend.load(open_checkpoint(toy), compile=False).notices)
-        assert "--no-compile asks for it" in said or backend.device_name.startswith("torch on the CPU")
+        assert "`compile=False` asks for it" in said or backend.device_name.startswith("torch on the CPU")

@@ -51,7 +51,7 @@ def loaded(mlx, name: str = "plain", compile: bool | None = None, length: int = 
            bits: int | None = None):
     key = str(mlx.device), name, compile, length, dtype, bits
     if key not in _LOADED:
-        _LOADED[key] = mlx.model.Llama.load(open_checkpoint(checkpoint(name, length)), dtype, mlx.device, compile, bits)
+        _LOADED[key] = mlx.load(open_checkpoint(checkpoint(name, length)), dtype, compile=compile, cache_bits=bits)
     return _LOADED[key]
 
 

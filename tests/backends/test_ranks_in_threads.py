@@ -12,6 +12,7 @@ from machine import open_backend
 from making import make_checkpoint
 from making_gguf import make_gguf
 
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.sampling import Kind
@@ -101,7 +102,7 @@ def compare(name: str, path, size: int = 2) -> None:
 
     def run(rank: int) -> dict:
         with meeting.turn:
-            model = backend.model.Llama.load(checkpoint, "float32", backend.device, ranks=Joined(meeting, rank, stack, settle))
+            model = backend.model.Llama.load(checkpoint, LoadOptions(dtype="float32"), backend.device, ranks=Joined(meeting, rank, stack, settle))
             return answers(backend, model)
 
     with ThreadPoolExecutor(size) as pool:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from making_gguf import LOW_BIT, dequantise, make_gguf, random_blocks
 
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.quantized import GGUFWeight, MLXWeight, Rows
 
 torch = pytest.importorskip("torch")
@@ -149,7 +150,7 @@ def logits(path, use_kernels: bool) -> np.ndarray:
 
     packed.try_out(DEVICE)
     with computing(use_kernels):
-        llama = Llama.load(open_checkpoint(path), "float32", DEVICE)
+        llama = Llama.load(open_checkpoint(path), LoadOptions(dtype="float32"), DEVICE)
         assert (llama.decoder.head.weight.kernels is packed) is use_kernels
         cache = llama.make_cache(8)
         steps = [llama.forward(tokens, at, cache) for tokens, at in (([[3, 7]], 0), ([[9]], 2))]

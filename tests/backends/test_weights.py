@@ -10,6 +10,7 @@ from making import make_checkpoint
 
 from cpu_fallback import ops
 from cpu_fallback.model import Llama
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 STORED = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -30,7 +31,7 @@ def test_the_cpu_copies_nothing_but_into_panels(dtype, tmp_path):
     """NumPy's matrices are the file's pages; compiled, each has one copy in panels, at its stored width, with rows and
     columns padded to 16 and 32."""
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", dtype=dtype, vocab_size=389, intermediate_size=100))
-    for name, part in named_matrices(Llama.load(checkpoint, compile=False)).items():
+    for name, part in named_matrices(Llama.load(checkpoint, LoadOptions(compile=False))).items():
         assert np.shares_memory(part, checkpoint.tensors[f"{name}.weight"].bits) and not part.flags.writeable
     model = Llama.load(checkpoint)
     if "NumPy" in model.notices[0]:

@@ -66,9 +66,9 @@ def test_errors_are_one_line(door, folders):
     base, adapters = folders
     for main, flags, wanted in (
             (generate.main, (*ASK, "--adapter", "nowhere"), "no such folder"),
-            (generate.main, (*ASK, "--use-adapter", "sea"), "none was loaded: load it with --adapter"),
-            (bench.main, ("--backend", "cpu", *(f"--adapter={one}" for one in adapters)), "--adapter: 2 are given"),
-            (parity.main, ("--check", "--adapter", adapters[0]), "--adapter has no meaning with --check")):
+            (generate.main, (*ASK, "--use-adapter", "sea"), "none was loaded: load it with --adapters"),
+            (bench.main, ("--backend", "cpu", *(f"--adapter={one}" for one in adapters)), "--adapters: there are 2"),
+            (parity.main, ("--check", "--adapter", adapters[0]), "--adapters has no meaning with --check")):
         done = door(main, "--model", base, *flags)
         assert done.code == 2 and done.err.count("\n") == 1 and wanted in done.err, done.err
 
@@ -112,4 +112,4 @@ def test_merging_into_gguf_and_from_a_low_bit_model(door, folders, tmp_path):
     low = door(quantize.main, base, tmp_path / "low", "--bits", "8", "--group-size", "32")
     assert low.code == 0, low.err
     done = door(quantize.main, tmp_path / "low", tmp_path / "again", "--merge", sea, "--bits", "8", "--group-size", "32")
-    assert done.code == 0 and "dequantised and are rounded again" in done.err, done.err
+    assert done.code == 0 and "dequantized and are rounded again" in done.err, done.err

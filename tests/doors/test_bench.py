@@ -15,7 +15,9 @@ from making import make_checkpoint
 
 from mlx_llama.bench import command as bench, host as bench_host, plot as bench_plot, report as bench_report
 from mlx_llama.bench.measure import Case, HostMemory, Row, load, measure, measure_rows
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.generation.options import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +27,7 @@ def small_probe(monkeypatch):
 
 @pytest.fixture
 def loaded(backend, toy):
-    return load(open_checkpoint(toy), backend, "float32")
+    return load(open_checkpoint(toy), backend, LoadOptions(dtype="float32"))
 
 
 def flags(backend) -> list[str]:
@@ -171,11 +173,11 @@ def test_primitives_are_those_of_one_step(tmp_path):
     counts = []
     for layers in (1, 2, 4):
         checkpoint = open_checkpoint(make_checkpoint(tmp_path / str(layers), num_hidden_layers=layers))
-        counts.append(bench_host.measure_host(load(checkpoint, backend, "auto"), 16)["primitives"])
+        counts.append(bench_host.measure_host(load(checkpoint, backend), 16)["primitives"])
     assert counts[2] - counts[1] == 2 * (counts[1] - counts[0]) > 0
     text = io.StringIO()
     model = backend.load(checkpoint, "auto")
-    sampling = backend.sampling_batch([bench.options.resolve({"temperature": 0.0}).options])
+    sampling = backend.sampling_batch([resolve({"temperature": 0.0}).options])
     cache = model.make_cache(16)
     token = model.step(np.array([[1]], np.int32), 0, cache, sampling)
     mx.eval(token, cache.arrays())

@@ -12,6 +12,7 @@ from machine import device_of
 from mlx_llama.bench import command as bench
 from mlx_llama.bench.measure import Case, HostMemory, load
 from mlx_llama.bench.profile import HOST, SAMPLING, Profiled, measure_profiles
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.profile import ATTENTION, Profile
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
@@ -72,7 +73,7 @@ def test_a_sliding_window_bounds_what_attention_reads(tmp_path):
     from mlx_llama.core.backends.selection import select
 
     made = make_checkpoint(tmp_path / "m", architectures=["MistralForCausalLM"], sliding_window=7)
-    loaded = load(open_checkpoint(made), select("cpu"), "float32")
+    loaded = load(open_checkpoint(made), select("cpu"), LoadOptions(dtype="float32"))
     [one] = measure_profiles(loaded, [Case("tg", 2, 30)], [1], 1)
     assert one.figures()["operations"][3]["nbytes"] == 7 * loaded.model.make_cache(1).position_nbytes
 
@@ -119,7 +120,7 @@ def test_a_traced_step_is_not_profiled(toy):
     from mlx_llama.core.errors import BackendError
 
     model = select("mlx", "cpu").load(open_checkpoint(toy), compile=True)
-    with pytest.raises(BackendError, match="load the model with compile=False"):
+    with pytest.raises(BackendError, match="load the model with `compile=False`"):
         model.profile()
 
 

@@ -131,7 +131,7 @@ def test_one_prompt_runs_on_the_scheduler_and_from_an_empty_cache():
 @pytest.fixture
 def run(door, toy, monkeypatch):
     """run(*arguments): the bench on the stand-in."""
-    monkeypatch.setattr(bench, "load", lambda checkpoint, backend, dtype, **rest: loaded())
+    monkeypatch.setattr(bench, "load", lambda checkpoint, backend, options: loaded())
     return lambda *arguments: door(bench.main, "--model", toy, "--backend", "cpu", "-r", "1", *" ".join(arguments).split())
 
 
@@ -176,10 +176,10 @@ def test_rows_that_cannot_be_are_refused_before_loading(arguments, part, run, mo
 def test_keys_and_values_in_8_bits_reach_the_model_and_the_title(door, toy, monkeypatch):
     seen = {}
 
-    def load(checkpoint, backend, dtype, **rest):
-        seen.update(rest)
+    def load(checkpoint, backend, options):
+        seen["cache_bits"] = options.cache_bits
         it = loaded()
-        it.model.cache_bits = rest["cache_bits"]
+        it.model.cache_bits = options.cache_bits
         return it
 
     monkeypatch.setattr(bench, "load", load)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -19,8 +20,8 @@ PROMPT = ("-p", "Once upon a time", "-m", "4")
 @pytest.fixture
 def models(monkeypatch):
     """The models that were loaded."""
-    made, original = [], Backend.load
-    monkeypatch.setattr(Backend, "load", lambda *given, **named: made.append(original(*given, **named)) or made[-1])
+    made, original = [], Backend.build
+    monkeypatch.setattr(Backend, "build", lambda *given, **named: made.append(original(*given, **named)) or made[-1])
     return made
 
 
@@ -41,12 +42,12 @@ def test_batch_invariance_reaches_the_model(main, arguments, door, toy, monkeypa
     from cpu_fallback.model import Llama
 
     asked, load = [], Llama.load
-    monkeypatch.setattr(Llama, "load", lambda *given, batch_invariant=None, **named: (
-        asked.append(batch_invariant), load(*given, **named))[1])
+    monkeypatch.setattr(Llama, "load", lambda checkpoint, options, *rest: (
+        asked.append(options.batch_invariant), load(checkpoint, replace(options, batch_invariant=False), *rest))[1])
     for flags in ((), ("--batch-invariant",)):
         done = door(main, "--model", toy, *arguments, *flags)
         assert done.code == 0, done.err
-    assert asked == [None, True]
+    assert asked == [False, True]
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2"), ("--verify-cache",), ("--repeat", "2")])
@@ -62,7 +63,7 @@ def test_a_cache_without_memory_for_a_prompt_is_refused_with_the_numbers(door, t
     assert "tokens take 0." in done.err and "raise --cache-memory" in done.err
     done = door(chat.main, "--model", toy, "--backend", "cpu", "--cache-memory", "1kB", stdin=b"hello\n")
     assert done.code == 2 and "raise --cache-memory" in done.err
-    with pytest.raises(ContextError, match="raise cache_memory"):
+    with pytest.raises(ContextError, match="raise `cache_memory`"):
         load(toy, backend="cpu", cache_memory=1000).generate("Once upon a time")
     llm = load(toy, backend="cpu", cache_memory="3MB", max_rows=5)
     assert llm.loop.scheduler.rows.budget == 3_000_000 and llm.loop.max_rows == 5

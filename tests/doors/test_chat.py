@@ -84,13 +84,13 @@ def seen(session):
     ("/read /nowhere", "/nowhere: cannot be read"),
     ("/save /nowhere/at/all", "/nowhere/at/all: cannot be written"),
     ("/set temprature 1", "there is no option 'temprature' (did you mean 'temperature'?)"),
-    ("/set temperature hot", "option temperature: 'hot' is not allowed"),
+    ("/set temperature hot", "option `temperature`: 'hot' is not allowed"),
     ("/set temperature -1", "at least 0"),
-    ("/set temperature nan", "option temperature"),
+    ("/set temperature nan", "option `temperature`"),
     ("/set top_p 0", "at least 1e-06"),
-    ("/set max_tokens 1.5", "option max_tokens"),
+    ("/set max_tokens 1.5", "option `max_tokens`"),
     ("/set logit_bias 999999=1", "outside the vocabulary"),
-    ("/set logit_bias x", "option logit_bias"),
+    ("/set logit_bias x", "option `logit_bias`"),
     ("/set stop 'open", "is not a list of words"),
     ("/set stop ''", "an empty one would end every answer"),
 ])
@@ -216,7 +216,7 @@ def test_continue_follows_the_grammar_and_refuses_another(session):
     command(session, "/set regex [ab]{9}")
     session.send("spell")
     command(session, "/set regex [0-9]+")
-    with pytest.raises(LlamaError, match="option regex: the answer so far does not match"):
+    with pytest.raises(LlamaError, match="option `regex`: the answer so far does not match"):
         command(session, "/continue")
 
 
@@ -231,7 +231,7 @@ def test_undo_shows_what_was_dropped_again(model):
         command(session, "/undo")
         assert session.dropped == 0 or session.messages[session.dropped]["role"] == "user"
     assert session.dropped == 0
-    with pytest.raises(LlamaError, match="nothing to take back"):
+    with pytest.raises(LlamaError, match="nothing to undo"):
         command(session, "/undo")
 
 
@@ -399,7 +399,7 @@ def test_a_failing_line_is_told_and_the_rest_still_runs(toy, door):
 
 @pytest.mark.parametrize("arguments, stdin, words", [
     ([], b"hello\nfine\xff\n", "standard input, line 2: is not UTF-8 (byte 4"),
-    (["--temp", "-1", "--top-p", "2"], b"", "option temperature"),
+    (["--temp", "-1", "--top-p", "2"], b"", "option --temp"),
     (["--frob"], b"", "there is no flag --frob"),
     (["--backend", "abacus"], b"", "there is no backend 'abacus'"),
     (["-sys", "\udcff"], b"hello", "surrogate"),
@@ -482,7 +482,7 @@ class Pieces:
         return next(self.pieces)
 
     def cancel(self):
-        self.done = True
+        self.done, self.completion.finish_reason = True, self.completion.finish_reason or "interrupted"
 
 
 def test_ctrl_c_before_the_first_piece_raises_at_once(session, capsys):

@@ -11,6 +11,7 @@ import pytest
 
 from mlx_llama import cli
 from mlx_llama.__main__ import COMMANDS
+from mlx_llama.cli import running
 from mlx_llama.core.errors import LlamaError
 
 
@@ -68,7 +69,7 @@ def test_a_text_that_cannot_be_read(data, message, tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="/dev/zero is not Windows's")
 def test_a_text_without_an_end(monkeypatch):
-    monkeypatch.setattr(cli, "MOST_TEXT", 1000)
+    monkeypatch.setattr(running, "MOST_TEXT", 1000)
     with pytest.raises(LlamaError, match="/dev/zero: is longer than 1000 characters"):
         cli.read_text("/dev/zero")
 

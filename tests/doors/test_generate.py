@@ -72,7 +72,7 @@ def test_jsonl_is_pieces_and_a_receipt(toy, llm, run):
 
 
 @pytest.mark.parametrize("arguments, stdin, message", [
-    (["-p", "hi", "--temp", "-3", "--top-p", "9", "--seed", "x"], b"", "option temperature: '-3'"),
+    (["-p", "hi", "--temp", "-3", "--top-p", "9", "--seed", "x"], b"", "option --temp: '-3'"),
     (["-p", "-"], b"\xff\xfeoops", "standard input: is not UTF-8 (byte 0"),
     ([], b"", "arguments --prompt/-p --prompts is required"), (["-p", "hi", "--nope"], b"", "--nope"),
     (["-p", "hi", "--backend", "tpu"], b"", "no backend 'tpu'"), (["-p", "hi", "--device", "tpu"], b"", "no device 'tpu'"),

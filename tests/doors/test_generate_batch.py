@@ -9,6 +9,7 @@ import pytest
 from core.engine.toy import VOCABULARY, ToyBackend, ToyModel, ToyTokenizer
 
 from mlx_llama import generate, load
+from mlx_llama.core.backends.load_options import LoadOptions, parse_rows
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import ContextError
@@ -20,11 +21,11 @@ class ToyLLM:
 
     template = "a template"
 
-    def __init__(self, **given):
+    def __init__(self, given=LoadOptions()):
         self.given = given
         self.backend = ToyBackend()
         self.loop = Loop(self.backend, ToyModel(self.backend), ToyTokenizer(), frozenset(), 200,
-                                   max_rows=options.parse_rows(given.get("max_rows")))
+                                   max_rows=parse_rows(given.max_rows))
         self.prompts = []
 
     def require_template(self):
@@ -33,7 +34,7 @@ class ToyLLM:
     def submit(self, prompt, **given):
         self.prompts.append(prompt)
         if prompt == "refused" or prompt == [{"role": "user", "content": "refused"}]:
-            raise ContextError("--ctx-size 1: refused")
+            raise ContextError("`ctx_size` 1: refused")
         tokens = [ord(character) % VOCABULARY for character in json.dumps(prompt)]
         return self.loop.submit(Request(tokens, options.resolve(given)))
 
@@ -45,7 +46,7 @@ class ToyLLM:
 def toy_llm(monkeypatch):
     """The models that the door loaded."""
     made = []
-    monkeypatch.setattr(loading, "load", lambda **given: made.append(ToyLLM(**given)) or made[-1])
+    monkeypatch.setattr(loading, "load_model", lambda options: made.append(ToyLLM(options)) or made[-1])
     return made
 
 
@@ -65,7 +66,7 @@ def test_a_batch_gives_what_each_request_gives_alone(door, toy_llm, tmp_path):
                 "--cache-memory", "1GB", "--stats")
     assert done.code == 0 and done.out == "" and "4 requests, 63 tokens in " in done.err
     [llm], found = toy_llm, results(tmp_path / "out")
-    assert (llm.given["max_rows"], llm.given["cache_memory"], llm.loop.max_rows) == ("3", "1GB", 3)
+    assert (llm.given.max_rows, llm.given.cache_memory, llm.loop.max_rows) == ("3", "1GB", 3)
     wanted = [llm.alone("one", max_tokens=20), llm.alone("two", max_tokens=3),
               llm.alone("three", max_tokens=20, temperature=0.9, seed=5), llm.alone("four", max_tokens=20)]
     for i, one in enumerate(wanted):
@@ -91,7 +92,7 @@ def test_the_rest_of_a_batch(door, toy_llm, tmp_path):
     done = door(*asked)
     assert done.code == 0 and "the results of all 10 requests already" in done.err and len(toy_llm) == 2  # nothing is loaded
     done = door(*asked, "--seed", "1")
-    assert done.code == 2 and "line 1 is no result of these prompts, options and model" in done.err
+    assert done.code == 2 and "line 1 is not a result of these prompts, options and model" in done.err
 
 
 def test_an_error_of_one_request_is_its_line(door, toy_llm, tmp_path):
@@ -139,7 +140,7 @@ def test_prompts_from_standard_input_and_a_system_prompt(door, toy_llm, tmp_path
 @pytest.mark.parametrize("line, arguments, part", [
     ('{"prompt": "a", "top_p": 2}', [], "in: line 2: option top_p: 2 is not allowed"),
     ('{"prompt": 1}', [], "in: line 2: field prompt is 1"), ("{", [], "in: line 2: is not JSON"),
-    ('{"prompt": "a"}', ["--jsonl"], "--jsonl is for --prompt"), ('{"prompt": "a"}', ["--temp", "-1"], "option temperature"),
+    ('{"prompt": "a"}', ["--jsonl"], "--jsonl is for --prompt"), ('{"prompt": "a"}', ["--temp", "-1"], "option --temp"),
     ('{"prompt": "a"}', ["--prompt-cache", "x"], "--prompt-cache is for --prompt"), ('{"prompt": "a"}', ["-p", "x"], "not allowed"),
     ('{"prompt": "a"}', ["-sys", "x", "--ignore-chat-template"], "--system-prompt needs a chat template"),
     ('{"messages": [{"role": "user", "content": "a"}]}', ["--ignore-chat-template"], "has messages, which need a chat template")])

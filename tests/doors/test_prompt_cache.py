@@ -97,7 +97,7 @@ def test_a_cache_that_does_not_belong_is_a_notice(make_llm, tmp_path):
     assert notice.startswith(f"without its cache: {path}.safetensors: holds keys and values in 'float32'")
     assert other.messages == talk.messages and other.send("and then?", max_tokens=3).reused_tokens == 0
     (tmp_path / "talk.safetensors").write_bytes(b"oops")
-    assert "is no whole prompt cache" in make_llm().chat().load(path)[0]
+    assert "is not a complete prompt cache" in make_llm().chat().load(path)[0]
     before = path.read_bytes()
     with pytest.raises(SessionError, match="exists already and is not a prompt cache"):
         talk.save(path, cache=True)
@@ -111,7 +111,7 @@ def test_a_cache_that_does_not_belong_is_a_notice(make_llm, tmp_path):
 def loaded(make_llm, monkeypatch):
     """The models that doors loaded."""
     made = []
-    monkeypatch.setattr(loading, "load", lambda **given: made.append(make_llm()) or made[-1])
+    monkeypatch.setattr(loading, "load_model", lambda options: made.append(make_llm()) or made[-1])
     return made
 
 
@@ -129,7 +129,7 @@ def test_generate_reads_and_writes_a_prompt_cache(door, loaded, make_llm, tmp_pa
     assert json.loads(third.out.splitlines()[-1])["receipt"]["reused_tokens"] == cold.prompt_tokens - 1
     path.write_bytes(b"precious")
     done = door(generate.main, "-p", "x", *asked)
-    assert done.code == 2 and "is no whole prompt cache" in done.err and done.err.count("\n") == 1
+    assert done.code == 2 and "is not a complete prompt cache" in done.err and done.err.count("\n") == 1
     assert path.read_bytes() == b"precious" and done.out == ""
 
 

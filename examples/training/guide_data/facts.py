@@ -33,11 +33,12 @@ from functools import cache
 from pathlib import Path
 
 from mlx_llama.__main__ import COMMANDS as DOORS
-from mlx_llama.chat.commands import COMMANDS as REPL
+from mlx_llama.chat.commands import COMMANDS as REPL, OTHER_NAMES
+from mlx_llama.cli.flags import option_flags
 from mlx_llama.core.families import BY_GGUF, BY_MODEL_TYPE, FAMILIES as ARCHITECTURES
 from mlx_llama.core.files.gguf_types import FORMATS
 from mlx_llama.core.files.quantized import GGUF_FORMATS
-from mlx_llama.core.generation.options import FIELDS, option_flags
+from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.models.rope_fields import ROPE_TYPES
 
 FOLDER = Path(__file__).resolve().parent
@@ -276,7 +277,8 @@ def every() -> dict[str, Fact]:
                 fact.more = f"`python -m mlx_llama.{flag.doors[0]} --help` lists the flags beside it."
     for name, command in REPL.items():
         usage_of = f"/{name} {command.argument}".strip()
-        written = any(f"`/{name}" in fact.answer for fact in facts.values())
+        names = [name, *(other for other, meant in OTHER_NAMES.items() if meant == name)]
+        written = any(f"`/{one}" in fact.answer for fact in facts.values() for one in names)
         if not written:
             facts[f"/{name}"] = Fact(f"/{name}", f"`{usage_of}` in the REPL: {sentence(command.help)}", topics=[f"/{name}"])
     for name, purpose in DOORS.items():

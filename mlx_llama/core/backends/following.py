@@ -18,6 +18,7 @@ from mlx_llama.core.system.launch import find_launch
 
 from . import ranks, selection
 from .channel import Message, stop_process
+from .load_options import LoadOptions
 from .ranks import World
 
 IN_FLIGHT = 2  # launched steps, the oldest of which is awaited before another one is launched
@@ -107,8 +108,7 @@ class Follower:
         if ranks.identify(checkpoint) != message["identity"]:
             raise BackendError(f"{checkpoint.name} is another model here than on rank 0: copy it to every machine")
         backend = selection.select(self.world.backend, message["device"])
-        model = backend.model.Llama.load(checkpoint, message["dtype"], backend.device, **message["options"],
-                                         ranks=self.world.ranks)
+        model = backend.model.Llama.load(checkpoint, LoadOptions(**message["options"]), backend.device, ranks=self.world.ranks)
         self._named[message["model"]], self._backends[message["model"]] = model, backend
 
     def _forward(self, message: Message, arrays: dict) -> None:

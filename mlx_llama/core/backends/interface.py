@@ -18,7 +18,7 @@ from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.models.config import LlamaConfig
 
 from ..ops import Probe
-from .load_options import LoadOptions
+from .load_options import Limits
 from .profile import Profile
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Model(Protocol):
     prefill_width: int  # most prompt tokens of a call that Ctrl-C does not wait long for
     adapters: tuple[str, ...]  # names of those loaded; a row of a new cache has number 1, the first, or 0 where there is none
     notices: tuple[str, ...]  # lines for the user on precision and compilation
-    is_batch_invariant: bool  # a row has the same bits in any company and with any chunks
+    is_batch_invariant: bool  # a row is bit-identical whatever else is in the batch, and with any chunks
 
     def profile(self) -> AbstractContextManager[Profile]: ...
     def make_cache(self, capacity: int, rows: int = 1) -> Cache: ...
@@ -105,7 +105,7 @@ class Runtime(Protocol):
     """The device under the arrays: the module runtime.py of a backend."""
 
     NAME: str
-    LOAD_OPTIONS: LoadOptions
+    LIMITS: Limits
     SURVIVES_FORK: bool  # a forked process may compute
     HAS_ONE_THREAD: bool  # all calls are made by one thread
 
@@ -148,7 +148,7 @@ class BackendFacts:
     """One backend on this machine, described without importing its framework.
 
     available: it can be chosen. reason: why it cannot, with the remedy, or what it lacks. packages: {name: version}.
-    gpu: it would run on a GPU; None: unknown. device: in words. flags: needed on the command line besides --backend.
+    gpu: it would run on a GPU; None: unknown. device: in words. options: pairs of name and value that `load` needs besides the backend.
     memory_bytes: that a model may take of the device; None: unknown. memory_is: "free" or "an estimate".
     has_bfloat16: False on GPUs without its instructions. kernels: target of the compiled kernels, None without them.
     """
@@ -159,7 +159,7 @@ class BackendFacts:
     packages: dict[str, str]
     gpu: bool | None = False
     device: str = ""
-    flags: tuple[str, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
     memory_bytes: int | None = None
     memory_is: str = ""
     has_bfloat16: bool = True

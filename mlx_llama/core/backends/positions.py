@@ -125,7 +125,7 @@ class Positions:
         free = self.free_memory()
         if free is not None and needed > free:
             raise ContextError(f"keys and values of {positions} positions take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
-                               f"of memory are free: shorten the prompt, lower --ctx-size, or close other programs")
+                               f"of memory are free: shorten the prompt, lower `ctx_size`, or close other programs")
 
     @property
     def nbytes(self) -> int:

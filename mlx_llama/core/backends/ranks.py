@@ -31,6 +31,7 @@ from mlx_llama.core.system.launch import Launch
 
 from .channel import Arrays, Channel, Message, stop_process
 from .interface import Array, Cache, Masks, Model, Probe, SamplingBatch
+from .load_options import LoadOptions
 from .positions import Positions, checked_tokens
 
 JOIN_SECONDS = 120  # for all processes to start
@@ -258,12 +259,12 @@ def sample(backend: Any, model: Model, logits: Array, cache: Cache, rows: list[i
 # The model on rank 0
 
 
-def load(world: World, backend: Any, checkpoint: Checkpoint, dtype: str, options: dict[str, Any],
+def load(world: World, backend: Any, checkpoint: Checkpoint, options: LoadOptions,
          build: Callable[[], Model]) -> LeadingModel:
     """Load a model's shares on all ranks. build: loads rank 0's. Raises LlamaError, with the rank where another failed."""
     name = world.name()
-    number = world.tell("load", model=name, checkpoint=checkpoint.name, revision=_find_revision(checkpoint), dtype=dtype, options=options,
-                        device=backend.device_kind, identity=identify(checkpoint))
+    number = world.tell("load", model=name, checkpoint=checkpoint.name, revision=_find_revision(checkpoint),
+                        options=options.of_model(), device=backend.device_kind, identity=identify(checkpoint))
     error = model = None
     try:
         model = build()

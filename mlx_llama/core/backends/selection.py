@@ -22,7 +22,7 @@ from mlx_llama.core.system.gpus import has_gpu_driver
 
 from . import ranks
 from .interface import Array, Model, SamplingBatch
-from .load_options import full_dtype
+from .load_options import LoadOptions
 
 PACKAGES = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
 _NEEDS = {
@@ -57,24 +57,26 @@ class Backend:
     def runs_ahead(self) -> bool:
         return self.runtime.runs_ahead(self.device)
 
-    def load(self, checkpoint: Checkpoint, dtype: str = "auto", threads: int | str | None = None,
-             activation_bits: int | str | None = None, compile: bool | None = None,
-             cache_bits: int | str | None = None, batch_invariant: bool | None = None, is_whole: bool = False) -> Model:
-        """Build the model on the device; under a launcher a share of it in each process, unless is_whole. Raises
-        BackendError, CheckpointError."""
-        checked = self.load_options(dtype, threads, activation_bits, compile, cache_bits, batch_invariant)
+    def load(self, checkpoint: Checkpoint, dtype: str = "auto", **options: Any) -> Model:
+        """`build` with some of LoadOptions, checked."""
+        return self.build(checkpoint, self.check(LoadOptions(dtype=dtype, **options)))
+
+    def build(self, checkpoint: Checkpoint, options: LoadOptions, is_whole: bool = False) -> Model:
+        """Build the model on the device; under a launcher a share of it in each process, unless is_whole. options: checked.
+
+        Raises BackendError, CheckpointError.
+        """
         self.check_process()
-        dtype = full_dtype(dtype)
-        build = functools.partial(self.model.Llama.load, checkpoint, dtype, self.device, **checked)
+        build = functools.partial(self.model.Llama.load, checkpoint, options, self.device)
         world = None if is_whole else ranks.current()
         if world is None:
             model = build()
         else:
             _check_launcher(self.name, world.backend)
             if checkpoint.adapters:
-                raise BackendError("--adapter: adapters are not split over several processes: start one, or merge the adapter "
-                                   "with python -m mlx_llama.quantize --merge")
-            model = ranks.load(world, self, checkpoint, dtype, checked, functools.partial(build, ranks=world.ranks))
+                raise BackendError("`adapters`: adapters are not split over several processes: start one, or merge the adapter "
+                                   "into the model first (python -m mlx_llama.quantize)")
+            model = ranks.load(world, self, checkpoint, options, functools.partial(build, ranks=world.ranks))
         machine.trim_memory()
         return model
 
@@ -85,11 +87,9 @@ class Backend:
                 f"the {self.name} backend had loaded a model when this process was forked, and its threads stayed behind: load "
                 "models in the new process alone, start processes by multiprocessing's method 'spawn', or use the cpu backend")
 
-    def load_options(self, dtype: str = "auto", threads: int | str | None = None,
-                     activation_bits: int | str | None = None, compile: bool | None = None,
-                     cache_bits: int | str | None = None, batch_invariant: bool | None = None) -> dict[str, Any]:
-        """Check the options of `load` before any work: see LoadOptions.check. Raises BackendError."""
-        return self.runtime.LOAD_OPTIONS.check(dtype, threads, activation_bits, compile, cache_bits, batch_invariant)
+    def check(self, options: LoadOptions) -> LoadOptions:
+        """Check load options before any work: see Limits.check. Raises BackendError, OptionsError."""
+        return self.runtime.LIMITS.check(options)
 
     def sampling_batch(self, options: Sequence[GenerationOptions]) -> SamplingBatch:
         """Sampling of one token per row. options: of each row."""
@@ -122,11 +122,11 @@ def _check_launcher(name: str, launched: str) -> None:
     """Raise BackendError for a backend that the launcher of this process does not connect."""
     launcher = {"mlx": "mlx.launch", "cuda": "torchrun"}
     if name == "cpu":
-        raise BackendError(f"--backend cpu computes in one process, and {launcher[launched]} started several: choose "
-                           f"--backend {launched}, or start without the launcher")
+        raise BackendError(f"`backend='cpu'` computes in one process, and {launcher[launched]} started several: choose "
+                           f"`backend={launched!r}`, or start without the launcher")
     if name != launched:
-        raise BackendError(f"--backend {name}: {launcher[launched]} connects processes of the {launched} backend: choose "
-                           f"--backend {launched}, or start with {launcher[name]}")
+        raise BackendError(f"`backend={name!r}`: {launcher[launched]} connects processes of the {launched} backend: choose "
+                           f"`backend={launched!r}`, or start with {launcher[name]}")
 
 
 def import_facts(name: str) -> ModuleType:

@@ -34,7 +34,7 @@ class Memory:
         if budget is not None and needed > budget:
             raise ContextError(
                 f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, and the cache may take "
-                f"{budget / 1e6:.1f} MB: shorten the prompt, raise --cache-memory, or close other programs")
+                f"{budget / 1e6:.1f} MB: shorten the prompt, raise `cache_memory`, or close other programs")
 
     def make_room(self, sequences: list[Sequence], count: int) -> list[Sequence]:
         """Those of `sequences` that can grow by `count` positions."""

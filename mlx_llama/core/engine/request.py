@@ -125,7 +125,7 @@ class Sequence:
         if self.needs_logits:
             cause += ", or the function logits_processor forbade every token"
         return (f"the model's logits are not finite after {len(self.tokens)} tokens: {cause}; fetch the model again, or try "
-                "--dtype float32")
+                "`dtype='float32'`")
 
     def tell(self) -> None:
         """Wake the consumer. Raises what the request's callbacks raise."""
@@ -239,6 +239,7 @@ class Handle:
         sequence = self._sequence
         with sequence.lock:
             sequence.is_cancelled = True
+            sequence.writer.interrupt()
         news = sequence.news
         if news:
             news.set()

@@ -203,9 +203,8 @@ class Rows:
         """Restore a state that this adapter computed to a free row, and keep it. Raises ContextError without room."""
         tokens = np.asarray(state["tokens"]).tolist()
         if not self._make_free(len(tokens)):
-            raise ContextError(
-                f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and running "
-                "requests have the cache's memory: load it before them, or raise --cache-memory")
+            raise ContextError(f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and "
+                               "running requests have the cache's memory: load it before them, or raise `cache_memory`")
         row = self.free.pop()
         self.kept[row] = tokens
         self.cache.adapters[row] = adapter

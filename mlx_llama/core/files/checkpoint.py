@@ -213,8 +213,8 @@ def find_local(name: str) -> Path:
     if path.suffix == ".gguf":
         raise CheckpointError(f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)")
     raise CheckpointError(
-        f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check the path, or use `guide`, "
-        "the model of this package"
+        f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check the path, or use guide, "
+        "the model that ships"
     )
 
 

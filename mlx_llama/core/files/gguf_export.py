@@ -81,7 +81,7 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
     import gguf
 
     if format not in TYPES:
-        raise OptionsError(f"--format gguf:{format}: there are gguf:{', gguf:'.join(TYPES)}")
+        raise OptionsError(f"`format` gguf:{format}: there are gguf:{', gguf:'.join(TYPES)}")
     if Path(out).suffix != ".gguf":
         raise OptionsError(f"{out}: the name of a GGUF file ends in .gguf")
     notices = notice_requantised(checkpoint)

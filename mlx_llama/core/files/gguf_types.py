@@ -1,4 +1,4 @@
-"""Tensor types for each --format gguf:..., as llama.cpp chooses them (src/llama-quant.cpp)."""
+"""Types of the tensors of each `format` gguf:..., as llama.cpp chooses them (src/llama-quant.cpp)."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None =
         ConfigError, TokenizerError, TemplateError: a GGUF source whose rope, tokenizer or template a folder cannot hold.
     """
     if bits is not None and bits not in BITS or group_size not in GROUP_SIZES:
-        raise OptionsError(f"--bits {bits} --group-size {group_size}: MLX has {_join(BITS)} bits and groups of "
+        raise OptionsError(f"`bits` {bits} and `group_size` {group_size}: MLX has {_join(BITS)} bits and groups of "
                            f"{_join(GROUP_SIZES)}")
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
     offset = FAMILIES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset if (
@@ -106,7 +106,7 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None =
             for name, parts in tensors.items()}
     odd = [name for name, item in plan.items() if bits and not keep and len(item.tensor.shape) == 2 and not item.is_quantised]
     if bits and not any(item.is_quantised for item in plan.values()):
-        raise OptionsError(f"--group-size {group_size}: does not divide the rows of any matrix of {checkpoint.name} (the "
+        raise OptionsError(f"`group_size` {group_size}: does not divide the rows of any matrix of {checkpoint.name} (the "
                            f"first, {odd[0]}, has rows of {plan[odd[0]].tensor.shape[1]}): choose a smaller size")
     # {name in the file: (dtype code, shape, bytes)}
     arrays = {array: spec for name, item in plan.items() for array, spec in item.arrays(name).items()}

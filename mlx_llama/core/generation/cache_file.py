@@ -64,7 +64,7 @@ class Identity:
 
 
 def write_cache(path: str | os.PathLike, state: Mapping[str, np.ndarray], identity: Identity) -> Path:
-    """Write the state of a row (Cache.state), whole or not at all; returns the path.
+    """Write the state of a row (Cache.state) atomically; returns the path.
 
     Replaces a prompt cache, and no other file. Raises SessionError.
     """
@@ -103,7 +103,7 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
         raise SessionError(f"{path}: has version {show(metadata.get('version'))}, this program reads {VERSION}: {_REMEDY}")
     if metadata.get("hash") != identity.hash:
         raise SessionError(f"{path}: was made by the model {show(metadata.get('model'))}, and this is "
-                           f"{identity.model}, with other weights or settings: give that model with --model, or name "
+                           f"{identity.model}, with other weights or settings: give that model with `model`, or name "
                            "another file")
     width = metadata.get("width")
     if width != identity.width:
@@ -112,7 +112,7 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
     if (factors := metadata.get("factors", "")) != identity.factors:
         trained = identity.config.rope.original_max_position_embeddings
         raise SessionError(f"{path}: holds keys turned by longrope's {show(factors)} factors, and this context takes the "
-                           f"{identity.factors} ones: load with --ctx-size {'above' if factors == 'long' else 'of at most'} "
+                           f"{identity.factors} ones: load with `ctx_size` {'above' if factors == 'long' else 'of at most'} "
                            f"{trained}, or name another file")
     try:
         with safe_open(path, framework="np") as file:
@@ -165,10 +165,10 @@ def _read_tensors(path: Path, file, identity: Identity) -> dict[str, np.ndarray]
 
 def _match_width(width: str | None) -> str:
     if width == EIGHT_BITS:
-        return "load with --cache-bits 8"
-    in_float32 = ", or with --dtype float32 and --cache-bits 16" if width == "float16" else ""
-    return f"load with --dtype {width} and without --cache-bits{in_float32}"
+        return "load with `cache_bits` 8"
+    in_float32 = ", or with `dtype='float32'` and `cache_bits` 16" if width == "float16" else ""
+    return f"load with `dtype={width!r}` and without `cache_bits`{in_float32}"
 
 
 def _damaged(path: Path, reason: str) -> SessionError:
-    return SessionError(f"{path}: is no whole prompt cache ({' '.join(reason.split())}): {_REMEDY}")
+    return SessionError(f"{path}: is not a complete prompt cache ({' '.join(reason.split())}): {_REMEDY}")

@@ -40,13 +40,14 @@ class Completion:
     """An answer and its receipt. Times in seconds.
 
     text: the whole answer; of one that went on with an earlier one (Request.begun) the earlier text too, though not its tokens.
-    finish_reason: "eos" (an end token, or the end of its grammar), "stop" (a stop string or a stop token), "length" (max_tokens), "context"
-    (the context is full, or the memory of the cache), "interrupted" (the consumer left), "error" (see `error`).
+    finish_reason: None while it is being generated, then "eos" (an end token, or the end of its grammar), "stop" (a stop string
+    or a stop token), "length" (max_tokens), "context" (the context is full, or the memory of the cache), "interrupted" (the
+    consumer left) or "error" (see `error`).
     """
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)  # generated ids with text and times, the end token included
-    finish_reason: str = "interrupted"
+    finish_reason: str | None = None
     stop: str | int | None = None  # the stop string that matched, or the id of the stop token
     error: str | None = None  # message of what ended it
     prompt_tokens: int = 0
@@ -111,7 +112,7 @@ class Completion:
                 f"<small>{html.escape(figures)}</small>")
 
     def receipt(self) -> dict[str, Any]:
-        """All fields but the text, the rates, and log-probabilities if there are any, for `--jsonl`."""
+        """All fields but the text, the rates, and log-probabilities if there are any."""
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("text", "schema")}
         found |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
         return found | {name: round(getattr(self, name), 3) for name in RATES}
@@ -246,6 +247,10 @@ class Writer:
         self._finish(reason)
         if notice:
             self.add_notices([notice])
+
+    def interrupt(self) -> None:
+        """The consumer left; an answer that is complete stays so."""
+        self.completion.finish_reason = self.completion.finish_reason or "interrupted"
 
     def fail(self, error: BaseException) -> None:
         """End the answer by an error."""

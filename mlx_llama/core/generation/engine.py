@@ -42,7 +42,7 @@ class Engine:
         if request.wants_text and self.tokenizer is None:
             raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
         if options.stop and not request.wants_text:
-            raise OptionsError("option stop: needs text, and this request asks for token ids only")
+            raise OptionsError("option `stop`: needs text, and this request asks for token ids only")
 
     def begin(self, request: Request) -> Sequence:
         """The state of a checked request. Compiles its rule: raises OptionsError if it cannot be enforced."""
@@ -77,7 +77,7 @@ class Engine:
             for token in _find_begun(request):
                 constraint.accept(token)
         except ValueError:
-            raise OptionsError(f"option {rule.option}: the answer so far does not match it: ask again instead") from None
+            raise OptionsError(f"option `{rule.option}`: the answer so far does not match it: ask again instead") from None
         return constraint
 
     def _decode(self, request: Request, constraint: Constraint | None) -> StreamDecoder | None:
@@ -108,7 +108,7 @@ class Engine:
 
     def suggest_context(self) -> str:
         """Rest of a message about a full context: how to ask for a larger one, "" at the model's maximum."""
-        return ", or raise --ctx-size" if self.context < rope.max_context(self.model.config) else ""
+        return ", or raise `ctx_size`" if self.context < rope.max_context(self.model.config) else ""
 
     @functools.cached_property
     def grammars(self) -> Grammars:
@@ -124,13 +124,13 @@ class Engine:
         for name, tokens in (("logit_bias", options.logit_bias), ("stop_token_ids", options.stop_token_ids)):
             foreign = next((token for token in tokens if token >= vocabulary), None)
             if foreign is not None:
-                report(OptionsError(f"option {name}: token id {foreign} is outside the vocabulary of {vocabulary}"))
+                report(OptionsError(f"option `{name}`: token id {foreign} is outside the vocabulary of {vocabulary}"))
         try:
             self.find_adapter(options)
         except OptionsError as error:
             report(error)
         if options.speculate == "model" and self.draft is None:
-            report(OptionsError("option speculate: 'model' needs a draft model: load one with --draft-model, or choose "
+            report(OptionsError("option `speculate`: 'model' needs a draft model: load one with `draft_model`, or choose "
                                 "'prompt'"))
 
     @property
@@ -146,8 +146,8 @@ class Engine:
         if options.adapter == BASE:
             return 0
         if options.adapter not in names:
-            known = f"there are {', '.join([*names, BASE])}" if names else "none was loaded: load it with --adapter"
-            raise OptionsError(f"option adapter: {options.adapter!r:.100} is not among the model's adapters: {known}")
+            known = f"there are {', '.join([*names, BASE])}" if names else "none was loaded: load it with `adapters`"
+            raise OptionsError(f"option `adapter`: {options.adapter!r:.100} is not among the model's adapters: {known}")
         return 1 + names.index(options.adapter)
 
     def check_rule(self, options: GenerationOptions) -> None:
@@ -159,13 +159,13 @@ class Engine:
         """The kind of speculation in force ("none", "prompt" or "model") and notices about the choice."""
         kind = options.speculate or ("none" if self.draft is None else "model")
         if kind != "none" and (is_constrained or options.logprobs is not None):
-            return "none", ["no speculation: it verifies several positions in one step, which knows no grammars, logits "
+            return "none", ["no speculation: verifying several positions in one step does not support grammars, logits "
                             "processors or log-probabilities"]
         if kind != "none" and rope.length_dependent(self.model.config):
             return "none", ["no speculation: this model's dynamic rope rotates keys by angles that depend on the length, "
                             "so several positions in one step would differ from single steps"]
         if kind == "prompt" and self.draft is not None:
-            return kind, ["the draft model is not used: the option speculate asks for 'prompt'"]
+            return kind, ["the draft model is not used: `speculate` asks for 'prompt'"]
         return kind, []
 
 

@@ -58,7 +58,7 @@ class Rule:
 def choice(texts: Sequence[str]) -> str:
     """A grammar of these texts and no others. Raises OptionsError for an empty list."""
     if not texts:
-        raise OptionsError("option grammar: a choice of no texts allows no answer: give at least one")
+        raise OptionsError("option `grammar`: a choice of no texts allows no answer: list at least one")
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
@@ -117,7 +117,7 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise OptionsError(f"option {self.rule.option}: became too complex after {self._accepted} tokens "
+            raise OptionsError(f"option `{self.rule.option}`: became too complex after {self._accepted} tokens "
                                f"({_first_line(self._matcher.get_error())}): simplify it")
 
 
@@ -308,7 +308,7 @@ def _refusal(rule: Rule, reason: str) -> OptionsError:
         "grammar": "write it in Lark's syntax with a rule start, or in llama.cpp's GBNF with a rule root",
         "tools": "describe the parameters with other keywords",
     }[rule.option]
-    return OptionsError(f"option {rule.option}: cannot be enforced: {_first_line(reason)}: {remedy}")
+    return OptionsError(f"option `{rule.option}`: cannot be enforced: {_first_line(reason)}: {remedy}")
 
 
 def _first_line(text: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlx_llama.core.engine.request import Handle
-from mlx_llama.core.errors import LlamaError, OptionsError, show
+from mlx_llama.core.errors import LlamaError, OptionsError, plain, show
 
 from .completion import Completion
 from .options import validate
@@ -67,9 +67,9 @@ class Job:
                           reused_tokens=completion.reused_tokens, completion_tokens=len(completion.tokens), seed=completion.seed,
                           **completion.tell_logprobs())
 
-    def failure(self, error: Exception) -> dict[str, Any]:
-        """The line of a request that failed."""
-        return self._line(error=str(error) if isinstance(error, LlamaError) else f"{type(error).__name__}: {error}")
+    def failure(self, error: Exception, spell: Callable[[str], str]) -> dict[str, Any]:
+        """The line of a request that failed. spell: of names of options in the error."""
+        return self._line(error=spell(str(error)) if isinstance(error, LlamaError) else f"{type(error).__name__}: {error}")
 
     def _line(self, **fields: Any) -> dict[str, Any]:
         return {"index": self.index, **({} if self.id is None else {"id": self.id}), **fields, "request": self.digest}
@@ -86,24 +86,23 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> 
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
+        place = f"{name}: line {number}"
         try:
             parsed = _Line.model_validate_json(line)
-            if (parsed.prompt is None) == (parsed.messages is None):
-                raise OptionsError("needs one of the fields prompt and messages" +
-                                   (", not both" if parsed.messages is not None else ""))
-            own = {key: value for key, value in (parsed.model_extra or {}).items() if value is not None}
-            validate(own)
         except ValidationError as error:
-            raise OptionsError(f"{name}: line {number}: {_describe_fault(error.errors()[0])}") from None
-        except OptionsError as error:
-            raise OptionsError(f"{name}: line {number}: {error.args[0]}") from None
+            raise OptionsError(f"{place}: {_describe_fault(error.errors()[0])}") from None
+        if (parsed.prompt is None) == (parsed.messages is None):
+            raise OptionsError(f"{place}: needs one of the fields prompt and messages" +
+                               (", not both" if parsed.messages is not None else ""))
+        own = {key: value for key, value in (parsed.model_extra or {}).items() if value is not None}
+        validate(own, place)
         if parsed.id is not None and seen.setdefault(parsed.id, number) != number:
-            raise OptionsError(f"{name}: line {number}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: give "
-                               "each request its own")
+            raise OptionsError(f"{place}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: give each request an id "
+                               "of its own")
         prompt = parsed.prompt if parsed.messages is None else [message.model_dump() for message in parsed.messages]
         jobs.append(Job(len(jobs), parsed.id, prompt, {**options, **own}, model))
     if not jobs:
-        raise OptionsError(f"{name}: has no requests: write one JSON object a line, such as {{\"prompt\": \"Hello\"}}")
+        raise OptionsError(f"{name}: has no requests: write one JSON object per line, such as {{\"prompt\": \"Hello\"}}")
     return jobs
 
 
@@ -135,21 +134,21 @@ class Results:
         self._whole = 0  # bytes of whole lines
         try:
             if self.path.exists() and not self.path.is_file():
-                raise OptionsError(f"--output {path}: is not a file: name another one")
+                raise OptionsError(f"`output` {path}: is not a file: choose another one")
             content = self.path.read_bytes() if self.path.exists() else b""
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            raise OptionsError(f"--output {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise OptionsError(f"`output` {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
         *lines, torn = content.split(b"\n")
         for number, line in enumerate(lines, 1):
             index, is_failed = _read_result(line, digests)
             if index is None:
-                raise OptionsError(f"--output {path}: line {number} is no result of these prompts, options and model: name "
-                                   "another file, or remove this one")
+                raise OptionsError(f"`output` {path}: line {number} is not a result of these prompts, options and model: choose "
+                                   "another file or delete this one")
             self.failed += is_failed and index not in self.done
             self.done.add(index)
             self._whole += len(line) + 1
         if not torn.startswith(_RESULT[:len(torn)]):
-            raise OptionsError(f"--output {path}: its last line is no result of these prompts: name another file, or remove "
+            raise OptionsError(f"`output` {path}: its last line is not a result of these prompts: choose another file or delete "
                                "this one")
         self._file: BinaryIO | None = None
 
@@ -159,7 +158,7 @@ class Results:
             self._file = open(self.path, "ab")
             self._file.truncate(self._whole)
         except (OSError, ValueError) as error:
-            raise OptionsError(f"--output {self.path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+            raise OptionsError(f"`output` {self.path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -188,11 +187,11 @@ def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
 
 
 def run_jobs(jobs: Sequence[Job], results: Results, submit: Callable[[Job], Handle], tick: Callable[[], bool],
-             most: int, advance: Callable[[int], None] = lambda done: None) -> None:
+             most: int, advance: Callable[[int], None] = lambda done: None, spell: Callable[[str], str] = plain) -> None:
     """Run the jobs that have no result yet, and write each result when it is there.
 
     submit: queues a job, or raises its error. tick: one tick of the scheduler. most: jobs in the scheduler at once.
-    advance: called with the number of results so far. A request that fails gets a line with its error; the others go on.
+    advance: called with the number of results so far. spell: as for Job.failure. A request that fails gets a line with its error; the others go on.
     """
     advance(len(results.done))
     waiting = deque(job for job in jobs if job.index not in results.done)
@@ -208,13 +207,13 @@ def run_jobs(jobs: Sequence[Job], results: Results, submit: Callable[[Job], Hand
             try:
                 active[submit(job)] = job
             except Exception as error:
-                write(job.failure(error))
+                write(job.failure(error, spell))
         is_idle = not tick()
         for handle in [handle for handle in active if handle.done or is_idle]:
             job = active.pop(handle)
             try:
                 completion = handle.finish()
             except Exception as error:
-                write(job.failure(error))
+                write(job.failure(error, spell))
             else:
                 write(job.result(completion))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import inspect
 import os
 import re
+import textwrap
 import weakref
 from collections import abc
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from typing_extensions import Unpack
@@ -15,6 +19,7 @@ from typing_extensions import Unpack
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
+from mlx_llama.core.backends.load_options import MAX_ROWS, TABLE, LoadOptions, list_adapters
 from mlx_llama.core.engine.home import Home
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
@@ -29,11 +34,13 @@ from mlx_llama.core.text.tools import ToolParser, read_tools
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
-from .hooks import split_hooks
-from .options import MAX_ROWS, Options, parse_memory, parse_rows, resolve
+from .hooks import Hooks, split_hooks
+from .options import Defaults, Options, Resolved
 from .session import Session, Stream
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
+Fields = ParamSpec("Fields")
+Result = TypeVar("Result")
 # A text, messages or token ids.
 Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndarray
 
@@ -82,7 +89,7 @@ class LLM:
         """
         self.require_template()
         if not isinstance(question, str):
-            raise ContextError(f"a question is a text, not {type(question).__name__}: `generate` takes messages and token ids")
+            raise ContextError(f"a question is a text, not {type(question).__name__}: generate takes messages and token ids")
         before = [] if system is None else [{"role": "system", "content": system}]
         return self.generate([*before, {"role": "user", "content": question}], **options)
 
@@ -167,7 +174,7 @@ class LLM:
         """
         box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
         box.check_functions()
-        free = dataclasses.replace(box, choice="auto")
+        free = replace(box, choice="auto")
         question = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
 
         def ask(talk: abc.Sequence[abc.Mapping[str, Any]], is_first: bool) -> ToolStream:
@@ -180,20 +187,24 @@ class LLM:
 
     def _respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], box: Toolbox,
                  options: abc.Mapping[str, Any]) -> ToolStream:
-        options, hooks = split_hooks(options)
-        resolved = resolve(options, self.checkpoint.generation_config,
-                           str(self.checkpoint.path / "generation_config.json"))
+        resolved, hooks = self._resolve(options)
         box.check(resolved.options)
         schema = resolved.options.schema
         prompt = encode_with_tools(self.tokenizer, self.require_template(), messages, box, schema, self.engine.check_count)
         handle = self.loop.prepare(Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown, hooks=hooks))
         return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]), schema)
 
+    @functools.cached_property
+    def defaults(self) -> Defaults:
+        """The checkpoint's options. Raises OptionsError."""
+        return Defaults(self.checkpoint.generation_config, str(self.checkpoint.path / "generation_config.json"))
+
+    def _resolve(self, options: abc.Mapping[str, Any]) -> tuple[Resolved, Hooks]:
+        given, hooks = split_hooks(options)
+        return self.defaults.resolve(given), hooks
+
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
-        options, hooks = split_hooks(options)
-        resolved = resolve(options, self.checkpoint.generation_config,
-                           str(self.checkpoint.path / "generation_config.json"))
-        self.engine.check_options(resolved.options)
+        resolved, hooks = self._resolve(options)
         tokens = self.encode(prompt, self.engine.check_count)
         continues = len(prompt) > 0 and not isinstance(prompt[0], dict)
         return self.loop.prepare(Request(tokens, resolved, starts_text=not continues, hooks=hooks))
@@ -226,7 +237,7 @@ class LLM:
         tools: Python functions with type hints, which the model may call; an answer goes on with their results. tool_choice,
         parallel, rounds: of each question, as for `run_tools`. Raises OptionsError, and TemplateError without a template.
         """
-        return Session(self.loop, self.require_template(), self.checkpoint.generation_config, self.checkpoint.name,
+        return Session(self.loop, self.require_template(), self.defaults, self.checkpoint.name,
                        system, options, self.identify_cache, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), rounds)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
@@ -267,30 +278,24 @@ class LLM:
         return self.template
 
 
-def load(model: str | os.PathLike | None = None, backend: str = "auto", device: str | None = None, dtype: str = "auto",
-         *, revision: str | None = None, ctx_size: int | str | None = None, template: str | None = None,
-         threads: int | None = None, activation_bits: int | None = None, compile: bool | None = None,
-         draft_model: str | os.PathLike | None = None, cache_bits: int | None = None,
-         cache_memory: int | str | None = None, max_rows: int | None = None, batch_invariant: bool | None = None,
-         adapters: str | os.PathLike | abc.Sequence[str | os.PathLike] | None = None,
-         on_progress: abc.Callable[[int, int], object] | None = None) -> LLM:
-    """Load a model.
+def with_fields_of(table: Callable[Fields, LoadOptions], function: Callable[[LoadOptions], Result]) -> Callable[Fields, Result]:
+    """The function with the table's fields as parameters, in its signature and in its documentation."""
 
-    model: a folder, a .gguf file or a Hugging Face hub id; None is the small guide model in this package. backend: "auto"
-    (MLX on Apple silicon, CUDA where torch sees a GPU, else the CPU), "mlx", "cpu" or "cuda". device: None, "gpu" or
-    "cpu". dtype: "auto" (as stored), "float32", "float16" or "bfloat16". revision: of a hub id. ctx_size: positions of the
-    context, None: as many as the model was trained for. template: a name, a .jinja file or Jinja text, instead of the
-    checkpoint's. threads: of the cpu backend; None is one per physical core, fewer for a small model (one per 4 MB of
-    weights). activation_bits: of the cpu backend, against low-bit weights: 16 (None), 8 (faster and coarser) or 32 (exact
-    and slower). compile: run a step as one traced graph (mlx) or as compiled kernels (cpu), with the same tokens; None is
-    True except for mlx on the CPU. draft_model: a smaller model with the same vocabulary, on the same backend, to guess
-    tokens that `model` verifies, unless the option speculate says otherwise. cache_bits: 8 or 16 to store keys
-    and values in so many bits; None is the activations' width, 32 on the CPU. cache_memory: bytes of all keys and values,
-    or a size such as "2GB"; None is what is free beside the weights, less a reserve. max_rows: requests computed together in
-    one step; None is 32. batch_invariant: True for the same bits in any company and with any chunks of the prompt: on cuda
-    prompts are then slower, on cpu it is so already, mlx refuses it. adapters: folders of LoRA adapters as PEFT and mlx_lm
-    write them, FOLDER or "FOLDER=SCALE"; an answer uses the first one, or the one that its option adapter names.
-    on_progress: f(done, total), bytes of the weights, called while they are loaded, one call at a time.
+    @functools.wraps(function)
+    def call(*args: Fields.args, **options: Fields.kwargs) -> Result:
+        return function(table(*args, **options))
+
+    result = inspect.signature(function, eval_str=True).return_annotation
+    call.__signature__ = inspect.signature(table, eval_str=True).replace(return_annotation=result)  # type: ignore[attr-defined]
+    described = [f"{name}: {option.metadata['help']}" + (f". One of {', '.join(map(repr, choices))}" if (
+        choices := option.metadata["choices"]) else "") for name, option in TABLE.items()]
+    fill = functools.partial(textwrap.fill, width=120, initial_indent="    ", subsequent_indent="        ")
+    call.__doc__ = "\n".join([function.__doc__ or "", *map(fill, described), ""])
+    return call
+
+
+def load_model(options: LoadOptions) -> LLM:
+    """Load a model.
 
     In a script under mlx.launch or torchrun each process loads a share; only rank 0 returns, the others follow it and exit.
 
@@ -298,57 +303,53 @@ def load(model: str | os.PathLike | None = None, backend: str = "auto", device: 
     """
     if follow_leader():
         raise SystemExit(0)
-    chosen = backends.select(backend, device)
-    how = chosen.load_options(dtype, threads, activation_bits, compile, cache_bits, batch_invariant)
-    memory, rows = parse_memory(cache_memory), parse_rows(max_rows)
-    checkpoint = open_checkpoint(model, revision, list_adapters(adapters))
-    context = context_size(checkpoint, ctx_size)
-    chat_template = load_builtin_template(template, checkpoint.tokenizer) if template else checkpoint.template
-    smaller = None if draft_model is None else open_checkpoint(draft_model)
+    backend = backends.select(options.backend, options.device)
+    options = backend.check(options)
+    checkpoint = open_checkpoint(options.model, options.revision, options.adapters)
+    context = context_size(checkpoint, options.ctx_size)
+    template = load_builtin_template(options.template, checkpoint.tokenizer) if options.template else checkpoint.template
+    smaller = None if options.draft_model is None else open_checkpoint(options.draft_model)
     if smaller and (difference := compare_vocabularies(smaller, checkpoint)):
-        raise OptionsError(f"--draft-model {smaller.name}: its vocabulary is not that of {checkpoint.name}, {difference}: "
+        raise OptionsError(f"`draft_model` {smaller.name}: its vocabulary is not that of {checkpoint.name}, {difference}: "
                            f"choose a smaller model of the same family")
 
     def load_both() -> tuple[Model, Model | None]:
-        with progress.show_bytes("loading") if on_progress is None else progress.reported(on_progress):
-            loaded = chosen.load(checkpoint, dtype, **how)
-            return loaded, chosen.load(smaller, dtype, **how | {"batch_invariant": None}) if smaller else None  # it decides no token
+        report = options.on_progress
+        with progress.show_bytes("loading") if report is None else progress.reported(report):
+            loaded = backend.build(checkpoint, options)
+            # The draft model decides no token.
+            return loaded, backend.build(smaller, replace(options, batch_invariant=False)) if smaller else None
 
-    home = Home() if chosen.runtime.HAS_ONE_THREAD else None
+    home = Home() if backend.runtime.HAS_ONE_THREAD else None
     try:
         loaded, draft = home.call_until_interrupt(load_both) if home else load_both()
-        return LLM(checkpoint, chosen, loaded, chat_template, context, draft, memory, rows, home)
+        return LLM(checkpoint, backend, loaded, template, context, draft, options.cache_memory, options.max_rows, home)
     except BaseException:
         if home:
             home.close()
         raise
 
 
-def list_adapters(adapters: str | os.PathLike | abc.Sequence[str | os.PathLike] | None) -> list[str | os.PathLike]:
-    """One adapter or several as a list."""
-    if adapters is None:
-        return []
-    return [adapters] if isinstance(adapters, (str, os.PathLike)) else list(adapters)
+load = with_fields_of(LoadOptions, load_model)
+load.__name__ = load.__qualname__ = "load"
 
 
-def one_adapter(adapters: abc.Sequence[str] | None) -> abc.Sequence[str]:
-    """The adapter of a command that runs one model; none for None. Raises OptionsError for several."""
-    if adapters and len(adapters) > 1:
-        raise OptionsError(f"--adapter: {len(adapters)} are given, and this command runs the model with one: give one")
-    return adapters or ()
+def one_adapter(options: LoadOptions) -> tuple[str | os.PathLike, ...]:
+    """The adapter of a command that runs one model; () for none. Raises OptionsError for several."""
+    adapters = list_adapters(options.adapters)
+    if len(adapters) > 1:
+        raise OptionsError(f"`adapters`: there are {len(adapters)}, and this command runs the model with one: choose one")
+    return adapters
 
 
-def check_load(**how: Any) -> None:
-    """Check those of `load`'s arguments that take no time to check, before it is begun. Raises as `load`."""
-    chosen = backends.select(how["backend"], how["device"])
-    chosen.load_options(*(how[name] for name in ("dtype", "threads", "activation_bits", "compile", "cache_bits")))
-    parse_memory(how["cache_memory"])
-    parse_rows(how["max_rows"])
-    check_name(how["model"])
-    if how["draft_model"] is not None:
-        check_name(how["draft_model"])
-    if how["template"]:
-        load_builtin_template(how["template"])
+def check_load(options: LoadOptions) -> None:
+    """Check those options that take no time to check, before `load` is begun. Raises as `load`."""
+    backends.select(options.backend, options.device).check(options)
+    check_name(options.model)
+    if options.draft_model is not None:
+        check_name(options.draft_model)
+    if options.template:
+        load_builtin_template(options.template)
 
 
 def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
@@ -358,5 +359,5 @@ def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
     maximum = rope.max_context(checkpoint.config)
     context = int(ctx_size) if re.fullmatch(r"\d{1,12}", str(ctx_size)) else 0
     if not 1 <= context <= maximum:
-        raise ContextError(f"--ctx-size {ctx_size}: {checkpoint.name} takes 1 to {maximum} positions")
+        raise ContextError(f"`ctx_size` {ctx_size}: {checkpoint.name} takes 1 to {maximum} positions")
     return context

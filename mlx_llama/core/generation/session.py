@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
-from mlx_llama.core.errors import ContextError, OptionsError, SessionError
+from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import ToolParser, find_format
@@ -22,7 +22,7 @@ from .cache_file import Identity, cache_path, read_cache, write_cache
 from .completion import Completion
 from .engine import Engine
 from .hooks import Hooks, split_hooks
-from .options import GenerationOptions, Options, Resolved, resolve, validate
+from .options import Defaults, GenerationOptions, Options, Resolved, validate
 from .session_file import expand_path, read_session, write_session
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolPrompt, ToolStream, encode_with_tools
 
@@ -100,7 +100,7 @@ class Session:
     thread reads an answer.
     """
 
-    def __init__(self, loop: Loop, template: ChatTemplate, generation_config: dict[str, Any], model: str,
+    def __init__(self, loop: Loop, template: ChatTemplate, defaults: Defaults, model: str,
                  system: str | None = None, options: Mapping[str, Any] | None = None,
                  identify_cache: Callable[[int], Identity] | None = None, toolbox: Toolbox = Toolbox(), rounds: int = ROUNDS):
         """identify_cache: of the files that `save` writes with an adapter's cache, None: it cannot. toolbox: functions that an answer
@@ -108,7 +108,7 @@ class Session:
         """
         self.loop = loop
         self.template = template
-        self.generation_config = generation_config
+        self.defaults = defaults
         self.model = model
         self.identify_cache = identify_cache
         self.toolbox, self.rounds = toolbox, rounds
@@ -151,7 +151,7 @@ class Session:
     @property
     def adapter(self) -> int:
         """Number of the adapter that answers, 0 for none."""
-        return self.engine.find_adapter(self.resolve().options)
+        return self.engine.find_adapter(self.defaults.resolve(self.options).options)
 
     def __repr__(self) -> str:
         used = f"{len(self.cached_tokens)} of {self.engine.context} positions"
@@ -159,9 +159,8 @@ class Session:
 
     def resolve(self, **options: Any) -> Resolved:
         """The options in force, `options` added. Raises OptionsError."""
-        resolved = resolve({**self.options, **options}, self.generation_config)
+        resolved = self.defaults.resolve({**self.options, **options})
         self.engine.check_options(resolved.options)
-        self.engine.check_rule(resolved.options)
         self.toolbox.check(resolved.options)
         self.engine.check_rule(resolved.options)
         return resolved
@@ -217,7 +216,7 @@ class Session:
         with self._lock:
             self._settle()
             if not self.messages:
-                raise SessionError("there is nothing to take back: the conversation is empty")
+                raise SessionError("there is nothing to undo: the conversation is empty")
             start = _find_turns(self.messages)[-1]
             taken, self.messages = self.messages[start:], self.messages[:start]
             self.dropped = self.dropped if self.dropped < start else 0
@@ -233,15 +232,15 @@ class Session:
         with self._lock:
             self._settle()
             if not self.messages:
-                raise SessionError("there is no answer to go on with: ask something first")
+                raise SessionError("there is no answer to continue: ask something first")
             if self.toolbox.offered:
-                raise SessionError("a conversation with tools cannot go on inside an answer: ask again")
+                raise SessionError("an answer in a conversation with tools cannot be continued: ask again")
             text, tokens, reason = self._answer
             if text != self.messages[-1]["content"]:  # of another model, or from a file
                 tokens, reason = self._encode_answer(), ""
             if reason in ("eos", "stop"):
-                raise SessionError("the last answer is complete, there is nothing to go on with: ask something, or have it "
-                                   "generated again")
+                raise SessionError("the last answer is complete and cannot be continued: ask something, or have it generated "
+                                   "again")
             return self._answer_to(self.messages[:-1], resolved, hooks, tokens)
 
     def _encode_answer(self) -> list[int]:
@@ -345,7 +344,7 @@ class Session:
             self.messages, self.dropped, self.last = [], 0, None
 
     def save(self, path: str | os.PathLike, cache: bool = False) -> None:
-        """Write the conversation as JSON, whole or not at all. Raises SessionError.
+        """Write the conversation as JSON, atomically. Raises SessionError.
 
         cache: write the keys and values beside it, to PATH.safetensors, with which `load` goes on at once.
         """
@@ -363,11 +362,11 @@ class Session:
         """
         saved = read_session(expand_path(path))
         try:
-            options = resolve(saved.options, self.generation_config).options
+            options = self.defaults.resolve(saved.options).options
             self.engine.check_options(options)
             self.engine.check_rule(options)
         except OptionsError as error:
-            raise SessionError(f"{path}: {error}") from None
+            raise SessionError(f"{path}: {plain(str(error))}") from None
         notices = []
         if saved.model != self.model:
             notices.append(f"this conversation was held with {saved.model!r}, it goes on with {self.model!r}")

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_serializer
 
-from mlx_llama.core.errors import OptionsError, SessionError, TemplateError
+from mlx_llama.core.errors import OptionsError, SessionError, TemplateError, plain
 from mlx_llama.core.system.files import read_file, write_file
 from mlx_llama.core.text.template import check_messages
 
@@ -103,7 +103,7 @@ def parse_session(raw: bytes, path: str | Path) -> SavedSession:
     try:
         return SavedSession.model_validate_json(raw)
     except OptionsError as error:
-        raise SessionError(f"{path}: {error}") from None
+        raise SessionError(f"{path}: {plain(str(error))}") from None
     except ValidationError as error:
         raise SessionError(f"{path}: {_describe_fault(error.errors()[0])}") from None  # the first in the order of fields
 
@@ -123,7 +123,7 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
 
 
 def write_session(path: Path, **fields: Any) -> None:
-    """Write a SavedSession of `fields`, whole or not at all. Raises SessionError."""
+    """Write a SavedSession of `fields` atomically. Raises SessionError."""
     try:
         text = SavedSession(format=FORMAT, version=1, **fields).model_dump_json(indent=1)
         write_file(path, text.encode(), is_private=True)

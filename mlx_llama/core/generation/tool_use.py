@@ -65,7 +65,7 @@ class Toolbox:
                                f"({names})")
         given = next((name for name in ("regex", "grammar") if getattr(options, name) is not None), None)
         if self.offered and given:
-            raise OptionsError(f"option {given}: forbids every call of a tool: leave it out, or choose tool_choice 'none'")
+            raise OptionsError(f"option `{given}`: forbids every call of a tool: leave it out, or choose tool_choice 'none'")
 
     def check_functions(self) -> None:
         """Raises OptionsError for a tool that is only described: a loop of calls runs functions."""
@@ -233,7 +233,7 @@ class ToolLoop:
             return False
         notices = answer.completion.notices
         if not answer.calls[-1].is_complete:
-            notices.append(f"the call of {answer.calls[-1].name} is incomplete and was not made: raise max_tokens if it was cut")
+            notices.append(f"the call of {answer.calls[-1].name} is incomplete and was not made: raise `max_tokens` if it was cut")
             return False
         results: list[dict[str, Any]] = []
         for call in answer.calls:

@@ -37,6 +37,15 @@ class Fit:
     fits: bool | None  # weights and context fit
 
 
+@dataclass(frozen=True)
+class Command:
+    """A command to run next. options: by their names in the tables; None is left out."""
+
+    name: str
+    words: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass
 class Diagnosis:
     """All findings. `model`, `groups`, `tokenizer` and `template` are empty if unknown."""
@@ -52,7 +61,7 @@ class Diagnosis:
     template: dict[str, Any] = field(default_factory=dict)
     fits: list[Fit] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    command: str | None = None
+    command: Command | None = None
 
     @property
     def ok(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
+from typing import Any
 
 from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts
 from mlx_llama.core.backends.positions import position_nbytes
@@ -14,7 +14,7 @@ from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models import rope
 
-from .diagnosis import Diagnosis, Fit, format_bytes
+from .diagnosis import Command, Diagnosis, Fit, format_bytes
 
 LOADING_ROOM = 1.25  # ratio of memory to the size of a quantised model, so that every backend can load it
 USEFUL_CONTEXT = 2048  # positions; if the automatic choice has fewer, prefer a backend that has as many
@@ -25,7 +25,7 @@ def fit_backends(diagnosis: Diagnosis, checkpoint: Checkpoint, revision: str | N
     """Add the model's fit on each backend, and the command to run next.
 
     wanted: requested positions, None for any. is_default: the model is the commands' default.
-    cache_bits: as in Backend.load.
+    cache_bits: a load option.
     """
     longest = rope.max_context(checkpoint.config)
     for facts in diagnosis.backends:
@@ -53,9 +53,9 @@ def _choose(diagnosis: Diagnosis, checkpoint: Checkpoint, revision: str | None, 
     made_for = checkpoint.config.max_position_embeddings
 
     def rank(fit: Fit) -> tuple:
-        """Sort key: prefer backends with enough memory, then the automatic choice, then those without flags."""
+        """Sort key: prefer backends with enough memory, then the automatic choice, then those without options."""
         holds = fit.longest_context is None or fit.longest_context >= (wanted or min(made_for, USEFUL_CONTEXT))
-        return not holds, fit.backend != diagnosis.auto, bool(facts[fit.backend].flags), -(fit.longest_context or 0)
+        return not holds, fit.backend != diagnosis.auto, bool(facts[fit.backend].options), -(fit.longest_context or 0)
 
     order = sorted(diagnosis.fits, key=rank)
     chosen = next((fit for fit in order if fit.fits is not False), None)
@@ -66,45 +66,42 @@ def _choose(diagnosis: Diagnosis, checkpoint: Checkpoint, revision: str | None, 
             diagnosis.add("error", "machine", "no backend can be used here; see the reason beside each")
         elif best.longest_context and wanted:
             diagnosis.add("error", "memory",
-                      f"--ctx-size {wanted}: memory has room for {best.longest_context} positions on "
+                      f"`ctx_size` {wanted}: memory has room for {best.longest_context} positions on "
                       f"{best.backend}; ask for {best.longest_context} or fewer{_in_8_bits(best, wanted)}")
         else:
             diagnosis.add("error", "memory",
                       f"{diagnosis.name}: the weights take {format_bytes(checkpoint.nbytes)}, and there is room for "
                       f"{room}; {_remedy(diagnosis, checkpoint, facts)}")
         return
+    options: dict[str, Any] = {} if is_default else {"model": diagnosis.name}
+    options["revision"] = revision
     if chosen.backend != diagnosis.auto:
         diagnosis.add("note", "memory",
-                  f"--backend auto chooses {diagnosis.auto}, whose memory is too small for it; {chosen.backend} has "
+                  f"`backend='auto'` chooses {diagnosis.auto}, whose memory is too small for it; {chosen.backend} has "
                   "room")
-    arguments = [] if is_default else ["--model", shlex.quote(diagnosis.name)]
-    arguments += [] if revision is None else ["--revision", shlex.quote(revision)]
-    if chosen.backend != diagnosis.auto:
-        arguments += ["--backend", chosen.backend, *facts[chosen.backend].flags]
+        options |= {"backend": chosen.backend, **dict(facts[chosen.backend].options)}
     longest = chosen.longest_context
     if wanted is not None:
-        arguments += ["--ctx-size", str(wanted)]
+        options["ctx_size"] = wanted
     elif longest is not None and longest < made_for:
         diagnosis.add("note", "memory",
                   f"the model was made for {made_for} positions, and memory has room for {longest} on "
-                  f"{chosen.backend}; --ctx-size keeps within it{_in_8_bits(chosen, longest + 1)}")
-        arguments += ["--ctx-size", str(longest)]
-    arguments += [] if cache_bits is None else ["--cache-bits", str(cache_bits)]
-    chats = bool(diagnosis.template)
-    door = "chat" if chats else "generate"
-    prompt = [] if chats else ["-p", '"Once upon a time"']
+                  f"{chosen.backend}; `ctx_size` keeps within it{_in_8_bits(chosen, longest + 1)}")
+        options["ctx_size"] = longest
+    options["cache_bits"] = cache_bits
     if diagnosis.ok:
-        diagnosis.command = " ".join(["python -m mlx_llama." + door, *arguments, *prompt])
+        diagnosis.command = Command("chat", options=options) if diagnosis.template else Command(
+            "generate", options=options | {"prompt": "Once upon a time"})
 
 
 def _in_8_bits(fit: Fit, wanted: int) -> str:
     """Suggest keys and values in 8 bits if these have room for `wanted` positions; else ""."""
     most = fit.longest_with_8_bits or 0
-    return "" if fit.cache_bits == 8 or most < wanted else f"; --cache-bits 8 has room for {most}"
+    return "" if fit.cache_bits == 8 or most < wanted else f"; `cache_bits=8` has room for {most}"
 
 
 def _remedy(diagnosis: Diagnosis, checkpoint: Checkpoint, facts: dict[str, BackendFacts]) -> str:
-    """Remedy for a model that is too large: a command that quantises it, if the result fits."""
+    """Remedy for a model that is too large: a command that quantizes it, if the result fits."""
     config, tensors = checkpoint.config, checkpoint.tensors.values()
     most = max((facts[fit.backend].memory_bytes or 0 for fit in diagnosis.fits), default=0)
     low_bit = any(isinstance(tensor, AffineWeight) for tensor in tensors)
@@ -113,7 +110,7 @@ def _remedy(diagnosis: Diagnosis, checkpoint: Checkpoint, facts: dict[str, Backe
     four_bit = sum(map(math.prod, config.tensor_shapes().values())) * (4 + 32 / (group or 64)) / 8
     if low_bit or group is None or four_bit * LOADING_ROOM > most:
         return "choose a smaller model, or close other programs"
-    flags = "" if group == 64 else f" --group-size {group}"
     out = re.sub(r"\.gguf$", "", diagnosis.name.rstrip("/\\").replace("\\", "/").split("/")[-1].split(":")[-1]) + "-4bit"
-    diagnosis.command = f"python -m mlx_llama.quantize {shlex.quote(diagnosis.name)} {shlex.quote(out)} --bits 4{flags}"
-    return f"quantise it to {format_bytes(int(four_bit))}: {diagnosis.command}"
+    diagnosis.command = Command(
+        "quantize", (diagnosis.name, out), {"bits": 4} | ({} if group == 64 else {"group_size": group}))
+    return f"quantize it to {format_bytes(int(four_bit))}"

@@ -36,9 +36,9 @@ def measure_perplexity(llm: LLM, tokens: list[int], window: int, stride: int,
     if len(tokens) < 2:
         raise ContextError(f"the text has {len(tokens)} tokens: a perplexity needs at least 2")
     if not 2 <= window <= llm.engine.context:
-        raise ContextError(f"--ctx-size {window}: a window has 2 to {llm.engine.context} tokens here")
+        raise ContextError(f"`ctx_size` {window}: a window has 2 to {llm.engine.context} tokens here")
     if not 1 <= stride < window:
-        raise ContextError(f"--stride {stride}: must be 1 to {window - 1}, below the window of {window} tokens")
+        raise ContextError(f"`stride` {stride}: must be 1 to {window - 1}, below the window of {window} tokens")
     total, scored = 0.0, 1  # nothing predicts the first token
     for begin in range(0, len(tokens), stride):
         end = min(begin + window, len(tokens))

@@ -91,7 +91,7 @@ def _check_ends(diagnosis: Diagnosis, opened: OpenedModel, tokenizer: Tokenizer,
     if not ends:
         diagnosis.add("warning", "tokenizer",
                   f"{source}: neither it nor the tokenizer has an end token (eos_token_id): every "
-                  f"answer continues until --max-tokens; {_end_remedy(opened, None)}")
+                  f"answer continues until `max_tokens`; {_end_remedy(opened, None)}")
     for token in sorted(ends - special):
         if 0 <= token < vocab and tokenizer.piece(token) is not None:
             named = "eos_token_id" in _read_raw_config(opened) or opened.metadata is not None or token not in in_config
@@ -168,5 +168,5 @@ def _check_template(diagnosis: Diagnosis, opened: OpenedModel, tokenizer: Tokeni
     else:
         diagnosis.add("warning", "template",
                   f"{template.name}: ends a turn with {show(tail, 40)}, which is text, not a token of "
-                  f"this tokenizer: answers may run on into the next turn; stop there with --stop "
+                  f"this tokenizer: answers may run on into the next turn; stop there with `stop` "
                   f"{shlex.quote(tail[:40])}")

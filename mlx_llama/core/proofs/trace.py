@@ -145,14 +145,14 @@ def _describe(error: ErrorDetails) -> str:
 
 
 def _refusal(path: str | os.PathLike, reason: str) -> TraceError:
-    return TraceError(f"{path}: is not a trace of this version ({reason}): record it again with --record")
+    return TraceError(f"{path}: is not a trace of this version ({reason}): record it again with `record`")
 
 
 def require_same(trace: Trace, checkpoint: Checkpoint, path: str | os.PathLike) -> None:
     """Raise TraceError if the trace was recorded from another checkpoint."""
     if (identity := checkpoint_hash(checkpoint)) != trace.hash:
         raise TraceError(f"{path}: was recorded from {trace.model} (hash {trace.hash[:12]}), and this is {checkpoint.name} "
-                         f"(hash {identity[:12]}): choose that model with --model, or record this model with --record")
+                         f"(hash {identity[:12]}): choose that model with `model`, or record this model with `record`")
 
 
 @dataclass

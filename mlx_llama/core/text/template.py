@@ -32,7 +32,7 @@ MAX_CALLS = 128  # in one message
 MOST_BYTES = 1 << 20  # of a file; the largest in use have 50 thousand
 TOOLS = ("tools", "xml_tools")  # template variables that hold descriptions of tools
 
-_REMEDY = "check the file, or choose another template with --template"
+_REMEDY = "check the file, or choose another template with `template`"
 
 
 class ChatTemplate:
@@ -180,13 +180,13 @@ def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
         named = {entry["name"]: entry.get("template") for entry in entries}
         if "default" not in named:
             raise TemplateError(
-                f"{path}: chat_template has {show(list(named))}, expected one named 'default'; choose a template with --template"
+                f"{path}: chat_template has {show(list(named))}, expected one named 'default'; choose a template with `template`"
             )
         value = named["default"]
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        raise TemplateError(f"{path}: chat_template is {show(value)}, expected Jinja text; choose a template with --template")
+        raise TemplateError(f"{path}: chat_template is {show(value)}, expected Jinja text; choose a template with `template`")
     return TemplateText(value, f"{path} (chat_template)")
 
 
@@ -201,7 +201,7 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
     value = metadata.get("tokenizer.chat_template", "")
     if not isinstance(value, str):
         raise TemplateError(
-            f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; choose a template with --template"
+            f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; choose a template with `template`"
         )
     return TemplateText(value, f"{source} (tokenizer.chat_template)") if value else None
 
@@ -217,7 +217,7 @@ def _is_known(source: str) -> bool:
 
 
 def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
-    """Load the value of `--template`: a name in `BUILTIN`, a Jinja file, or Jinja text.
+    """Load the value of `template`: a name in `BUILTIN`, a Jinja file, or Jinja text.
 
     tokenizer: its named tokens become variables of the template; None only checks the value.
 
@@ -228,7 +228,7 @@ def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> Cha
     if value in BUILTIN:
         return ChatTemplate(BUILTIN[value], f"template {value}", named)
     if "{{" in value or "{%" in value:
-        return ChatTemplate(value, "--template", named)
+        return ChatTemplate(value, "`template`", named)
     path = Path(os.path.expanduser(value))
     if not os.path.isfile(path):
         raise TemplateError(
@@ -240,9 +240,9 @@ def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> Cha
 def missing_template(name: str) -> str:
     """Message for a model without a template."""
     return (
-        f"model {name} has no chat template; choose the format that it was trained on with --template NAME_OR_FILE "
-        f"({', '.join(BUILTIN)}, or a .jinja file), or continue plain text with "
-        "python -m mlx_llama.generate --ignore-chat-template"
+        f"model {name} has no chat template; choose the format that it was trained on with `template` "
+        f"({', '.join(BUILTIN)}, or a .jinja file), or continue plain text: "
+        "`ignore_chat_template` in the command generate"
     )
 
 
@@ -384,12 +384,12 @@ def _read(path: Path) -> str:
     try:
         return read_file(path, MOST_BYTES).decode("utf-8")
     except UnicodeDecodeError as e:
-        raise TemplateError(f"{path}: not UTF-8 at byte {e.start}; choose another template with --template") from None
+        raise TemplateError(f"{path}: not UTF-8 at byte {e.start}; choose another template with `template`") from None
     except OSError as e:
         raise TemplateError(f"{path}: cannot be read ({e.strerror or e}); check its permissions") from None
 
 
-# Templates for models without one, by their names in `--template`
+# Templates for models without one, by their names in `template`
 
 _ALTERNATE = (
     "{% if messages and messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"

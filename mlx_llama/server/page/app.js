@@ -378,7 +378,7 @@ async function loadTable() {
   table = {};
   for (const name of Object.keys(defaults)) {
     const field = fields[name];
-    if (!field?.flags) continue;
+    if (!field?.aliases) continue;  // a field of the options table
     const kinds = [field, ...(field.anyOf || [])];
     const number = kinds.find((kind) => kind.type === "number" || kind.type === "integer");
     table[name] = { about: field.description, isNumber: !!number, isWhole: number?.type === "integer",

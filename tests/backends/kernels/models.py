@@ -12,6 +12,7 @@ from making import make_checkpoint
 from making_gguf import make_gguf, random_blocks
 
 from cpu_fallback.model import Llama
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
@@ -66,7 +67,7 @@ def centred_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator)
 
 
 def load(case: str, dtype: str = "float32", **options) -> Llama:
-    return Llama.load(open_checkpoint(files(case)), dtype, **options)
+    return Llama.load(open_checkpoint(files(case)), LoadOptions(dtype=dtype, **options))
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from cpu_fallback.kernels.workspace import CHUNK
 from cpu_fallback.model import Llama
 from cpu_fallback.pages import PAGE, SPARE_BYTES
 from cpu_fallback.sampling import SamplingBatch
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
@@ -191,7 +192,7 @@ def test_the_guide_in_8_bits_is_close_to_its_own_width(compiled):
     Prompts and steps of rows alike; the codes are the same, however a prompt was cut.
     """
     options = dict(threads=2, activation_bits=32) if compiled else dict(compile=False)
-    wide, narrow = (Llama.load(open_checkpoint(None), "float32", cache_bits=bits, **options) for bits in (None, 8))
+    wide, narrow = (Llama.load(open_checkpoint(None), LoadOptions(dtype="float32", cache_bits=bits, **options)) for bits in (None, 8))
     assert (wide.cache_bits, narrow.cache_bits) == (None, 8)
     ids = np.random.default_rng(1).integers(0, 384, (2, 200)).astype(np.int32)
     found = []

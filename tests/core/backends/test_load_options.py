@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from mlx_llama.core.backends import selection as backends
-from mlx_llama.core.backends.load_options import LoadOptions, default_threads
-from mlx_llama.core.errors import BackendError
+from mlx_llama.core.backends.load_options import MAX_ROWS, Limits, LoadOptions, default_threads, parse_memory, parse_rows
+from mlx_llama.core.errors import BackendError, OptionsError
 
 
-def spelt(name):
-    """A pattern for the flag, or for the parameter of Python."""
-    return f"(--)?{name.replace('_', '[-_]')}"
+def check(backend, **given):
+    """What the backend makes of load options."""
+    return backend.check(LoadOptions(**given))
 
 
 @pytest.mark.parametrize("name, value", [("threads", 2), ("threads", "2"), ("activation_bits", 8), ("activation_bits", "16")])
 def test_options_of_the_cpu_backend(name, value, backend):
     """Numbers there; on the others one line that is the same but for the backend's name."""
     if backend.name == "cpu":
-        assert backend.load_options(**{name: value}) == {name: int(value)}
+        assert getattr(check(backend, **{name: value}), name) == int(value)
         return
-    with pytest.raises(BackendError, match=f"^{spelt(name)} {value}: is for the cpu backend, and this is {backend.name}: leave"):
-        backend.load_options(**{name: value})
+    with pytest.raises(BackendError, match=f"^`{name}` {value}: is for the cpu backend, and this is {backend.name}: leave"):
+        check(backend, **{name: value})
 
 
 @pytest.mark.parametrize("name, value, limits", [
     *(("threads", value, "1 to 1024") for value in (0, -1, 1025, "1.5", True, "٣", 2.0, "", "9" * 5000, [2])),
     *(("activation_bits", value, "one of 8, 16, 32") for value in (4, "", "all", 0, 64, False))])
 def test_numbers_outside_the_limits(name, value, limits):
-    with pytest.raises(BackendError, match=f"^{spelt(name)} .*: must be a whole number, {limits}$") as error:
-        backends.select("cpu").load_options(**{name: value})
+    with pytest.raises(BackendError, match=f"^`{name}` .*: must be a whole number, {limits}$") as error:
+        check(backends.select("cpu"), **{name: value})
     assert len(str(error.value)) < 120
 
 
 @pytest.mark.parametrize("dtype", ["int8", "", None, "float64", "Float32", "x" * 5000])
 def test_an_unknown_dtype_is_the_same_line_on_every_backend(dtype, backend):
     with pytest.raises(BackendError, match="is not one of auto, float32, float16, bfloat16$") as error:
-        backend.load_options(dtype)
+        check(backend, dtype=dtype)
     assert len(str(error.value)) < 120
 
 
@@ -45,7 +48,7 @@ def test_dtypes_that_a_backend_takes_are_those_it_loads(dtype, backend, toy):
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
     if backend.name == "cpu" and "16" in dtype:
-        with pytest.raises(BackendError, match=f"dtype.*{dtype}.*: the cpu backend computes in float32, .*mlx.* or cuda$"):
+        with pytest.raises(BackendError, match=f"dtype.*{dtype}.*: the cpu backend computes in float32, .*mlx.*` or cuda$"):
             backend.load(open_checkpoint(toy), dtype)
         return
     model = backend.load(open_checkpoint(toy), dtype)
@@ -67,22 +70,23 @@ def test_other_tools_names_of_dtypes(short, dtype, backend, toy):
     assert backend.runtime.dtype_name(backend.load(open_checkpoint(toy), short).dtype) == dtype
 
 
-def test_only_what_is_given_is_passed_on(backend):
-    assert backend.load_options() == {}
-    assert backend.load_options("float32", compile=False) == {"compile": False}
-    assert backend.load_options(compile=True) == {"compile": True}
+def test_what_is_not_given_keeps_its_default(backend):
+    plain = LoadOptions(batch_invariant=False, max_rows=MAX_ROWS, adapters=())
+    assert check(backend) == plain and check(backend, compile=True) == replace(plain, compile=True)
+    assert check(backend, dtype="fp32", compile=False) == replace(plain, dtype="float32", compile=False)
+    assert backend.check(check(backend, max_rows="4", cache_memory="2GB")) == replace(plain, max_rows=4, cache_memory=2 * 10**9)
 
 
 @pytest.mark.parametrize("bits", [8, "8", 16, "16"])
 def test_keys_and_values_in_8_or_16_bits_on_every_backend(bits, backend):
-    assert backend.load_options(cache_bits=bits) == {"cache_bits": int(bits)}
-    assert backend.load_options("float32", compile=False, cache_bits=bits) == {"compile": False, "cache_bits": int(bits)}
+    assert check(backend, cache_bits=bits).cache_bits == int(bits)
+    assert check(backend, dtype="float32", compile=False, cache_bits=bits).cache_bits == int(bits)
 
 
 @pytest.mark.parametrize("bits", [4, 32, 0, "", "eight", True, 8.5, "８", "8" * 5000])
 def test_other_widths_of_keys_and_values(bits, backend):
-    with pytest.raises(BackendError, match=f"^{spelt('cache_bits')} .*: must be 8 or 16; without it, ") as error:
-        backend.load_options(cache_bits=bits)
+    with pytest.raises(BackendError, match="^`cache_bits` .*: must be 8 or 16; without it, ") as error:
+        check(backend, cache_bits=bits)
     assert len(str(error.value)) < 150
 
 
@@ -90,16 +94,16 @@ def test_bits_that_do_not_depend_on_the_company(backend, toy):
     """Refused on mlx before anything is opened; true on the cpu backend unless it runs plain NumPy."""
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
-    assert backend.load_options(batch_invariant=None) == backend.load_options(batch_invariant=False) == {}
+    assert check(backend, batch_invariant=None) == check(backend, batch_invariant=False) == check(backend)
     if backend.name == "mlx":
-        with pytest.raises(BackendError, match="^batch_invariant: the mlx backend's products depend .* backend='cpu' or cuda$"):
-            backend.load_options(batch_invariant=True)
+        with pytest.raises(BackendError, match="^`batch_invariant`: the mlx backend's products depend .* `backend='cpu'` or cuda$"):
+            check(backend, batch_invariant=True)
         return
-    assert backend.load_options(batch_invariant=True) == {"batch_invariant": True}
+    assert check(backend, batch_invariant=True).batch_invariant
     if backend.name == "cpu":
         from cpu_fallback.kernels import compilation
 
-        with pytest.raises(BackendError, match="^batch_invariant: plain NumPy's .*compile=False asks for it.*: leave it out$"):
+        with pytest.raises(BackendError, match="^`batch_invariant`: plain NumPy's .*`compile=False` asks for it.*: leave it out$"):
             backend.load(open_checkpoint(toy), compile=False, batch_invariant=True)
         if compilation.find_target()[0]:
             assert backend.load(open_checkpoint(toy), batch_invariant=True).is_batch_invariant
@@ -108,20 +112,20 @@ def test_bits_that_do_not_depend_on_the_company(backend, toy):
 def test_contradictions():
     cpu = backends.select("cpu")
     with pytest.raises(BackendError, match="8 and .*float32.*, which asks for 32, contradict"):
-        cpu.load_options("float32", activation_bits=8)
-    assert cpu.load_options("float32", activation_bits="32") == {"activation_bits": 32}
+        check(cpu, dtype="float32", activation_bits=8)
+    assert check(cpu, dtype="float32", activation_bits="32").activation_bits == 32
     for given in ({"threads": 1}, {"activation_bits": 8}):
         with pytest.raises(BackendError, match="are for compiled kernels: leave out "):
-            cpu.load_options(compile=False, **given)
+            check(cpu, compile=False, **given)
 
 
 def test_limits_are_the_backends_own():
-    options = LoadOptions("tpu", ("auto", "bfloat16"), most_threads=3)
-    assert options.check("bfloat16", threads=3) == {"threads": 3}
+    limits = Limits("tpu", ("auto", "bfloat16"), most_threads=3)
+    assert limits.check(LoadOptions(dtype="bfloat16", threads=3)).threads == 3
     for given, expected in (({"dtype": "float16"}, "the tpu backend computes in bfloat16"), ({"threads": 4}, "1 to 3"),
                             ({"activation_bits": 8}, "this is tpu")):
         with pytest.raises(BackendError, match=expected):
-            options.check(**given)
+            limits.check(LoadOptions(**given))
 
 
 @pytest.mark.parametrize("weights, cores, threads", [
@@ -143,3 +147,25 @@ def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
     assert "cpu   fits: computes in float32 on 1 thread;" in capsys.readouterr().out
     assert "one per physical core, fewer for a small model" in " ".join(generate.parser().format_help().split())
     assert "one per physical core, fewer for a small model" in " ".join(load.__doc__.split())
+
+
+@pytest.mark.parametrize("given, nbytes", [
+    ("2GB", 2 * 10**9), ("512MB", 512 * 10**6), ("1.5GiB", 3 << 29), ("1 gib", 1 << 30), ("64k", 64_000), ("3 B", 3),
+    (10**9, 10**9), ("1000000", 10**6), ("2T", 2 * 10**12), ("1TiB", 1 << 40), ("7KiB", 7 << 10), ("5M", 5 * 10**6),
+    (np.int64(12), 12), (None, None)])
+def test_sizes_of_memory(given, nbytes):
+    assert parse_memory(given) == nbytes
+
+
+@pytest.mark.parametrize("given", ["", "0", "-2GB", "GB", "2XB", "1e9", "nan", "2GBs", "1.5.5GB", "9" * 99, True, [2], "２GB"])
+def test_what_is_no_size(given):
+    with pytest.raises(OptionsError, match="^`cache_memory` .*: must be a size such as 2GB, ") as error:
+        parse_memory(given)
+    assert len(str(error.value)) < 140
+
+
+def test_rows_of_a_step():
+    assert [parse_rows(given) for given in (None, 1, "512")] == [32, 1, 512]
+    for given in (0, "513", "-1", "many", 2.5, True, "9" * 99):
+        with pytest.raises(OptionsError, match="^`max_rows` .*: must be a whole number, 1 to 512$"):
+            parse_rows(given)

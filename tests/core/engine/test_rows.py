@@ -105,7 +105,7 @@ def test_reserving_drops_prefixes_and_nothing_else():
 def test_a_saved_row_needs_room():
     rows = make_rows(budget=2 * BLOCK, count=2)
     rows.claim([1] * 300, 300)
-    with pytest.raises(ContextError, match="raise cache_memory"):
+    with pytest.raises(ContextError, match="raise `cache_memory`"):
         rows.install({"tokens": [2] * 100})
     assert not rows.kept
 

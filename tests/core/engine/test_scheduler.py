@@ -266,7 +266,7 @@ def test_the_youngest_is_set_aside_and_goes_first_again():
 def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers():
     backend, loop = make(memory=256 * POSITION_NBYTES)
     with pytest.raises(ContextError, match=r"the prompt's 300 tokens take 0.5 MB, and the cache may take 0.3 MB: .* raise "
-                                           "cache_memory"):
+                                           "`cache_memory`"):
         loop.submit(request([1] * 300))
     assert not backend.events and loop.scheduler.cache.nbytes == 0
 
@@ -691,7 +691,7 @@ def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, runs
     ([-1, 1], {}, ContextError, "token id -1 is outside"),
     ([1], {"logit_bias": {50: 1.0}}, OptionsError, "token id 50 is outside the vocabulary"),
     ([1], {"speculate": "model"}, OptionsError, "'model' needs a draft model"),
-    ([1], {"stop": "x", "text": False}, OptionsError, "option stop: needs text"),
+    ([1], {"stop": "x", "text": False}, OptionsError, "option `stop`: needs text"),
 ])
 def test_bad_requests_are_refused_at_once_and_others_go_on(prompt, options, error, message):
     backend, loop = make()

@@ -138,7 +138,7 @@ def plain(toy):
 
 @pytest.mark.parametrize("bad", ["yes", "", 1, True, "Prompt", ["prompt"]])
 def test_another_kind_is_refused_with_those_there_are(bad, plain):
-    with pytest.raises(OptionsError, match="option speculate: .* must be 'none', 'prompt' or 'model'") as caught:
+    with pytest.raises(OptionsError, match="option `speculate`: .* must be 'none', 'prompt' or 'model'") as caught:
         plain.stream("x", speculate=bad)
     assert "\n" not in str(caught.value)
 
@@ -152,8 +152,8 @@ def test_the_kind_in_force_and_its_notices(plain, drafting):
     assert seen(plain, speculate="prompt") == ("prompt", [])
     assert seen(drafting) == seen(drafting, speculate="model") == ("model", [])
     assert seen(drafting, speculate="prompt") == (
-        "prompt", ["the draft model is not used: the option speculate asks for 'prompt'"])
-    with pytest.raises(OptionsError, match="'model' needs a draft model: load one with draft_model"):
+        "prompt", ["the draft model is not used: `speculate` asks for 'prompt'"])
+    with pytest.raises(OptionsError, match="'model' needs a draft model: load one with `draft_model`"):
         plain.stream("x", speculate="model")
     with pytest.raises(OptionsError, match="needs a draft model"):
         plain.chat(speculate="model")
@@ -180,8 +180,8 @@ def test_another_vocabulary_is_refused_before_the_weights_are_read(fields, words
     other = make_checkpoint(tmp_path / "stranger", **fields)
     from mlx_llama.core.backends.selection import Backend
 
-    monkeypatch.setattr(Backend, "load", lambda *a, **k: pytest.fail("weights were read"))
-    with pytest.raises(OptionsError, match=f"^draft_model .*stranger: its vocabulary is not that of .*toy, {words}.*: "
+    monkeypatch.setattr(Backend, "build", lambda *a, **k: pytest.fail("weights were read"))
+    with pytest.raises(OptionsError, match=f"^`draft_model` .*stranger: its vocabulary is not that of .*toy, {words}.*: "
                                            f"choose a smaller model of the same family$") as caught:
         load(toy, backend="cpu", draft_model=other)
     assert "\n" not in str(caught.value)
@@ -222,5 +222,5 @@ def test_the_door(toy, tmp_path, capsys):
     assert cli.run(generate.main, [*words, "--draft-model", str(other)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert cli.run(generate.main, [*words, "--speculate", "maybe"]) == 2
-    assert capsys.readouterr().err == ("error: option speculate: 'maybe' is not allowed, it must be 'none', 'prompt' or "
+    assert capsys.readouterr().err == ("error: option --speculate: 'maybe' is not allowed, it must be 'none', 'prompt' or "
                                        "'model'\n")

@@ -16,6 +16,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cpu_fallback.model import Llama
+from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import ConfigError, TemplateError
 from mlx_llama.core.files import gguf as gguf_module
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
@@ -54,7 +55,7 @@ def theirs(path, **fields) -> LlamaForCausalLM:
 
 
 def logits(name) -> np.ndarray:
-    model = Llama.load(open_checkpoint(name), "float32")
+    model = Llama.load(open_checkpoint(name), LoadOptions(dtype="float32"))
     return np.asarray(model.forward(TOKENS, 0, model.make_cache(16), all_positions=True))
 
 

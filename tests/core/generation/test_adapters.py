@@ -46,7 +46,7 @@ def test_the_option_names_the_adapter_and_the_first_is_the_default(llm, wanted):
 
 def test_without_adapters_a_name_is_refused(folders):
     plain = load(folders[0], backend="cpu")
-    assert "none was loaded: load it with adapters" in refusal(lambda: plain.generate(PROMPT, adapter="sea"), kind=OptionsError)
+    assert "none was loaded: load it with `adapters`" in refusal(lambda: plain.generate(PROMPT, adapter="sea"), kind=OptionsError)
     assert plain.generate(PROMPT, max_tokens=2, adapter="base").text == plain.generate(PROMPT, max_tokens=2).text
 
 

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 from making import make_checkpoint
 
-from mlx_llama.core.errors import SessionError, spelled_as_flags
+from mlx_llama.core.errors import SessionError
 from mlx_llama.core.files import writing
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import cache_file
@@ -115,7 +115,7 @@ def test_nothing_to_save(state, checkpoint, tmp_path):
 
 
 def refused(path, identity) -> str:
-    with spelled_as_flags(), pytest.raises(SessionError) as error:
+    with pytest.raises(SessionError) as error:
         read_cache(path, identity)
         raise AssertionError("it was read")
     text = error.value.args[0]
@@ -131,19 +131,19 @@ def test_another_model_is_refused(make, saved, tmp_path):
     path, identity, _ = saved
     other = Identity.of(open_checkpoint(make(tmp_path)), "float32", None)
     text = refused(path, other)
-    assert "was made by the model 'toy', and this is other" in text and "--model" in text
+    assert "was made by the model 'toy', and this is other" in text and "`model`" in text
     assert read_cache(path, identity)["tokens"].size
 
 
 @pytest.mark.parametrize("made, run, remedy", [
-    (("float32", None), ("float16", None), "load with --dtype float32 and without --cache-bits"),
-    (("bfloat16", None), ("float32", None), "load with --dtype bfloat16"),
-    (("float32", 8), ("float32", None), "load with --cache-bits 8"),
-    (("float16", None), ("float16", 8), "load with --dtype float16 and without --cache-bits"),
-    (("float32", 16), ("float32", None), "load with --dtype float16 and without --cache-bits, or with --dtype float32 and "
-                                         "--cache-bits 16"),
-    (("float32", None), ("float32", 16), "load with --dtype float32 and without --cache-bits"),
-    (("bfloat16", 16), ("float32", 16), "load with --dtype bfloat16")])
+    (("float32", None), ("float16", None), "load with `dtype='float32'` and without `cache_bits`"),
+    (("bfloat16", None), ("float32", None), "load with `dtype='bfloat16'`"),
+    (("float32", 8), ("float32", None), "load with `cache_bits` 8"),
+    (("float16", None), ("float16", 8), "load with `dtype='float16'` and without `cache_bits`"),
+    (("float32", 16), ("float32", None), "load with `dtype='float16'` and without `cache_bits`, or with `dtype='float32'` and "
+                                         "`cache_bits` 16"),
+    (("float32", None), ("float32", 16), "load with `dtype='float32'` and without `cache_bits`"),
+    (("bfloat16", 16), ("float32", 16), "load with `dtype='bfloat16'`")])
 def test_another_width_is_refused_with_the_remedy(made, run, remedy, checkpoint, tmp_path):
     path = write_cache(tmp_path / "it", make_state(checkpoint.config), Identity.of(checkpoint, *made))
     assert remedy in refused(path, Identity.of(checkpoint, *run))
@@ -166,7 +166,7 @@ def test_longrope_turns_keys_by_the_contexts_length(tmp_path):
                 assert other.load_cache(path)
             else:
                 text = refused(path, other.identify_cache())
-                assert f"load with --ctx-size {'above' if own > 64 else 'of at most'} 64" in text
+                assert f"load with `ctx_size` {'above' if own > 64 else 'of at most'} 64" in text
 
 
 def rewrite(path, metadata=None, **tensors):
@@ -197,24 +197,24 @@ def test_a_crafted_file_is_refused(damage, part, saved):
     path, identity, state = saved
     rewrite(path, **damage(state))
     text = refused(path, identity)
-    assert "is no whole prompt cache" in text and part in text
+    assert "is not a complete prompt cache" in text and part in text
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 9, 100, 300, -1, -1000])
 def test_a_truncated_file_is_refused(cut, saved):
     path, identity, _ = saved
     path.write_bytes(path.read_bytes()[:cut])
-    assert "is no whole prompt cache" in refused(path, identity)
+    assert "is not a complete prompt cache" in refused(path, identity)
 
 
 def test_a_foreign_file_is_refused(saved, toy, tmp_path):
     _, identity, _ = saved
     assert "is not a prompt cache" in refused(toy / "model.safetensors", identity)
-    assert "is no whole prompt cache" in refused(toy / "config.json", identity)
+    assert "is not a complete prompt cache" in refused(toy / "config.json", identity)
     assert "cannot be read: No such file" in refused(tmp_path / "none", identity)
     assert "cannot be read: Is a directory" in refused(tmp_path, identity)
     (tmp_path / "long").write_bytes((95_000_000).to_bytes(8, "little"))
-    assert "is no whole prompt cache (its header has 95000000 bytes)" in refused(tmp_path / "long", identity)
+    assert "is not a complete prompt cache (its header has 95000000 bytes)" in refused(tmp_path / "long", identity)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         assert "cannot be read: is not a regular file" in refused(tmp_path / "pipe", identity)

@@ -26,6 +26,19 @@ def test_the_receipt_names_seed_options_and_origins(llm):
     assert json.loads(json.dumps(receipt))["tokens"] == done.tokens
 
 
+def test_the_finish_reason_is_none_until_the_end(llm):
+    stream = llm.stream("Once", max_tokens=9)
+    assert stream.completion.finish_reason is None
+    next(stream)
+    assert stream.completion.finish_reason is None
+    stream.close()
+    assert stream.completion.finish_reason == "interrupted"
+    done = llm.stream("Once", max_tokens=2)
+    assert done.finish().finish_reason == "length"
+    done.close()
+    assert done.completion.finish_reason == "length"
+
+
 def test_rates():
     done = Completion(tokens=[1] * 11, prompt_tokens=30, reused_tokens=10, prefill_seconds=0.5, decode_seconds=2.0, waits=11,
                       read_bytes=44)
@@ -49,7 +62,7 @@ def test_a_repr_is_one_short_line():
 
 def test_an_answer_is_late_only_with_a_line_break(llm):
     """As llama.cpp's t_max_predict_ms: counted from the first token."""
-    for text, wanted in (("a\nbcdef", "length"), ("abcdef", "interrupted")):
+    for text, wanted in (("a\nbcdef", "length"), ("abcdef", None)):
         writer = Writer(Completion(), decoder=llm.tokenizer.stream(starts_text=True))
         for i, token in enumerate(llm.tokenizer.encode(text)):
             if writer.is_finished:

@@ -155,7 +155,7 @@ def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(prompt, toy,
     is_text = isinstance(prompt, str)
     for _ in range(2):
         options = resolve({"schema": slow})
-        with pytest.raises(OptionsError, match="^option schema: cannot be enforced: it cannot be compiled within 0.5 s: [^\n]*$"):
+        with pytest.raises(OptionsError, match="^option `schema`: cannot be enforced: it cannot be compiled within 0.5 s: [^\n]*$"):
             llm.loop.submit(Request(llm.encode(prompt), options, starts_text=not is_text, compile_seconds=0.5))
     assert limits == [0.5, 0.5] and len(compiled) == 1
 

@@ -108,7 +108,7 @@ def test_texts_of_500_random_schemas_validate(llama):
             wanted = rule(schema=schema)
             llama.compile(wanted)
         except OptionsError as error:
-            assert "option schema: cannot be enforced: " in str(error)
+            assert "option `schema`: cannot be enforced: " in str(error)
             refused += 1
             continue
         for _ in range(2):
@@ -289,13 +289,13 @@ def test_compiled_rules_are_kept_up_to_a_number(llama):
     ({"regex": "(?=a)b"}, "look-around"), ({"regex": "a("}, "unclosed group"), ({"regex": r"[^\s\S]"}, "no text matches"),
     ({"grammar": "root ::= ("}, "Expected ')'"), ({"grammar": "start: missing"}, 'unknown name: "missing"'),
     ({"grammar": "root ::= " + "(" * 5000}, "GBNF"), ({"grammar": "just a text"}, "a rule start"),
-    ({"grammar": '{"grammars": []}'}, "a rule start"), ({"regex": "(" * 4000 + ")" * 4000}, "option regex"),
+    ({"grammar": '{"grammars": []}'}, "a rule start"), ({"regex": "(" * 4000 + ")" * 4000}, "option `regex`"),
 ])  # fmt: skip
 def test_a_rule_that_cannot_be_enforced_is_refused_with_reason_and_remedy(options, reason, llama):
     with pytest.raises(OptionsError) as caught:
         llama.compile(rule(**options))
     message = str(caught.value)
-    assert reason in message and f"option {next(iter(options))}: cannot be enforced: " in message
+    assert reason in message and f"option `{next(iter(options))}`: cannot be enforced: " in message
     assert "\n" not in message and len(message) < 400
 
 
@@ -339,7 +339,7 @@ def test_a_rule_that_takes_long_to_compile_is_refused_in_time(llama):
 def test_a_rule_that_grows_too_complex_ends_with_an_error(llama):
     # A schema without instances, all of whose text is forced
     endless = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}, "required": ["b"]}}}
-    with pytest.raises(OptionsError, match="option schema: became too complex after 1 tokens .*: simplify it"):
+    with pytest.raises(OptionsError, match="option `schema`: became too complex after 1 tokens .*: simplify it"):
         walk(llama, rule(schema=endless), random.Random(0))
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from mlx_llama.core.errors import ContextError, OptionsError, spelled_as_flags
+from mlx_llama.core.errors import ContextError, OptionsError
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.jobs import Job, Results, parse_jobs, run_jobs
 
@@ -129,12 +129,11 @@ def test_each_line_is_on_disk_before_the_next_tick(tmp_path):
 
 def test_an_error_is_the_line_of_its_request(tmp_path):
     jobs = jobs_of(*({"prompt": name} for name in "abcd"))
-    served = Served(errors={"b": RuntimeError("boom")}, refused={"c": ContextError("--ctx-size 5: too small")})
-    with spelled_as_flags():
-        results = go(tmp_path / "out", jobs, served)
+    served = Served(errors={"b": RuntimeError("boom")}, refused={"c": ContextError("`ctx_size` 5: too small")})
+    results = go(tmp_path / "out", jobs, served)
     found = {line["index"]: line for line in lines(tmp_path / "out")}
     assert found[1] == {"index": 1, "error": "RuntimeError: boom", "request": jobs[1].digest}
-    assert found[2] == {"index": 2, "error": "--ctx-size 5: too small", "request": jobs[2].digest}
+    assert found[2] == {"index": 2, "error": "ctx_size 5: too small", "request": jobs[2].digest}
     assert found[0]["text"] == "A" and found[3]["text"] == "D" and results.failed == 2
 
 
@@ -168,7 +167,7 @@ def test_results_of_other_requests_are_refused(other, tmp_path):
     path = tmp_path / "out"
     go(path, jobs_of({"prompt": "a"}, {"prompt": "b"}))
     before = path.read_bytes()
-    with pytest.raises(OptionsError, match="line [12] is no result of these prompts, options and model"):
+    with pytest.raises(OptionsError, match="line [12] is not a result of these prompts, options and model"):
         Results(path, other())
     assert path.read_bytes() == before
 
@@ -177,7 +176,7 @@ def test_results_of_other_requests_are_refused(other, tmp_path):
                                      b'{"index": true}\n', b"\xff\n", b'{"text": "a"', b"null\n", b"[" * 100_000 + b"\n"])
 def test_another_file_is_refused_and_stays(content, tmp_path):
     (tmp_path / "out").write_bytes(content)
-    with pytest.raises(OptionsError, match="is no result of these prompts"):
+    with pytest.raises(OptionsError, match="is not a result of these prompts"):
         Results(tmp_path / "out", jobs_of({"prompt": "a"}))
     assert (tmp_path / "out").read_bytes() == content
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 
 import numpy as np
@@ -10,7 +9,8 @@ import pytest
 from making import make_checkpoint
 
 from mlx_llama import load
-from mlx_llama.core.errors import PARAMETERS, BackendError, ContextError, NumericalError, OptionsError, TemplateError
+from mlx_llama.core.errors import BackendError, ContextError, NumericalError, OptionsError, TemplateError
+from mlx_llama.core.generation import options
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,8 @@ def test_logits_are_those_of_transformers(toy, llm):
 
 
 def test_errors_name_the_parameters_of_load(toy):
-    assert set(inspect.signature(load).parameters) - {"on_progress"} <= set(PARAMETERS)
-    for given, message in (({"threads": 0}, "^threads 0: must be"), ({"dtype": "int8"}, "^dtype 'int8' is not"),
-                           ({"activation_bits": 8, "dtype": "float32"}, "^activation_bits 8 and dtype='float32'")):
+    for given, message in (({"threads": 0}, "^`threads` 0: must be"), ({"dtype": "int8"}, "^`dtype` 'int8' is not"),
+                           ({"activation_bits": 8, "dtype": "float32"}, "^`activation_bits` 8 and `dtype='float32'`")):
         with pytest.raises(BackendError, match=message):
             load(toy, backend="cpu", **given)
 
@@ -108,7 +107,7 @@ def test_a_question_goes_through_the_template(llm):
     assert llm.ask("hi", system="Be brief.", max_tokens=5, temperature=0.7, seed=1).tokens == llm.chat("Be brief.").send(
         "hi", max_tokens=5, temperature=0.7, seed=1).tokens
     assert llm.ask("hi", max_tokens=5).tokens != llm.generate("hi", max_tokens=5).tokens
-    with pytest.raises(ContextError, match="a question is a text, not list: `generate` takes messages"):
+    with pytest.raises(ContextError, match="a question is a text, not list: generate takes messages"):
         llm.ask([{"role": "user", "content": "hi"}])
     with pytest.raises(OptionsError, match="there is no option 'max_tokenz' .did you mean 'max_tokens'"):
         llm.ask("hi", max_tokenz=5)
@@ -125,9 +124,19 @@ def test_a_model_without_a_template_continues_texts_and_refuses_questions(tmp_pa
     plain = load(folder, backend="cpu")
     assert len(plain.generate("hi", max_tokens=2).tokens) == 2
     for ask in (lambda: plain.ask("hi"), plain.chat):
-        with pytest.raises(TemplateError, match="with template"):
+        with pytest.raises(TemplateError, match="with `template`"):
             ask()
     assert load(folder, backend="cpu", template="chatml").chat().send("hi", max_tokens=2).tokens
+
+
+def test_options_of_a_request_are_checked_once(llm, monkeypatch):
+    chat, calls, check = llm.chat(), [], options.validate
+    monkeypatch.setattr(options, "validate", lambda *given: calls.append(given) or check(*given))
+    for ask in (lambda: llm.generate("hi", max_tokens=1), lambda: chat.send("hi", max_tokens=1),
+                lambda: llm.submit([5, 6], max_tokens=1).finish()):
+        calls.clear()
+        ask()
+        assert len(calls) == 1
 
 
 # Stop tokens
@@ -143,9 +152,9 @@ def test_stop_tokens_end_an_answer_without_their_text(llm):
         assert done.tokens == whole.tokens[:cut + 1] and whole.text.startswith(done.text)
         assert llm.generate("Once", max_tokens=cut).text.startswith(done.text.rstrip("\ufffd"))
     assert json.loads(json.dumps(done.receipt()))["stop"] == int(token)
-    with pytest.raises(OptionsError, match="option stop_token_ids: token id 384 is outside the vocabulary of 384"):
+    with pytest.raises(OptionsError, match="option `stop_token_ids`: token id 384 is outside the vocabulary of 384"):
         llm.generate("Once", stop_token_ids=[384])
-    with pytest.raises(OptionsError, match="option stop: .* texts; token ids are for stop_token_ids"):
+    with pytest.raises(OptionsError, match="option `stop`: .* texts; token ids are for stop_token_ids"):
         llm.generate("Once", stop=["a", 5])
 
 
@@ -187,7 +196,7 @@ def test_numbers_that_are_not_finite_are_one_error(name, change, options, backen
     broken = load(folder, backend=backend.name, device=None if backend.name == "cpu" else "cpu", dtype="float32")
     for _ in range(2):
         stream = broken.stream([1, 5, 6], max_tokens=5, **options)
-        with pytest.raises(NumericalError, match="logits are not finite after 3 tokens: a weight is NaN or infinite.*dtype='float32'"):
+        with pytest.raises(NumericalError, match="logits are not finite after 3 tokens: a weight is NaN or infinite.*`dtype='float32'`"):
             stream.finish()
         assert (stream.completion.waits, stream.completion.finish_reason) == (1, "error") and not stream.completion.tokens
     for done in broken.batch([[1, 5], [1, 6, 7]], max_tokens=3, **options):

@@ -525,7 +525,7 @@ def test_a_turn_with_calls_is_taken_back_as_one(caller):
     chat = llm.chat(tools=[add], max_tokens=200)
     with Script(llm, CALL, "Seven."):
         chat.send("3 + 4?")
-    with pytest.raises(SessionError, match="a conversation with tools cannot go on inside an answer"):
+    with pytest.raises(SessionError, match="an answer in a conversation with tools cannot be continued"):
         chat.resume()
     assert [message["role"] for message in chat.undo()] == ["user", "assistant", "tool", "assistant"]
     assert chat.messages == []

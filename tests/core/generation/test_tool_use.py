@@ -63,7 +63,7 @@ def test_choices(llm):
     auto = llm.respond(USER, [add], max_tokens=5)
     assert auto.finish().prompt_tokens > none.completion.prompt_tokens + 100
     for tools, choice, options, reason in (([add], "sub", {}, "'sub' is none of auto, none, required"), ([], "required", {}, "no tools"),
-                                           ([add], "auto", {"regex": "a"}, "option regex: forbids every call")):
+                                           ([add], "auto", {"regex": "a"}, "option `regex`: forbids every call")):
         with pytest.raises(OptionsError, match=reason):
             llm.respond(USER, tools, choice, **options)
 
@@ -126,7 +126,7 @@ def test_the_loop_ends_after_its_rounds_and_at_a_call_that_was_cut():
     ask, asked = scripted(HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1')
     loop = ToolLoop(ask, USER, read_tools([add]))
     assert list(loop) == [] and loop.messages == [*USER, {"role": "assistant", "content": ""}] and len(asked) == 1
-    assert loop.completion.notices == ["the call of add is incomplete and was not made: raise max_tokens if it was cut"]
+    assert loop.completion.notices == ["the call of add is incomplete and was not made: raise `max_tokens` if it was cut"]
     for rounds in (0, "2"):
         with pytest.raises(OptionsError, match="rounds: "):
             ToolLoop(ask, USER, read_tools([add]), rounds=rounds)
@@ -164,7 +164,7 @@ def test_tools_of_the_loop_are_functions(llm):
     for tools, choice, reason in (([add], "sub", "'sub' is none of"), ([], "required", "no tools"), ([5], "auto", "neither a function")):
         with pytest.raises(OptionsError, match=reason):
             llm.chat(tools=tools, tool_choice=choice)
-    with pytest.raises(OptionsError, match="option regex: forbids every call"):
+    with pytest.raises(OptionsError, match="option `regex`: forbids every call"):
         llm.chat(tools=[add], regex="a")
 
 

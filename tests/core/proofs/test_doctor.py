@@ -19,6 +19,7 @@ from core.files.test_hub import cache, put_in_cache  # noqa: F401
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.proofs.diagnosis import Command
 from mlx_llama.core.proofs.doctor import diagnose
 
 from .looking import fit, found
@@ -201,7 +202,7 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
                         lambda *given, **named: asked.append(named["local_files_only"]) or download(*given, **named))
     snapshot = put_in_cache(cache)
     diagnosis = diagnose("toy/llama", "main")
-    assert diagnosis.ok and diagnosis.command == "python -m mlx_llama.chat --model toy/llama --revision main"
+    assert diagnosis.ok and diagnosis.command == Command("chat", options={"model": "toy/llama", "revision": "main", "cache_bits": None})
     (snapshot / "model.safetensors").unlink()
     diagnosis = diagnose("toy/llama")
     assert "holds neither model.safetensors" in found(diagnosis, "error")[0] and diagnosis.model["layers"] == 2
@@ -222,7 +223,7 @@ def test_compiled_kernels_or_why_not(wanted, available, expected, toy, monkeypat
     assert cpu.available is available and expected in cpu.reason and cpu.kernels is None
     assert (cpu.reason in found(diagnosis, "warning")) is not available
     if not available:
-        assert "--backend " in diagnosis.command and "--backend cpu" not in diagnosis.command
+        assert diagnosis.command.options["backend"] != "cpu"
 
 
 T4 = 'echo "Tesla T4, 14913, 7.5"'
@@ -234,9 +235,9 @@ def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
     smi(T4)
     diagnosis = diagnose(make_checkpoint(tmp_path / "m", dtype="bfloat16"))
     [cuda] = [one for one in diagnosis.backends if one.name == "cuda"]
-    assert (cuda.gpu, cuda.device, cuda.memory_bytes, cuda.flags) == (True, "Tesla T4", 14913 << 20, ())
+    assert (cuda.gpu, cuda.device, cuda.memory_bytes, cuda.options) == (True, "Tesla T4", 14913 << 20, ())
     assert diagnosis.auto == "cuda" and fit(diagnosis, "cuda").computes_in == "float16"  # a T4 has no bfloat16
-    assert diagnosis.machine["gpu"]["name"] == "Tesla T4" and "--backend" not in diagnosis.command
+    assert diagnosis.machine["gpu"]["name"] == "Tesla T4" and "backend" not in diagnosis.command.options
 
 
 @no_windows

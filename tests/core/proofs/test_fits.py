@@ -15,6 +15,7 @@ from mlx_llama.core.proofs.diagnosis import Diagnosis
 from mlx_llama.core.proofs.doctor import diagnose
 from mlx_llama.core.proofs.fits import fit_backends
 from mlx_llama.core.system import machine
+from mlx_llama.doctor import next_command
 
 from .looking import fit, found
 
@@ -74,7 +75,7 @@ def test_a_model_too_large_for_the_gpu_goes_to_the_cpu(smi, tmp_path):
     smi('echo "Tiny, 0, 8.6"')
     diagnosis = diagnose(make_checkpoint(tmp_path / "m"))
     assert diagnosis.ok and diagnosis.auto == "cuda" and fit(diagnosis, "cuda").fits is False
-    assert not diagnosis.command.endswith("--backend cuda") and "--backend " in diagnosis.command
+    assert diagnosis.command.options["backend"] != "cuda"
     assert any("chooses cuda, whose memory is too small" in one for one in found(diagnosis, "note"))
 
 
@@ -86,11 +87,11 @@ def test_a_model_too_large_for_the_gpu_goes_to_the_cpu(smi, tmp_path):
     ({"cuda": 1 << 30, "cpu": 1 << 10, "mlx": 1 << 30}, "cpu", "chat --model toy --backend mlx"),
     ({"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", None)])
 def test_the_command_takes_a_backend_with_room(memory, auto, expected, toy):
-    facts = [BackendFacts(name, True, "", {}, flags=("--device cpu",) if name == "cuda" and auto != "cuda" else (),
+    facts = [BackendFacts(name, True, "", {}, options=(("device", "cpu"),) if name == "cuda" and auto != "cuda" else (),
                           memory_bytes=memory[name]) for name in memory]
     diagnosis = Diagnosis({}, facts, auto, "toy", template={"name": "any"})
     fit_backends(diagnosis, open_checkpoint(toy), None, None, False)
-    assert diagnosis.command == (expected and f"python -m mlx_llama.{expected}")
+    assert next_command(diagnosis) == (expected and f"python -m mlx_llama.{expected}")
     assert diagnosis.ok is (expected is not None)
     assert bool(found(diagnosis, "note")) is ("--backend" in (expected or ""))
 

@@ -70,7 +70,7 @@ def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
 def test_a_turn_that_ends_with_plain_text(tmp_path):
     folder = chatty(tmp_path / "m", TURN.replace("END", "<|im_end|>"))
     [warning] = found(diagnose(folder), "warning")
-    assert "'<|im_end|>', which is text, not a token" in warning and "--stop '<|im_end|>'" in warning
+    assert "'<|im_end|>', which is text, not a token" in warning and "`stop` '<|im_end|>'" in warning
 
 
 def test_no_end_token_at_all(tmp_path):

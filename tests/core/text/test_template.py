@@ -298,7 +298,7 @@ def test_none_at_all(value, tmp_path, models):
     (tmp_path / "tokenizer_config.json").unlink()
     assert load_template(tmp_path, models["sentencepiece"].tokenizer) is None
     text = missing_template("m")
-    assert "--template" in text and all(name in text for name in BUILTIN)
+    assert "`template`" in text and all(name in text for name in BUILTIN)
 
 
 @pytest.mark.parametrize("value", [7, {"a": 1}, [1], [{"name": 3}], [{"name": []}]])

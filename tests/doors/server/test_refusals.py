@@ -297,7 +297,7 @@ def test_more_answers_than_the_server_ever_takes_are_refused_for_good(inside, to
     for field, path, body in (("n", "/v1/completions", {"prompt": "hello", "n": 4}),
                               ("prompt", "/completion", {"prompt": ["a", "b", "c", "d"]})):
         done = server.post(path, **body, max_tokens=2)
-        assert done.status_code == 400 and done.json()["errors"][0]["field"] == field and "--parallel" in done.text
+        assert done.status_code == 400 and done.json()["errors"][0]["field"] == field and "--max-rows" in done.text
 
 
 def test_anthropics_errors_have_the_code(guide):

@@ -195,5 +195,5 @@ def test_enforced_arguments_have_no_keys_but_the_declared_ones(model):
 
 def test_a_schema_of_parameters_that_cannot_be_enforced_is_refused(model):
     tool = Tool("f", "", {"type": "object", "properties": {"a": {"not": {}, "x-guidance": {"lenient": True}}}, "x-guidance": {"lenient": True}})
-    with pytest.raises(OptionsError, match="option tools: cannot be enforced: .*not"):
+    with pytest.raises(OptionsError, match="option `tools`: cannot be enforced: .*not"):
         Grammars(model.tokenizer, model.tokenizer.eos_ids, 400).compile(Rule("tools", HERMES.grammar([tool], model.tokenizer)))

@@ -1,4 +1,4 @@
-"""Shared by every door: errors in one line, exit codes, robust standard streams, progress bars.
+"""Run a command: errors in one line, exit codes, robust standard streams.
 
 Exit codes: 0 done, 2 a user error (one line on stderr), 130 interrupted, 143 terminated, 1 anything else.
 """
@@ -10,27 +10,21 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
-from .core.errors import LlamaError, spelled_as_flags
-from .core.system import progress
-from .core.system.launch import find_launch
-from .core.text.controls import shorten, show_controls
+from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.system.launch import find_launch
+from mlx_llama.core.text.controls import shorten, show_controls
+
+from .spelling import spell_flags
 
 MOST_TEXT = 1 << 28  # characters of a file
 
 
 def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> int:
-    """Call a door's `main`; turn errors into a line and an exit code. `--debug` shows the traceback."""
+    """Call a command's `main`; turn errors into a line and an exit code. `--debug` shows the traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    with spelled_as_flags():
-        return _run(main, arguments)
-
-
-def _run(main: Callable[[list[str]], int | None], arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         # A model may write any character: UTF-8 into a file or pipe, an escape where a terminal cannot show it.
         if hasattr(stream, "reconfigure"):
@@ -40,7 +34,7 @@ def _run(main: Callable[[list[str]], int | None], arguments: list[str]) -> int:
         return 2
     try:
         if find_launch() is not None:
-            from .core.backends.following import follow_leader
+            from mlx_llama.core.backends.following import follow_leader
 
             if follow_leader():
                 return 0
@@ -65,7 +59,12 @@ def _run(main: Callable[[list[str]], int | None], arguments: list[str]) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line for the user on stderr, apart from the answer, without control characters; an error in one short line."""
+    """Print a line of ours on stderr, with options as flags."""
+    show(spell_flags(text))
+
+
+def show(text: str) -> None:
+    """Print a line on stderr, apart from the answer, without control characters; an error in one short line."""
     if sys.stderr is not None:
         text = shorten(" ".join(text.split("\n")), 4000) if text.startswith("error: ") else text
         print(show_controls(text), file=sys.stderr, flush=True)
@@ -86,46 +85,6 @@ def clean_up_when_terminated() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
-
-
-class Bar:
-    """A progress bar of the work inside (core.system.progress), on a terminal's stderr.
-
-    Appears after `patience` seconds and disappears when the work is done.
-    """
-
-    def __init__(self, label: str, patience: float = 1.0):
-        self.label = label
-        self.patience = patience
-
-    def __enter__(self) -> Bar:
-        self._stack = ExitStack()
-        self._show: Callable[[int], Any] | None = None
-        self._due = time.monotonic() + self.patience
-        if progress.moves_cursor(sys.stderr):
-            self._stack.enter_context(progress.reported(self._report))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def _report(self, done: int, total: int) -> None:
-        if time.monotonic() < self._due:
-            return
-        if self._show is None:
-            self._show = self._open(total)
-        self._show(done)
-        self._due = time.monotonic() + 0.1
-
-    def _open(self, total: int) -> Callable[[int], Any]:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        shown = self._stack.enter_context(
-            Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False))
-        task = shown.add_task(self.label, total=total)
-        return lambda done: shown.update(task, completed=done, refresh=True)
 
 
 def read_text(path: str) -> str:

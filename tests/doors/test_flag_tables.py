@@ -1,0 +1,104 @@
+"""Flags made from core's tables of options; flags of other tools."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from mlx_llama.cli import flags as flag_tables
+from mlx_llama.cli.spelling import flag_of
+from mlx_llama.core.backends.load_options import TABLE, LoadOptions
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.generation.options import FIELDS, resolve
+
+
+def flags(*words: str) -> dict:
+    parser = flag_tables.Parser()
+    flag_tables.add_generation_flags(parser)
+    return flag_tables.given_flags(parser.parse_args(list(words)))
+
+
+def test_flags_are_the_options():
+    assert flags() == {}
+    given = flags("--temp", "0.5", "-m", "9", "--repeat-penalty", "1.1", "--stop", "a", "--stop", "b", "-s", "3",
+                  "--logit-bias", "15=1.5", "--logit-bias", "16-2", "--logit-bias", "17+3", "--logit-bias", "18=-1e2")
+    assert given["temperature"] == "0.5"
+    o = resolve(given).options
+    assert (o.temperature, o.max_tokens, o.repetition_penalty, o.stop, o.seed) == (0.5, 9, 1.1, ("a", "b"), 3)
+    assert o.logit_bias == {15: 1.5, 16: -2.0, 17: 3.0, 18: -100.0}
+    assert flags("-n", "9", "--predict", "8")["max_tokens"] == "8"
+
+
+@pytest.mark.parametrize("words, meant", [
+    (["--temprature", "1"], "there is no flag --temprature (did you mean --temperature?)"),
+    (["--max_tokens=5"], "there is no flag --max_tokens (did you mean --max-tokens?)"),
+    (["-ngl", "99", "--model", "x"], "there is no flag -ngl (did you mean --device?)"),
+    (["-hf", "org/name"], "there is no flag -hf (did you mean --model?)"),
+    (["-t", "4", "--max-model-len", "9"], "there is no flag -t (did you mean --threads?); there is no flag --max-model-len (did "
+     "you mean --ctx-size?)"),
+    (["--zzz"], "unrecognized arguments: --zzz (see --help)"), (["--seed"], "argument --seed/-s: expected one argument (see --help)"),
+    (["-m", "models/llama.gguf"], "-m 'models/llama.gguf': is --max-tokens here, a number: did you mean --model?"),
+    (["-m", "llama.gguf"], "did you mean --model?")])
+def test_flags_that_were_meant_are_suggested(words, meant):
+    parser = flag_tables.Parser()
+    flag_tables.add_load_flags(parser)
+    flag_tables.add_generation_flags(parser)
+    with pytest.raises(OptionsError) as caught:
+        flag_tables.given_flags(parser.parse_args(words))
+    assert meant in str(caught.value)
+
+
+def test_flags_of_other_tools_lead_to_flags_that_some_door_has():
+    from mlx_llama import generate
+
+    known = generate.parser()._option_string_actions
+    assert set(flag_tables.FOREIGN_FLAGS.values()) <= set(known)
+    assert not set(flag_tables.FOREIGN_FLAGS) - {"-m"} & set(known)
+
+
+def test_schema_and_grammar_are_files_on_the_command_line_or_text(tmp_path):
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"type": "integer"}')
+    grammar.write_text('start: "é"\n', encoding="utf-8")
+    for words in (["--json-schema", str(schema)], ["-j", '{"type": "integer"}']):
+        assert resolve(flags(*words)).options.schema.as_dict() == {"type": "integer"}
+    for words in (["--grammar", str(grammar)], ["--grammar", 'start: "é"\n']):
+        assert resolve(flags(*words)).options.grammar == 'start: "é"\n'
+    assert flags("--grammar", 'root ::= "a"')["grammar"] == 'root ::= "a"'
+    assert flags("--regex", "a+")["regex"] == "a+"
+    (tmp_path / "latin").write_bytes(b"\xff")
+    for name, reason in (("missing", "No such file"), ("latin", "not UTF-8"), (".", "directory")):
+        with pytest.raises(OptionsError, match=f"option `grammar`: the file .* cannot be read .*{reason}"):
+            flags("--grammar", str(tmp_path / name))
+    # A value from elsewhere (HTTP, Python) is never a file's name.
+    with pytest.raises(OptionsError, match="valid JSON"):
+        resolve({"schema": str(schema)})
+
+
+def test_load_flags_are_the_parameters_of_load():
+    """The table's fields, each of which but the callback has a flag with the table's help."""
+    from mlx_llama import load
+
+    parser = flag_tables.Parser()
+    flag_tables.add_load_flags(parser, without=())
+    given = parser.parse_args(["--kv-bits", "8", "--cache-memory", "2GB", "-np", "4", "--adapter", "a", "--lora", "b"])
+    options = flag_tables.load_options(given)
+    assert (options.cache_bits, options.cache_memory, options.max_rows, options.adapters) == ("8", "2GB", "4", ["a", "b"])
+    assert list(inspect.signature(load).parameters) == list(TABLE)
+    assert vars(given).keys() == TABLE.keys() - {"on_progress"} | {"debug"}
+    helps = {action.dest: action.help for action in parser._actions}
+    for name, field in TABLE.items():
+        assert f"\n    {name}: " in load.__doc__ and field.metadata["help"] in helps.get(name, field.metadata["help"])
+
+
+def test_what_llama_cpp_writes_for_unset_is_unset():
+    parser = flag_tables.Parser()
+    flag_tables.add_load_flags(parser)
+    assert flag_tables.load_options(parser.parse_args(["-c", "0", "--threads", "-1"])) == LoadOptions()
+
+
+def test_every_option_has_a_flag():
+    for name in FIELDS:
+        first, *_ = flag_tables.option_flags(name)
+        assert first == flag_of(name) and len(set(flag_tables.option_flags(name))) == len(flag_tables.option_flags(name))
