@@ -85,7 +85,7 @@ FAULTS = [
     Fault("cache and rows", "cpu_fallback/pages.py",
           "self.scales[:, :, :, :count] = other.scales[:, :, :, :count]\n        self.tokens", "self.tokens",
           "cpu, 8-bit cache: the copy of a page lacks its scales"),
-    Fault("cache and rows", "cpu_fallback/kernels/arithmetic.py",
+    Fault("cache and rows", "cpu_fallback/kernels/paging.py",
           "if d + LANES <= head_dim:", "if d < head_dim:",
           "compiled kernels, 8 or 16 bits: a head whose size is no multiple of 16 takes in the next head's numbers"),
     Fault("cache and rows", "mlx_llama/core/generation/rows.py",

@@ -20,7 +20,7 @@ import numpy as np
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFWeight
 from mlx_llama.core.system.files import write_file
 
-from . import arithmetic, layouts
+from . import layouts, products
 from .emit import Function, Module, i64
 from .layouts import FloatLayout, Layout, LowBitLayout
 from .panels import Arena, weight_layout
@@ -100,16 +100,16 @@ class _Run:
         self.arena, self.pool, self.threads = arena, pool, threads
         self.blocks = COLUMNS // layout.block
         self.panel_bytes = self.blocks * layout.block_bytes
-        together = arithmetic.panels_at_once(target, layout, 1)
+        together = products.panels_at_once(target, layout, 1)
         self.panels = len(arena.bytes) // self.panel_bytes // threads // together * together  # of a thread
         x_layout = layouts.FLOAT
         if isinstance(layout, LowBitLayout):
-            x_layout = layouts.activation_layout(16, target.dot, arithmetic.dot_offset(target, layout))
+            x_layout = layouts.activation_layout(16, target.dot, products.dot_offset(target, layout))
         self.x = Arena(x_layout.record(1) * (COLUMNS // (layouts.SPAN * layouts.GROUP)))
         self.out = np.zeros((threads, 4096), np.float32)
         module = Module()
         module.triple = target.triple
-        product = arithmetic.product(module, target, layout, x_layout, 1, together)
+        product = products.product(module, target, layout, x_layout, 1, together)
         f = Function(module, "sweep", _SWEEP, public=True)
         with f.loop(f.panels // together) as i:
             f.call(product, f.weights + i * f.panel_bytes * together, f.x, f.out, 64, f.blocks, 0, 0)

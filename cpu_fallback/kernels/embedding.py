@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from . import arithmetic, filling
+from . import filling
+from .codes import Scales, codes_of, dequantise, scale_group_of, unpack_subs
 from .emit import LANES, Function, Module, f32, i64
 from .layouts import GROUP, LowBitLayout
 from .target import Target
@@ -24,14 +25,14 @@ def embed(module: Module, target: Target, layout: LowBitLayout, format: str) -> 
     block, columns = f.allocate_stack(layout.block_bytes), f.allocate_stack(4 * LANES * GROUP)
     with f.loop(f.blocks) as b:
         filling.fill_block(f, layout, format, f.rows, b, block)
-        scales = arithmetic.Scales(f, layout, block, subs=arithmetic.unpack_subs(f, layout, block))
+        scales = Scales(f, layout, block, subs=unpack_subs(f, layout, block))
         with f.loop(layout.groups) as g:
-            codes = arithmetic.codes_of(f, target, layout, block, g, 1)
+            codes = codes_of(f, target, layout, block, g, 1)
             for half in range(2):
-                group = arithmetic.scale_group_of(layout, g, half)
+                group = scale_group_of(layout, g, half)
                 scale, bias = scales("scales", group), scales("biases", group) if layout.has_biases else None
                 for k in range(4 * half, 4 * half + 4):
-                    for e, weight in enumerate(arithmetic.dequantise(codes.chunk(k), layout, scale, bias)):
+                    for e, weight in enumerate(dequantise(codes.chunk(k), layout, scale, bias)):
                         f.store(weight, columns, 4 * LANES * (4 * k + e), 4)
             first = (b * layout.groups + g) * (4 * GROUP)
             with f.loop(f.count) as t, f.loop(GROUP) as column:

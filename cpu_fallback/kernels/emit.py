@@ -6,9 +6,11 @@ LLVM splits them for narrower registers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 from llvmlite import ir
 
 LANES = 16  # float32 or int32 lanes of a vector: rows of a panel, positions of a block of keys
@@ -49,11 +51,24 @@ def _constant(type_: ir.Type, value: int | float | list) -> ir.Constant:
 
 
 class Module(ir.Module):
-    """LLVM code under construction. known: finished functions by name, to write each once."""
+    """LLVM code under construction."""
 
     def __init__(self, name: str = "mlx_llama"):
         super().__init__(name)
-        self.known: dict[str, Function] = {}
+        self.kernels: dict[tuple, Function] = {}  # written so far, see `kernel`
+
+
+def kernel(write: Callable[..., Function]) -> Callable[..., Function]:
+    """Make write(module, ...) return the function that it wrote to this module before for the same arguments."""
+
+    @functools.wraps(write)
+    def write_once(module: Module, *arguments, **options) -> Function:
+        key = (write, arguments, tuple(sorted(options.items())))
+        if key not in module.kernels:
+            module.kernels[key] = write(module, *arguments, **options)
+        return module.kernels[key]
+
+    return write_once
 
 
 class Value:
@@ -161,6 +176,14 @@ class Value:
         return Value(self.function, self.function.builder.shuffle_vector(self.raw, other.raw, mask))
 
 
+def concatenate(parts: list[Value]) -> Value:
+    """Concatenate the lanes of 1, 2 or 4 vectors."""
+    while len(parts) > 1:
+        lanes = list(range(2 * parts[0].type.count))
+        parts = [low.shuffle(lanes, high) for low, high in zip(parts[::2], parts[1::2])]
+    return parts[0]
+
+
 class Variable:
     """A mutable value, which LLVM keeps in a register."""
 
@@ -211,6 +234,16 @@ class Function:
     def load(self, type_: ir.Type, address: Value, offset: Value | int = 0, align: int = 1) -> Value:
         return Value(self, self.builder.load(self._pointer(address, offset), align=align, typ=type_))
 
+    def load_as_float32(self, dtype: str, address: Value, offset: Value | int = 0, lanes: int = LANES) -> Value:
+        """Load `lanes` numbers of a dtype, "float32", "float16" or "bfloat16"."""
+        if dtype == "float32":
+            return self.load(vector(f32, lanes), address, offset, 4)
+        if dtype == "float16":
+            return self.load(vector(f16, lanes), address, offset, 2).widen_half()
+        # bfloat16 is the upper half of a float32.
+        half = self.load(vector(i16, lanes), address, offset, 2)
+        return (half.zero_extend(vector(i32, lanes)) << 16).bitcast(vector(f32, lanes))
+
     def allocate_stack(self, nbytes: int) -> Value:
         """Allocate on the stack; returns the address."""
         with self.builder.goto_entry_block():
@@ -260,6 +293,21 @@ class Function:
         type_ = arguments[0].type
         suffix = f"v{type_.count}f32" if isinstance(type_, ir.VectorType) else "f32"
         return self.intrinsic(f"llvm.{name}.{suffix}", type_, *arguments)
+
+    def exp(self, x: Value) -> Value:
+        """exp of 16 floats within 2 ulps, by Cephes' polynomial (Moshier, expf.c)."""
+        def real(number: float) -> Value:
+            return self.constant(f32s, float(np.float32(number)))
+
+        x = self.smaller(self.larger(x, -87.0), 88.0)
+        n = self.math("rint", x * real(1.44269504))
+        r = self.fma(n, real(-0.693359375), x)
+        r = self.fma(n, real(2.12194440e-4), r)
+        p = real(1.9875691500e-4)
+        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = self.fma(p, r, real(c))
+        y = self.fma(p, r * r, r) + real(1.0)
+        return y * ((n.to_int() + 127) << 23).bitcast(f32s)
 
     def reduce_max(self, values: Value) -> Value:
         """The largest lane of a float32 (without NaN) or signed int32 vector."""
@@ -370,5 +418,4 @@ class Function:
     def finish(self, result: Value | None = None) -> Function:
         """End the function."""
         self.builder.ret_void() if result is None else self.builder.ret(result.raw)
-        self.module.known[self.ir.name] = self
         return self

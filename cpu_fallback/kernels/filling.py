@@ -11,7 +11,7 @@ from collections.abc import Callable
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
-from .emit import LANES, Function, Module, Value, Variable, i8, i16, i32, i32s, i64, vector
+from .emit import LANES, Function, Module, Value, Variable, i8, i16, i32, i32s, i64, kernel, vector
 from .layouts import FIELDS, GROUP, ROWS, FloatLayout, LowBitLayout
 
 FILL = {"rows": i64, "panels": i64, "blocks": i64, "out": i64, "panel_bytes": i64}
@@ -22,15 +22,14 @@ def fill_name(layout: layouts.Layout, format: str = "") -> str:
     return f"fill_{layout.name}_{format}" if format else f"fill_{layout.name}"
 
 
+@kernel
 def fill(module: Module, layout: layouts.Layout, format: str) -> Function:
     """Write the function that fills `panels` panels, each of `blocks` blocks, from rows.
 
     format: the GGUF format of the rows; "": numbers, or codes one per byte, which leave out the scales. rows: int64
     [panels][16], addresses of rows; they hold whole blocks of the layout.
     """
-    if (name := fill_name(layout, format)) in module.known:
-        return module.known[name]
-    f = Function(module, name, FILL, public=True)
+    f = Function(module, fill_name(layout, format), FILL, public=True)
     with f.loop(f.panels) as p, f.loop(f.blocks) as b:
         rows, out = f.rows + p * (8 * LANES), f.out + p * f.panel_bytes + b * layout.block_bytes
         if isinstance(layout, FloatLayout):

@@ -15,9 +15,9 @@ from mlx_llama.core import ops
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
-from .arithmetic import panels_at_once
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
 from .panels import Panels
+from .products import panels_at_once
 from .program import Code, Program, experts_kind, float_bits, gather_kind, pack_kind, product_kind, split_tokens
 from .workspace import WIDTH, Buffer, Workspace, pad
 

@@ -17,7 +17,7 @@ import numpy as np
 from llvmlite import ir
 
 from ..pages import PAGE
-from . import arithmetic, embedding, filling, layouts, routing, team, unpacked
+from . import attention, embedding, filling, layouts, norms, packing, paging, products, rope, routing, team, unpacked
 from .emit import LANES, Function, Module, Value, Variable, f32, f32s, i64
 from .layouts import GROUP, ActivationLayout, FloatLayout, Layout, LowBitLayout
 from .target import Compiled, Target, compile_module
@@ -103,7 +103,7 @@ class Recipe:
         if isinstance(layout, FloatLayout) or self.activation_bits == 32:
             return layouts.FLOAT
         low_bit = [layout, *(other for other in self.layouts if not isinstance(other, FloatLayout))]
-        offset = next(filter(None, (arithmetic.dot_offset(self.target, one) for one in low_bit)), 0)
+        offset = next(filter(None, (products.dot_offset(self.target, one) for one in low_bit)), 0)
         return layouts.activation_layout(self.activation_bits, self.target.dot, offset)
 
     @property
@@ -340,8 +340,8 @@ def _product_writer(target: Target, layout: Layout, x_layout: ActivationLayout) 
         sizes = tiles(target, x_layout)
         kernels = {}  # by tile: {panels at once: kernel}, most panels first
         for size in sizes:
-            several = arithmetic.panels_at_once(target, layout, size)
-            kernels[size] = {count: arithmetic.product(module, target, layout, x_layout, size, count)
+            several = products.panels_at_once(target, layout, size)
+            kernels[size] = {count: products.product(module, target, layout, x_layout, size, count)
                              for count in dict.fromkeys((several, 1))}
         o = _Operation(module, name)
         f = o.f
@@ -384,8 +384,8 @@ def _product_writer(target: Target, layout: Layout, x_layout: ActivationLayout) 
 
 def _pack_writer(x_layout: ActivationLayout, source: str, sizes: tuple[int, ...]) -> Writer:
     def write(module: Module, name: str) -> Function:
-        packs = [arithmetic.pack(module, x_layout, source, single) for single in (True, False)]
-        squares = arithmetic.sum_of_squares(module)
+        packs = [packing.pack(module, x_layout, source, single) for single in (True, False)]
+        squares = norms.sum_of_squares(module)
         o = _Operation(module, name)
         f = o.f
         part, groups = o.part, o.groups
@@ -445,8 +445,8 @@ class _Tile:
 
 def _gather_writer(x_layout: ActivationLayout, source: str) -> Writer:
     def write(module: Module, name: str) -> Function:
-        packs = [arithmetic.pack(module, x_layout, source, single) for single in (True, False)]
-        squares = arithmetic.sum_of_squares(module)
+        packs = [packing.pack(module, x_layout, source, single) for single in (True, False)]
+        squares = norms.sum_of_squares(module)
         o = _Operation(module, name)
         f = o.f
         part, groups = o.part, o.groups
@@ -477,8 +477,8 @@ def _gather_writer(x_layout: ActivationLayout, source: str) -> Writer:
 
 def _experts_writer(target: Target, layout: Layout, x_layout: ActivationLayout, sizes: tuple[int, ...]) -> Writer:
     def write(module: Module, name: str) -> Function:
-        counts = {size: dict.fromkeys((arithmetic.panels_at_once(target, layout, size), 1)) for size in sizes}
-        kernels = {size: {count: arithmetic.product(module, target, layout, x_layout, size, count) for count in counts[size]}
+        counts = {size: dict.fromkeys((products.panels_at_once(target, layout, size), 1)) for size in sizes}
+        kernels = {size: {count: products.product(module, target, layout, x_layout, size, count) for count in counts[size]}
                    for size in sizes}
         o = _Operation(module, name)
         f = o.f
@@ -518,7 +518,7 @@ def _write_combine(module: Module, name: str) -> Function:
 
 
 def _write_adjust(module: Module, name: str) -> Function:
-    adjust, squares = arithmetic.adjust(module), arithmetic.sum_of_squares(module)
+    adjust, squares = norms.adjust(module), norms.sum_of_squares(module)
     o = _Operation(module, name)
     f = o.f
     weight, groups = o.weight, o.groups
@@ -535,7 +535,7 @@ def _write_adjust(module: Module, name: str) -> Function:
 
 
 def _write_softcap(module: Module, name: str) -> Function:
-    softcap = arithmetic.softcap(module)
+    softcap = norms.softcap(module)
     o = _Operation(module, name)
     f = o.f
     target, target_bytes, groups, cap = o.target, o.target_bytes, o.groups, o.load_float("cap")
@@ -556,7 +556,7 @@ def _write_select(module: Module, name: str) -> Function:
 
 
 def _write_norm_heads(module: Module, name: str) -> Function:
-    norm = arithmetic.norm_head(module)
+    norm = norms.norm_head(module)
     o = _Operation(module, name)
     f = o.f
     eps = o.load_float("eps")
@@ -571,10 +571,10 @@ def _write_norm_heads(module: Module, name: str) -> Function:
 
 
 def _rotate_writer(head_dim: int, cache_bits: int | None, rotary_dim: int | None) -> Writer:
-    layout = arithmetic.page_layout(head_dim, cache_bits)
+    layout = paging.page_layout(head_dim, cache_bits)
 
     def write(module: Module, name: str) -> Function:
-        rotate, store = arithmetic.rotate(module, rotary_dim or head_dim), arithmetic.store(module, head_dim, cache_bits)
+        rotate, store = rope.rotate(module, rotary_dim or head_dim), paging.store(module, head_dim, cache_bits)
         o = _Operation(module, name)
         f = o.f
         table_at, query_table_at = o.table_at, o.query_table_at
@@ -598,10 +598,10 @@ def _rotate_writer(head_dim: int, cache_bits: int | None, rotary_dim: int | None
 
 
 def _attend_writer(head_dim: int, cache_bits: int | None, cap: float | None) -> Writer:
-    layout = arithmetic.page_layout(head_dim, cache_bits)
+    layout = paging.page_layout(head_dim, cache_bits)
 
     def write(module: Module, name: str) -> Function:
-        attend = arithmetic.attend(module, head_dim, cache_bits, cap=cap)
+        attend = attention.attend(module, head_dim, cache_bits, cap=cap)
         o = _Operation(module, name)
         f = o.f
         key_heads, shared, window = o.key_heads, o.shared, o.window

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-from . import arithmetic
 from .emit import LANES, Function, Module, Value, Variable, f32, f32s, i64
 
 # Words of a tile's record. The record before the first tile's has the number of tiles.
@@ -64,7 +63,7 @@ def choose(module: Module, public: bool = False) -> Function:
 
 
 def _exp(f: Function, x: Value) -> Value:
-    return arithmetic.exp(f, x.splat()).extract_lane(0)
+    return f.exp(x.splat()).extract_lane(0)
 
 
 def sort(module: Module, sizes: tuple[int, ...], public: bool = False) -> Function:

@@ -1,16 +1,16 @@
 """Products of low-bit panels with many tokens, for processors with vpdpbusd.
 
-`arithmetic.product` unpacks codes once per tile of tokens. With many tokens that work, and one load of activations per
+`products.product` unpacks codes once per tile of tokens. With many tokens that work, and one load of activations per
 product, limit it. Here the codes and scales of PANELS panels and one span are unpacked once, into the L1 cache, for up to
-STRIP tiles, and every activation that is loaded serves all panels. Sums have the order of `arithmetic.product`: the same bits.
+STRIP tiles, and every activation that is loaded serves all panels. Sums have the order of `products.product`: the same bits.
 """
 
 from __future__ import annotations
 
-from . import arithmetic
-from .arithmetic import Scales, codes_of, dot, scale_group_of, unpack_subs
-from .emit import Function, Module, Value, Variable, f32, f32s, i32, i32s, i64
+from .codes import Scales, codes_of, scale_group_of, unpack_subs
+from .emit import Function, Module, Value, Variable, f32, f32s, i32, i32s, i64, kernel
 from .layouts import FIELDS, SPAN, ActivationLayout, Layout, LowBitLayout
+from .products import dot, dot_offset
 from .target import Target
 
 PANELS = 2
@@ -30,16 +30,15 @@ def applies(target: Target, layout: Layout, x_layout: ActivationLayout) -> bool:
     return any(len(fields) > 1 for fields in FIELDS[layout.bits])
 
 
+@kernel
 def product(module: Module, target: Target, layout: LowBitLayout, x_layout: ActivationLayout, panels: int,
             public: bool = False) -> Function:
     """out[t][16 rows] = panels times x[t] (+ bias) (+ out, if accumulate), for `tiles` full tiles of tokens.
 
-    Parameters as of `arithmetic.product`; weights: `panels` panels, panel_bytes apart, whose outputs are contiguous, as
+    Parameters as of `products.product`; weights: `panels` panels, panel_bytes apart, whose outputs are contiguous, as
     their biases are; x: the first tile's first record, tiles x_tile_bytes apart.
     """
     name = f"unpacked_product_{layout.name}_{x_layout.name}_{x_layout.offset}_{panels}"
-    if name in module.known:
-        return module.known[name]
     unpack, multiply = _unpack(module, target, layout, panels), _multiply(module, target, layout, x_layout, panels)
     f = Function(module, name, PRODUCT, public=public)
     tile, per_span = target.tile, SPAN // layout.groups
@@ -115,7 +114,7 @@ def _multiply(module: Module, target: Target, layout: LowBitLayout, x_layout: Ac
     """sums[t][panel][16 rows] += unpacked span times a tile's record. groups: of the span."""
     parts, tile = _Scratch(layout, panels), target.tile
     planes = 2 if x_layout.name == "int8x2" else 1
-    offset = arithmetic.dot_offset(target, layout)
+    offset = dot_offset(target, layout)
     f = Function(module, f"multiply_{layout.name}_{x_layout.name}_{panels}", {"span": i64, "x": i64, "tile_bytes": i64, "groups": i64, "sums": i64})
     numbers = range(panels)
     for start in range(0, tile, TOKENS):

@@ -17,7 +17,7 @@ import pytest
 
 from backends.kernels.calls import Library, write_records
 from backends.kernels.weights import random_matrix
-from cpu_fallback.kernels import arithmetic as kernels, compilation, emit, layouts, panels, target as targets
+from cpu_fallback.kernels import compilation, emit, layouts, panels, products, target as targets
 from cpu_fallback.kernels.emit import Module
 from cpu_fallback.kernels.image import Image
 from cpu_fallback.kernels.layouts import GROUP, SPAN
@@ -133,14 +133,14 @@ def test_neons_arithmetic_in_other_instructions(monkeypatch):
     monkeypatch.setattr(emit.Function, "intrinsic", without_sdot)
     name = available()[0]
     arm = dataclasses.replace(build_target(name), dot="sdot", tile=2, float_tile=2, gfni=False)
-    assert kernels.flips_codes(arm, layout_of("Q8_0")) and not kernels.flips_codes(build_target(name), layout_of("Q8_0"))
+    assert products.flips_codes(arm, layout_of("Q8_0")) and not products.flips_codes(build_target(name), layout_of("Q8_0"))
     rng = np.random.default_rng(1)
     sources = {kind: random_matrix(kind, 19, rng, 512) for kind in ON_NEON}
     wanted, cases = [], []
     for kind, source in sources.items():
         layout = panels.weight_layout(source.tensor)
         wanted.append(("fill", layout, Plan(source.tensor, layout).source))
-        offset = kernels.dot_offset(arm, layout)
+        offset = products.dot_offset(arm, layout)
         cases += [(kind, layouts.activation_layout(bits, "sdot", offset), tokens) for bits, tokens in ON_NEON[kind]]
         wanted += [("product", layout, x_layout, tokens) for of, x_layout, tokens in cases if of == kind]
     library = Library(arm, wanted, key="sdot replaced")
@@ -160,7 +160,7 @@ def test_neons_arithmetic_in_other_instructions(monkeypatch):
 def test_products_refuse_activations_for_another_offset():
     arm, layout = build_target(available()[0]), layout_of("Q4_0")
     with pytest.raises(ValueError, match="offset 8, not 0"):
-        kernels.product(Module(), arm, layout, layouts.activation_layout(16, arm.dot, 0), 1)
+        products.product(Module(), arm, layout, layouts.activation_layout(16, arm.dot, 0), 1)
 
 
 # ---- the cache of machine code
