@@ -95,7 +95,8 @@ class Weights:
     def _compile(self, compilation: Compilation) -> None:
         """Plan all panels and compile their code; map them from the cache, or fill an arena on several threads."""
         from .kernels import panel_files, panels
-        from .kernels.program import Code, Recipe
+        from .kernels.program import Code
+        from .kernels.recipe import Recipe
 
         names = [name.removesuffix(".weight") for name, tensor in self.tensors.items() if len(tensor.shape) == 2]
         embedding = "model.embed_tokens"

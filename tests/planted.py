@@ -58,7 +58,7 @@ FAULTS = [
           "    if mask is not None:\n        scores[..., ~mask] = -np.inf\n"
           "    if cap:\n        scores = softcap(scores, cap)\n",
           "NumPy: the softcap comes after the mask, so hidden positions get a share"),
-    Fault("forward", "cpu_fallback/kernels/program.py",
+    Fault("forward", "cpu_fallback/kernels/operations.py",
           "count = (tokens + (full - 1 - largest)) // full", "count = (tokens + (full - largest)) // full",
           "compiled products: a rest of as many tokens as the largest small tile holds is read as a full tile"),
     Fault("forward", "cpu_fallback/kernels/runner.py",

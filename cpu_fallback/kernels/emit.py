@@ -234,6 +234,10 @@ class Function:
     def load(self, type_: ir.Type, address: Value, offset: Value | int = 0, align: int = 1) -> Value:
         return Value(self, self.builder.load(self._pointer(address, offset), align=align, typ=type_))
 
+    def load_word(self, record: Value, index: int) -> Value:
+        """Load word `index`, int64, of a record."""
+        return self.load(i64, record, 8 * index, 8)
+
     def load_as_float32(self, dtype: str, address: Value, offset: Value | int = 0, lanes: int = LANES) -> Value:
         """Load `lanes` numbers of a dtype, "float32", "float16" or "bfloat16"."""
         if dtype == "float32":

@@ -4,7 +4,7 @@ Weights [N, K] are stored as contiguous panels of 16 rows; the last panel is pad
 blocks along K, padded with zeros to whole blocks, and a kernel reads it sequentially once. Lane r of a vector is row r of
 the panel. Inputs are counted in groups of 32.
 
-Activations are stored in blocks of T tokens, a tile (program.tiles). A block is a sequence of records, one per span of 256
+Activations are stored in blocks of T tokens, a tile (recipe.tiles). A block is a sequence of records, one per span of 256
 inputs. An integer layout's record holds the span's codes, their scale and their sums.
 """
 

@@ -18,7 +18,9 @@ from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
 from .panels import Panels
 from .products import panels_at_once
-from .program import Code, Program, experts_kind, float_bits, gather_kind, pack_kind, product_kind, split_tokens
+from .program import Code, Program
+from .recipe import split_tokens
+from .records import experts_kind, float_bits, gather_kind, pack_kind, product_kind
 from .workspace import WIDTH, Buffer, Workspace, pad
 
 

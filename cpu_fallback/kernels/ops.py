@@ -10,7 +10,7 @@ from .. import ops
 from .layouts import ROWS
 from .lowering import Adjusted, Gated, Normed, Product, Rows, Symbol, Tokens, Trace, View
 from .panels import Panels
-from .program import float_bits
+from .records import float_bits
 from .workspace import pad
 
 NO_WINDOW = 1 << 60

@@ -17,7 +17,8 @@ import numpy as np
 
 from mlx_llama.core.backends.profile import ADAPTERS, ATTENTION, EMBEDDING, EXPERTS, HEAD_NORMS, ROPE, Profile, matrix_parts
 
-from .program import CONTEXT, Code, Part, Program
+from .program import Code, Part, Program
+from .records import CONTEXT
 from .runner import Runner
 from .team import Call, Team
 
@@ -32,7 +33,7 @@ _PACKED = {"norm": "norm, packing", "plain": "packing"}  # else the activation
 @dataclass(frozen=True)
 class Run:
     """One run of a program's operations from `first` on. ticks: int64 [threads, 1 + 2 operations] of
-    program._write_interpreter; seconds: of Team.run."""
+    interpreter.write_module; seconds: of Team.run."""
 
     program: Program
     tokens: int

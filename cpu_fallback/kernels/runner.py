@@ -19,7 +19,9 @@ from .. import cache, ops
 from ..pages import PAGE
 from .layouts import ROWS
 from .lowering import Mark, Segment, Tokens, Trace, View
-from .program import CONTEXT, Code, expert_tiles
+from .program import Code
+from .recipe import expert_tiles
+from .records import CONTEXT
 from .team import Team
 from .workspace import CHUNK, HEAD_CHUNK, Buffer, Workspace, pad
 

@@ -59,7 +59,7 @@ class Workspace:
 
     hidden: the stream; qkv: queries, keys and values; mixed: attention's output before its projection; gate, up: the MLP's;
     logits: of HEAD_CHUNK tokens; activations: packed inputs of the next product, by layout; places: where the cache has
-    each token (program.PLACE); pages: the cache's layout; routing: of experts, None without; low_rank: an adapter's inner
+    each token (records.PLACE); pages: the cache's layout; routing: of experts, None without; low_rank: an adapter's inner
     products.
     """
 

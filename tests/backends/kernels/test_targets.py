@@ -20,9 +20,10 @@ from backends.kernels.weights import random_matrix
 from cpu_fallback.kernels import compilation, emit, layouts, panels, products, target as targets
 from cpu_fallback.kernels.emit import Module
 from cpu_fallback.kernels.image import Image
+from cpu_fallback.kernels.interpreter import write_module
 from cpu_fallback.kernels.layouts import GROUP, SPAN
 from cpu_fallback.kernels.panels import Plan
-from cpu_fallback.kernels.program import Recipe, write_module
+from cpu_fallback.kernels.recipe import Recipe
 from cpu_fallback.kernels.target import available, build_target, compile_module
 from mlx_llama.core.errors import BackendError
 
