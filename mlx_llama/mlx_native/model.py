@@ -23,7 +23,7 @@ from . import ops, runtime
 from .cache import Cache
 from .kernels.draw import draw, sample
 from .kernels.pace import Pace
-from .kernels.rooms import Packing, Parts
+from .kernels.packing import Packing, Parts
 from .kernels.trace import Runner
 from .kernels.view import StepView
 from .kernels.wired import wire
@@ -131,7 +131,7 @@ class Llama:
                 view.listener = probe
                 logits = self.decoder(tokens, view, all_positions or probe is not None)
                 # Evaluate the stored tokens with the logits; a pending update could not be evaluated in another thread.
-                (logits,) = mx.depends([logits], [room.tokens for room in view.rooms])
+                (logits,) = mx.depends([logits], [buffer.tokens for buffer in view.buffers])
             return logits if all_positions else logits[:, -1]
 
     def _advance(self, window: int, packing: Packing, token: mx.array, position: mx.array, tokens: mx.array,

@@ -14,7 +14,7 @@ from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
 from .cache import View
 from .dense import DenseMatrix
-from .kernels.rooms import Parts
+from .kernels.packing import Parts
 from .quantized import LowBitMatrix, QuantizedStack
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix

@@ -8,26 +8,25 @@ import mlx.core as mx
 
 from mlx_llama.core.ops import View
 
-from .rooms import Packing, Parts
+from .packing import Packing, Parts
 
 
 class StepView(View):
-    """The words of cache.View over a room's arrays, for one token in each slot.
+    """The words of cache.View over a buffer's arrays, for one token in each slot. Arguments are not changed.
 
-    A Python number would be a key of the trace: mx.compile would trace every token again and keep every trace. So
-    positions are int32 [S], [] for one slot, and attention reads the whole room behind a mask. A larger room is another
-    trace.
-
-    keys, values: Parts [S, G, L, *] per layer, tokens: int32 [S, L]; `token` [S, 1] is stored at `position`.
-    tables: Cache.tables on entry, those of the positions after. adapters: int32 [S], the numbers of the slots' adapters, None
-    where no slot has one. The arrays given stay as they are.
+    mx.compile would trace every token again if positions were Python numbers, which are keys of a trace. So they are int32 [S],
+    [] for one slot, and attention reads the whole buffer behind a mask. A larger buffer is another trace.
     """
 
-    flat = True
+    flat = True  # x is [S, E], without an axis of positions
     count = 1
 
     def __init__(self, token: mx.array, position: mx.array, tokens: mx.array, keys: Sequence[Parts],
                  values: Sequence[Parts], tables: tuple, packing: Packing, adapters: mx.array | None = None):
+        """Store `token`, int32 [S, 1], at `position`.
+
+        tokens, keys, values: of the buffer. tables: of Cache.tables. adapters: of the slots, int32 [S], None for none.
+        """
         self.position, self.packing, self.adapters = position, packing, adapters
         self.keys, self.values = list(keys), list(values)
         self._indices: dict[int, mx.array] = {}  # of each slot's position, by last axis
