@@ -1,4 +1,4 @@
-"""The device under NumPy: it computes at once, so `launch` and `read` have nothing to wait for."""
+"""The device under NumPy. It computes synchronously, so `launch` and `read` never wait."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def dtype_name(dtype: np.dtype) -> str:
 
 
 def launch(*arrays: np.ndarray) -> None:
-    """Submit the arrays' work to the device without waiting: NumPy has already done it."""
+    """Submit the arrays' work to the device without waiting; NumPy has done it already."""
 
 
 def read(token: np.ndarray) -> int:
@@ -87,7 +87,7 @@ def free_memory(device: str) -> int | None:
 
 
 def bandwidth(device: str) -> float | None:
-    """Measured bandwidth of the device's memory, bytes per second; None: it computes in the host's memory."""
+    """Measured bandwidth of the device's memory in bytes per second; None: it uses the host's memory."""
     return None
 
 

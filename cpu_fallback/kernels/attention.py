@@ -47,12 +47,12 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
     wide_bytes = 4 * layout.width  # of a row of numbers
     scratch = f.allocate_stack(PAGE * wide_bytes) if cache_bits else None
 
-    def load_rows(numbers: Value, scales: Value, slot: Value, count: Value | int) -> Value:
-        """Address of `count` rows from number `slot` of a page, as float32."""
-        numbers = numbers + slot * row_bytes
+    def load_rows(numbers: Value, scales: Value, index: Value, count: Value | int) -> Value:
+        """Address of `count` rows from position `index` of a page, as float32."""
+        numbers = numbers + index * row_bytes
         if scratch is None:
             return numbers
-        f.call(widen, numbers, scales + slot * scale_bytes, count, scratch)
+        f.call(widen, numbers, scales + index * scale_bytes, count, scratch)
         return scratch
 
     def prefetch_share(rows: Value, count: Value, h: Value, heads: int) -> None:
@@ -67,9 +67,9 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
     blocks = (f.end - start + (LANES - 1)) // LANES
     with f.loop(blocks) as b:
         position = start + b * LANES
-        page, slot = f.load(i64, f.pages, position // PAGE * 8, 8), position % PAGE
-        keys = load_rows(page + f.keys, page + f.key_scales, slot, LANES)
-        ahead, ahead_count = page + f.values + slot * row_bytes, prefetches.select((f.end - position).minimum(LANES), 0)
+        page, index = f.load(i64, f.pages, position // PAGE * 8, 8), position % PAGE
+        keys = load_rows(page + f.keys, page + f.key_scales, index, LANES)
+        ahead, ahead_count = page + f.values + index * row_bytes, prefetches.select((f.end - position).minimum(LANES), 0)
         with f.loop(f.heads) as h:
             prefetch_share(ahead, ahead_count, h, 1)
             f.call(score, f.query + h * (4 * head_dim), keys, position, f.first, f.end,
@@ -96,8 +96,8 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
     with f.loop((f.end + (PAGE - 1)) // PAGE, f.first // PAGE) as number:
         begin, page = number * PAGE, f.load(i64, f.pages, number * 8, 8)
         begin = begin.compare(">", f.first).select(begin, f.first)
-        count, slot = (number * PAGE + PAGE).minimum(f.end) - begin, begin % PAGE
-        values = load_rows(page + f.values, page + f.value_scales, slot, count)
+        count, index = (number * PAGE + PAGE).minimum(f.end) - begin, begin % PAGE
+        values = load_rows(page + f.values, page + f.value_scales, index, count)
         shares = f.scores + (begin - start) * 4
         ahead_number = number - f.first // PAGE + f.next_first // PAGE
         ahead_count = (f.next_end - ahead_number * PAGE).minimum(PAGE)

@@ -124,11 +124,20 @@ def scale_group_of(layout: LowBitLayout, group: Value | int, half: int) -> Value
     return group // (layout.group_size // GROUP)
 
 
-def dequantise(chunk: Value, layout: LowBitLayout, scale: Value, bias: Value | None) -> Iterator[Value]:
-    """Weights float32 [rows] of the four inputs of a chunk of codes."""
-    for e in range(4):
-        code = (chunk >> 8 * e if e else chunk) & 255
-        if layout.offset:
-            code = code - layout.offset
-        weight = code.to_float() * scale
-        yield weight if bias is None else weight + bias
+def dequantise(f: Function, target: Target, layout: LowBitLayout, block: Value, subs: Value, group: Value,
+               tokens: int) -> Iterator[tuple[int, Value]]:
+    """Dequantise a group of a block as the file format defines: yield (input, its weights float32 [16 rows])."""
+    codes, scales = codes_of(f, target, layout, block, group, tokens), Scales(f, layout, block, subs=subs)
+    for half in range(2):
+        if half == 0 or layout.group_size == 16:
+            scale_group = scale_group_of(layout, group, half)
+            scale = scales("scales", scale_group)
+            bias = scales("biases", scale_group) if layout.has_biases else None
+        for k in range(4 * half, 4 * half + 4):
+            chunk = codes.chunk(k)
+            for e in range(4):
+                code = (chunk >> 8 * e if e else chunk) & 255
+                if layout.offset:
+                    code = code - layout.offset
+                weight = code.to_float() * scale
+                yield 4 * k + e, weight if bias is None else weight + bias

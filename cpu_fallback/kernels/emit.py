@@ -160,8 +160,8 @@ class Value:
         """Broadcast to all lanes of a vector."""
         builder, type_ = self.function.builder, vector(self.type, lanes)
         empty = ir.Constant(type_, ir.Undefined)
-        one = builder.insert_element(empty, self.raw, i32(0))
-        return Value(self.function, builder.shuffle_vector(one, empty, ir.Constant(vector(i32, lanes), [0] * lanes)))
+        first = builder.insert_element(empty, self.raw, i32(0))
+        return Value(self.function, builder.shuffle_vector(first, empty, ir.Constant(vector(i32, lanes), [0] * lanes)))
 
     def extract_lane(self, index: int) -> Value:
         return Value(self.function, self.function.builder.extract_element(self.raw, i32(index)))
@@ -170,7 +170,7 @@ class Value:
         return Value(self.function, self.function.builder.insert_element(self.raw, value.raw, i32(index)))
 
     def shuffle(self, lanes: list[int], other: Value | None = None) -> Value:
-        """Select lanes by number; those of `other` follow this vector's."""
+        """Select lanes by number, counting the lanes of `other` after this vector's."""
         other = self if other is None else other
         mask = ir.Constant(vector(i32, len(lanes)), lanes)
         return Value(self.function, self.function.builder.shuffle_vector(self.raw, other.raw, mask))
@@ -258,7 +258,7 @@ class Function:
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 
     def prefetch(self, address: Value, nbytes: int, level: int = 2) -> None:
-        """Prefetch cache lines into the cache of this level, 1 or 2; 0: into the first, for one use, past the others."""
+        """Prefetch cache lines into the cache of a level, 1 or 2; 0: into the first for a single use, bypassing the others."""
         name = "llvm.prefetch.p0"
         flags = [i32(0), i32(4 - level if level else 0), i32(1)]  # to read, locality, data
         declared = self.module.globals.get(name) or ir.Function(
@@ -276,7 +276,7 @@ class Function:
         return Value(self, self.builder.call(function.ir, raws))
 
     def call_address(self, address: Value, types: list[ir.Type], *arguments: Value) -> None:
-        """Call the function at an address, which returns nothing."""
+        """Call the function without a result at an address."""
         callee = self.builder.inttoptr(address.raw, ir.FunctionType(void, types).as_pointer())
         self.builder.call(callee, [value.raw for value in arguments])
 
@@ -317,7 +317,7 @@ class Function:
         """The largest lane of a float32 (without NaN) or signed int32 vector."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.smax.v16i32", i32, values)
-        for lanes in self._halves():  # LLVM's reduction of floats takes one lane after the other
+        for lanes in self._halves():  # LLVM's reduction of floats is sequential
             values = self.larger(*(values.shuffle(half) for half in lanes))
         return values.extract_lane(0)
 
@@ -402,12 +402,12 @@ class Function:
         self.builder.atomic_rmw("xchg", self._pointer(address), self.raw(value, i64), "acq_rel")
 
     def compare_exchange(self, address: Value, expected: int, value: int) -> Value:
-        """Store `value` in an i64 that is `expected`; returns whether it was, i32 1 or 0."""
+        """Store `value` in an i64 if it is `expected`; returns whether it was, i32 1 or 0."""
         pair = self.builder.cmpxchg(self._pointer(address), i64(expected), i64(value), "acq_rel", "acquire")
         return Value(self, self.builder.zext(self.builder.extract_value(pair, 1), i32))
 
     def switch(self, number: Value, cases: list[Callable[[], None]]) -> None:
-        """Run the code that cases[number] writes; none for other numbers."""
+        """Run the code that cases[number] writes; nothing for other numbers."""
         builder = self.builder
         after = builder.append_basic_block()
         choice = builder.switch(number.raw, after)

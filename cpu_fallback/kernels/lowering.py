@@ -38,12 +38,12 @@ class Tokens(Symbol):
 
 @dataclass(eq=False)
 class Rows(Symbol):
-    """Columns at .. at + width of a buffer. heads: number of heads in them, or None."""
+    """Columns at .. at + width - 1 of a buffer."""
 
     buffer: Buffer
     at: int
     width: int
-    heads: int | None = None
+    heads: int | None = None  # number of heads in them
 
     def read(self, tokens: int) -> np.ndarray:
         """Copy the rows: float32 [tokens, width], or [heads, tokens, width / heads]."""
@@ -242,8 +242,8 @@ class Trace:
         token_bytes = columns // WIDTH * layout.record(1)
 
         def read(tokens: int) -> np.ndarray:
-            tiles = [unpack(layout, records[first * token_bytes:], columns, slots, count)
-                     for first, count, slots in split_tokens(target, layout, tokens)]
+            tiles = [unpack(layout, records[first * token_bytes:], columns, size, count)
+                     for first, count, size in split_tokens(target, layout, tokens)]
             return np.concatenate(tiles)[:, :width]
 
         return read

@@ -73,9 +73,8 @@ def _write_product(module: Module, name: str, target: Target, layout: Layout, x_
     sizes = tiles(target, x_layout)
     kernels = {}  # by tile: {panels at once: kernel}, most panels first
     for size in sizes:
-        several = products.panels_at_once(target, layout, size)
-        kernels[size] = {count: products.product(module, target, layout, x_layout, size, count)
-                         for count in dict.fromkeys((several, 1))}
+        counts = dict.fromkeys((products.panels_at_once(target, layout, size), 1))
+        kernels[size] = {count: products.product(module, target, layout, x_layout, size, count) for count in counts}
     o = _Operation(module, name)
     f = o.f
     weights, panel_bytes, blocks, out, out_bytes = o.weights, o.panel_bytes, o.blocks, o.out, o.out_bytes
@@ -122,7 +121,7 @@ def _write_pack(module: Module, name: str, x_layout: ActivationLayout, source: s
     parts = (groups + part - 1) // part
     tokens, full = o.context("tokens"), sizes[-1]
     with f.loop(f.hi, f.lo) as item:
-        # Tokens of a tile share cache lines. Threads take different parts of them, mostly those that they computed.
+        # Tokens of a tile share cache lines. Threads take different parts of tokens, mostly the parts that they computed.
         first = item // (parts * full) * full  # of the tile
         rest = tokens - first
         inside, count = item - first * parts, rest.minimum(full)
@@ -130,13 +129,13 @@ def _write_pack(module: Module, name: str, x_layout: ActivationLayout, source: s
         row = token + o.context("first_row")
         a, b = o.a + row * o.a_bytes, o.b + row * o.b_bytes
         factor = _norm_factor(o, squares, a, groups) if source == "norm" else f.constant(f32, 1.0)
-        slots = f.constant(i64, full)
-        for size in reversed(sizes[:-1]):
-            slots = rest.compare("<=", size).select(f.constant(i64, size), slots)
+        size = f.constant(i64, full)
+        for smaller in reversed(sizes[:-1]):
+            size = rest.compare("<=", smaller).select(f.constant(i64, smaller), size)
         at = start * (4 * GROUP)
-        out = o.x + first * o.x_bytes + start // layouts.SPAN * (slots * x_layout.record(1))
-        _call_pack(f, packs, slots, lambda: (a + at, b + at, factor, (groups - start).minimum(part), out, token - first,
-                                             slots))
+        out = o.x + first * o.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
+        _call_pack(f, packs, size, lambda: (a + at, b + at, factor, (groups - start).minimum(part), out, token - first,
+                                            size))
     return f.finish()
 
 
@@ -148,9 +147,9 @@ def _norm_factor(o: _Operation, squares: Function, a: Value, groups: Value) -> V
     return f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch, 0, 4) / width + eps)
 
 
-def _call_pack(f: Function, packs: list[Function], slots: Value, write_arguments: Callable[[], tuple[Value, ...]]) -> None:
-    """Call the first of `packs` for a tile of one slot, the second for other tiles."""
-    with f.if_else(slots.compare("==", 1)) as branches:
+def _call_pack(f: Function, packs: list[Function], size: Value, write_arguments: Callable[[], tuple[Value, ...]]) -> None:
+    """Call the first of `packs` for a tile of one token, the second for larger tiles."""
+    with f.if_else(size.compare("==", 1)) as branches:
         for branch, pack in zip(branches, packs):
             with branch:
                 f.call(pack, *write_arguments())
@@ -187,14 +186,14 @@ def _write_gather(module: Module, name: str, x_layout: ActivationLayout, source:
     tiles, is_sorted = f.load_word(o.tiles, 0), o.is_sorted.compare("!=", 0)
     with f.loop(f.hi.minimum(tiles * parts), f.lo) as item:
         tile, start = _Tile(o, item // parts), item % parts * part
-        first, slots = tile.row, tile.slots
+        first, size = tile.row, tile.size
         at = start * (4 * GROUP)
-        out = o.x + first * o.x_bytes + start // layouts.SPAN * (slots * x_layout.record(1))
-        with f.loop(tile.count) as slot:
-            row = is_sorted.select(first + slot, f.load_word(o.order + (first + slot) * 8, 0) // o.used)
+        out = o.x + first * o.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
+        with f.loop(tile.count) as index:
+            row = is_sorted.select(first + index, f.load_word(o.order + (first + index) * 8, 0) // o.used)
             a, b = o.a + row * o.a_bytes, o.b + row * o.b_bytes
             factor = _norm_factor(o, squares, a, groups) if source == "norm" else f.constant(f32, 1.0)
-            _call_pack(f, packs, slots, lambda: (a + at, b + at, factor, (groups - start).minimum(part), out, slot, slots))
+            _call_pack(f, packs, size, lambda: (a + at, b + at, factor, (groups - start).minimum(part), out, index, size))
     return f.finish()
 
 
@@ -211,11 +210,11 @@ def _write_experts(module: Module, name: str, target: Target, layout: Layout, x_
     with f.loop(f.hi.minimum(tiles * parts), f.lo) as item:
         tile, start = _Tile(o, item // parts), item % parts * part
         end = (start + part).minimum(panels)
-        slots, row = tile.slots, tile.row
+        tile_size, row = tile.size, tile.row
         weights = f.load_word(o.weights + tile.expert * 8, 0)
         x, out = o.x + row * o.x_bytes, o.out + row * out_bytes
         for size in sizes:
-            with f.if_then(slots.compare("==", size)):
+            with f.if_then(tile_size.compare("==", size)):
                 first = start
                 for at_once, kernel in kernels[size].items():
                     last = first + (end - first) // at_once * at_once
@@ -325,7 +324,7 @@ def _write_attend(module: Module, name: str, head_dim: int, cache_bits: int | No
     scale = o.load_float("scale")
     head, tokens = shared * (4 * head_dim), o.context("tokens")
     last = tokens * key_heads - 1
-    # Tokens of one prompt find the keys in a cache, where those before them had them; tokens of several rows do not.
+    # Keys are in the processor's cache for tokens of one prompt, after the first; for tokens of several rows they are not.
     several_rows = tokens.compare("==", 1) | o.place(f.zero(i64))["pages"].compare("!=", o.place(tokens - 1)["pages"])
 
     def locate(item: Value) -> tuple[Value, ...]:

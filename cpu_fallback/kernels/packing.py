@@ -13,21 +13,21 @@ PACK = {
     "factor": f32,
     "groups": i64,  # a multiple of SPAN
     "out": i64,  # the first record to write
-    "slot": i64,  # the token's number in its tile
-    "slots": i64,  # of the tile
+    "index": i64,  # of the token in its tile
+    "size": i64,  # of the tile, in tokens
 }
 
 
 @kernel
 def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, public: bool = False) -> Function:
-    """Pack one token's numbers x into its slot in the records of a tile; single: a tile of one slot.
+    """Pack one token's numbers x into the records of its tile; single: a tile of one token.
 
     source: "plain" x = a; "norm" x = a * factor * b; "silu" x = silu(a) * b; "gelu_tanh" x = gelu(a) * b, by the tanh
     approximation.
     """
     name = f"pack_{source}_{x_layout.name}_{x_layout.limit}_{x_layout.offset}_{'one' if single else 'tile'}"
     f = Function(module, name, PACK, public=public)
-    tokens, slot = (1, f.constant(i64, 0)) if single else (f.slots, f.slot)
+    tokens, index = (1, f.constant(i64, 0)) if single else (f.size, f.index)
     record = x_layout.record(tokens)
 
     def load_values(group: Value) -> list[Value]:
@@ -55,11 +55,11 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, 
                     f.store(value, out, 4 * LANES * half, 4)
                     continue
                 for e in range(LANES):
-                    f.store(value.extract_lane(e), out + slot * 4, 4 * tokens * (LANES * half + e), 4)
+                    f.store(value.extract_lane(e), out + index * 4, 4 * tokens * (LANES * half + e), 4)
         return f.finish()
     if x_layout.name == "bfloat16":
         with f.loop(f.groups) as i:
-            out = f.out + i * x_layout.codes(tokens) + slot * 4
+            out = f.out + i * x_layout.codes(tokens) + index * 4
             for half, value in enumerate(load_values(i)):
                 pairs = _round_to_bfloat16(f, value).bitcast(vector(i32, LANES // 2))
                 for pair in range(LANES // 2):
@@ -79,8 +79,8 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, 
         scale = top * float(np.float32(1 / x_layout.limit))
         with f.loop(layouts.SPAN) as i:
             x = [f.load(f32s, scratch, i * (4 * GROUP) + 4 * LANES * half, 4) for half in range(2)]
-            _quantise(f, x_layout, x, inverse, f.out + span * record, i, slot, tokens)
-        f.store(scale, f.out + span * record + slot * 4, x_layout.at("scale", tokens), 4)
+            _quantise(f, x_layout, x, inverse, f.out + span * record, i, index, tokens)
+        f.store(scale, f.out + span * record + index * 4, x_layout.at("scale", tokens), 4)
     return f.finish()
 
 
@@ -92,14 +92,14 @@ def _round_to_bfloat16(f: Function, x: Value) -> Value:
 
 
 def _quantise(f: Function, x_layout: ActivationLayout, x: list[Value], inverse: Value, record: Value, group: Value,
-              slot: Value, tokens: Value | int) -> None:
-    """Quantise one token's group of a span: code = x / scale, rounded. tokens: slots of the tile."""
+              index: Value, tokens: Value | int) -> None:
+    """Quantise one token's group of a span: code = x / scale, rounded. tokens: of the tile."""
     out = record + group * x_layout.codes(tokens)
     codes = [f.math("rint", half * inverse.splat()).to_int() for half in x]
     sums = [f.reduce_sum(half) for half in codes]
 
     for name, totals in (("sum", [sums[0] + sums[1]]), ("half_sums", sums)):
-        at = record + group * (4 * len(totals) * tokens) + slot * 4
+        at = record + group * (4 * len(totals) * tokens) + index * 4
         for half, total in enumerate(totals):
             f.store(total.to_float(), at, x_layout.at(name, tokens) + 4 * half * tokens, 4)
             f.store(total * -x_layout.offset, at, x_layout.at(f"offset_{name}", tokens) + 4 * half * tokens, 4)
@@ -109,7 +109,7 @@ def _quantise(f: Function, x_layout: ActivationLayout, x: list[Value], inverse: 
             swapped = code.truncate(vector(i16)).shuffle([4 * j + e for j in range(4) for e in (0, 2, 1, 3)])
             quads = swapped.bitcast(vector(i64, 4))
             for j in range(4):
-                f.store(quads.extract_lane(j), out + slot * 8, 8 * tokens * (4 * half + j), 4)
+                f.store(quads.extract_lane(j), out + index * 8, 8 * tokens * (4 * half + j), 4)
         return
     planes = [codes]
     if x_layout.name == "int8x2":
@@ -119,4 +119,4 @@ def _quantise(f: Function, x_layout: ActivationLayout, x: list[Value], inverse: 
         for half, code in enumerate(halves):
             quads = code.truncate(vector(i8)).bitcast(vector(i32, 4))
             for j in range(4):
-                f.store(quads.extract_lane(j), out + slot * 4, 4 * tokens * (8 * plane + 4 * half + j), 4)
+                f.store(quads.extract_lane(j), out + index * 4, 4 * tokens * (8 * plane + 4 * half + j), 4)

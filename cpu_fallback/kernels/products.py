@@ -254,7 +254,7 @@ def _multiply_pairs(f: Function, codes: Value, x: Value) -> Value:
 
 
 def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens: int) -> list[Variable]:
-    """Products with float32 activations: dequantise every weight as the file format defines."""
+    """Products with float32 activations: dequantise every weight."""
     sums = [Variable(f, f.zero(f32s)) for _ in range(tokens)]
     group_bytes = layouts.FLOAT.codes(tokens)
     with f.loop(f.blocks) as i:
@@ -262,14 +262,8 @@ def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens:
         subs = unpack_subs(f, layout, block)
         with f.loop(layout.groups) as group:
             x = f.x + (i * layout.groups + group) * group_bytes
-            codes, scales = codes_of(f, target, layout, block, group, tokens), Scales(f, layout, block, subs=subs)
-            for half in range(2):
-                if half == 0 or layout.group_size == 16:
-                    scale = scales("scales", scale_group_of(layout, group, half))
-                    bias = scales("biases", scale_group_of(layout, group, half)) if layout.has_biases else None
-                for k in range(4 * half, 4 * half + 4):
-                    for e, weight in enumerate(dequantise(codes.chunk(k), layout, scale, bias)):
-                        for t in range(tokens):
-                            value = f.load(f32, x, 4 * ((4 * k + e) * tokens + t), 4).splat()
-                            sums[t].set(f.fma(weight, value, sums[t].get()))
+            for column, weight in dequantise(f, target, layout, block, subs, group, tokens):
+                for t in range(tokens):
+                    value = f.load(f32, x, 4 * (column * tokens + t), 4).splat()
+                    sums[t].set(f.fma(weight, value, sums[t].get()))
     return sums

@@ -1,7 +1,7 @@
-"""Profile of compiled programs: the programs that run, by an interpreter that reads the clock after each operation.
+"""Profile of compiled programs, run by an interpreter that reads the clock after each operation.
 
-The seconds of a run are those of its threads, averaged: from a thread's waking to its end by operation, work and waiting at
-the barrier. The rest of the run is waking the threads, and the caller.
+The seconds of a run are averaged over its threads, by operation: work, and waiting at the barrier. The rest of a run is spent on
+waking threads and in the caller.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ _PACKED = {"norm": "norm, packing", "plain": "packing"}  # else the activation
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a program's operations from `first` on. ticks: int64 [threads, 1 + 2 operations] of
-    interpreter.write_module; seconds: of Team.run."""
+    """A run of a program's operations from `first` on."""
 
     program: Program
     tokens: int
-    ticks: np.ndarray
-    seconds: float
+    ticks: np.ndarray  # int64 [threads, 1 + 2 operations], see interpreter.py
+    seconds: float  # of Team.run
     first: int = 0
 
 
 class Clocked:
-    """A program for a team that writes `ticks`. clocked: address of Code.run_clocked."""
+    """A program that writes `ticks` when a team runs it. clocked: address of Code.run_clocked."""
 
     def __init__(self, program: Program | Part, ticks: np.ndarray, clocked: int):
         self.program, self.ticks, self.clocked = program, ticks, clocked
@@ -55,7 +54,7 @@ class Clocked:
 
 
 class ClockedTeam:
-    """A team that clocks each run of a program."""
+    """A team that clocks its runs."""
 
     def __init__(self, team: Team, code: Code):
         self.team, self.threads, self.clocked = team, team.threads, code.compiled.address["run_clocked"]
@@ -96,7 +95,7 @@ def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Pro
 
 
 def measure_clock(code: Code) -> float:
-    """Ticks of the clock in a second."""
+    """Ticks of the clock per second."""
     def read() -> tuple[float, int]:
         ticks = np.zeros(1, np.int64)
         code.run_clocked(0, 0, 0, 1, np.zeros(len(CONTEXT), np.int64).ctypes.data, ticks.ctypes.data)
@@ -119,10 +118,10 @@ def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
             if operands["weights"] in matrices:
                 panels = matrices[operands["weights"]][1]
                 nbytes, flops = panels.nbytes, 2 * run.tokens * math.prod(panels.shape)
-            else:  # an adapter's
+            else:  # of an adapter
                 nbytes = operands["items"] * operands["panel_bytes"]
                 flops = 2 * run.tokens * nbytes // 4
-        elif kind.startswith("experts") and run.tokens == 1:  # of a prompt's experts some are chosen by several tokens
+        elif kind.startswith("experts") and run.tokens == 1:  # several tokens of a prompt may choose an expert
             parts = -(-operands["panels"] // operands["part"])
             nbytes = operands["items"] // parts * operands["panels"] * operands["panel_bytes"]
         profile.add(name, float(spent[index]), float(waited[index]), nbytes, flops)
@@ -133,7 +132,7 @@ def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
 
 
 def _name(index: int, described: list[tuple[str, dict[str, int]]], matrices: dict) -> str:
-    """The name of an operation; packing has its product's."""
+    """The name of an operation; packing is named after its product."""
     kind = described[index][0].split()
     if kind[0] in _NAMES:
         return _NAMES[kind[0]]

@@ -60,7 +60,7 @@ def expert_tiles(target: Target) -> tuple[int, ...]:
 
 
 def split_tokens(target: Target, x_layout: ActivationLayout, tokens: int) -> list[tuple[int, int, int]]:
-    """By tile of activations, as the machine code packs them: first token, tokens, slots."""
+    """By tile of activations, as the machine code packs them: first token, tokens, size."""
     sizes = tiles(target, x_layout)
     starts = range(0, tokens, sizes[-1])
     counts = [min(sizes[-1], tokens - first) for first in starts]
