@@ -130,9 +130,8 @@ def dequantise(f: Function, target: Target, layout: LowBitLayout, block: Value, 
     codes, scales = codes_of(f, target, layout, block, group, tokens), Scales(f, layout, block, subs=subs)
     for half in range(2):
         if half == 0 or layout.group_size == 16:
-            scale_group = scale_group_of(layout, group, half)
-            scale = scales("scales", scale_group)
-            bias = scales("biases", scale_group) if layout.has_biases else None
+            scale = scales("scales", scale_group_of(layout, group, half))
+            bias = scales("biases", scale_group_of(layout, group, half)) if layout.has_biases else None
         for k in range(4 * half, 4 * half + 4):
             chunk = codes.chunk(k)
             for e in range(4):
