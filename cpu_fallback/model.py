@@ -36,7 +36,7 @@ class Llama:
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
         self.decoder = Decoder.build(ops, weights)
         self._runner = None  # kernels.runner.Runner of the compiled programs; None: NumPy
-        self._tile: int | None = None  # tokens that share one pass over the weights; each further tile needs another pass
+        self._tile: int | None = None  # tokens that share a pass over the weights
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: str = "cpu", threads: int | None = None,
@@ -47,8 +47,8 @@ class Llama:
         compile: False for plain NumPy, True to require compiled kernels, None to use them if available. threads: of the
         compiled path (None: one per physical core, fewer for a small model). activation_bits: 8, 16 or 32, for products
         with low-bit weights (None: 16, or 32 with dtype "float32"). cache_bits: 8 to store keys and values as int8 codes,
-        16 as float16 (None: float32). batch_invariant: True to require compiled kernels, whose rows do not depend on each other. Raises
-        BackendError for an option that it cannot honour, OutOfMemoryError.
+        16 as float16 (None: float32). batch_invariant: True to require compiled kernels, whose rows do not depend on each
+        other. Raises BackendError for an option that is not available here, OutOfMemoryError.
         """
         config = checkpoint.config
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
@@ -89,22 +89,24 @@ class Llama:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """True if a row has the same bits in any company and with any chunks: compiled kernels."""
+        """True if a row is bit-identical whatever else is in the batch, and however a prompt is split: with compiled kernels."""
         return self._runner is not None
 
     @property
     def verify_width(self) -> int:
-        """Positions that `verify` computes at little more than the cost of a step."""
+        """Number of positions that `verify` computes for little more than the cost of a step."""
         return self._tile or 16
 
     @property
     def prefill_width(self) -> int:
-        """Most prompt tokens of a call that Ctrl-C does not wait long for: any number, since it is computed in parts. Compiled
-        programs run for so many at a time anyway, and then their progress is seen."""
+        """Maximum number of prompt tokens in a call, so that Ctrl-C takes effect soon and progress is seen.
+
+        Any number would do for Ctrl-C, since a call is computed in parts; compiled programs run for this many tokens at a time.
+        """
         return self._runner.width if self._runner else 1 << 16
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Clock the operations of all calls until the context ends, which completes the profile. The bits stay the same."""
+        """Clock the operations of all calls until the context ends, which completes the profile. Results do not change."""
         if self._runner:
             from .kernels.profile import clock_programs
 
@@ -139,9 +141,8 @@ class Llama:
              rows: Sequence[int] | None = None, masks: Masks | None = None) -> np.ndarray:
         """The next token of each row, int32 [B, 1], on the device: forward over `tokens` [B, T] and sampling as one unit.
 
-        masks: gives the tokens that grammars allow. Log-probabilities stand beside the tokens if `sampling` has them.
-
-        Raises ContextError as `forward`.
+        masks: returns the tokens that grammars allow. Log-probabilities are returned beside the tokens if `sampling` asks for
+        them. Raises ContextError as `forward`.
         """
         return self.sample(self.forward(tokens, index_pos, cache, rows=rows), cache, sampling, rows=rows, masks=masks)
 

@@ -22,20 +22,17 @@ from .quantized import QuantizedMatrix
 if TYPE_CHECKING:
     from .kernels.panels import Arena, Panels, Slab
 
-READ_AHEAD = 16  # slabs of a few megabytes that the system reads from the disk meanwhile
+READ_AHEAD = 16  # slabs of a few megabytes that the system reads from the disk in advance
 
 
 class Weights:
-    """Layers made from a checkpoint's tensors, by name.
-
-    compilation: options of the compiled path, None for NumPy. code: its machine code, None for NumPy. The constructor packs
-    all panels. Raises OutOfMemoryError if they do not fit in memory.
-    """
+    """Layers made from a checkpoint's tensors, by name."""
 
     def __init__(self, checkpoint: Checkpoint, compilation: Compilation | None = None):
+        """Pack all panels. compilation: options of the compiled path, None for NumPy. Raises OutOfMemoryError."""
         self.config, self.tensors, self.adapters = checkpoint.config, checkpoint.tensors, checkpoint.adapters
-        self.code, self._panels = None, {}
-        self.rank = 0  # most rows of an adapter's first matrix in panels
+        self.code, self._panels = None, {}  # machine code of the compiled path
+        self.rank = 0  # maximum rows of an adapter's first matrix in panels
         if compilation:
             self._compile(compilation)
 
@@ -46,12 +43,12 @@ class Weights:
         return Linear(ops, parts[0] if len(parts) == 1 else parts, np.concatenate(biases) if biases else None, self._adapt(names))
 
     def _adapt(self, names: Sequence[str]) -> ops.Adapters | None:
-        """Additions of the adapters to the modules' product, by number; None: nothing."""
+        """Additions of the adapters to the modules' product, by number; None: there are none."""
         rows = [self.tensors[f"{name}.weight"].shape[0] for name in names]
-        found = {number: pair for number, adapter in enumerate(self.adapters, 1) if (pair := adapter.fuse(names, rows))}
-        if not found:
+        pairs = {number: pair for number, adapter in enumerate(self.adapters, 1) if (pair := adapter.fuse(names, rows))}
+        if not pairs:
             return None
-        return {number: self._pack_pair(*pair, rows) for number, pair in found.items()} if self.code else found
+        return {number: self._pack_pair(*pair, rows) for number, pair in pairs.items()} if self.code else pairs
 
     def _pack_pair(self, a: np.ndarray, b: np.ndarray, rows: Sequence[int]) -> tuple[Panels, tuple[Panels, ...]]:
         """Panels of a [R, K], with R padded to a whole block, and of each module's rows of b [N, R]."""
@@ -67,8 +64,8 @@ class Weights:
     def stack(self, names: Sequence[str]) -> ops.Stack:
         """The matrices of all experts, by number. Raises CheckpointError if compiled kernels find several formats."""
         stack = tuple(self._panels[name] if self.code else self._map(name) for name in names)
-        if self.code and (odd := next((one for one in stack if one.plan.layout != stack[0].plan.layout), None)):
-            raise refuse_formats(odd.plan.tensor.name)
+        if self.code and (other := next((matrix for matrix in stack if matrix.plan.layout != stack[0].plan.layout), None)):
+            raise refuse_formats(other.plan.tensor.name)
         return stack
 
     def norm(self, name: str | None) -> RMSNorm | None:
@@ -83,7 +80,7 @@ class Weights:
         stored = self.tensors[name]
         stored.check_file()
         values = stored.float32()
-        stored.release()  # the huge page around it
+        stored.release()  # the huge page that holds it
         return values
 
     def _map(self, name: str) -> ops.Matrix:
@@ -104,7 +101,7 @@ class Weights:
                   if name != embedding or name == self.config.head_name}
         plans = {name: panels.Plan(tensor, panels.weight_layout(tensor)) for name, tensor in stored.items()}
         kinds = {(plan.layout, plan.source) for plan in plans.values()} | ({(panels.ADAPTER, "")} if self.adapters else set())
-        sources = sorted(kinds, key=lambda one: (one[0].name, one[1]))
+        sources = sorted(kinds, key=lambda kind: (kind[0].name, kind[1]))
         table = self.tensors[f"{embedding}.weight"]
         looked_up = panels.Plan(table, panels.weight_layout(table))
         self.code = Code(Recipe(compilation.target, tuple(sources), compilation.activation_bits, self.config.head_dim,
