@@ -31,7 +31,7 @@ from .ranks import Ranks, Vocabulary
 from .sampling import SamplingBatch
 from .weights import Weights
 
-CHUNK = 64  # tokens of a call from which on MLX's buffer cache is cleared, as the next chunk has other shapes
+CHUNK = 64  # tokens of a call from which MLX's buffer cache is cleared, since the next chunk has other shapes
 
 
 class Llama:
@@ -51,11 +51,11 @@ class Llama:
     @classmethod
     def load(cls, checkpoint: Checkpoint, dtype: str = "auto", device: mx.Device = mx.Device(mx.cpu),
              compile: bool | None = None, cache_bits: int | None = None, ranks: Ranks | None = None) -> Llama:
-        """Build the model; weights keep their stored width. compile: trace decode steps (None: on a GPU only). cache_bits:
-        of keys and values, 8, 16 or None for the activations' width. ranks: processes that each load a share of the weights and
-        make the same calls; None for a model in this process alone.
+        """Build the model; weights keep their stored width.
 
-        Raises BackendError where `compile` cannot be honoured, OutOfMemoryError.
+        compile: trace decode steps (None: on a GPU only). cache_bits: of keys and values, 8, 16 or None for the activations'
+        width. ranks: processes that each load a share of the weights and make the same calls; None: only this process. Raises
+        BackendError if `compile` is not possible here, OutOfMemoryError.
         """
         config = checkpoint.config
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
@@ -72,23 +72,23 @@ class Llama:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """True if a row has the same bits in any company and with any chunks. MLX's products depend on their shapes."""
+        """True if a row is bit-identical whatever else is in the batch. False: MLX's products depend on their shapes."""
         return False
 
     @property
     def verify_width(self) -> int:
-        """Positions that `verify` takes for little more than a step costs."""
+        """Number of positions that `verify` computes for little more than the cost of a step."""
         return 16  # an estimate, not measured on Metal
 
     @property
     def prefill_width(self) -> int:
-        """Most prompt tokens of a call that Ctrl-C does not wait long for."""
+        """Maximum number of prompt tokens in a call, so that Ctrl-C takes effect soon."""
         return self._pace.width
 
     def profile(self) -> AbstractContextManager[Profile]:
         """Clock the operations of all calls until the context ends. Evaluates after each, which breaks the lazy graph.
 
-        Raises BackendError for traced steps, whose operations cannot be told apart.
+        Raises BackendError for traced steps, whose operations cannot be clocked separately.
         """
         if self._runner and self._runner.compile:
             raise BackendError("a traced step cannot be profiled by operation: load the model with --no-compile")
@@ -96,7 +96,7 @@ class Llama:
                          "not sums. Keys and values are stored when attention reads them")
 
     def make_cache(self, capacity: int, rows: int = 1) -> Cache:
-        """A fresh cache for `rows` sequences of at most `capacity` positions. Raises ContextError below 1."""
+        """An empty cache for `rows` sequences of at most `capacity` positions each. Raises ContextError below 1."""
         cache = Cache(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
         cache.pace = self._pace
         cache.adapters = [min(1, len(self.adapters))] * rows
@@ -106,11 +106,11 @@ class Llama:
                 all_positions: bool = False, probe=None) -> mx.array:
         """Logits after `tokens`, whose keys and values are appended to the cache.
 
-        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: the position of the first, equal to the row's
-        length, one for all or one per row; rows: of the cache, None for the first B. Returns logits [B, V] of the last
-        position, with `all_positions` [B, T, V]. probe(name, array) is called at every checkpoint of the model, with all
-        positions. Raises ContextError when the call does not continue the cache or does not fit; the cache is then as it
-        was.
+        tokens: ids [B, T] (list, NumPy or this backend's array); rows: of the cache, one per sequence (None: the first B);
+        index_pos: position of the first token, equal to the row's length; one for all or one per row. Returns logits [B, V]
+        of the last position, with `all_positions` [B, T, V]. Calls probe(name, array) at every checkpoint of the model, with
+        all positions. Raises ContextError if the tokens do not continue the rows or do not fit. A failed call leaves the cache
+        unchanged.
         """
         logits = self._forward(tokens, index_pos, cache, rows, all_positions, probe)
         if self._vocabulary:
@@ -120,7 +120,7 @@ class Llama:
 
     def _forward(self, tokens: mx.array, index_pos: int | Sequence[int], cache: Cache, rows: Sequence[int] | None,
                  all_positions: bool, probe) -> mx.array:
-        """As `forward`; of several processes each has the logits of its share of the vocabulary."""
+        """As `forward`; each of several processes gets the logits of its share of the vocabulary."""
         if probe and self._vocabulary:
             probe = self._vocabulary.gather_probes(probe)
         with mx.stream(self.device):
@@ -136,10 +136,10 @@ class Llama:
 
     def _advance(self, window: int, packing: Packing, token: mx.array, position: mx.array, tokens: mx.array,
                  keys: list[Parts], values: list[Parts], tables: tuple, adapters: mx.array | None) -> tuple:
-        """Forward over `token` [S, 1], of arrays alone: mx.compile traces it. Arguments as in StepView.
+        """Forward over `token` [S, 1], as a function of arrays, which mx.compile traces. Arguments as in StepView.
 
-        Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the tokens, keys and values
-        with the step's own.
+        Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the buffer's tokens, keys and
+        values, updated.
         """
         view = StepView(token, position, tokens, keys, values, tables, packing, adapters)
         logits = self.decoder(token.squeeze(1), view, all_positions=False)
@@ -149,12 +149,11 @@ class Llama:
 
     def step(self, tokens: mx.array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
              rows: Sequence[int] | None = None, masks: Masks | None = None) -> mx.array:
-        """The next token of each row, int32 [B, 1], still on the device: forward over `tokens` [B, T] and sampling as one
-        unit.
+        """The next token of each row, int32 [B, 1], on the device: forward over `tokens` [B, T] and sampling as one unit.
 
-        tokens: on the host, or the array that the last step over these rows returned; the others: as in `forward`. Rows of
-        a step over one token each are computed together. masks: gives the tokens that grammars allow. Log-probabilities
-        stand beside the tokens, int32 [B, C]. Raises ContextError as `forward`.
+        tokens: on the host, or the array that the last step over these rows returned. Rows of a step over one token each are
+        computed together. masks: returns the tokens that grammars allow. Log-probabilities are returned beside the tokens, int32
+        [B, C], if `sampling` asks for them. Raises ContextError as `forward`.
         """
         with mx.stream(self.device):
             tokens = checked_tokens(tokens, self.config.vocab_size)
@@ -165,12 +164,12 @@ class Llama:
 
     def sample(self, logits: mx.array, cache: Cache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
                masks: Masks | None = None) -> mx.array:
-        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last positions, also NumPy's."""
+        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last positions, of MLX or NumPy."""
         return self._draw(logits, cache, sampling, rows, masks, None)
 
     def _draw(self, logits: mx.array, cache: Cache, sampling: SamplingBatch, rows: Sequence[int] | None, masks: Masks | None,
               vocabulary: Vocabulary | None) -> mx.array:
-        """As `sample`. vocabulary: of which the logits are this process's share, None for all."""
+        """As `sample`. vocabulary: None if the logits are complete; else they are this process's share of it."""
         chosen = cache.select_rows(len(logits), rows)
         with mx.stream(self.device):
             logits = logits if isinstance(logits, mx.array) else mx.array(logits)
@@ -180,10 +179,10 @@ class Llama:
 
     def verify(self, tokens: mx.array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
                rows: Sequence[int] | None = None) -> mx.array:
-        """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
+        """The token after each of `tokens` [1, T], int32 [1, T], on the device: forward and T samplings as one unit.
 
-        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. The
-        products are those of a prompt, which may round otherwise than a single token's. Raises ContextError as `step`.
+        Each equals the sample of a `step` at its position, with the same noise and recent tokens. Products round as in a prompt,
+        which may differ from a step. Raises ContextError as `step`, and for several sequences.
         """
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
@@ -197,18 +196,18 @@ class Llama:
             return drawn.reshape(1, count)
 
 
-def _decide_compile(config: LlamaConfig, device: mx.Device, wanted: bool | None) -> tuple[bool, str]:
-    """(True to trace steps, or False and the reason). Raises BackendError if `wanted` is impossible."""
+def _decide_compile(config: LlamaConfig, device: mx.Device, requested: bool | None) -> tuple[bool, str]:
+    """Whether to trace steps, and the reason if not. Raises BackendError if `requested` is not possible."""
     if rope.length_dependent(config):
-        reason = "dynamic rope turns by angles that depend on the length"
-        if wanted:
+        reason = "the angles of dynamic rope depend on the length"
+        if requested:
             raise BackendError(f"--compile: {reason}, leave it out")
         return False, reason
-    if wanted is False:
+    if requested is False:
         return False, "--no-compile asks for it"
-    if device.type == mx.cpu and wanted and shutil.which("g++") is None:
-        raise BackendError("--compile: for its CPU device MLX calls g++, which is not installed: install it, or leave "
+    if device.type == mx.cpu and requested and shutil.which("g++") is None:
+        raise BackendError("--compile: MLX compiles for its CPU device with g++, which is not installed: install it, or leave "
                            "--compile out")
-    if device.type == mx.cpu and not wanted:
-        return False, "for its CPU device MLX calls a C++ compiler at the first token, which --compile asks for"
+    if device.type == mx.cpu and not requested:
+        return False, "on its CPU device MLX would call a C++ compiler at the first token; --compile asks for it"
     return True, ""

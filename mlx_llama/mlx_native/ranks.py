@@ -21,15 +21,16 @@ from mlx_llama.core.llama import Embedding
 from .kernels.draw import Kind, choose_winner, draw_share, sample
 from .sampling import SamplingBatch
 
-JOIN_SECONDS = 60  # in which all processes must have started
+JOIN_SECONDS = 60  # for all processes to start
 
 
 class Ranks:
-    """The processes of a run. rank: of this one; size: their number. sent: bytes of arrays that were summed or gathered, as
-    this process gave them; of a traced step counted once, when it is traced."""
+    """The processes of a run."""
 
     def __init__(self, group: mx.distributed.Group):
-        self.group, self.rank, self.size, self.sent = group, group.rank(), group.size(), 0
+        self.group = group
+        self.rank, self.size = group.rank(), group.size()  # of this process; number of processes
+        self.sent = 0  # bytes of this process's arrays that were summed or gathered; a traced step counts when it is traced
 
     def sum(self, x: mx.array) -> mx.array:
         """The sum of all processes' x, of any shape."""
@@ -37,7 +38,7 @@ class Ranks:
         return mx.distributed.all_sum(x, group=self.group)
 
     def gather(self, x: mx.array) -> mx.array:
-        """All processes' x, which have one shape, in the order of ranks: [size, *x.shape]."""
+        """Stack all processes' x, of the same shape, by rank: [size, *x.shape]."""
         self.sent += x.nbytes
         return mx.distributed.all_gather(x[None], group=self.group)
 
@@ -54,7 +55,7 @@ def join() -> Ranks:
         try:
             return Ranks(mx.distributed.init(strict=True))
         except (RuntimeError, ValueError) as error:
-            # The ring gives up after some seconds, and another process may take longer to start.
+            # The ring gives up after some seconds; another process may take longer to start.
             if "connect" not in str(error) or time.monotonic() > last:
                 raise BackendError(f"the processes of mlx.launch cannot be connected: {error}") from None
             time.sleep(0.2)

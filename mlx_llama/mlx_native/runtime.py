@@ -45,7 +45,7 @@ def device_name(device: mx.Device) -> str:
 
 
 def runs_ahead(device: mx.Device) -> bool:
-    """True if step n+1 may be launched before token n is read. Always True: MLX evaluates on a thread of its own."""
+    """True if step n+1 may be launched before token n is read. Always True: MLX evaluates on its own thread."""
     return True
 
 
@@ -70,8 +70,8 @@ def read(token: mx.array) -> int:
 
 
 def read_all(*tokens: mx.array) -> list[int]:
-    """Wait once for tokens int32 [1, T] or [B, 1] each, and return them in order as ints."""
-    joined = tokens[0] if len(tokens) == 1 else mx.concatenate([each.reshape(1, -1) for each in tokens], axis=1)
+    """Wait once for tokens, int32 [1, T] or [B, 1] each, and return them in order as ints."""
+    joined = tokens[0] if len(tokens) == 1 else mx.concatenate([array.reshape(1, -1) for array in tokens], axis=1)
     return [token for row in joined.tolist() for token in row]
 
 
@@ -87,8 +87,10 @@ def peak_memory(device: mx.Device) -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an error says that a device or the host is out of memory. MLX reports failed allocations as RuntimeError."""
-    found = ("malloc]", "unable to allocate", "attempting to allocate", "out of memory")
-    return isinstance(error, (MemoryError, OutOfMemoryError)) or isinstance(error, RuntimeError) and any(text in str(error).lower() for text in found)
+    # Of mlx/backend/{metal,cuda}/allocator.cpp.
+    texts = ("malloc]", "unable to allocate", "attempting to allocate", "out of memory")
+    return (isinstance(error, (MemoryError, OutOfMemoryError))
+            or isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts))
 
 
 def free_memory(device: mx.Device) -> int | None:
@@ -97,12 +99,12 @@ def free_memory(device: mx.Device) -> int | None:
         free = machine.free_memory()
         return None if free is None else free + mx.get_cache_memory()  # freed arrays that MLX keeps for reuse
     info = mx.device_info(device)
-    most = info.get("max_recommended_working_set_size", info.get("memory_size"))
-    return None if most is None else most - mx.get_active_memory()
+    limit = info.get("max_recommended_working_set_size", info.get("memory_size"))
+    return None if limit is None else limit - mx.get_active_memory()
 
 
 def bandwidth(device: mx.Device) -> float | None:
-    """Measured bandwidth of the device's memory, bytes per second; None: the device uses the host's memory."""
+    """Measured bandwidth of the device's memory in bytes per second; None: it uses the host's memory."""
     if device.type == mx.cpu:
         return None
     with mx.stream(device):

@@ -22,19 +22,16 @@ from .dense import DenseMatrix
 from .quantized import LowBitMatrix, QuantizedStack, can_concatenate
 from .ranks import Ranks, ShareEmbedding, Vocabulary
 
-# Texts of MLX's RuntimeErrors on GPUs (mlx/backend/{metal,cuda}/allocator.cpp). On Linux its CPU device crashes instead, so
-# memory is checked before anything is read.
-
 
 class Weights:
-    """A checkpoint's tensors by name, each as the layer that holds it. Every tensor is read when it is asked for.
-
-    dtype: of activations and of unpacked weights. One matrix or block at a time is in memory twice. Raises
-    OutOfMemoryError, before anything is read or while it is read. notices: kernels that cannot be used here. ranks: the
-    processes that each take a share of the checkpoint, None for all of it here; config and tensors are the share's.
-    """
+    """Layers made from a checkpoint's tensors, by name. A tensor is read when its layer is made."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, device: mx.Device, ranks: Ranks | None = None):
+        """dtype: of activations and unpacked weights. ranks: processes that each take a share of the checkpoint, None: only
+        this process; config and tensors are the share's.
+
+        Raises OutOfMemoryError, here or while tensors are read. One matrix at a time is in memory twice.
+        """
         self.ranks = ranks
         self.share = take_share(checkpoint, ranks.rank, ranks.size) if ranks else None
         checkpoint = self.share.checkpoint if self.share else checkpoint
@@ -43,22 +40,23 @@ class Weights:
         self.dtype, self.device = dtype, device
         low_bit = [tensor for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)]
         self._faults = quantized.find_faults(low_bit, dtype, device)
-        self.notices = tuple(f"{name} weights take more memory and time than in the file, since the kernels for them cannot be "
-                             f"used here: {fault}" for name, fault in self._faults.items())
+        self.notices = tuple(f"{name} weights take more memory and time, since their kernels do not work here: {fault}"
+                             for name, fault in self._faults.items())
         self.nbytes = sum(facts.tensor_nbytes(tensor, runtime.dtype_name(dtype), quantized.lays_for_gpu(device),
                                               self._has_kernel(tensor)) for tensor in self.tensors.values())
         self.nbytes += stacked_nbytes(self.adapters, self.config, dtype.size)
-        self._blocks: dict[tuple[str, ...], list[mx.array | LowBitMatrix]] = {}  # read so far, by names
+        self._blocks: dict[tuple[str, ...], list[mx.array | LowBitMatrix]] = {}  # matrices read so far, by names
+        # On Linux MLX's CPU device crashes when memory is short, so check before anything is read.
         check_memory(self.nbytes, lambda: _free_memory(device), runtime.device_name(device))
         self._advance = progress.meter(checkpoint.nbytes)
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """How the logits of all shares become one answer; None for a head with the whole vocabulary."""
+        """The vocabulary that the processes share; None for a head with all of it."""
         return Vocabulary(self.ranks, self.share.vocabulary) if self.share else None
 
     def linear(self, *names: str) -> Linear:
-        """The modules' matrices as one, rows on rows, and their biases where they have any."""
+        """Concatenate the rows of the modules' matrices, and their biases if there are any."""
         biases = [key for name in names if (key := f"{name}.bias") in self.tensors]
         with self._allocating():
             blocks = [DenseMatrix(block.T) if isinstance(block, mx.array) else block
@@ -71,7 +69,7 @@ class Weights:
             return Linear(*linear)
 
     def _adapt(self, names: Sequence[str]) -> ops.Adapters | None:
-        """Additions of the adapters to the modules' product; None: nothing."""
+        """Additions of the adapters to the modules' product; None: there are none."""
         shapes = [self.tensors[f"{name}.weight"].shape for name in names]
         stacked = stack(self.adapters, names, [shape[0] for shape in shapes], shapes[0][1])
         if stacked is None:
@@ -93,7 +91,7 @@ class Weights:
                 len(names), whole)
 
     def norm(self, name: str | None) -> RMSNorm | None:
-        """The norm of that name; None for None."""
+        """The norm `name`; None for None."""
         if name is None:
             return None
         with self._allocating():
@@ -112,7 +110,7 @@ class Weights:
             return Embedding(ops, weight)
 
     def _matrix(self, *names: str, for_products: bool) -> list[mx.array | LowBitMatrix]:
-        """The matrices, rows on rows, in as few blocks as the formats allow."""
+        """Concatenate the rows of the matrices, in as few blocks as the formats allow."""
         if names not in self._blocks:
             blocks = self._read(*(f"{name}.weight" for name in names))
             if for_products and len(blocks) == 1 and isinstance(blocks[0], mx.array):
@@ -150,7 +148,7 @@ class Weights:
         return array
 
     def _lay_for_products(self, weight: mx.array) -> mx.array:
-        """The same matrix, column after column in memory on the CPU at float32, where products are then twice as fast."""
+        """On the CPU at float32, store the matrix by columns, which makes products twice as fast."""
         if self.device.type != mx.cpu or self.dtype != mx.float32:
             return weight
         columns = mx.contiguous(weight.T)
@@ -160,7 +158,7 @@ class Weights:
 
     @contextlib.contextmanager
     def _allocating(self) -> Iterator[None]:
-        """On the model's device; failed allocations, which MLX reports as RuntimeError, raise OutOfMemoryError."""
+        """Run on the model's device; failed allocations, which MLX reports as RuntimeError, raise OutOfMemoryError."""
         try:
             with mx.stream(self.device):
                 yield
@@ -171,9 +169,9 @@ class Weights:
 
 
 def _free_memory(device: mx.Device) -> int | None:
-    """Bytes that weights may take; None: unknown.
+    """Bytes available to weights; None: unknown.
 
-    Metal's recommended working set is no limit: a model beyond it runs, slowly. Its limit is the machine's memory.
+    Metal runs a model beyond its recommended working set, slowly; the limit is the machine's memory.
     """
     free = runtime.free_memory(device)
     if free is None or device.type == mx.cpu:
