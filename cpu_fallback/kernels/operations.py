@@ -17,30 +17,30 @@ _OPERATION = {"op": i64, "lo": i64, "hi": i64, "thread": i64, "context": i64}
 Writer = Callable[[Module, str], Function]  # writes an operation's function of this name
 
 
-class _Operation:
-    """An operation's function under construction. Operands are attributes."""
+class _Operation(Function):
+    """An operation's function under construction. Operands are attributes, like parameters."""
 
     def __init__(self, module: Module, name: str):
-        self.kind = name.split()[0]
-        self.f = Function(module, "op " + name, _OPERATION)
+        self.fields = FIELDS[name.split()[0]]
+        super().__init__(module, "op " + name, _OPERATION)
 
     def __getattr__(self, name: str) -> Value:
-        if name not in FIELDS[self.kind]:
-            raise AttributeError(name)
-        return self.f.load_word(self.f.op, FIELDS[self.kind][name])
+        if name in self.__dict__["fields"]:
+            return self.load_word(self.op, self.fields[name])
+        return super().__getattr__(name)
 
     def load_float(self, name: str) -> Value:
         """A float32 operand, in the low half of its word."""
-        return self.f.load(f32, self.f.op, 8 * FIELDS[self.kind][name], 4)
+        return self.load(f32, self.op, 8 * self.fields[name], 4)
 
-    def context(self, name: str) -> Value:
+    def load_context(self, name: str) -> Value:
         """A word of the context."""
-        return self.f.load_word(self.f.context, CONTEXT[name])
+        return self.load_word(self.context, CONTEXT[name])
 
     def place(self, token: Value) -> dict[str, Value]:
         """A token's record of PLACE."""
-        record = self.context("places") + token * (8 * len(PLACE))
-        return {name: self.f.load_word(record, index) for name, index in PLACE.items()}
+        record = self.load_context("places") + token * (8 * len(PLACE))
+        return {name: self.load_word(record, index) for name, index in PLACE.items()}
 
 
 def operations(recipe: Recipe) -> dict[str, Writer]:
@@ -75,10 +75,9 @@ def _write_product(module: Module, name: str, target: Target, layout: Layout, x_
     for size in sizes:
         counts = dict.fromkeys((products.panels_at_once(target, layout, size), 1))
         kernels[size] = {count: products.product(module, target, layout, x_layout, size, count) for count in counts}
-    o = _Operation(module, name)
-    f = o.f
-    weights, panel_bytes, blocks, out, out_bytes = o.weights, o.panel_bytes, o.blocks, o.out, o.out_bytes
-    x, x_bytes, bias, accumulate = o.x, o.x_bytes, o.bias, o.accumulate
+    f = _Operation(module, name)
+    weights, panel_bytes, blocks, out, out_bytes = f.weights, f.panel_bytes, f.blocks, f.out, f.out_bytes
+    x, x_bytes, bias, accumulate = f.x, f.x_bytes, f.bias, f.accumulate
     has_bias = bias.compare("!=", 0)
 
     def multiply(size: int, token: Value, start: Value) -> None:
@@ -91,7 +90,7 @@ def _write_product(module: Module, name: str, target: Target, layout: Layout, x_
                        has_bias.select(bias + p * (4 * layouts.ROWS), 0), accumulate)
             start = end
 
-    tokens = o.context("tokens")
+    tokens = f.load_context("tokens")
     *smaller, full = sizes
     largest = smaller[-1] if smaller else 0
     count = (tokens + (full - 1 - largest)) // full  # the rest takes a full tile only if no smaller one holds it
@@ -115,35 +114,34 @@ def _write_product(module: Module, name: str, target: Target, layout: Layout, x_
 def _write_pack(module: Module, name: str, x_layout: ActivationLayout, source: str, sizes: tuple[int, ...]) -> Function:
     packs = [packing.pack(module, x_layout, source, single) for single in (True, False)]
     squares = norms.sum_of_squares(module)
-    o = _Operation(module, name)
-    f = o.f
-    part, groups = o.part, o.groups
+    f = _Operation(module, name)
+    part, groups = f.part, f.groups
     parts = (groups + part - 1) // part
-    tokens, full = o.context("tokens"), sizes[-1]
+    tokens, full = f.load_context("tokens"), sizes[-1]
     with f.loop(f.hi, f.lo) as item:
         # Tokens of a tile share cache lines. Threads take different parts of tokens, mostly the parts that they computed.
         first = item // (parts * full) * full  # of the tile
         rest = tokens - first
         inside, count = item - first * parts, rest.minimum(full)
         token, start = first + inside % count, inside // count * part
-        row = token + o.context("first_row")
-        a, b = o.a + row * o.a_bytes, o.b + row * o.b_bytes
-        factor = _norm_factor(o, squares, a, groups) if source == "norm" else f.constant(f32, 1.0)
+        row = token + f.load_context("first_row")
+        a, b = f.a + row * f.a_bytes, f.b + row * f.b_bytes
+        factor = _norm_factor(f, squares, a, groups) if source == "norm" else f.constant(f32, 1.0)
         size = f.constant(i64, full)
         for smaller in reversed(sizes[:-1]):
             size = rest.compare("<=", smaller).select(f.constant(i64, smaller), size)
         at = start * (4 * GROUP)
-        out = o.x + first * o.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
+        out = f.x + first * f.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
         _call_pack(f, packs, size, lambda: (a + at, b + at, factor, (groups - start).minimum(part), out, token - first,
                                             size))
     return f.finish()
 
 
-def _norm_factor(o: _Operation, squares: Function, a: Value, groups: Value) -> Value:
+def _norm_factor(f: _Operation, squares: Function, a: Value, groups: Value) -> Value:
     """1 / RMS of a row."""
-    f, scratch = o.f, o.scratch + o.f.thread * 64
+    scratch = f.scratch + f.thread * 64
     f.call(squares, a, groups, scratch)
-    width, eps = o.load_float("width"), o.load_float("eps")
+    width, eps = f.load_float("width"), f.load_float("eps")
     return f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch, 0, 4) / width + eps)
 
 
@@ -157,20 +155,19 @@ def _call_pack(f: Function, packs: list[Function], size: Value, write_arguments:
 
 def _write_route(module: Module, name: str, sizes: tuple[int, ...]) -> Function:
     choose, sort = routing.choose(module), routing.sort(module, sizes)
-    o = _Operation(module, name)
-    f = o.f
-    tokens = o.context("tokens")
+    f = _Operation(module, name)
+    tokens = f.load_context("tokens")
     with f.loop(f.hi, f.lo):
-        f.call(choose, o.scores, o.scores_bytes, tokens, o.experts, o.used, o.normalises, o.chosen, o.shares)
-        f.call(sort, o.chosen, tokens * o.used, o.experts, o.counts, o.tiles, o.order, o.rows)
+        f.call(choose, f.scores, f.scores_bytes, tokens, f.experts, f.used, f.normalises, f.chosen, f.shares)
+        f.call(sort, f.chosen, tokens * f.used, f.experts, f.counts, f.tiles, f.order, f.rows)
     return f.finish()
 
 
 class _Tile:
     """A tile's record. number: from 0."""
 
-    def __init__(self, o: _Operation, number: Value):
-        self._f, self._record = o.f, o.tiles + (number + 1) * (8 * len(routing.TILE))
+    def __init__(self, f: _Operation, number: Value):
+        self._f, self._record = f, f.tiles + (number + 1) * (8 * len(routing.TILE))
 
     def __getattr__(self, name: str) -> Value:
         return self._f.load_word(self._record, routing.TILE[name])
@@ -179,20 +176,19 @@ class _Tile:
 def _write_gather(module: Module, name: str, x_layout: ActivationLayout, source: str) -> Function:
     packs = [packing.pack(module, x_layout, source, single) for single in (True, False)]
     squares = norms.sum_of_squares(module)
-    o = _Operation(module, name)
-    f = o.f
-    part, groups = o.part, o.groups
+    f = _Operation(module, name)
+    part, groups = f.part, f.groups
     parts = (groups + part - 1) // part
-    tiles, is_sorted = f.load_word(o.tiles, 0), o.is_sorted.compare("!=", 0)
+    tiles, is_sorted = f.load_word(f.tiles, 0), f.is_sorted.compare("!=", 0)
     with f.loop(f.hi.minimum(tiles * parts), f.lo) as item:
-        tile, start = _Tile(o, item // parts), item % parts * part
+        tile, start = _Tile(f, item // parts), item % parts * part
         first, size = tile.row, tile.size
         at = start * (4 * GROUP)
-        out = o.x + first * o.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
+        out = f.x + first * f.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
         with f.loop(tile.count) as index:
-            row = is_sorted.select(first + index, f.load_word(o.order + (first + index) * 8, 0) // o.used)
-            a, b = o.a + row * o.a_bytes, o.b + row * o.b_bytes
-            factor = _norm_factor(o, squares, a, groups) if source == "norm" else f.constant(f32, 1.0)
+            row = is_sorted.select(first + index, f.load_word(f.order + (first + index) * 8, 0) // f.used)
+            a, b = f.a + row * f.a_bytes, f.b + row * f.b_bytes
+            factor = _norm_factor(f, squares, a, groups) if source == "norm" else f.constant(f32, 1.0)
             _call_pack(f, packs, size, lambda: (a + at, b + at, factor, (groups - start).minimum(part), out, index, size))
     return f.finish()
 
@@ -202,17 +198,16 @@ def _write_experts(module: Module, name: str, target: Target, layout: Layout, x_
     counts = {size: dict.fromkeys((products.panels_at_once(target, layout, size), 1)) for size in sizes}
     kernels = {size: {count: products.product(module, target, layout, x_layout, size, count) for count in counts[size]}
                for size in sizes}
-    o = _Operation(module, name)
-    f = o.f
-    panels, part, panel_bytes, blocks, out_bytes = o.panels, o.part, o.panel_bytes, o.blocks, o.out_bytes
+    f = _Operation(module, name)
+    panels, part, panel_bytes, blocks, out_bytes = f.panels, f.part, f.panel_bytes, f.blocks, f.out_bytes
     parts = (panels + part - 1) // part
-    tiles, zero = f.load_word(o.tiles, 0), f.constant(i64, 0)
+    tiles, zero = f.load_word(f.tiles, 0), f.constant(i64, 0)
     with f.loop(f.hi.minimum(tiles * parts), f.lo) as item:
-        tile, start = _Tile(o, item // parts), item % parts * part
+        tile, start = _Tile(f, item // parts), item % parts * part
         end = (start + part).minimum(panels)
         tile_size, row = tile.size, tile.row
-        weights = f.load_word(o.weights + tile.expert * 8, 0)
-        x, out = o.x + row * o.x_bytes, o.out + row * out_bytes
+        weights = f.load_word(f.weights + tile.expert * 8, 0)
+        x, out = f.x + row * f.x_bytes, f.out + row * out_bytes
         for size in sizes:
             with f.if_then(tile_size.compare("==", size)):
                 first = start
@@ -227,49 +222,45 @@ def _write_experts(module: Module, name: str, target: Target, layout: Layout, x_
 
 def _write_combine(module: Module, name: str) -> Function:
     combine = routing.combine(module)
-    o = _Operation(module, name)
-    f = o.f
-    outputs, outputs_bytes, used, vectors, accumulate = o.outputs, o.outputs_bytes, o.used, o.vectors, o.accumulate
+    f = _Operation(module, name)
+    outputs, outputs_bytes, used, vectors, accumulate = f.outputs, f.outputs_bytes, f.used, f.vectors, f.accumulate
     with f.loop(f.hi, f.lo) as token:
         at = token * used
-        f.call(combine, outputs, outputs_bytes, o.rows + at * 8, o.shares + at * 4, used, vectors,
-               o.out + token * o.out_bytes, accumulate)
+        f.call(combine, outputs, outputs_bytes, f.rows + at * 8, f.shares + at * 4, used, vectors,
+               f.out + token * f.out_bytes, accumulate)
     return f.finish()
 
 
 def _write_adjust(module: Module, name: str) -> Function:
     adjust, squares = norms.adjust(module), norms.sum_of_squares(module)
-    o = _Operation(module, name)
-    f = o.f
-    weight, groups = o.weight, o.groups
+    f = _Operation(module, name)
+    weight, groups = f.weight, f.groups
     with f.loop(f.hi, f.lo) as token:
-        delta = o.delta + token * o.delta_bytes
-        factor = Variable(f, o.load_float("factor"))
+        delta = f.delta + token * f.delta_bytes
+        factor = Variable(f, f.load_float("factor"))
         with f.if_then(weight.compare("!=", 0)):
-            scratch = o.scratch + f.thread * 64
+            scratch = f.scratch + f.thread * 64
             f.call(squares, delta, groups, scratch)
-            mean = f.load(f32, scratch, 0, 4) / o.load_float("width")
-            factor.set(factor.get() / f.math("sqrt", mean + o.load_float("eps")))
-        f.call(adjust, delta, weight, factor.get(), o.target + token * o.target_bytes, o.accumulate, groups)
+            mean = f.load(f32, scratch, 0, 4) / f.load_float("width")
+            factor.set(factor.get() / f.math("sqrt", mean + f.load_float("eps")))
+        f.call(adjust, delta, weight, factor.get(), f.target + token * f.target_bytes, f.accumulate, groups)
     return f.finish()
 
 
 def _write_softcap(module: Module, name: str) -> Function:
     softcap = norms.softcap(module)
-    o = _Operation(module, name)
-    f = o.f
-    target, target_bytes, groups, cap = o.target, o.target_bytes, o.groups, o.load_float("cap")
+    f = _Operation(module, name)
+    target, target_bytes, groups, cap = f.target, f.target_bytes, f.groups, f.load_float("cap")
     with f.loop(f.hi, f.lo) as token:
         f.call(softcap, target + token * target_bytes, groups, cap)
     return f.finish()
 
 
 def _write_select(module: Module, name: str) -> Function:
-    o = _Operation(module, name)
-    f = o.f
-    target, target_bytes, groups, adapter = o.target, o.target_bytes, o.groups, o.adapter
+    f = _Operation(module, name)
+    target, target_bytes, groups, adapter = f.target, f.target_bytes, f.groups, f.adapter
     with f.loop(f.hi, f.lo) as token:
-        with f.if_then(o.place(token)["adapter"].compare("!=", adapter)):
+        with f.if_then(f.place(token)["adapter"].compare("!=", adapter)):
             with f.loop(groups * (GROUP // LANES)) as i:
                 f.store(f.zero(f32s), target + token * target_bytes, i * (4 * LANES), 4)
     return f.finish()
@@ -277,13 +268,12 @@ def _write_select(module: Module, name: str) -> Function:
 
 def _write_norm_heads(module: Module, name: str) -> Function:
     norm = norms.norm_head(module)
-    o = _Operation(module, name)
-    f = o.f
-    eps = o.load_float("eps")
-    queries, keys = (o.heads, o.query_width, o.query_weight), (o.key_heads, o.key_width, o.key_weight)
-    keys_at = o.keys_at
+    f = _Operation(module, name)
+    eps = f.load_float("eps")
+    queries, keys = (f.heads, f.query_width, f.query_weight), (f.key_heads, f.key_width, f.key_weight)
+    keys_at = f.keys_at
     with f.loop(f.hi, f.lo) as token:
-        row = o.qkv + token * o.qkv_bytes
+        row = f.qkv + token * f.qkv_bytes
         for first, (count, width, weight) in ((row, queries), (row + keys_at, keys)):
             with f.loop(count) as h:
                 f.call(norm, first + h * width * 4, weight, width, eps)
@@ -293,22 +283,21 @@ def _write_norm_heads(module: Module, name: str) -> Function:
 def _write_rotate(module: Module, name: str, head_dim: int, cache_bits: int | None, rotary_dim: int) -> Function:
     layout = paging.page_layout(head_dim, cache_bits)
     rotate, store = rope.rotate(module, rotary_dim), paging.store(module, head_dim, cache_bits)
-    o = _Operation(module, name)
-    f = o.f
-    table_at, query_table_at = o.table_at, o.query_table_at
-    heads, key_heads, rotates = o.heads, o.key_heads, o.rotates.compare("!=", 0)
+    f = _Operation(module, name)
+    table_at, query_table_at = f.table_at, f.query_table_at
+    heads, key_heads, rotates = f.heads, f.key_heads, f.rotates.compare("!=", 0)
     shared = heads // key_heads
     with f.loop(f.hi, f.lo) as item:
         token, h = item // key_heads, item % key_heads
-        row, place = o.qkv + token * o.qkv_bytes, o.place(token)
+        row, place = f.qkv + token * f.qkv_bytes, f.place(token)
         cosine, sine, position = place["cosine"], place["sine"], place["position"]
-        key, value = (row + start + h * (4 * head_dim) for start in (o.keys_at, o.values_at))
+        key, value = (row + start + h * (4 * head_dim) for start in (f.keys_at, f.values_at))
         with f.if_then(rotates):
             with f.loop(shared) as query:
                 f.call(rotate, row + (h * shared + query) * (4 * head_dim), cosine + query_table_at, sine + query_table_at)
             f.call(rotate, key, cosine + table_at, sine + table_at)
         page, at = f.load(i64, place["pages"], position // PAGE * 8, 8), h * PAGE + position % PAGE
-        for source, numbers, scales in ((key, o.page_keys, o.key_scales), (value, o.page_values, o.value_scales)):
+        for source, numbers, scales in ((key, f.page_keys, f.key_scales), (value, f.page_values, f.value_scales)):
             f.call(store, source, page + numbers + at * layout.row_bytes, page + scales + at * (2 * layout.groups))
     return f.finish()
 
@@ -316,20 +305,19 @@ def _write_rotate(module: Module, name: str, head_dim: int, cache_bits: int | No
 def _write_attend(module: Module, name: str, head_dim: int, cache_bits: int | None, cap: float | None) -> Function:
     layout = paging.page_layout(head_dim, cache_bits)
     attend = attention.attend(module, head_dim, cache_bits, cap=cap)
-    o = _Operation(module, name)
-    f = o.f
-    key_heads, shared, window = o.key_heads, o.shared, o.window
-    keys, values, key_scales, value_scales = o.page_keys, o.page_values, o.key_scales, o.value_scales
-    scores = o.context("scores") + f.thread * o.context("scores_bytes")
-    scale = o.load_float("scale")
-    head, tokens = shared * (4 * head_dim), o.context("tokens")
+    f = _Operation(module, name)
+    key_heads, shared, window = f.key_heads, f.shared, f.window
+    keys, values, key_scales, value_scales = f.page_keys, f.page_values, f.key_scales, f.value_scales
+    scores = f.load_context("scores") + f.thread * f.load_context("scores_bytes")
+    scale = f.load_float("scale")
+    head, tokens = shared * (4 * head_dim), f.load_context("tokens")
     last = tokens * key_heads - 1
     # Keys are in the processor's cache for tokens of one prompt, after the first; for tokens of several rows they are not.
-    several_rows = tokens.compare("==", 1) | o.place(f.zero(i64))["pages"].compare("!=", o.place(tokens - 1)["pages"])
+    several_rows = tokens.compare("==", 1) | f.place(f.zero(i64))["pages"].compare("!=", f.place(tokens - 1)["pages"])
 
     def locate(item: Value) -> tuple[Value, ...]:
         token, h = item // key_heads, item % key_heads
-        place = o.place(token)
+        place = f.place(token)
         end = place["position"] + 1
         return token, h, place["pages"], end.compare(">", window).select(end - window, 0), end
 
@@ -337,8 +325,8 @@ def _write_attend(module: Module, name: str, head_dim: int, cache_bits: int | No
         token, h, pages, first, end = locate(item)
         _, next_h, next_pages, next_first, next_end = locate((item + 1).minimum(last))
         at, scales_at = h * (PAGE * layout.row_bytes), h * (PAGE * 2 * layout.groups)
-        f.call(attend, o.qkv + token * o.qkv_bytes + h * head, pages, keys + at, values + at,
-               key_scales + scales_at, value_scales + scales_at, o.out + token * o.out_bytes + h * head, first, end,
-               shared, scores, o.context("scores_head_bytes"), scale, several_rows.select(next_pages, 0),
+        f.call(attend, f.qkv + token * f.qkv_bytes + h * head, pages, keys + at, values + at,
+               key_scales + scales_at, value_scales + scales_at, f.out + token * f.out_bytes + h * head, first, end,
+               shared, scores, f.load_context("scores_head_bytes"), scale, several_rows.select(next_pages, 0),
                keys + next_h * (PAGE * layout.row_bytes), next_first, next_end)
     return f.finish()

@@ -57,14 +57,18 @@ def product(module: Module, target: Target, layout: layouts.Layout, x_layout: Ac
     for panel in range(panels):
         for t in range(tokens):
             at = f.out + f.out_stride * t + 64 * panel if t or panel else f.out
-            value = sums[panel * tokens + t]
-            total = Variable(f, value.get())
-            with f.if_then(f.bias.compare("!=", 0)):
-                total.set(total.get() + f.load(f32s, f.bias, 64 * panel, 4))
-            with f.if_then(f.accumulate.compare("!=", 0)):
-                total.set(total.get() + f.load(f32s, at, 0, 4))
-            f.store(total.get(), at, 0, 4)
+            store_output(f, sums[panel * tokens + t].get(), at, panel)
     return f.finish()
+
+
+def store_output(f: Function, value: Value, at: Value, panel: int) -> None:
+    """Store a panel's 16 outputs of a token, after adding the bias and the former outputs if the parameters ask for it."""
+    total = Variable(f, value)
+    with f.if_then(f.bias.compare("!=", 0)):
+        total.set(total.get() + f.load(f32s, f.bias, 64 * panel, 4))
+    with f.if_then(f.accumulate.compare("!=", 0)):
+        total.set(total.get() + f.load(f32s, at, 0, 4))
+    f.store(total.get(), at, 0, 4)
 
 
 def _float_sums(f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int) -> list[Variable]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mlx_llama.core.backends.profile import ADAPTERS, ATTENTION, EMBEDDING, EXPERTS, HEAD_NORMS, ROPE, Profile, matrix_parts
 
-from .program import Code, Part, Program
+from .program import Code, Program
 from .records import CONTEXT
 from .runner import Runner
 from .team import Call, Team
@@ -44,12 +44,12 @@ class Run:
 class Clocked:
     """A program that writes `ticks` when a team runs it. clocked: address of Code.run_clocked."""
 
-    def __init__(self, program: Program | Part, ticks: np.ndarray, clocked: int):
+    def __init__(self, program: Program, ticks: np.ndarray, clocked: int):
         self.program, self.ticks, self.clocked = program, ticks, clocked
 
-    def prepare(self, context: np.ndarray) -> Call:
+    def prepare(self, context: np.ndarray, *part: int) -> Call:
         """As Program.prepare."""
-        _, *call, _, _ = self.program.prepare(context)
+        _, *call, _, _ = self.program.prepare(context, *part)
         return (self.clocked, *call, self.ticks.ctypes.data, self.ticks.strides[0])
 
 
@@ -60,14 +60,13 @@ class ClockedTeam:
         self.team, self.threads, self.clocked = team, team.threads, code.compiled.address["run_clocked"]
         self.runs: list[Run] = []
 
-    def run(self, program: Program | Part, context: np.ndarray) -> None:
+    def run(self, program: Program, context: np.ndarray, first: int, last: int) -> None:
         """As Team.run."""
-        ticks = np.zeros((self.threads, 1 + 2 * len(program)), np.int64)
+        ticks = np.zeros((self.threads, 1 + 2 * (last - first)), np.int64)
         started = time.perf_counter()
-        self.team.run(Clocked(program, ticks, self.clocked), context)
+        self.team.run(Clocked(program, ticks, self.clocked), context, first, last)
         seconds = time.perf_counter() - started
-        whole, first = (program.program, program.first) if isinstance(program, Part) else (program, 0)
-        self.runs.append(Run(whole, int(context[CONTEXT["tokens"]]), ticks, seconds, first))
+        self.runs.append(Run(program, int(context[CONTEXT["tokens"]]), ticks, seconds, first))
 
 
 @contextmanager
@@ -110,7 +109,7 @@ def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
     ticks = run.ticks / second
     begun, done, released = ticks[:, :-1:2], ticks[:, 1::2], ticks[:, 2::2]  # seconds [threads, operations]
     spent, waited = (released - begun).mean(axis=0), (released - done).mean(axis=0)
-    described = run.program.describe()
+    described = run.program.operations
     for index in range(spent.size):
         kind, operands = described[run.first + index]
         name, nbytes, flops = _name(run.first + index, described, matrices), 0, 0

@@ -10,7 +10,6 @@ Every tile sums in the same order, so the same records serve a decoded token, a 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,7 +44,7 @@ class Program:
 
     def __init__(self, code: Code, threads: int):
         self.code, self.threads = code, threads
-        self._records: list[dict[str, int]] = []
+        self.operations: list[tuple[str, dict[str, int]]] = []  # kinds, and fields and operands by name
         self.records: np.ndarray | None = None
 
     def add(self, kind: str, items: int, portion: int = 1, per_token: bool = False, wait: bool = True,
@@ -54,48 +53,44 @@ class Program:
 
         Raises TypeError or ValueError for wrong operands, ValueError for a kind that the code lacks.
         """
-        fields = FIELDS[kind.split()[0]]
-        if set(operands) != set(fields) - set(COMMON):
-            raise TypeError(f"operands of {kind} are {sorted(set(fields) - set(COMMON))}, not {sorted(operands)}")
+        names = set(FIELDS[kind.split()[0]]) - set(COMMON)
+        if set(operands) != names:
+            raise TypeError(f"operands of {kind} are {sorted(names)}, not {sorted(operands)}")
         if kind not in self.code.kinds:
             raise ValueError(f"{kind!r} is not among the compiled operations {sorted(self.code.kinds)}")
         values = {"kind": self.code.kinds[kind], "items": items, "per_token": int(per_token), "portion": max(1, portion),
                   "wait": int(wait), "counters": 0} | operands
         if bad := {name: value for name, value in values.items() if not isinstance(value, int) or value < 0}:
             raise ValueError(f"operands of {kind} must be integers from 0 on, not {bad}")
-        self._records.append({fields[name]: value for name, value in values.items()})
-        return len(self._records) - 1
+        self.operations.append((kind, values))
+        return len(self) - 1
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.operations)
 
     def amend(self, index: int, **operands: int) -> None:
         """Change operands of an operation, before `finish`."""
-        kind = next(name for name, number in self.code.kinds.items() if number == self._records[index][0])
-        fields = FIELDS[kind.split()[0]]
-        self._records[index] |= {fields[name]: value for name, value in operands.items()}
+        self.operations[index][1].update(operands)
 
     def cut(self, at: int) -> Program:
         """Move the operations from `at` on to a new program, before `finish`."""
         rest = Program(self.code, self.threads)
-        self._records, rest._records = self._records[:at], self._records[at:]
+        self.operations, rest.operations = self.operations[:at], self.operations[at:]
         return rest
 
     def finish(self) -> Program:
         """Write the records; no operations can follow. Raises ValueError for a product without an output."""
-        names = {number: name for name, number in self.code.kinds.items()}
-        for record in self._records:
-            kind = names[record[0]].split()[0]
-            if kind in ("product", "combine") and not record[FIELDS[kind]["out"]]:
+        self.records = np.zeros((len(self), WORDS), np.int64)
+        for record, (kind, values) in zip(self.records, self.operations):
+            if values.get("out") == 0:
                 raise ValueError("a product has no output buffer")
-        count = len(self._records)
-        self.records = np.zeros((count, WORDS), np.int64)
-        for row, record in zip(self.records, self._records):
-            for index, value in record.items():
-                row[index] = value
+            fields = FIELDS[kind.split()[0]]
+            for name, value in values.items():
+                record[fields[name]] = value
         self._address = self.records.ctypes.data
-        self._counters = np.zeros((count, self.threads, 8), np.int64)  # one cache line for each thread's share
-        self.records[:, COMMON.index("counters")] = self._counters.ctypes.data + self._counters[0].nbytes * np.arange(count)
+        self._counters = np.zeros((len(self), self.threads, 8), np.int64)  # a cache line for each thread's share
+        self.records[:, COMMON.index("counters")] = (
+            self._counters.ctypes.data + self._counters[0].nbytes * np.arange(len(self)))
         return self
 
     def prepare(self, context: np.ndarray, first: int = 0, last: int | None = None) -> team.Call:
@@ -109,33 +104,6 @@ class Program:
         self._counters.fill(0)
         count = (len(self) if last is None else last) - first
         return (self.code.compiled.address["run"], self._address + first * 8 * WORDS, count, context.ctypes.data, 0, 0)
-
-    def describe(self) -> list[tuple[str, dict[str, int]]]:
-        """By operation: its kind, and its fields and operands by name."""
-        names = {number: name for name, number in self.code.kinds.items()}
-        fields = {kind: FIELDS[kind.split()[0]] for kind in self.code.kinds}
-        return [(kind, {name: record[at] for name, at in fields[kind].items()})
-                for record, kind in ((record, names[record[0]]) for record in self._records)]
-
-    def part(self, first: int, last: int) -> Part:
-        """Select operations first .. last - 1 for a run of their own."""
-        return Part(self, first, last)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Operations first .. last - 1 of a program, run alone."""
-
-    program: Program
-    first: int
-    last: int
-
-    def __len__(self) -> int:
-        return self.last - self.first
-
-    def prepare(self, context: np.ndarray) -> team.Call:
-        """As Program.prepare."""
-        return self.program.prepare(context, self.first, self.last)
 
 
 assert sys.byteorder == "little"

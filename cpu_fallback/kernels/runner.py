@@ -245,14 +245,14 @@ class Runner:
             parts = max(1, min(len(program), parts))
             bounds = [len(program) * part // parts for part in range(parts + 1)]
             for first, last in zip(bounds, bounds[1:]):
-                self.team.run(program.part(first, last) if parts > 1 else program, self.context)
+                self.team.run(program, self.context, first, last)
             return
         done = 0
 
         def advance(to: int) -> None:
             nonlocal done
             if to > done:
-                self.team.run(program.part(done, to), self.context)
+                self.team.run(program, self.context, done, to)
                 done = to
 
         for mark in segment.marks:

@@ -5,15 +5,16 @@ Cached code is loaded without LLVM (image.py).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import json
 import os
 import platform
+import stat
 import struct
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 import llvmlite
 
 from mlx_llama.core.system.cache_folder import cache_folder, is_private
-from mlx_llama.core.system.files import open_file
+from mlx_llama.core.system.files import open_file, write_file
 
 from .image import Image
 
@@ -39,7 +40,7 @@ _FEATURES = {  # required by each target, in LLVM's terms
     "neon": ("neon", "dotprod"),
 }
 _BASE = {"avx512-vnni": "x86-64-v4", "avx512": "x86-64-v4", "avx2": "x86-64-v3", "neon": "generic"}
-_MAGIC = b"mlx_llama compiled 1\n"
+_MAGIC = b"mlx_llama compiled 2\n"
 _CODE_LIMIT = 1 << 26  # bytes of a cached file
 
 # Software prefetches of weights for one or two tokens, by processor (LLVM's name), target and layout ("any": all others).
@@ -289,6 +290,11 @@ def _digest(for_target: Target, key: str) -> bytes:
     return hashlib.sha256(_hash_sources() + compiler.encode()).digest()
 
 
+def _frame(digest: bytes, code: bytes) -> bytes:
+    """The contents of a cache file."""
+    return _MAGIC + digest + hashlib.sha256(digest + code).digest() + code
+
+
 def _read(file: Path, digest: bytes) -> bytes | None:
     """Read the code of a cache file; None unless the file is complete, owned by this user and of this digest."""
     try:
@@ -299,31 +305,17 @@ def _read(file: Path, digest: bytes) -> bytes | None:
             content = stream.read()
     except OSError:
         return None
-    head = len(_MAGIC) + 32 + 32 + 8
-    if len(content) < head or not content.startswith(_MAGIC):
-        return None
-    at = len(_MAGIC)
-    made_for, check, length = content[at:at + 32], content[at + 32:at + 64], struct.unpack("<Q", content[at + 64:head])[0]
-    code = content[head:]
-    if made_for != digest or len(code) != length or hashlib.sha256(digest + code).digest() != check:
-        return None
-    return code
+    code = content[len(_frame(digest, b"")):]
+    return code if content == _frame(digest, code) else None
 
 
 def _write(file: Path, digest: bytes, code: bytes) -> None:
     """Cache code on disk. After a failure, later processes compile again."""
-    try:
+    with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".new-")  # readable and writable by this user only
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(_MAGIC + digest + hashlib.sha256(digest + code).digest() + struct.pack("<Q", len(code)) + code)
-            os.replace(temporary, file)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError:
-        pass
+        if os.path.lexists(file) and not stat.S_ISREG(os.lstat(file).st_mode):
+            file.unlink()  # a pipe or a link
+        write_file(file, _frame(digest, code), is_private=True)
 
 
 @functools.cache

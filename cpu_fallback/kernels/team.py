@@ -33,10 +33,10 @@ _START, _SERVE = {"box": i64, "threads": i64}, {"box": i64, "thread": i64, "thre
 
 
 class Walkable(Protocol):
-    """Work for a team: a program.Program or a part of it."""
+    """Work for a team, such as a program.Program."""
 
-    def prepare(self, context: np.ndarray) -> Call:
-        """Prepare a run, on the caller's thread; returns the call that each thread makes."""
+    def prepare(self, context: np.ndarray, *part: int) -> Call:
+        """Prepare a run, on the caller's thread; returns the call that each thread makes. part: see Program.prepare."""
 
 
 class Machine(Protocol):
@@ -63,10 +63,10 @@ class Team:
             threading.Thread(target=_follow, args=arguments, daemon=True).start()
         weakref.finalize(self, _end, self._events, ending)
 
-    def run(self, program: Walkable, context: np.ndarray) -> None:
-        """Run the program to its end."""
+    def run(self, program: Walkable, context: np.ndarray, *part: int) -> None:
+        """Run the program, or a part of it."""
         box = self._box
-        box[:_RAN] = program.prepare(context)
+        box[:_RAN] = program.prepare(context, *part)
         box[_RAN] = 0
         while not box[_RAN]:
             for number, event in enumerate(self._events, 1):

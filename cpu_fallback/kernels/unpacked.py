@@ -10,7 +10,7 @@ from __future__ import annotations
 from .codes import Scales, codes_of, scale_group_of, unpack_subs
 from .emit import Function, Module, Value, Variable, f32, f32s, i32, i32s, i64, kernel
 from .layouts import FIELDS, SPAN, ActivationLayout, Layout, LowBitLayout
-from .products import dot, dot_offset
+from .products import dot, dot_offset, store_output
 from .target import Target
 
 PANELS = 2
@@ -59,12 +59,7 @@ def product(module: Module, target: Target, layout: LowBitLayout, x_layout: Acti
         with f.loop(count * tile) as t:
             for panel in range(panels):
                 at = out + t * f.out_stride + VECTOR * panel if panel else out + t * f.out_stride
-                total = Variable(f, f.load(f32s, sums, t * (panels * VECTOR) + VECTOR * panel, VECTOR))
-                with f.if_then(f.bias.compare("!=", 0)):
-                    total.set(total.get() + f.load(f32s, f.bias, VECTOR * panel, 4))
-                with f.if_then(f.accumulate.compare("!=", 0)):
-                    total.set(total.get() + f.load(f32s, at, 0, 4))
-                f.store(total.get(), at, 0, 4)
+                store_output(f, f.load(f32s, sums, t * (panels * VECTOR) + VECTOR * panel, VECTOR), at, panel)
     return f.finish()
 
 

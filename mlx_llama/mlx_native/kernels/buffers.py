@@ -170,31 +170,30 @@ class Buffers(Positions):
         self._tables = {length: table for length, table in self._tables.items() if length in lengths}
 
     def _grow(self, ends: Mapping[int, int]) -> None:
-        with mx.stream(self.device):
-            grown = {}
-            for row, end in ends.items():
-                buffer, slot = self._make_buffer([row], self.storage_for(end)), self.slots[row]
-                if slot is not None and self.lengths[row]:
-                    buffer.copy(0, slot, self.lengths[row])
-                    if slot.buffer.slots > 1:
-                        mx.eval(buffer.arrays())
-                grown[row] = buffer
+        grown = {row: self._copy_rows([row], 1, self.storage_for(end)) for row, end in ends.items()}
         # Assign at the end: an interrupt before this line changes nothing.
         for row, buffer in grown.items():
             self._place(row, buffer, 0)
         self.drop_tables()
 
-    def _make_buffer(self, rows: Sequence[int | None], length: int) -> Buffer:
-        """A buffer of zeros for these rows."""
-        layers, count = self.config.num_hidden_layers, len(rows)
+    def _copy_rows(self, rows: list[int], slots: int, length: int) -> Buffer:
+        """Copy rows to a new buffer, in order; the other positions are zeros."""
+        layers = range(self.config.num_hidden_layers)
         self.tables(length)
 
         def parts() -> Parts:
-            return tuple(mx.zeros((count, self.config.num_key_value_heads, length, size), dtype)
+            return tuple(mx.zeros((slots, self.config.num_key_value_heads, length, size), dtype)
                          for size, dtype in self.packing.parts)
 
-        return Buffer([parts() for _ in range(layers)], [parts() for _ in range(layers)], mx.zeros((count, length), mx.int32),
-                      list(rows))
+        with mx.stream(self.device):
+            buffer = Buffer([parts() for _ in layers], [parts() for _ in layers], mx.zeros((slots, length), mx.int32), [None] * slots)
+            sources = [(number, self.slots[row], self.lengths[row]) for number, row in enumerate(rows) if self.lengths[row]]
+            for number, slot, count in sources:
+                buffer.copy(number, slot, count)
+            if any(slot.buffer.slots > 1 for _, slot, _ in sources):
+                # A pending slice would hold shared arrays, and their next step would copy them.
+                mx.eval(buffer.arrays())
+        return buffer
 
     def _place(self, row: int, buffer: Buffer, number: int) -> None:
         """Let a row have a slot that its contents were copied to."""
@@ -209,13 +208,8 @@ class Buffers(Positions):
         self._steps = {rows: step for rows, step in self._steps.items() if all(other is not buffer for other in step.buffers)}
 
     def _isolate(self, row: int, length: int) -> None:
-        """Move a row to a buffer of its own for `length` positions."""
-        with mx.stream(self.device):
-            buffer = self._make_buffer([row], length)
-            buffer.copy(0, self.slots[row], self.lengths[row])
-            # A pending slice would hold the shared arrays, and their next step would copy them.
-            mx.eval(buffer.arrays())
-        self._place(row, buffer, 0)
+        """Move a row to its own buffer for `length` positions."""
+        self._move([row], 1, length)
 
     def _assign(self, rows: tuple[int, ...]) -> StepBuffers:
         """Give `rows` shared buffers; those that share one already stay there."""
@@ -303,12 +297,7 @@ class Buffers(Positions):
 
     def _move(self, rows: list[int], slots: int, length: int) -> None:
         """Move rows to a new buffer."""
-        with mx.stream(self.device):
-            buffer = self._make_buffer([None] * slots, length)
-            for number, row in enumerate(rows):
-                buffer.copy(number, self.slots[row], self.lengths[row])
-            if any(self.slots[row].buffer.slots > 1 for row in rows):
-                mx.eval(buffer.arrays())
+        buffer = self._copy_rows(rows, slots, length)
         for number, row in enumerate(rows):
             self._place(row, buffer, number)
 
