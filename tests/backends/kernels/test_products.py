@@ -241,7 +241,7 @@ def test_bfloat16_times_bfloat16():
     size = np.abs(x[:, :found.plan.columns]).astype(np.float64) @ pad_like(source.size, found).T
     alone = np.concatenate([compiled.product(found, BFLOAT16, write_bfloat16(x[t:t + 1]), 1) for t in range(16)])
     assert (np.abs(alone - exact) <= size * rounding(found, FLOAT)).all()
-    for _, _, _, tokens, *several in products:
+    for _, _, _, tokens, *several in kernels:
         got = compiled.product(found, BFLOAT16, write_bfloat16(x[:tokens]), tokens, several=several[0] if several else 1)
         np.testing.assert_array_equal(got, alone[:tokens])
 
