@@ -29,6 +29,13 @@ def map_huge(nbytes: int) -> mmap.mmap:
     return mapped
 
 
+def allocate(nbytes: int, align: int = 64, huge: bool = False) -> np.ndarray:
+    """Allocate zeros, uint8 [nbytes], whose address is a multiple of `align`. huge: on huge pages if available."""
+    raw = np.frombuffer(map_huge(nbytes + align), np.uint8) if huge else np.zeros(nbytes + align, np.uint8)
+    skip = -raw.ctypes.data % align
+    return raw[skip:skip + nbytes]
+
+
 @dataclass(frozen=True)
 class PageLayout:
     """Layout of a page.
@@ -93,9 +100,7 @@ class Page:
 
     def __init__(self, layout: PageLayout):
         large = layout.nbytes >= HUGE_PAGE
-        raw = np.frombuffer(map_huge(layout.nbytes), np.uint8) if large else np.zeros(layout.nbytes + 64, np.uint8)
-        skip = -raw.ctypes.data % 64
-        self.memory = raw[skip:skip + layout.nbytes]
+        self.memory = np.frombuffer(map_huge(layout.nbytes), np.uint8) if large else allocate(layout.nbytes)
         self.address = self.memory.ctypes.data
         shape, first, last = (layout.layers, 2, layout.heads, PAGE), layout.numbers(layout.layers, 0), layout.tokens
         self.numbers = self.memory[:first].view(layout.dtype).reshape(*shape, layout.width)  # [layers, 2, G, PAGE, width]

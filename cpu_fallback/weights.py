@@ -140,9 +140,9 @@ class Weights:
 
 
 def _allocate(nbytes: int) -> Arena:
-    from .kernels.panels import Arena
+    from .kernels.panels import allocate_arena
 
     try:
-        return Arena(nbytes)
+        return allocate_arena(nbytes)
     except (OSError, MemoryError, OverflowError, ValueError):
         raise OutOfMemoryError.of(nbytes) from None

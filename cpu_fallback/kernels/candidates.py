@@ -20,10 +20,11 @@ import numpy as np
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFWeight
 from mlx_llama.core.system.files import write_file
 
+from ..pages import allocate
 from . import layouts, products
 from .emit import Function, Module, i64
 from .layouts import FloatLayout, Layout, LowBitLayout
-from .panels import Arena, weight_layout
+from .panels import Arena, allocate_arena, weight_layout
 from .target import PREFETCHES, Prefetch, Target, compile_module, find_host, find_prefetches
 
 COLUMNS = 2048  # of the measured matrices
@@ -53,7 +54,7 @@ def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dic
     Candidates are compared within rounds, since the memory of a shared machine changes its speed between rounds. advance is
     called with each format.
     """
-    arena = Arena(NBYTES)
+    arena = allocate_arena(NBYTES)
     arena.bytes[:] = 17
     processor = find_host().cpu
     chosen, is_measured = find_prefetches(processor, target.name)
@@ -106,7 +107,7 @@ class _Run:
         x_layout = layouts.FLOAT
         if isinstance(layout, LowBitLayout):
             x_layout = layouts.activation_layout(16, target.dot, products.dot_offset(target, layout))
-        self.x = Arena(x_layout.record(1) * (COLUMNS // (layouts.SPAN * layouts.GROUP)))
+        self.x = allocate(x_layout.record(1) * (COLUMNS // (layouts.SPAN * layouts.GROUP)))
         self.out = np.zeros((threads, 4096), np.float32)
         module = Module()
         module.triple = target.triple
@@ -125,5 +126,5 @@ class _Run:
         return self.threads * self.panels * self.panel_bytes / (time.perf_counter() - started)
 
     def _run_part(self, part: int) -> None:
-        self.sweep(self.arena.address + part * self.panels * self.panel_bytes, self.x.address,
+        self.sweep(self.arena.address + part * self.panels * self.panel_bytes, self.x.ctypes.data,
                    self.out[part].ctypes.data, self.panels, self.panel_bytes, self.blocks)

@@ -94,7 +94,7 @@ class PanelFile:
             return None
         if len(trailer) != _TRAILER.size or trailer != self._trailer(checksum := _TRAILER.unpack(trailer)[3]):
             return None
-        arena = panels.MappedArena(mapped, self.nbytes)
+        arena = Arena(np.frombuffer(mapped, np.uint8)[:self.nbytes])
         machine.prefer_huge_pages(mapped)
         if self._check(mapped, arena, pool) != checksum:
             cache_folder.remove(self.path)

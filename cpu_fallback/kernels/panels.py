@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ import numpy as np
 from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 
-from ..pages import HUGE_PAGE, map_huge
+from ..pages import HUGE_PAGE, allocate
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout
 
 ADAPTER = FloatLayout("float32")  # of the matrices of low-rank adapters
@@ -21,16 +20,12 @@ _SLAB = 1 << 21  # weights that a thread packs at a time
 
 
 class Arena:
-    """Memory for all panels, on huge pages if available."""
+    """Memory for panels, uint8."""
 
     ALIGN = 64
 
-    def __init__(self, nbytes: int):
-        self._map = map_huge(max(1, nbytes) + HUGE_PAGE)
-        mapped = np.frombuffer(self._map, np.uint8)
-        skip = -mapped.ctypes.data % HUGE_PAGE
-        self.bytes = mapped[skip:skip + nbytes]
-        self.address = self.bytes.ctypes.data
+    def __init__(self, memory: np.ndarray):
+        self.bytes, self.address = memory, memory.ctypes.data
         self._used = 0
 
     def take(self, nbytes: int) -> int:
@@ -42,23 +37,9 @@ class Arena:
         return start
 
 
-class SmallArena(Arena):
-    """Memory for a few small panels, which would waste huge pages."""
-
-    def __init__(self, nbytes: int):
-        memory = np.zeros(nbytes + self.ALIGN, np.uint8)
-        skip = -memory.ctypes.data % self.ALIGN
-        self.bytes = memory[skip:skip + nbytes]
-        self.address, self._used = self.bytes.ctypes.data, nbytes
-
-
-class MappedArena(Arena):
-    """Read-only panels in the first `nbytes` of a mapped file."""
-
-    def __init__(self, mapped: mmap.mmap, nbytes: int):
-        self._map, self._used = mapped, 0
-        self.bytes = np.frombuffer(mapped, np.uint8)[:nbytes]
-        self.address = self.bytes.ctypes.data
+def allocate_arena(nbytes: int) -> Arena:
+    """An arena on huge pages if available. Raises MemoryError, OSError, OverflowError or ValueError."""
+    return Arena(allocate(nbytes, HUGE_PAGE, huge=True))
 
 
 @dataclass(frozen=True)
@@ -143,10 +124,10 @@ class Panels:
 
 
 def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
-    """Pack float32 values [N, K] in a SmallArena. kernel: fills ADAPTER's layout."""
+    """Pack float32 values [N, K] in their own arena. kernel: fills ADAPTER's layout."""
     tensor = Tensor("an adapter", ADAPTER.dtype, values.shape, np.ascontiguousarray(values))
     plan = Plan(tensor, ADAPTER)
-    packed = Panels(plan, SmallArena(plan.nbytes), 0)
+    packed = Panels(plan, Arena(allocate(plan.nbytes)), 0)
     for slab in packed.slabs():
         slab.fill(kernel)
     return packed

@@ -20,7 +20,7 @@ from mlx_llama.core.backends.profile import ADAPTERS, ATTENTION, EMBEDDING, EXPE
 from .program import Code, Program
 from .records import CONTEXT
 from .runner import Runner
-from .team import Call, Team
+from .team import Team
 
 WAKING = "waking threads and the caller"
 _CALIBRATION = 0.05  # seconds
@@ -41,30 +41,18 @@ class Run:
     first: int = 0
 
 
-class Clocked:
-    """A program that writes `ticks` when a team runs it. clocked: address of Code.run_clocked."""
-
-    def __init__(self, program: Program, ticks: np.ndarray, clocked: int):
-        self.program, self.ticks, self.clocked = program, ticks, clocked
-
-    def prepare(self, context: np.ndarray, *part: int) -> Call:
-        """As Program.prepare."""
-        _, *call, _, _ = self.program.prepare(context, *part)
-        return (self.clocked, *call, self.ticks.ctypes.data, self.ticks.strides[0])
-
-
 class ClockedTeam:
     """A team that clocks its runs."""
 
-    def __init__(self, team: Team, code: Code):
-        self.team, self.threads, self.clocked = team, team.threads, code.compiled.address["run_clocked"]
+    def __init__(self, team: Team):
+        self.team, self.threads = team, team.threads
         self.runs: list[Run] = []
 
     def run(self, program: Program, context: np.ndarray, first: int, last: int) -> None:
         """As Team.run."""
         ticks = np.zeros((self.threads, 1 + 2 * (last - first)), np.int64)
         started = time.perf_counter()
-        self.team.run(Clocked(program, ticks, self.clocked), context, first, last)
+        self.team.run(program, context, first, last, ticks)
         seconds = time.perf_counter() - started
         self.runs.append(Run(program, int(context[CONTEXT["tokens"]]), ticks, seconds, first))
 
@@ -75,7 +63,7 @@ def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Pro
     profile = Profile(
         slower=0.0, note="the compiled program as it runs, with a clock read after each operation")
     team, second = runner.team, measure_clock(runner.code)
-    clocked = runner.team = ClockedTeam(team, runner.code)
+    clocked = runner.team = ClockedTeam(team)
 
     def embed(tokens: np.ndarray) -> None:
         started = time.perf_counter()

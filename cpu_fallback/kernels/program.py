@@ -93,17 +93,20 @@ class Program:
             self._counters.ctypes.data + self._counters[0].nbytes * np.arange(len(self)))
         return self
 
-    def prepare(self, context: np.ndarray, first: int = 0, last: int | None = None) -> team.Call:
+    def prepare(self, context: np.ndarray, first: int = 0, last: int | None = None,
+                ticks: np.ndarray | None = None) -> team.Call:
         """Reset the counters before a run of operations first .. last - 1 (None: to the end); returns the interpreter's call.
 
-        context: int64 [words of CONTEXT]. Raises ValueError for another array, or before `finish`.
+        context: int64 [words of CONTEXT]. ticks: int64 [threads, 1 + 2 operations], where a clocked run writes the clock (see
+        interpreter.py). Raises ValueError for another context, or before `finish`.
         """
         if self.records is None or context.shape != (len(CONTEXT),) or context.dtype != np.int64:
             raise ValueError(f"a run needs a finished program and a context int64 [{len(CONTEXT)}], "
                              f"not {context.dtype} {context.shape}")
         self._counters.fill(0)
         count = (len(self) if last is None else last) - first
-        return (self.code.compiled.address["run"], self._address + first * 8 * WORDS, count, context.ctypes.data, 0, 0)
+        name, times = ("run", (0, 0)) if ticks is None else ("run_clocked", (ticks.ctypes.data, ticks.strides[0]))
+        return (self.code.compiled.address[name], self._address + first * 8 * WORDS, count, context.ctypes.data, *times)
 
 
 assert sys.byteorder == "little"

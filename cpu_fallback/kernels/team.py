@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,7 +35,7 @@ _START, _SERVE = {"box": i64, "threads": i64}, {"box": i64, "thread": i64, "thre
 class Walkable(Protocol):
     """Work for a team, such as a program.Program."""
 
-    def prepare(self, context: np.ndarray, *part: int) -> Call:
+    def prepare(self, context: np.ndarray, *part: Any) -> Call:
         """Prepare a run, on the caller's thread; returns the call that each thread makes. part: see Program.prepare."""
 
 
@@ -63,8 +63,8 @@ class Team:
             threading.Thread(target=_follow, args=arguments, daemon=True).start()
         weakref.finalize(self, _end, self._events, ending)
 
-    def run(self, program: Walkable, context: np.ndarray, *part: int) -> None:
-        """Run the program, or a part of it."""
+    def run(self, program: Walkable, context: np.ndarray, *part: Any) -> None:
+        """Run the program, or a part of it: see Program.prepare."""
         box = self._box
         box[:_RAN] = program.prepare(context, *part)
         box[_RAN] = 0

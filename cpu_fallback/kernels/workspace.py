@@ -7,7 +7,7 @@ import numpy as np
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
 
-from ..pages import PageLayout
+from ..pages import PageLayout, allocate
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout
 from .records import PLACE
 from .routing import TILE, max_rows
@@ -26,10 +26,7 @@ class Buffer:
     """Zeros aligned to a cache line. address: of the first byte."""
 
     def __init__(self, *shape: int, dtype: type = np.float32):
-        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        raw = np.zeros(nbytes + 64, np.uint8)
-        skip = -raw.ctypes.data % 64
-        self.array = raw[skip:skip + nbytes].view(dtype).reshape(shape)
+        self.array = allocate(int(np.prod(shape)) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
         self.address = self.array.ctypes.data
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from cpu_fallback.kernels import attention, embedding, filling, norms, packing, paging, panels, products, rope, unpacked
 from cpu_fallback.kernels.emit import Function, Module, f32
 from cpu_fallback.kernels.layouts import GROUP, ROWS, SPAN, ActivationLayout
-from cpu_fallback.kernels.panels import Arena, Panels, Plan
+from cpu_fallback.kernels.panels import Panels, Plan, allocate_arena
 from cpu_fallback.kernels.target import Target, compile_module
 from cpu_fallback.pages import PAGE, PageLayout
 
@@ -83,7 +83,7 @@ class Library:
     def fill(self, tensor) -> Panels:
         """Pack a matrix."""
         plan = Plan(tensor, panels.weight_layout(tensor))
-        arena = Arena(plan.nbytes)
+        arena = allocate_arena(plan.nbytes)
         arena.bytes[...] = 0xFF
         matrix = Panels(plan, arena, arena.take(plan.nbytes))
         for slab in matrix.slabs():
