@@ -188,7 +188,7 @@ class View(CallView):
             cache.store_tokens(span.row, span.start, ids)
         page_rows = [cache.page_rows[span.row] for span in self.spans]
         self.pages = tuple([tuple(row.pages) for row in page_rows])  # by sequence, at the time of the call
-        self.page_tables = tuple([(row.table, row.address) for row in page_rows])  # their addresses, int64; the array's address
+        self.page_tables = tuple([(row.table, row.address) for row in page_rows])  # their addresses, where the table is
 
     def _make_tables(self) -> tuple[np.ndarray, np.ndarray]:
         if rope.length_dependent(self.config):
@@ -207,7 +207,7 @@ class View(CallView):
             self.cache.write(pages, layer, span.start, keys, values)
 
     def stored(self, layer: int, window: int | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-        """By sequence, a layer's keys and values that the new queries see, [G, end - first_visible, D]; the new rows last."""
+        """By sequence, the keys and values that new queries of a layer see, [G, end - first_visible, D]; new rows last."""
         return [tuple(self.cache.read(pages, layer, span.first_visible(window), span.end))
                 for span, pages in zip(self.spans, self.pages)]
 

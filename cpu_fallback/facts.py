@@ -30,8 +30,8 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     if target is None:
         reason = f"no compiled kernels, which are several times faster: {reason}"
         return BackendFacts("cpu", True, reason, packages, False, "NumPy", (), memory, "free")
-    return BackendFacts("cpu", True, "", packages, False, f"compiled kernels for {target.name}, {_describe_prefetch(target)}", (),
-                        memory, "free", kernels=target.name)
+    device = f"compiled kernels for {target.name}, {_describe_prefetch(target)}"
+    return BackendFacts("cpu", True, "", packages, False, device, (), memory, "free", kernels=target.name)
 
 
 def _describe_prefetch(target: Target) -> str:
@@ -42,8 +42,9 @@ def _describe_prefetch(target: Target) -> str:
     origin = f"measured on {processor}" if find_prefetches(processor, target.name)[1] else f"not measured on {processor}"
     distances = " and ".join(str(distance) for _, distance in target.prefetch("any"))
     choice = f"prefetching {distances} bytes ahead" if distances else "without prefetching"
-    exceptions = len(target.prefetches) - 1
-    return choice + (f", but for {exceptions} kind{'s' * (exceptions > 1)} of weights" if exceptions else "") + f" ({origin})"
+    if exceptions := len(target.prefetches) - 1:
+        choice += f", but for {exceptions} kind{'s' * (exceptions > 1)} of weights"
+    return f"{choice} ({origin})"
 
 
 def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,

@@ -89,7 +89,7 @@ class Llama:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """True if a row is bit-identical whatever else is in the batch, and however a prompt is split: with compiled kernels."""
+        """True if a row is bit-identical whatever else is in the batch or in its chunk: with compiled kernels."""
         return self._runner is not None
 
     @property
@@ -101,7 +101,8 @@ class Llama:
     def prefill_width(self) -> int:
         """Maximum number of prompt tokens in a call, so that Ctrl-C takes effect soon and progress is seen.
 
-        Any number would do for Ctrl-C, since a call is computed in parts; compiled programs run for this many tokens at a time.
+        Any number would do for Ctrl-C, since a call is computed in parts; compiled programs run for this many tokens at a
+        time.
         """
         return self._runner.width if self._runner else 1 << 16
 
@@ -141,8 +142,8 @@ class Llama:
              rows: Sequence[int] | None = None, masks: Masks | None = None) -> np.ndarray:
         """The next token of each row, int32 [B, 1], on the device: forward over `tokens` [B, T] and sampling as one unit.
 
-        masks: returns the tokens that grammars allow. Log-probabilities are returned beside the tokens if `sampling` asks for
-        them. Raises ContextError as `forward`.
+        masks: returns the tokens that grammars allow. Log-probabilities are returned beside the tokens if `sampling` asks
+        for them. Raises ContextError as `forward`.
         """
         return self.sample(self.forward(tokens, index_pos, cache, rows=rows), cache, sampling, rows=rows, masks=masks)
 

@@ -188,7 +188,7 @@ class Row:
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def _make_table(self, size: int) -> None:
-        """Make the table of the pages' addresses, int64. Entries are written once, since a run may still read an older table."""
+        """Make a new table of the pages' addresses, int64. A run may still read the old table, so it does not change."""
         table = np.zeros(size, np.int64)
         table[:len(self.pages)] = [page.address for page in self.pages]
         self.table, self.address = table, table.ctypes.data
@@ -205,7 +205,7 @@ def pieces(pages: list[Page] | tuple[Page, ...], first: int, end: int) -> Iterat
 
 
 def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise float32 [..., D] to int8 codes [..., D] and float16 scales [..., groups], one per CACHE_GROUP of the last axis."""
+    """Quantise float32 [..., D] to int8 codes [..., D] and float16 scales [..., groups], one per CACHE_GROUP of D."""
     size = x.shape[-1]
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % CACHE_GROUP)]).reshape(*x.shape[:-1], -1, CACHE_GROUP)
     scales = (np.abs(padded).max(axis=-1) / np.float32(127)).astype(np.float16)

@@ -56,7 +56,7 @@ def attend(module: Module, head_dim: int, cache_bits: int | None = None, public:
         return scratch
 
     def prefetch_share(rows: Value, count: Value, h: Value, heads: int) -> None:
-        """Prefetch the share of `count` rows that falls to heads h .. h + heads - 1; spread loads do not wait for each other."""
+        """Prefetch the part of `count` rows that falls to `heads` heads from h on, since spread loads wait less."""
         lines = (count * row_bytes + 63) // 64
         share = (lines + (f.heads - 1)) // f.heads
         with f.loop(((h + heads) * share).minimum(lines), h * share) as line:
@@ -149,7 +149,7 @@ def _score_block(module: Module, head_dim: int, cap: float | None = None) -> Fun
 
 @kernel
 def _mix(module: Module, head_dim: int, piece: int, heads: int) -> Function:
-    """out[h][d] += sum over `count` positions of shares[h][position] * values[position][d], for PIECE dimensions from `piece`."""
+    """out[h][d] += sum over `count` positions of shares[h][position] * values[position][d]; d: PIECE from `piece` on."""
     row_bytes, dims = -(-head_dim // LANES) * LANES * 4, min(PIECE, head_dim - piece)
     full, tail = dims // LANES, dims % LANES
     f = Function(module, f"mix_{head_dim}_{piece}_{heads}",

@@ -73,7 +73,7 @@ def _extract_field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int)
 
 
 def unpack_subs(f: Function, layout: LowBitLayout, block: Value) -> Value:
-    """Address of a block's sub scales, then biases, [scale groups][16 rows] bytes: in the block, or unpacked on the stack."""
+    """Address of a block's sub scales, then biases, [scale groups][16 rows] bytes, unpacked on the stack if packed."""
     if not layout.packs_subs:
         return block + layout.offsets["scales"]
     out, mask = f.allocate_stack(4 * LANES * 4), 0x3F3F3F3F
@@ -90,7 +90,8 @@ class Scales:
     subs: unpack_subs of the block; None if only outer scales are read.
     """
 
-    def __init__(self, f: Function, layout: LowBitLayout, block: Value, rows: range = range(LANES), subs: Value | None = None):
+    def __init__(self, f: Function, layout: LowBitLayout, block: Value, rows: range = range(LANES),
+                 subs: Value | None = None):
         self.f, self.layout, self.block, self.rows, self.subs = f, layout, block, rows, subs
 
     def _load(self, offset: Value | int) -> Value:

@@ -22,7 +22,7 @@ def embed_name(layout: LowBitLayout, format: str) -> str:
 
 
 def embed(module: Module, target: Target, layout: LowBitLayout, format: str) -> Function:
-    """Write the function that dequantises rows of a GGUF format: a block of 16 rows is filled as a panel's, then read by column."""
+    """Write the function that dequantises rows of a GGUF format: it fills a block of a panel, then reads it by column."""
     f = Function(module, embed_name(layout, format), EMBED, public=True)
     block, columns = f.allocate_stack(layout.block_bytes), f.allocate_stack(4 * LANES * GROUP)
     with f.loop(f.blocks) as b:

@@ -258,7 +258,7 @@ class Function:
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 
     def prefetch(self, address: Value, nbytes: int, level: int = 2) -> None:
-        """Prefetch cache lines into the cache of a level, 1 or 2; 0: into the first for a single use, bypassing the others."""
+        """Prefetch lines into the cache of a level, 1 or 2; 0: into the first for a single use, bypassing the others."""
         name = "llvm.prefetch.p0"
         flags = [i32(0), i32(4 - level if level else 0), i32(1)]  # to read, locality, data
         declared = self.module.globals.get(name) or ir.Function(

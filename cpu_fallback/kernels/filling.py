@@ -193,8 +193,8 @@ def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> Non
         f.store(packed, out, 64 * at, 64)
 
 
-# Scales of a file's block, by part of the layout's block: a value per group, in the low bytes of int32 [16]. The file's structs
-# are in core/files/quantized.py.
+# Scales of a file's block, by part of the layout's block: a value per group, in the low bytes of int32 [16]. The file's
+# structs are in core/files/quantized.py.
 
 _Scales = dict[str, list[Value]]
 
@@ -211,7 +211,8 @@ def _one_level_biases(block: _Block) -> _Scales:
     return {"scales": [block.half(0)], "biases": [block.half(2)]}
 
 
-def _two_levels(scale: Value, scales: list[Value], minimum: Value | None = None, biases: list[Value] | None = None) -> _Scales:
+def _two_levels(scale: Value, scales: list[Value], minimum: Value | None = None,
+                biases: list[Value] | None = None) -> _Scales:
     parts = {"super_scales": [scale], "scales": scales}
     # A bias is the negated minimum: flip its sign bit.
     return parts if minimum is None else parts | {"super_biases": [minimum ^ 0x8000], "biases": biases}

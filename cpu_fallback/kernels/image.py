@@ -1,8 +1,8 @@
 """Object files of x86-64, loaded without LLVM.
 
-LLVM's library would take 0.08 s of every start and 57 MB of memory (measured with the packaged model: 0.90 s and 72 MB without
-it), which docs/figures.md (CPU: start) shows beside llama.cpp. LLVM's large code model needs little of ELF-64 (System V gABI,
-chapters 4 and 5; x86-64 psABI, 4.4): its only relocation is an address of 64 bits.
+LLVM's library would take 0.08 s of every start and 57 MB of memory (measured with the packaged model: 0.90 s and 72 MB
+without it), which docs/figures.md (CPU: start) shows beside llama.cpp. LLVM's large code model needs little of ELF-64
+(System V gABI, chapters 4 and 5; x86-64 psABI, 4.4): its only relocation is an address of 64 bits.
 """
 
 from __future__ import annotations

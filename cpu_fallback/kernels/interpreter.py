@@ -66,8 +66,9 @@ def _write_interpreter(module: Module, name: str, functions: list[Function], bar
 def _barrier(module: Module) -> Function:
     """Wait for all threads. sync: two i64 on cache lines of their own, the number of arrivals and the round.
 
-    On weakly ordered processors (Arm) an operation sees all stores made before the barrier: each arrival releases its thread's
-    stores and acquires those of earlier arrivals; the last arrival starts the new round, which releases all of them.
+    On weakly ordered processors (Arm) an operation sees all stores made before the barrier: each arrival releases its
+    thread's stores and acquires those of earlier arrivals; the last arrival starts the new round, which releases all of
+    them.
     """
     f = Function(module, "barrier", {"sync": i64, "threads": i64})
     round_at = f.sync + 64

@@ -22,8 +22,8 @@ SUBS = 12  # bytes of a row's sub scales and biases in 6 bits
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}  # bytes of a number
 
 # Codes of a group take `bits` vectors of 64 bytes without gaps. By bits per code, the fields of each chunk k (inputs 4 k ..
-# 4 k + 3, a byte each in a 32-bit lane): (vector, lowest bit in its bytes, width, lowest bit in the code). With 6 bits, six chunks
-# take the low bits of a vector each, and two chunks the remaining bits.
+# 4 k + 3, a byte each in a 32-bit lane): (vector, lowest bit in its bytes, width, lowest bit in the code). With 6 bits, six
+# chunks take the low bits of a vector each, and two chunks the remaining bits.
 Field = tuple[int, int, int, int]
 FIELDS: dict[int, tuple[tuple[Field, ...], ...]] = {
     2: tuple(((k % 2, k // 2 * 2, 2, 0),) for k in range(8)),
@@ -69,8 +69,9 @@ class LowBitLayout:
         super bias   the same, if has_biases
         sub scales   [scale groups][16 rows] int8
         sub biases   [scale groups][16 rows] uint8, if has_biases
-        or, with biases and groups of 32, both in 6 bits: 3 vectors [4 groups][16 rows], whose low 6 bits are the scales of groups
-        0 .. 3, those of groups 4 .. 7, the biases of groups 0 .. 3; their upper 2 bits: the biases of groups 4 .. 7, lowest first
+        or, with biases and groups of 32, both in 6 bits: 3 vectors [4 groups][16 rows], whose low 6 bits are the scales of
+        groups 0 .. 3, the scales of groups 4 .. 7, the biases of groups 0 .. 3, and whose upper 2 bits are the biases of
+        groups 4 .. 7, lowest bits first
     and then
         codes        groups x bits x [16 rows] x 4 bytes, see FIELDS
     has_table: the codes are stored as indices into the table of GGUF's IQ4 types (IQ4_VALUES).

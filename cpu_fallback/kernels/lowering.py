@@ -86,7 +86,7 @@ class Product(Symbol):
         return max([self.operations[-1], *(operation for operation, _ in self.additions)])
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Direct the product to `buffer`, or accumulate it there. Raises ValueError if it does not fit or already has a buffer."""
+        """Write or accumulate the product to `buffer`. Raises ValueError if it does not fit or already has a buffer."""
         at, rows = self.parts[-1]
         if at + pad(rows, ROWS) > buffer.array.shape[1]:
             raise ValueError(f"products up to column {at + rows} do not fit a buffer {buffer.array.shape}")
@@ -104,7 +104,7 @@ class Product(Symbol):
 
 @dataclass(eq=False)
 class Adjusted(Symbol):
-    """A product times `factor`, after a norm if there is a weight; or its softcap if there is a cap. Computed by its reader."""
+    """A product times `factor`, after a norm if there is a weight; or its softcap. Computed by its reader."""
 
     product: Product
     weight: Buffer | None = None
@@ -120,7 +120,7 @@ class Adjusted(Symbol):
         return self.product.first
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write or accumulate it to `buffer`. Raises ValueError as Product.place, or if no buffer was allocated to compute it."""
+        """Write or accumulate it to `buffer`. Raises ValueError as Product.place, or if Workspace.delta is missing."""
         w = self.trace.workspace
         source = w.delta if accumulate else buffer
         if not len(source.array):
@@ -169,8 +169,8 @@ class View(ops.View):
     """Stand-in for cache.View while the forward is traced."""
 
     def __init__(self, trace: Trace, count: int, adapters: tuple[int, ...] = (), is_probed: bool = True):
-        """count: 1 for a decoded token, more for a prompt. adapters: numbers of those that the rows may have. is_probed: mark
-        the probes."""
+        """count: 1 for a decoded token, more for a prompt. adapters: numbers of those that the rows may have. is_probed:
+        mark the probes."""
         self.trace, self.count, self.adapters = trace, count, adapters
         self.listener = trace.probe if is_probed else None
 
@@ -203,7 +203,7 @@ class Trace:
     # ---- probes and segments
 
     def probe(self, name: str, symbol: Symbol) -> None:
-        """Mark the operation after which `symbol` can be read: for columns the latest, else the operation that computes it."""
+        """Mark the operation after which `symbol` can be read: for columns the latest, else the one that computes it."""
         now = len(self.program)
         if isinstance(symbol, Columns):
             self._marks.append(Mark(name, now, now, symbol.read))
@@ -279,7 +279,7 @@ class Trace:
         return tuple(parts)
 
     def pack(self, x: Symbol, layouts: list[ActivationLayout], of_experts: bool = False) -> Buffer:
-        """Append packing of x in each layout; returns the buffer that it reads. of_experts: in the order of the experts' tiles."""
+        """Append packing of x in each layout; returns the buffer that it reads. of_experts: sorted by experts' tiles."""
         w, b, b_bytes = self.workspace, None, 0
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight
@@ -366,7 +366,7 @@ class Trace:
             out_bytes=out.row_bytes, tiles=self.workspace.routing.tiles.address)
 
     def add_low_rank(self, product: Product, x: Symbol, a: Panels, b: tuple[Panels, ...], adapter: int) -> None:
-        """Append (x @ a.T) @ b.T, which `product` adds to itself in rows with this adapter. b: for each part of the product."""
+        """Append (x @ a.T) @ b.T, added to `product` in rows with this adapter. b: for each part of the product."""
         w, layout = self.workspace, self.code.recipe.activation_layout(a.plan.layout)
         inner = self._multiply_one(a, self.pack(x, [layout]), None, wait=True)
         self.program.amend(inner, out=w.low_rank.address, out_bytes=w.low_rank.row_bytes)

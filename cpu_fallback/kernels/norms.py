@@ -44,7 +44,7 @@ def norm_head(module: Module, public: bool = False) -> Function:
 
 @kernel
 def adjust(module: Module, public: bool = False) -> Function:
-    """target = delta * factor (* weight) (+ target, if accumulate). delta, target, weight: float32 [32 groups], weight or 0."""
+    """target = delta * factor (* weight, unless 0) (+ target, if accumulate). All three: float32 [32 groups]."""
     f = Function(module, "adjust", ADJUST, public=public)
     with f.loop(f.groups * (GROUP // LANES)) as i:
         at = i * (4 * LANES)

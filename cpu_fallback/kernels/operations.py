@@ -101,7 +101,8 @@ def _write_product(module: Module, name: str, target: Target, layout: Layout, x_
             first.set(f.lo + (f.hi - f.lo) // unpacked.PANELS * unpacked.PANELS)
             with f.loop(first.get(), f.lo, unpacked.PANELS) as p:
                 f.call(kernel, weights + p * panel_bytes, panel_bytes, blocks, x, x_bytes * full, count,
-                       out + p * (4 * layouts.ROWS), out_bytes, has_bias.select(bias + p * (4 * layouts.ROWS), 0), accumulate)
+                       out + p * (4 * layouts.ROWS), out_bytes, has_bias.select(bias + p * (4 * layouts.ROWS), 0),
+                       accumulate)
     with f.loop(count) as tile:
         multiply(full, tile * full, first.get())
     rest = tokens - count * full

@@ -62,7 +62,8 @@ def adapt(product: Product, x: Symbol, adapters: ops.Adapters, view: View) -> Pr
     return product
 
 
-def gated_linear(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None, activation: str = "silu") -> Gated:
+def gated_linear(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None,
+                 activation: str = "silu") -> Gated:
     return gate(x.trace.multiply(x, weight, bias), activation)
 
 

@@ -60,10 +60,12 @@ def load_part(f: Function, address: Value, d: int, head_dim: int) -> Value:
 @kernel
 def widen_rows(module: Module, layout: PageLayout) -> Function:
     """`count` rows of a page as float32 [count][width], exactly: float16 numbers, or codes times scales."""
-    f = Function(module, f"widen_rows_{layout.head_dim}_{layout.bits}", {"codes": i64, "scales": i64, "count": i64, "out": i64})
+    f = Function(module, f"widen_rows_{layout.head_dim}_{layout.bits}",
+                 {"codes": i64, "scales": i64, "count": i64, "out": i64})
     per_group = CACHE_GROUP // LANES
     with f.loop(f.count) as i:
-        codes, scales, out = f.codes + i * layout.row_bytes, f.scales + i * (2 * layout.groups), f.out + i * (4 * layout.width)
+        codes, scales = f.codes + i * layout.row_bytes, f.scales + i * (2 * layout.groups)
+        out = f.out + i * (4 * layout.width)
         if layout.bits == 16:
             for d in range(0, layout.width, LANES):
                 f.store(f.load_as_float32("float16", codes, 2 * d), out, 4 * d, 4)

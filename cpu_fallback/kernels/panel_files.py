@@ -1,8 +1,8 @@
 """Panels in the cache folder: written in the background of a file's first load, mapped by later loads.
 
-A mapping needs no packing and is shared by processes. It is used in place if the system maps it in huge pages. Products are a
-tenth slower from small pages, so panels are then packed into memory. A file is [panels][_TRAILER]: panels come first, where
-huge pages of the file start. Every load computes the checksum, which also reads the pages.
+A mapping needs no packing and is shared by processes. It is used in place if the system maps it in huge pages. Products are
+a tenth slower from small pages, so panels are then packed into memory. A file is [panels][_TRAILER]: panels come first,
+where huge pages of the file start. Every load computes the checksum, which also reads the pages.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PanelFile:
         self._is_sound = False  # the file is valid, though its pages may be small
 
     def open(self, pool: Executor) -> Arena | None:
-        """Map the panels; None unless the file is complete, undamaged, of this key, private to this user and in huge pages."""
+        """Map the panels; None unless the file is complete, sound, of this key, private to this user and in huge pages."""
         try:
             with open_file(self.path) as file:
                 status = os.fstat(file.fileno())

@@ -29,7 +29,7 @@ class Arena:
         self._used = 0
 
     def take(self, nbytes: int) -> int:
-        """Allocate `nbytes`; returns their offset in the arena, a multiple of ALIGN. Raises MemoryError if the arena is full."""
+        """Allocate `nbytes`; returns their offset in the arena, a multiple of ALIGN. Raises MemoryError if it is full."""
         start = self._used
         self._used = start + -(-nbytes // self.ALIGN) * self.ALIGN
         if self._used > len(self.bytes) + self.ALIGN - 1:
@@ -181,7 +181,8 @@ class Slab:
     def fill(self, kernel: Kernel) -> None:
         """Fill the panels from the file and release the file's pages.
 
-        Raises ValueError for rows that the kernel cannot read, CheckpointError for a file that was truncated since it was opened.
+        Raises ValueError for rows that the kernel cannot read, CheckpointError for a file that was truncated since it was
+        opened.
         """
         matrix, plan, tensor, (start, stop) = self.matrix, self.matrix.plan, self.matrix.plan.tensor, self._rows
         if not 0 <= self.first < self.last <= plan.panels or matrix.start + plan.nbytes > len(matrix.arena.bytes):

@@ -1,7 +1,7 @@
 """Products of panels with packed activations.
 
-Every sum has a fixed order, the same for one token and a tile, so results do not depend on threads, on tiles, or on whether a
-position was decoded or part of a prompt. Addresses and counts are i64; the callers check them.
+Every sum has a fixed order, the same for one token and a tile, so results do not depend on threads, on tiles, or on whether
+a position was decoded or part of a prompt. Addresses and counts are i64; the callers check them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def panels_at_once(target: Target, layout: layouts.Layout, tokens: int) -> int:
     """Number of consecutive panels to multiply together, a divisor of PANELS_AT_ONCE."""
     if not isinstance(layout, FloatLayout):
         return 1
-    # Independent sums hide the latency of fma; the registers hold `sums` beside the weights. Each panel is a stream from memory,
-    # and two streams are read faster than four.
+    # Independent sums hide the latency of fma; the registers hold `sums` beside the weights. Each panel is a stream from
+    # memory, and two streams are read faster than four.
     sums, limit = (16, 2) if target.wide else (4, PANELS_AT_ONCE)
     return max(1, min(limit, sums // tokens))
 
@@ -204,8 +204,8 @@ def _products(f: Function, target: Target, x_layout: ActivationLayout, x: Value,
               starts: list[Value]) -> list[Value]:
     """By token, int32 [rows]: its start plus the sum over chunks (number, codes) of code * activation code.
 
-    Integer sums may have any order: chains of at most CHAIN sums for a single token, which a core overlaps, else one chain per
-    plane.
+    Integer sums may have any order: chains of at most CHAIN sums for a single token, which a core overlaps, else one chain
+    per plane.
     """
     tokens = len(starts)
     if target.dot == "madd":

@@ -1,7 +1,7 @@
 """Profile of compiled programs, run by an interpreter that reads the clock after each operation.
 
-The seconds of a run are averaged over its threads, by operation: work, and waiting at the barrier. The rest of a run is spent on
-waking threads and in the caller.
+The seconds of a run are averaged over its threads, by operation: work, and waiting at the barrier. The rest of a run is
+spent on waking threads and in the caller.
 """
 
 from __future__ import annotations

@@ -95,10 +95,11 @@ class Program:
 
     def prepare(self, context: np.ndarray, first: int = 0, last: int | None = None,
                 ticks: np.ndarray | None = None) -> team.Call:
-        """Reset the counters before a run of operations first .. last - 1 (None: to the end); returns the interpreter's call.
+        """Reset the counters before a run of operations first .. last - 1 (None: to the end); returns the interpreter's
+        call.
 
-        context: int64 [words of CONTEXT]. ticks: int64 [threads, 1 + 2 operations], where a clocked run writes the clock (see
-        interpreter.py). Raises ValueError for another context, or before `finish`.
+        context: int64 [words of CONTEXT]. ticks: int64 [threads, 1 + 2 operations], where a clocked run writes the clock
+        (see interpreter.py). Raises ValueError for another context, or before `finish`.
         """
         if self.records is None or context.shape != (len(CONTEXT),) or context.dtype != np.int64:
             raise ValueError(f"a run needs a finished program and a context int64 [{len(CONTEXT)}], "

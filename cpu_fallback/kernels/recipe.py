@@ -15,7 +15,7 @@ class Recipe:
 
     target: Target
     sources: tuple[tuple[Layout, str], ...]  # layouts of weights, and the file formats that fill them (filling.fill)
-    activation_bits: int  # of products with low-bit weights; 8 also means bfloat16 with bfloat16 weights, where the target has it
+    activation_bits: int  # of products with low-bit weights; 8: bfloat16 with bfloat16 weights, if the target has it
     head_dim: int
     activation: str = "silu"  # of the gate, as in LayerSpec
     cache_bits: int | None = None  # 8 for int8 keys and values, 16 for float16, None for float32
@@ -25,7 +25,7 @@ class Recipe:
     embedding: tuple[LowBitLayout, str] | None = None  # like a source; None: NumPy looks up its rows
 
     def activation_layout(self, layout: Layout) -> ActivationLayout:
-        """The layout of activations for a layout of weights. Weights without an offset take that of others, to share activations."""
+        """The layout of activations for a layout of weights. Weights without an offset share that of other weights."""
         if isinstance(layout, FloatLayout) and layout.dtype == "bfloat16" and self.activation_bits == 8 and self.target.bf16:
             return layouts.BFLOAT16
         if isinstance(layout, FloatLayout) or self.activation_bits == 32:

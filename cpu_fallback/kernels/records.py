@@ -17,8 +17,8 @@ COMMON = (
     "wait",  # whether a barrier follows
     "counters",  # address of the counters of the threads' shares
 )
-# Operands by kind. Addresses are of float32 by default. "X_bytes" is the stride of X in bytes from one token to the next, of x a
-# token's share of its tile.
+# Operands by kind. Addresses are of float32 by default. "X_bytes" is the stride of X in bytes from one token to the next, of
+# x a token's share of its tile.
 _STREAM = ("target", "target_bytes", "groups")  # rows of `groups` groups, changed in place
 _PACKED = ("a", "a_bytes", "b", "b_bytes",  # see packing.pack
            "groups", "part",  # of a row; of an item
@@ -50,7 +50,7 @@ OPERANDS = {
     # items: parts of the groups of each tile, for as many tiles as there may be
     "gather": (*_PACKED, "tiles", "order", "used",
                "is_sorted"),  # 1: rows of a are the tiles' rows; 0: tokens
-    # items: parts of the panels for each tile, for as many tiles as there may be. out[row] = panels of its expert times x[row]
+    # items: parts of the panels for each tile, for as many tiles as there may be. out[row] = its expert's panels times x[row]
     "experts": ("weights",  # address of the addresses of all experts' panels
                 "panel_bytes", "panels", "part", "blocks", "x", "x_bytes", "out", "out_bytes", "tiles"),
     # items: tokens. The sum of outputs times shares -> out (+ out)

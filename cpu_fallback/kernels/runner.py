@@ -48,8 +48,8 @@ class Runner:
     width = CHUNK  # prompt tokens per run
 
     def __init__(self, forward: Callable, config: LlamaConfig, code: Code, threads: int, rank: int = 0):
-        """forward(tokens, view, all_positions): the decoder over the words of ops.py. It is lowered for rows without adapters
-        and for each set of adapters that occurs in a call. rank: of the adapters, as in Workspace.
+        """forward(tokens, view, all_positions): the decoder over the words of ops.py. It is lowered for rows without
+        adapters and for each set of adapters that occurs in a call. rank: of the adapters, as in Workspace.
         """
         self.config, self.code, self.threads, self.team = config, code, threads, Team(code, threads)
         self.workspace = Workspace(config, code.recipe.activations, threads, code.recipe.cache_bits,
@@ -65,7 +65,7 @@ class Runner:
                              for name, shape in config.tensor_shapes().items() if ".layers." in name)
 
         self._forward = forward
-        self._adapted: OrderedDict[tuple[int, ...], Programs] = OrderedDict()  # by numbers of adapters; the last is the last used
+        self._adapted: OrderedDict[tuple[int, ...], Programs] = OrderedDict()  # by numbers of adapters, last used last
         self._base = self._lower(())
         self.decode, self.prompt, self.last, self.body, self.head, _ = self._base
         self._table, self._table_rows = self._find_table(), np.zeros(ROWS, np.int64)
@@ -103,7 +103,7 @@ class Runner:
         weight = self._embedding.weight
         rows = weight.blocks
         if weight.order is not None or rows.strides[1] != 1:
-            raise ValueError(f"{weight.name}: machine code cannot look up rows in another order or {rows.strides} bytes apart")
+            raise ValueError(f"{weight.name}: machine code cannot look up reordered rows, or rows with strides {rows.strides}")
         return weight.shape[1] // self.code.recipe.embedding[0].block, rows.strides[0], rows.ctypes.data
 
     def _set(self, name: str, value: int) -> None:
@@ -111,10 +111,11 @@ class Runner:
 
     def forward(self, tokens: np.ndarray, view: cache.View, all_positions: bool,
                 probe: Callable | None = None) -> np.ndarray:
-        """Logits float32 [B, V] of the last of `tokens` [B, T], with all_positions [B, T, V]. Stores keys and values in `view`.
+        """Logits float32 [B, V] of the last of `tokens` [B, T], with all_positions [B, T, V]. Stores keys and values in
+        `view`.
 
-        Single tokens of several rows run together, prompts one after another. probe: as in model.forward. Raises ContextError
-        for another model's cache, ValueError for arrays that the machine code cannot take.
+        Single tokens of several rows run together, prompts one after another. probe: as in model.forward. Raises
+        ContextError for another model's cache, ValueError for arrays that the machine code cannot take.
         """
         self._check(tokens, view)
         batch, count = tokens.shape
@@ -206,7 +207,8 @@ class Runner:
         blocks, row_bytes, start = self._table
         self._table_rows[:] = start + row_bytes * tokens
         stream = self.workspace.hidden
-        self.code.embed(self._table_rows.ctypes.data, count, blocks, stream.address + first * stream.row_bytes, stream.row_bytes)
+        out = stream.address + first * stream.row_bytes
+        self.code.embed(self._table_rows.ctypes.data, count, blocks, out, stream.row_bytes)
 
     def _run_chunk(self, programs: Programs, ids: np.ndarray, out: np.ndarray | None, all_positions: bool,
                    probes: Probes | None) -> None:

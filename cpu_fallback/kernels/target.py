@@ -101,11 +101,11 @@ def _ask_host() -> Host:
 
 
 def find_prefetches(processor: str, name: str) -> tuple[tuple[tuple[str, Prefetch], ...], bool]:
-    """(a target's prefetches on a processor by layout, whether they were measured there). If not: those of "any" processor."""
+    """A target's prefetches by layout, and whether they were measured on this processor, else those of "any"."""
     table = json.loads(PREFETCHES.read_text())
     measured = name in table.get(processor, {})
     by_layout = table[processor if measured else "any"][name]
-    return tuple((layout, tuple((level, distance) for level, distance in by_layout[layout])) for layout in by_layout), measured
+    return tuple((layout, tuple(map(tuple, prefetch))) for layout, prefetch in by_layout.items()), measured
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class Target:
     triple: str
     cpu: str
     features: str
-    # The instruction that sums products of 8-bit codes and activations: "vnni" (vpdpbusd) or "sdot" (NEON), four products each;
-    # "madd" (16-bit multiply and pair-add).
+    # The instruction that sums products of 8-bit codes and activations: "vnni" (vpdpbusd) or "sdot" (NEON), four products
+    # each; "madd" (16-bit multiply and pair-add).
     dot: str
     tile: int  # prompt tokens per pass over low-bit weights; the registers limit this
     float_tile: int  # the same over float weights
@@ -152,8 +152,8 @@ class Target:
 
 
 def build_target(name: str, triple: str | None = None, host: bool = True) -> Target:
-    """Build a target by name. host: tune for this processor; False: for any processor with these instructions, also of another
-    `triple`.
+    """Build a target by name. host: tune for this processor; False: for any processor with these instructions, also of
+    another `triple`.
     """
     wide = name.startswith("avx512")
     features = ",".join(f"+{feature}" for feature in _FEATURES[name])
@@ -239,7 +239,7 @@ def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
 
 
 def optimise(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
-    """Run LLVM's passes without inlining and vectorising, which the kernels do. Returns the module and the machine to emit it for."""
+    """Run LLVM's passes; returns the module and its target machine. The kernels inline and vectorise by themselves."""
     import llvmlite.binding as llvm
 
     module.triple = for_target.triple

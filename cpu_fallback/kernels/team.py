@@ -1,7 +1,7 @@
 """Threads that run a program together, and the machine code that starts a run.
 
-Between two runs a follower polls for the next, first spinning, then yielding its core, since waking a sleeping thread costs a
-decoded token some tenths of a millisecond. After LINGER polls it sleeps.
+Between two runs a follower polls for the next, first spinning, then yielding its core, since waking a sleeping thread costs
+a decoded token some tenths of a millisecond. After LINGER polls it sleeps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products of low-bit panels with many tokens, for processors with vpdpbusd.
 
 `products.product` unpacks codes for every tile of tokens. With many tokens it is limited by this work, and by a load of
-activations for each product. Here the codes and scales of a span of PANELS panels are unpacked into the L1 cache for up to STRIP
-tiles, and every loaded activation serves all panels. Sums have the order of `products.product`, hence the same bits.
+activations for each product. Here the codes and scales of a span of PANELS panels are unpacked into the L1 cache for up to
+STRIP tiles, and every loaded activation serves all panels. Sums have the order of `products.product`, hence the same bits.
 """
 
 from __future__ import annotations

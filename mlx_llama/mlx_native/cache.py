@@ -108,8 +108,8 @@ class Cache(Buffers):
             return runtime.to_numpy(self.packing.unpack(tuple(part[number, :, :length] for part in parts)))
 
         with mx.stream(self.device):
-            return {"tokens": runtime.to_numpy(buffer.tokens[number, :length]), "keys": np.stack([*map(unpack, buffer.keys)]),
-                    "values": np.stack([*map(unpack, buffer.values)])}
+            return {"tokens": runtime.to_numpy(buffer.tokens[number, :length]),
+                    "keys": np.stack([*map(unpack, buffer.keys)]), "values": np.stack([*map(unpack, buffer.values)])}
 
     def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
         """Load the `state` of a row of any backend's cache. Raises ContextError if it does not fit this model."""
@@ -156,7 +156,7 @@ class View(CallView):
                     stored[:, :, span.start:span.end] = packed if self.batch == 1 else packed[i:i + 1]
 
     def stored(self, layer: int, window: int | None = None) -> list[tuple[Parts, Parts]]:
-        """By sequence, a layer's keys and values that the new queries see, [1, G, end - first_visible, *]; the new rows last."""
+        """By sequence, the keys and values that new queries of a layer see, [1, G, end - first_visible, *]; new rows last."""
         visible = [slice(span.first_visible(window), span.end) for span in self.spans]
         return [tuple(tuple(part[:, :, seen] for part in parts[layer]) for parts in (buffer.keys, buffer.values))
                 for seen, buffer in zip(visible, self.buffers)]
@@ -168,7 +168,7 @@ class View(CallView):
         return mx.concatenate(keys)
 
     def mask(self, window: int | None = None) -> list[mx.array | str | None]:
-        """By sequence, the mask over the `stored` rows: bool [T, end - first_visible], "causal", or None: all are visible."""
+        """By sequence, the mask over `stored` rows: bool [T, end - first_visible], "causal", or None: all are visible."""
         return [self._mask(span, window) for span in self.spans]
 
     def _mask(self, span: Span, window: int | None) -> mx.array | str | None:

@@ -82,8 +82,8 @@ def keeps_levels(weight: AffineWeight, on_gpu: bool, has_kernel: bool = True) ->
 def product_dtype(weight: AffineWeight, dtype: str, on_gpu: bool) -> str:
     """The dtype of a low-bit matrix's products, and of its scales and biases. dtype: of the activations.
 
-    A GPU keeps the activations' dtype if stored scales have it too; its kernels sum 16-bit operands in float32. Otherwise it is
-    float32: on the CPU MLX sums 16-bit operands in 16 bits, 1e-2 off and 8 to 40 times slower.
+    A GPU keeps the activations' dtype if stored scales have it too; its kernels sum 16-bit operands in float32. Otherwise it
+    is float32: on the CPU MLX sums 16-bit operands in 16 bits, 1e-2 off and 8 to 40 times slower.
     """
     return dtype if on_gpu and weight.scale_dtype == dtype else "float32"
 

@@ -54,8 +54,8 @@ class Llama:
         """Build the model; weights keep their stored width.
 
         compile: trace decode steps (None: on a GPU only). cache_bits: of keys and values, 8, 16 or None for the activations'
-        width. ranks: processes that each load a share of the weights and make the same calls; None: only this process. Raises
-        BackendError if `compile` is not possible here, OutOfMemoryError.
+        width. ranks: processes that each load a share of the weights and make the same calls; None: only this process.
+        Raises BackendError if `compile` is not possible here, OutOfMemoryError.
         """
         config = checkpoint.config
         activations = runtime.pick_dtype(dtype, checkpoint.dtype, device)
@@ -109,8 +109,8 @@ class Llama:
         tokens: ids [B, T] (list, NumPy or this backend's array); rows: of the cache, one per sequence (None: the first B);
         index_pos: position of the first token, equal to the row's length; one for all or one per row. Returns logits [B, V]
         of the last position, with `all_positions` [B, T, V]. Calls probe(name, array) at every checkpoint of the model, with
-        all positions. Raises ContextError if the tokens do not continue the rows or do not fit. A failed call leaves the cache
-        unchanged.
+        all positions. Raises ContextError if the tokens do not continue the rows or do not fit. A failed call leaves the
+        cache unchanged.
         """
         logits = self._forward(tokens, index_pos, cache, rows, all_positions, probe)
         if self._vocabulary:
@@ -152,8 +152,8 @@ class Llama:
         """The next token of each row, int32 [B, 1], on the device: forward over `tokens` [B, T] and sampling as one unit.
 
         tokens: on the host, or the array that the last step over these rows returned. Rows of a step over one token each are
-        computed together. masks: returns the tokens that grammars allow. Log-probabilities are returned beside the tokens, int32
-        [B, C], if `sampling` asks for them. Raises ContextError as `forward`.
+        computed together. masks: returns the tokens that grammars allow. Log-probabilities are returned beside the tokens,
+        int32 [B, C], if `sampling` asks for them. Raises ContextError as `forward`.
         """
         with mx.stream(self.device):
             tokens = checked_tokens(tokens, self.config.vocab_size)
@@ -164,7 +164,7 @@ class Llama:
 
     def sample(self, logits: mx.array, cache: Cache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
                masks: Masks | None = None) -> mx.array:
-        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last positions, of MLX or NumPy."""
+        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last positions, MLX or NumPy."""
         return self._draw(logits, cache, sampling, rows, masks, None)
 
     def _draw(self, logits: mx.array, cache: Cache, sampling: SamplingBatch, rows: Sequence[int] | None, masks: Masks | None,
@@ -181,8 +181,8 @@ class Llama:
                rows: Sequence[int] | None = None) -> mx.array:
         """The token after each of `tokens` [1, T], int32 [1, T], on the device: forward and T samplings as one unit.
 
-        Each equals the sample of a `step` at its position, with the same noise and recent tokens. Products round as in a prompt,
-        which may differ from a step. Raises ContextError as `step`, and for several sequences.
+        Each equals the sample of a `step` at its position, with the same noise and recent tokens. Products round as in a
+        prompt, which may differ from a step. Raises ContextError as `step`, and for several sequences.
         """
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")

@@ -166,9 +166,9 @@ def rope(x: mx.array, table: tuple) -> mx.array:
     """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
     x: [B, H, T, D]. table: cosines and sines of the T positions, float32 [T, 1, R/2] and [T, 2, R/2], or [B, 1, T, *],
-    multiplied in float32, with the first of the two sines negated. For MLX's fused kernel: periods (1 / inverse frequency, in
-    tokens per radian), float32 [R/2], the factor on cosine and sine, and the first position, a number or int32 [B]. Or such a
-    table for each sequence. R <= D: the other dimensions do not change. Returns [B, H, T, D] of x's dtype.
+    multiplied in float32, with the first of the two sines negated. For MLX's fused kernel: periods (1 / inverse frequency,
+    in tokens per radian), float32 [R/2], the factor on cosine and sine, and the first position, a number or int32 [B]. Or
+    such a table for each sequence. R <= D: the other dimensions do not change. Returns [B, H, T, D] of x's dtype.
     """
     if isinstance(table[0], tuple):
         return mx.concatenate([rope(x[i:i + 1], part) for i, part in enumerate(table)])
@@ -190,9 +190,9 @@ def attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: m
               cap: float | None = None) -> mx.array:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
 
-    query: [B, H, T, D]; keys, values: Parts of [B, G, L, *], numbers of query's dtype or float16, or codes; mask: bool [T, L] or
-    [B, 1, 1, L], True if visible, None for all, "causal" if the last query is at the last key; cap: softcap of the scores.
-    Returns [B, H, T, D].
+    query: [B, H, T, D]; keys, values: Parts of [B, G, L, *], numbers of query's dtype or float16, or codes; mask: bool [T,
+    L] or [B, 1, 1, L], True if visible, None for all, "causal" if the last query is at the last key; cap: softcap of the
+    scores. Returns [B, H, T, D].
     """
     if len(keys) > 1 or cap:
         return _unfused_attention(query, keys, values, scale, mask, cap)

@@ -57,8 +57,8 @@ class QuantizedMatrix:
     bits: int
     group_size: int
     packed: mx.array  # uint32 [N, K * bits / 32], each row a stream of codes, low bits first
-    # A pair of (scales, biases), [N, K / group_size] each, in the dtype of products. Groups of 16 have two pairs over groups of 32:
-    # of the even and of the odd groups of 16.
+    # A pair of (scales, biases), [N, K / group_size] each, in the dtype of products. Groups of 16 have two pairs over groups
+    # of 32: of the even and of the odd groups of 16.
     scalings: tuple[tuple[mx.array, mx.array], ...]
     even: mx.array | None  # bool [K], True in columns of even groups of 16; None with a single pair
     dtype: mx.Dtype  # of the result of `rows`
@@ -106,7 +106,8 @@ class QuantizedMatrix:
         wide = x.astype(self.scalings[0][0].dtype)
         if self.even is None:
             return self._product(wide, 0).astype(x.dtype)
-        # Zeros in x make groups of 16 exact: a product for the even groups with their scales, and another for the odd groups.
+        # Zeros in x make groups of 16 exact: a product for the even groups with their scales, and another for the odd
+        # groups.
         halves = mx.where(self.even, wide, 0), mx.where(self.even, 0, wide)
         return (self._product(halves[0], 0) + self._product(halves[1], 1)).astype(x.dtype)
 

@@ -1,8 +1,8 @@
 """Where a cache keeps its rows.
 
-Three nouns. A *row* holds the tokens, keys and values of one sequence. A *buffer* is a set of arrays that one graph updates. It
-has *slots*, each for a row. A row alone has a buffer of one slot; rows that decode together share a buffer. A row joins by a
-copy into a slot and leaves by a copy out of it, while other slots stay in place.
+Three nouns. A *row* holds the tokens, keys and values of one sequence. A *buffer* is a set of arrays that one graph updates.
+It has *slots*, each for a row. A row alone has a buffer of one slot; rows that decode together share a buffer. A row joins
+by a copy into a slot and leaves by a copy out of it, while other slots stay in place.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class StepBuffers:
     def __init__(self, rows: tuple[int, ...], buffers: list[Buffer]):
         index = {row: i for i, row in enumerate(rows)}
         self.rows, self.buffers = rows, buffers
-        self.orders = [tuple(index.get(row, -1) for row in buffer.rows) for buffer in buffers]  # sequence in each slot, -1: none
+        # The sequence in each slot, -1 for none.
+        self.orders = [tuple(index.get(row, -1) for row in buffer.rows) for buffer in buffers]
         sequences = [i for order in self.orders for i in order]
         positions = [sequences.index(i) for i in range(len(rows))]
         self._is_ordered, self._is_full = positions == list(range(len(rows))), len(sequences) == len(rows)
@@ -101,11 +102,12 @@ class Buffers(Positions):
                  device: mx.Device = mx.Device(mx.cpu), rows: int = 1, bits: int | None = None):
         # On the CPU MLX sums products of 16-bit scales in 16 bits.
         self.packing = Packing(bits, config.head_dim, dtype, mx.float32 if device.type == mx.cpu else dtype)
-        super().__init__(config, capacity, 2 * config.num_hidden_layers * config.num_key_value_heads * self.packing.nbytes, rows)
+        heads = 2 * config.num_hidden_layers * config.num_key_value_heads
+        super().__init__(config, capacity, heads * self.packing.nbytes, rows)
         self.dtype, self.device = dtype, device
-        # mx.fast.rope computes its angles in float32, 1e-3 off at position 100,000. That suffices for 16-bit activations, but
-        # float32 promises the other backends' tokens. The kernel has no factor that depends on the position either. MLX's CPU
-        # device has no such kernel; tables take fewer primitives there at every width.
+        # mx.fast.rope computes its angles in float32, 1e-3 off at position 100,000. That suffices for 16-bit activations,
+        # but float32 promises the other backends' tokens. The kernel has no factor that depends on the position either.
+        # MLX's CPU device has no such kernel; tables take fewer primitives there at every width.
         self.tabulated = dtype == mx.float32 or device.type == mx.cpu or bool(config.query_beta)
         self.slots: list[Slot | None] = [None] * rows  # by row
         self._tables: dict[int, tuple] = {}  # by length of a buffer
@@ -186,7 +188,8 @@ class Buffers(Positions):
                          for size, dtype in self.packing.parts)
 
         with mx.stream(self.device):
-            buffer = Buffer([parts() for _ in layers], [parts() for _ in layers], mx.zeros((slots, length), mx.int32), [None] * slots)
+            buffer = Buffer([parts() for _ in layers], [parts() for _ in layers], mx.zeros((slots, length), mx.int32),
+                            [None] * slots)
             sources = [(number, self.slots[row], self.lengths[row]) for number, row in enumerate(rows) if self.lengths[row]]
             for number, slot, count in sources:
                 buffer.copy(number, slot, count)
@@ -205,7 +208,7 @@ class Buffers(Positions):
 
     def _forget(self, buffer: Buffer) -> None:
         """Drop the steps that have this buffer."""
-        self._steps = {rows: step for rows, step in self._steps.items() if all(other is not buffer for other in step.buffers)}
+        self._steps = {rows: step for rows, step in self._steps.items() if buffer not in step.buffers}
 
     def _isolate(self, row: int, length: int) -> None:
         """Move a row to its own buffer for `length` positions."""

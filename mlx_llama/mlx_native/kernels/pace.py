@@ -1,7 +1,7 @@
 """Limit of the work queued on the device by long prompts.
 
-MLX queues any amount of work and waits for it inside a single call, which Ctrl-C cannot end. So a prompt is submitted in groups of
-layers, and the next group waits until most of the earlier work is done. Results do not change.
+MLX queues any amount of work and waits for it inside a single call, which Ctrl-C cannot end. So a prompt is submitted in
+groups of layers, and the next group waits until most of the earlier work is done. Results do not change.
 """
 
 from __future__ import annotations

@@ -13,7 +13,10 @@ Parts = tuple[mx.array, ...]  # keys or values of a layer: (numbers,), or (codes
 
 @dataclass(frozen=True)
 class Packing:
-    """Numbers [S, G, L, D]; or codes uint32 [S, G, L, D' / 4], scales and biases [S, G, L, D' / 32]: D' is D rounded up to 32."""
+    """Numbers [S, G, L, D]; or codes uint32 [S, G, L, D' / 4], scales and biases [S, G, L, D' / 32].
+
+    D' is D rounded up to a multiple of CACHE_GROUP, 32.
+    """
 
     bits: int | None  # 8: codes, with a scale and a bias for every CACHE_GROUP; 16: numbers of two bytes; None: as `dtype`
     head_dim: int  # D

@@ -20,7 +20,6 @@ from .packing import Packing
 CLEAR_EVERY = 256  # steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
 KEPT = 24  # compiled functions per model; the least recently used is evicted
 
-
 Work = list[tuple[Buffer, tuple[int, ...], mx.array]]  # buffers of a step, the sequence in each slot, tokens int32 [S, 1]
 
 
@@ -28,8 +27,8 @@ class Runner:
     """Runs decode steps, by slots and kind of sampling."""
 
     def __init__(self, advance: Callable, compile: bool, sample: Callable = sample):
-        """advance: (window, packing, token, position, tokens, keys, values, tables, adapters) -> (logits, recent, tokens, keys,
-        values), of arrays alone after the first two. compile: False runs it untraced. sample: like draw.sample.
+        """advance: (window, packing, token, position, tokens, keys, values, tables, adapters) -> (logits, recent, tokens,
+        keys, values), of arrays alone after the first two. compile: False runs it untraced. sample: like draw.sample.
         """
         self.advance, self.compile, self.sample = advance, compile, sample
         self._functions: OrderedDict[tuple, Callable] = OrderedDict()
@@ -45,11 +44,11 @@ class Runner:
         with CallView(cache, len(tokens), 1, index_pos, rows) as call:
             if call.batch == 1:
                 (span,) = call.spans
-                work = [(cache.buffer_of(span.row, span.end), (0,), tokens if isinstance(tokens, mx.array) else mx.array(tokens))]
+                token = tokens if isinstance(tokens, mx.array) else mx.array(tokens)
+                work = [(cache.buffer_of(span.row, span.end), (0,), token)]
             else:
                 buffers = cache.step_buffers([span.row for span in call.spans])
-                inputs = (buffers.drawn if tokens is buffers.result else
-                          [_pick(tokens, order) for order in buffers.orders])
+                inputs = buffers.drawn if tokens is buffers.result else [_pick(tokens, order) for order in buffers.orders]
                 work = list(zip(buffers.buffers, buffers.orders, inputs))
             drawn = self._run(cache, work, sampling) if masks is None else self._run_masked(cache, work, sampling, masks)
             if call.batch == 1:

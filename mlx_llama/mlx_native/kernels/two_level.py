@@ -1,7 +1,7 @@
 """Matrices with two levels of scales (GGUF's K types) on MLX's GPU.
 
-Kernels read each code once, to multiply a few rows of x or to dequantise. The same in plain operations tests the kernels, and
-replaces them on the CPU.
+Kernels read each code once, to multiply a few rows of x or to dequantise. The same in plain operations tests the kernels,
+and replaces them on the CPU.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Parts(NamedTuple):
     supers: mx.array  # super scales and super biases, float16 [N, K / 256, 1 or 2]
 
 
-# Bodies of Metal functions; MLX writes the signatures, with the shapes that a body names. Template arguments: T, BITS, GROUP,
-# OFFSET, SUB_BITS, TABLE. A thread takes 32 columns at a time, which are BITS words.
+# Bodies of Metal functions; MLX writes the signatures, with the shapes that a body names. Template arguments: T, BITS,
+# GROUP, OFFSET, SUB_BITS, TABLE. A thread takes 32 columns at a time, which are BITS words.
 _WORDS = """
         uint words[BITS];
         #pragma unroll
         for (int j = 0; j < BITS; j++) words[j] = packed[(n * chunks + chunk) * BITS + j];
 """
 _FOURS = [f"{word:#x}u" for word in IQ4_VALUES.astype(np.uint8).view("<u4")]  # of the table's values
-# A code is masked in place, which multiplies it by a power of two, 1 / `unit`, as in MLX's `qdot`: shifts would use the pipe that
-# converts integers to float. Only codes that span two words and indices of a table are shifted.
+# A code is masked in place, which multiplies it by a power of two, 1 / `unit`, as in MLX's `qdot`: shifts would use the pipe
+# that converts integers to float. Only codes that span two words and indices of a table are shifted.
 _UNIT = """
                 const int at = i * BITS, shift = at % 32;
                 const bool is_moved = TABLE || shift + BITS > 32;

@@ -14,8 +14,8 @@ from .packing import Packing, Parts
 class StepView(View):
     """The words of cache.View over a buffer's arrays, for one token in each slot. Arguments are not changed.
 
-    mx.compile would trace every token again if positions were Python numbers, which are keys of a trace. So they are int32 [S],
-    [] for one slot, and attention reads the whole buffer behind a mask. A larger buffer is another trace.
+    mx.compile would trace every token again if positions were Python numbers, which are keys of a trace. So they are int32
+    [S], [] for one slot, and attention reads the whole buffer behind a mask. A larger buffer is another trace.
     """
 
     flat = True  # x is [S, E], without an axis of positions
@@ -77,11 +77,11 @@ class StepView(View):
     def _put(self, parts: Parts, new: mx.array) -> Parts:
         packed = self.packing.pack(new)
         if not self.is_single:
-            return tuple([mx.put_along_axis(part, self._find_indices(part), each, axis=2) for part, each in zip(parts, packed)])
-        return tuple([mx.slice_update(part, each, self.position, (2,)) for part, each in zip(parts, packed)])
+            return tuple([mx.put_along_axis(part, self._find_indices(part), x, axis=2) for part, x in zip(parts, packed)])
+        return tuple([mx.slice_update(part, x, self.position, (2,)) for part, x in zip(parts, packed)])
 
     def _find_indices(self, part: mx.array) -> mx.array:
-        """int32 [S, G, 1, *], each slot's position: broadcast once, not for every layer."""
+        """The position of each slot, int32 [S, G, 1, *], broadcast once for all layers."""
         size = part.shape[3]
         if size not in self._indices:
             self._indices[size] = mx.broadcast_to(self.position.reshape(-1, 1, 1, 1), (self.slots, part.shape[1], 1, size))
